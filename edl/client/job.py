@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Self
+from typing import Self, SupportsIndex
 
 from edl.client import borrowing, draining, migrating, policies, profiling, scaling
 from edl.client.borrowing import Reclaimed
@@ -13,6 +13,7 @@ from edl.client.policies import Explanation
 from edl.client.scaling import Resize
 from edl.client.waiting import OnMessage, ignore
 from edl.coordination.job_store import JobStore
+from edl.core.job.device_sets import device_sets
 from edl.core.job.migration import Migration
 from edl.core.job.placement import whole
 from edl.core.job.profile import STEPS, Curve
@@ -110,6 +111,42 @@ class Job:
         """
         fewer = whole(n, least=1)
         return self._resize(lambda now: now - fewer, timeout_s)
+
+    def place(
+        self,
+        hosts: Mapping[str, SupportsIndex],
+        devices: Mapping[str, Sequence[SupportsIndex]] | None = None,
+        timeout_s: float | None = None,
+    ) -> Resize:
+        """Set how many workers the job has on each host, and which devices it may use there.
+
+        The device with the number n is the host's GPU n, or the n-th entry (from 0) of the
+        CUDA_VISIBLE_DEVICES with which its agent was started. A worker whose device is not in the
+        set any more leaves; if as many workers are wanted as before, it leaves when its replacement
+        on another device is ready.
+
+        Args:
+            hosts: the number of workers by host; a host that is not in it gets none. A host that
+                gets more workers than it has needs an agent with as many slots.
+            devices: the numbers of the devices that the job may use, by host. A host that is not in
+                it keeps its devices, and has no limit if it was never given any; an empty sequence
+                lets no worker start there.
+            timeout_s: the time in seconds to wait until the workers train where they are placed;
+                None to return as soon as the placement is written.
+
+        Returns:
+            The desired workers by host, before and after.
+
+        Raises:
+            UsageError: the job does not run, horovodrun places its workers, its limits or hosts do
+                not allow the placement, or a host has fewer devices than workers.
+            TimedOut: not all of them train there after ``timeout_s``; they are still desired.
+            JobEnded: the job ended before they trained there.
+            CoordinationError: the placement may have been written or not, which the message says.
+        """
+        placement, sets = scaling.whole_placement(hosts), device_sets(devices)
+        with self._store() as store:
+            return scaling.place(store, placement, sets, timeout_s)
 
     def _resize(self, size: Callable[[int], int], timeout_s: float | None) -> Resize:
         with self._store() as store:

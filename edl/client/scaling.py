@@ -1,17 +1,35 @@
-"""Request another number of workers for a running job, and wait until they train."""
+"""Request another number of workers for a running job, or other places, and wait for them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import SupportsIndex
 
-from edl.client.waiting import USUAL, ClientLimits, Messages, OnMessage, ignore, looks, resizable
+from edl.client.waiting import (
+    USUAL,
+    ClientLimits,
+    Messages,
+    OnMessage,
+    ignore,
+    looks,
+    resizable,
+    running,
+)
 from edl.coordination.job_store import JobStore
-from edl.core.job.placement import Placement, place_workers
+from edl.coordination.paths import check_name
+from edl.core.job.device_sets import (
+    NO_DEVICES,
+    DeviceSets,
+    is_placed,
+    placed_exactly,
+    workers_of_ring,
+)
+from edl.core.job.placement import Placement, place_workers, whole
 from edl.core.plural import by_host, workers
 from edl.core.records import RequestedBy
 from edl.core.snapshot import Snapshot
-from edl.errors import CoordinationError
+from edl.errors import CoordinationError, UsageError
 
 
 @dataclass(frozen=True)
@@ -51,24 +69,125 @@ def resize(
             number is written.
         limits: the time limits of the request.
     """
-    now, read = resizable(store, f"scale job {store.name}", limits), False
-    unsure = f"it may have been written or not, see `edl status {store.name}` before you repeat it"
+    now = resizable(store, f"scale job {store.name}", limits)
 
     def change(desired: Placement) -> Placement:
-        nonlocal read
-        read = True
         np = size(sum(desired.values()))
         now.job.sizes.check_scale(store.name, np)
         return place_workers(store.name, np, desired, now.available, now.assigned.by_slot)
 
-    try:
-        changed = store.set_desired(change, RequestedBy.PERSON, "edl scale")
-    except CoordinationError as error:
-        raise CoordinationError(f"{error}; {unsure}" if read else str(error)) from error
-    done = Resize(store.name, changed.before.hosts, changed.desired.hosts)
+    done = _write(store, change, "edl scale")
     if timeout_s is not None:
         wait_for_size(store, sum(done.after.values()), timeout_s, limits=limits)
     return done
+
+
+def whole_placement(hosts: Mapping[str, SupportsIndex]) -> Placement:
+    """Return the number of workers by host that a user's program gives, checked.
+
+    Raises:
+        UsageError: ``hosts`` is no mapping, or a number is not a whole one of at least 0.
+        ConfigError: a name cannot be that of a host.
+    """
+    if not isinstance(hosts, Mapping):
+        raise UsageError(
+            f"the hosts are {hosts!r}; give the workers to place on each host, for example: "
+            '{"a": 2}'
+        )
+    return {check_name("host", host): whole(np, least=0) for host, np in hosts.items()}
+
+
+def place(
+    store: JobStore,
+    hosts: Placement,
+    devices: DeviceSets = NO_DEVICES,
+    timeout_s: float | None = None,
+    limits: ClientLimits = USUAL,
+) -> Resize:
+    """Set how many workers a job has on each host, and which devices it may use there.
+
+    For the errors see :meth:`edl.client.job.Job.place`.
+
+    Args:
+        store: the records of the job.
+        hosts: the number of workers by host; a host that is not in it gets none.
+        devices: the devices that the job may use, by host; other hosts keep theirs.
+        timeout_s: the time in seconds to wait until the workers train where they are placed; None
+            to return as soon as the placement is written.
+        limits: the time limits of the request.
+
+    Returns:
+        The desired workers by host, before and after.
+    """
+    now = running(store, f"place workers of job {store.name}", limits)
+    if now.assigned.by_slot:
+        raise UsageError(
+            f"cannot place workers of job {store.name}: it was started by horovodrun, which places "
+            f"its workers itself; use `edl scale {store.name}` or `edl migrate`"
+        )
+
+    def change(desired: Placement) -> Placement:
+        return placed_exactly(now, hosts, devices, desired)
+
+    done = _write(store, change, "placed by a program", devices)
+    if timeout_s is not None:
+        _wait_for_placement(store, done.after, timeout_s, limits)
+    return done
+
+
+def _write(
+    store: JobStore,
+    change: Callable[[Placement], Placement],
+    why: str,
+    devices: DeviceSets = NO_DEVICES,
+) -> Resize:
+    """Write the desired workers of a job, and return them as they were before and are after.
+
+    Args:
+        store: the records of the job.
+        change: returns the new desired workers by host, given the present ones.
+        why: a clause that begins the sentence of the event.
+        devices: the devices that the job may use, by host; other hosts keep theirs.
+
+    Raises:
+        CoordinationError: ZooKeeper is away; the message says whether something may be written.
+    """
+    read = False
+    unsure = f"it may have been written or not, see `edl status {store.name}` before you repeat it"
+
+    def noted(desired: Placement) -> Placement:
+        nonlocal read
+        read = True
+        return change(desired)
+
+    try:
+        changed = store.set_desired(noted, RequestedBy.PERSON, why, devices=devices)
+    except CoordinationError as error:
+        raise CoordinationError(f"{error}; {unsure}" if read else str(error)) from error
+    return Resize(store.name, changed.before.hosts, changed.desired.hosts)
+
+
+def _wait_for_placement(
+    store: JobStore, hosts: Placement, timeout_s: float, limits: ClientLimits
+) -> None:
+    """Wait until the workers of a job train on the hosts and devices that are assigned to them.
+
+    Args:
+        store: the records of the job.
+        hosts: the number of workers by host.
+        timeout_s: the time to wait, in seconds.
+        limits: the time limits of the request.
+
+    Raises:
+        TimedOut: they do not train there within ``timeout_s`` seconds.
+        JobEnded: the job ended before they trained there.
+    """
+    messages = Messages()
+    for now in looks(store, timeout_s, f"placing job {store.name}", messages, limits=limits):
+        if is_placed(now, hosts):
+            return
+        here = by_host(workers_of_ring(now)) or "no worker trains"
+        messages(f"workers by host: {here}; {now.status.reason}")
 
 
 def wait_for_size(

@@ -31,6 +31,7 @@ from edl.coordination.secrets import announce, candidates, keep, new_secret
 from edl.coordination.session import Session
 from edl.core import records
 from edl.core.host.python_command import title
+from edl.core.job.device_sets import NO_DEVICES, DeviceSets, check_devices, device_sets
 from edl.core.job.placement import Placement, whole
 from edl.core.job_spec import JobSpec
 from edl.core.records import NO_POLICY, JobPolicy
@@ -75,6 +76,7 @@ def submit(
     command: Sequence[str],
     hosts: Mapping[str, SupportsIndex],
     *,
+    devices: Mapping[str, Sequence[SupportsIndex]] | None = None,
     name: str | None = None,
     policy: str | None = None,
     cwd: str | Path | None = None,
@@ -93,6 +95,8 @@ def submit(
         command: the command of each worker, like ``["python", "train.py"]``. It is not checked on
             this host; each agent checks it on its own.
         hosts: the number of workers to start, by the name of the host.
+        devices: the numbers of the devices (GPUs) that the job may use, by the name of the host; a
+            host that is not in it has no limit. See :meth:`Job.place`.
         name: the name of the job; None to make one up from the command, see ``job.status().job``.
         policy: the policy of the job in TOML, as a file of `edl run --policy` has it; None to keep
             the size.
@@ -106,8 +110,8 @@ def submit(
             than at first.
 
     Raises:
-        UsageError: the sizes contradict each other, a name is impossible, or the job cannot follow
-            the policy.
+        UsageError: the sizes contradict each other, a name is impossible, a host has fewer devices
+            than workers, or the job cannot follow the policy.
         ConfigError: there is no such setting, or a value is out of range.
         JobExists: a job of that name is alive.
         AccessDenied: the name is taken by a job that has another secret.
@@ -126,6 +130,8 @@ def submit(
             'submit(["python", "train.py"], {"a": 2})'
         )
     placement = {check_name("host", host): whole(np, least=1) for host, np in hosts.items()}
+    sets = device_sets(devices)
+    check_devices("create the job", placement, sets)
     directory = Path.cwd() if cwd is None else Path(cwd).absolute()
     spec = job_spec(command, sum(placement.values()), resolved, directory)
     rule = NO_POLICY
@@ -137,7 +143,7 @@ def submit(
         # As long as this session lasts the name is taken.
         session = stack.enter_context(open_session(servers, resolved))
         submission = prepare(session, job, resolved.secret)
-        create(session, submission, spec, placement, rule)
+        create(session, submission, spec, placement, rule, sets)
         keep(config.state_dir(), job, submission.access.secret)
         created = Job(job, servers, secret=submission.access.secret)
         created._keep(stack.pop_all())
@@ -214,6 +220,7 @@ def create(
     spec: JobSpec,
     hosts: Placement,
     policy: JobPolicy = NO_POLICY,
+    devices: DeviceSets = NO_DEVICES,
 ) -> CreatedJob:
     """Create a job, and return it with its records.
 
@@ -227,6 +234,7 @@ def create(
         spec: the specification of the job.
         hosts: the number of workers to start, by the name of the host.
         policy: the policy by which the job finds its own size.
+        devices: the devices that the job may use, by host; other hosts have no limit.
 
     Raises:
         JobExists: a job of that name is alive.
@@ -239,7 +247,7 @@ def create(
     store = JobStore(session, name)
     events = _events_of(store) if submission.replaces else ""
     record = records.Job(name=name, spec=spec, created=time.time())
-    store.create(record, hosts, policy=policy)
+    store.create(record, hosts, policy=policy, devices=devices)
     return CreatedJob(store, record, events)
 
 

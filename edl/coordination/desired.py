@@ -16,6 +16,7 @@ from edl.core.events import Event
 from edl.core.job import desired
 from edl.core.job.borrowing import NO_LEASE_TERMS, LeaseTerms, describe_returned, without_reclaimed
 from edl.core.job.desired import DesiredChange
+from edl.core.job.device_sets import NO_DEVICES, DeviceSets
 from edl.core.job.placement import Placement
 from edl.core.records import Assigned, Desired, Job, JobPolicy, Reclaim, RequestedBy
 
@@ -23,7 +24,12 @@ Choice = Callable[[dict[str, int]], Placement]  # from the workers that are desi
 
 
 def set_desired(
-    nodes: JobNodes, choose: Choice, by: RequestedBy, why: str, terms: LeaseTerms = NO_LEASE_TERMS
+    nodes: JobNodes,
+    choose: Choice,
+    by: RequestedBy,
+    why: str,
+    terms: LeaseTerms = NO_LEASE_TERMS,
+    devices: DeviceSets = NO_DEVICES,
 ) -> DesiredChange:
     """Set how many workers of the job with ``nodes`` are desired on each host; return the change.
 
@@ -34,7 +40,7 @@ def set_desired(
     made: list[DesiredChange] = []
 
     def change(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], Event | None]:
-        made.append(_changed(p, found, choose, by, why, terms))
+        made.append(_changed(p, found, choose, by, why, terms, devices))
         new, event = _written(p, found, made[-1])
         if by is RequestedBy.PERSON and found.get(hold):
             new |= {hold: {**found[hold], "asked": True}}
@@ -111,6 +117,7 @@ def _changed(
     by: RequestedBy,
     why: str,
     terms: LeaseTerms = NO_LEASE_TERMS,
+    devices: DeviceSets = NO_DEVICES,
 ) -> DesiredChange:
     """Return the change of the desired numbers of workers to the numbers that ``choose`` returns.
 
@@ -122,11 +129,12 @@ def _changed(
         why: A clause that begins the sentence of the event.
         terms: Whether the slots of added workers are borrowed, and by when the slots of
             removed workers must be free.
+        devices: The devices that the job may use, by host; other hosts keep theirs.
     """
     before = Desired.from_json(found[p.desired])
     hosts = choose(dict(before.hosts))
     assigned = Assigned.from_json(found[p.assigned])
-    return desired.set_desired(before, assigned, hosts, by, why, time.time(), terms)
+    return desired.set_desired(before, assigned, hosts, by, why, time.time(), terms, devices)
 
 
 def _written(

@@ -28,6 +28,7 @@ from edl.core.events import Event
 from edl.core.excerpt import excerpt
 from edl.core.job.borrowing import NO_LEASE_TERMS, LeaseTerms
 from edl.core.job.desired import DesiredChange
+from edl.core.job.device_sets import NO_DEVICES, DeviceSets
 from edl.core.job.placement import Placement
 from edl.core.progress import TrainingStatus
 from edl.core.records import (
@@ -112,6 +113,7 @@ class JobStore:
         hosts: Mapping[str, int],
         by_slot: bool = False,
         policy: JobPolicy = NO_POLICY,
+        devices: DeviceSets = NO_DEVICES,
     ) -> None:
         """Create the job, or replace one that has ended or whose processes are all dead.
 
@@ -121,12 +123,14 @@ class JobStore:
             by_slot: Whether the launcher assigns workers by slot (horovodrun's driver does). Then
                 ``hosts`` are the assigned numbers only, and none are desired yet.
             policy: The policy of the job.
+            devices: The devices that the job may use, by host; other hosts have no limit.
 
         Raises:
             JobExists: a job of that name is alive.
             AccessDenied: the name is taken by a job that the session cannot open.
         """
-        run = lifecycle.create_job(self.session, self.paths, job, hosts, by_slot, policy)
+        assigned = Assigned(hosts, by_slot, devices)
+        run = lifecycle.create_job(self.session, self.paths, job, assigned, policy)
         self.nodes.belong_to(run)
 
     def delete(self) -> None:
@@ -291,7 +295,12 @@ class JobStore:
     # --- how many workers
 
     def set_desired(
-        self, change: desired.Choice, by: RequestedBy, why: str, terms: LeaseTerms = NO_LEASE_TERMS
+        self,
+        change: desired.Choice,
+        by: RequestedBy,
+        why: str,
+        terms: LeaseTerms = NO_LEASE_TERMS,
+        devices: DeviceSets = NO_DEVICES,
     ) -> DesiredChange:
         """Set how many workers are desired on each host, and log an event that says why.
 
@@ -308,12 +317,13 @@ class JobStore:
             why: A clause such as "edl scale", which begins the sentence of the event.
             terms: Whether the slots of added workers are borrowed, and by when the slots of
                 removed workers must be free.
+            devices: The devices that the job may use, by host; other hosts keep theirs.
 
         Returns:
             The change: the desired numbers before and after it. Its truth value is False if nothing
             changed.
         """
-        return desired.set_desired(self.nodes, change, by, why, terms)
+        return desired.set_desired(self.nodes, change, by, why, terms, devices)
 
     def record_returned(self, done: Reclaim) -> None:
         """Record that borrowed slots were given back, and log that as an event.

@@ -41,8 +41,7 @@ def create_job(
     session: Session,
     paths: JobPaths,
     job: Job,
-    hosts: Mapping[str, int],
-    by_slot: bool,
+    assigned: Assigned,
     policy: JobPolicy,
 ) -> str:
     """Create the job's subtree and return the token of this start; see :meth:`JobStore.create`.
@@ -55,8 +54,8 @@ def create_job(
         session: The session to write with; it belongs to this job.
         paths: The paths of the job.
         job: The record of the new job.
-        hosts: The number of workers to start on each host.
-        by_slot: Whether the launcher assigns workers by slot; then no workers are desired yet.
+        assigned: The workers to start on each host. As many are desired, unless the launcher
+            assigns workers by slot; then no workers are desired yet.
         policy: The policy of the job.
 
     Raises:
@@ -82,8 +81,8 @@ def create_job(
             if old:
                 _thin_out(session, paths, old)
                 old = _living_or_leftovers(session, paths)
-            sizes = Desired({} if by_slot else hosts, reason="the job starts", at_s=job.created)
-            assigned = Assigned(hosts, by_slot)
+            hosts = {} if assigned.by_slot else assigned.hosts
+            sizes = Desired(hosts, reason="the job starts", at_s=job.created)
             build = partial(_replace, paths, old, token, job, sizes, assigned, policy)
             session.transact(f"create job {paths.name}", build)
         except Refused:

@@ -14,14 +14,16 @@ from edl.client.draining import drain_host, drain_worker
 from edl.client.holding import HeldSize
 from edl.client.migrating import migrate
 from edl.client.profiling import profile
-from edl.client.scaling import resize, wait_for_size
+from edl.client.scaling import place, resize, wait_for_size
 from edl.client.waiting import ClientLimits, Messages, looks
 from edl.coordination.events import EventNodes
 from edl.coordination.job_store import JobStore
 from edl.coordination.profile import ProfileNode
 from edl.coordination.registrations import HostNodes
 from edl.coordination.requests import RequestNodes
+from edl.core.job.borrowing import NO_LEASE_TERMS, LeaseTerms
 from edl.core.job.desired import DesiredChange, set_desired
+from edl.core.job.device_sets import NO_DEVICES, DeviceSets
 from edl.core.job.placement import Placement
 from edl.core.job.profile import Curve
 from edl.core.job.profile_hold import ProfileHold
@@ -71,6 +73,7 @@ class Store(JobStore):
         self.job = changed(JOB, **job)
         self.desired = Desired({"a": 2})
         self.by_slot = False
+        self.devices: DeviceSets = {}
         self.agents = HOSTS
         self.edl_workers: tuple[SlotRecord, ...] = ()
         self.request: Request | None = None
@@ -121,17 +124,26 @@ class Store(JobStore):
             self.agents,
             members,
             self.desired,
-            Assigned(self.now, self.by_slot),
+            Assigned(self.now, self.by_slot, self.devices),
             generation=generation,
             status=status,
             slots=self.edl_workers,
         )
 
     def set_desired(
-        self, change: Callable[[dict[str, int]], Placement], by: RequestedBy, why: str
+        self,
+        change: Callable[[dict[str, int]], Placement],
+        by: RequestedBy,
+        why: str,
+        terms: LeaseTerms = NO_LEASE_TERMS,
+        devices: DeviceSets = NO_DEVICES,
     ) -> DesiredChange:
         self._call()
-        done = set_desired(self.desired, Assigned(), change(self.now), by, why)
+        assigned = Assigned(devices=self.devices)
+        hosts = change(self.now)
+        done = set_desired(self.desired, assigned, hosts, by, why, self.calls, terms, devices)
+        if done.assigned is not None:
+            self.devices = done.assigned.devices
         if by is RequestedBy.PERSON and self.hold is not None:
             self.hold = replace(self.hold, asked=True)
         if done:
@@ -285,12 +297,45 @@ def test_a_size_that_may_be_written_or_not_is_named_so() -> None:
     assert str(caught.value) == "ZooKeeper is away"  # nothing was read, so nothing is written
 
     class Deaf(Store):
-        def set_desired(self, *asked: Any) -> DesiredChange:
-            super().set_desired(*asked)
+        def set_desired(self, *asked: Any, **more: Any) -> DesiredChange:
+            super().set_desired(*asked, **more)
             raise AWAY
 
     with pytest.raises(CoordinationError, match="may have been written or not, see `edl status di"):
         resize(Deaf(), lambda now: now + 1, limits=LIMITS)
+    with pytest.raises(CoordinationError, match="may have been written or not, see `edl status di"):
+        place(Deaf(), {"b": 1}, limits=LIMITS)
+
+
+def test_workers_and_devices_are_placed_in_one_write_and_other_hosts_keep_their_devices() -> None:
+    store = Store()
+    done = place(store, {"b": 2}, {"b": (0, 1)}, timeout_s=5.0, limits=LIMITS)
+    assert str(done) == "job digits: 2 -> 2 workers (a: 0, b: 2)"
+    assert store.asked == [
+        "placed by a program: 2 workers wanted (a: 2 -> 0, b: 0 -> 2; devices of b: 0, 1)"
+    ]
+    place(store, {"a": 1, "b": 1}, {"a": (3,)}, limits=LIMITS)
+    assert store.devices == {"a": (3,), "b": (0, 1)}
+    place(store, {"a": 1, "b": 1}, limits=LIMITS)  # changes nothing
+    assert len(store.asked) == 2
+    place(store, {"a": 1, "b": 1}, {"b": (1,)}, limits=LIMITS)
+    assert store.asked[2:] == ["placed by a program: 2 workers wanted (devices of b: 1)"]
+
+
+def test_who_waits_for_a_placement_is_told_what_trains_where() -> None:
+    store = Store()
+    store.where = ["a", "a"]
+    with pytest.raises(TimedOut, match=r"placing job digits is not done .* workers by host: a: 2;"):
+        place(store, {"b": 2}, timeout_s=1e-9, limits=LIMITS)
+    assert store.now == {"a": 0, "b": 2}  # still desired
+
+
+def test_horovodrun_places_its_workers_itself() -> None:
+    store = Store()
+    store.by_slot = True
+    with pytest.raises(UsageError, match="started by horovodrun, which places its workers itself"):
+        place(store, {"b": 1}, limits=LIMITS)
+    assert not store.asked
 
 
 # --- draining and stopping ---

@@ -14,6 +14,7 @@ from edl.config import Config, load
 from edl.coordination.access import Access
 from edl.coordination.secrets import announce, candidates, keep
 from edl.core.events import Event, NoTemplateDetails
+from edl.core.job.device_sets import DeviceSets
 from edl.core.job_spec import JobSpec
 from edl.core.records import NO_POLICY, Job, JobPolicy
 from edl.core.sizes import Sizes
@@ -54,7 +55,9 @@ class Store:
             raise self.unreadable
         yield after + 1, EVENT
 
-    def create(self, job: Job, hosts: dict[str, int], policy: JobPolicy) -> None:
+    def create(
+        self, job: Job, hosts: dict[str, int], policy: JobPolicy, devices: DeviceSets
+    ) -> None:
         if self.refusal is not None:
             raise self.refusal
         self.created.append((job, hosts, policy))
