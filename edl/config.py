@@ -24,10 +24,9 @@ from edl.core.settings import check_settings, setting
 from edl.core.settings import variable as variable_of
 from edl.core.sizes import Sizes
 from edl.errors import ConfigError
+from edl.secret_file import LEAST_SECRET, read_secret
 
 LOOPBACK = "127.0.0.1"
-LEAST_SECRET = 32  # characters; what `edl run` makes has 64: 32 random bytes in hexadecimal
-
 _INHERITED_TEMPLATE = "EDL_INHERITED_TEMPLATE"  # SOCKET:PROCESS
 _TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
@@ -40,7 +39,8 @@ class Config:
     capitals.
 
     The fields from ``job`` to ``secret`` say which job this process belongs to; the agent (``edl
-    run``, ``edl join``) sets them for the workers that it starts. Without ``job`` a script is a job
+    run``, ``edl join``) sets them for the workers that it starts. The secret of other processes may
+    come from ``secret_file`` instead. Without ``job`` a script is a job
     of one worker and needs no ZooKeeper. ``sizes`` (the allowed numbers of workers) and
     ``job_settings`` count only in a process that starts a job; they are stored in the job's record.
     """
@@ -54,6 +54,7 @@ class Config:
     device: int | None = None  # that the agent has given to this worker; None: none
     attempt_id: str = ""  # unique token that the agent gives to one start of one worker process
     secret: str | None = field(default=None, repr=False)  # needed to read or change the job
+    secret_file: str = ""  # a file, or a pipe, that holds the secret; empty: there is none
     # For jobs that horovodrun starts; `edl run` has options for them.
     hosts: str = ""  # "host:slots,host:slots": what `edl-discover` may offer to the driver
 
@@ -130,7 +131,8 @@ def load(
     """Resolve the settings of this process and return them.
 
     Each setting is taken from ``arguments``, else from the environment, the settings file,
-    ``defaults``, or its declared default, in this order.
+    ``defaults``, or its declared default, in this order. The secret and the file with the secret
+    count as one setting: the first of these places that has one of them decides.
 
     Args:
         environ: environment variables by name; None: those of this process.
@@ -138,8 +140,9 @@ def load(
         **arguments: values by setting, such as the options of a command; None counts as absent.
 
     Raises:
-        ConfigError: no such setting, a value has the wrong type or range, or the file is not
-            readable TOML.
+        ConfigError: no such setting, a value has the wrong type or range, the file is not readable
+            TOML, the file with the secret cannot be used, or it holds another secret than the one
+            that is given beside it.
     """
     environ = os.environ if environ is None else environ
     if unknown := sorted(arguments.keys() - {*SETTINGS}):
@@ -159,8 +162,41 @@ def load(
             found[kind][name] = _parse(f"edl.toml: {name}", text, hint)
         elif defaults.get(name) is not None:
             found[kind][name] = defaults[name]
+    _take_secret(found[Config], arguments, _of_environment(environ), file_values, defaults)
     job_settings = JobSettings(**found[JobSettings])
     return Config(**found[Config], sizes=Sizes(**found[Sizes]), job_settings=job_settings)
+
+
+def _of_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the secret and the path of its file, as far as ``environ`` has them, by setting."""
+    given = {name: environ.get(variable_of(name)) for name in ("secret", "secret_file")}
+    return {name: value for name, value in given.items() if value}
+
+
+def _take_secret(found: dict[str, Any], *places: Mapping[str, Any]) -> None:
+    """Put the secret of the first place that has one, itself or in a file, into ``found``.
+
+    Args:
+        found: the values of the settings of this process, by name.
+        *places: where settings may be given, the one that counts most first; each has its values by
+            setting.
+
+    Raises:
+        ConfigError: the file cannot be used, or holds another secret than the one beside it.
+    """
+    for place in places:
+        secret, path = place.get("secret"), place.get("secret_file")
+        if secret is not None or path:
+            break
+    found["secret_file"] = str(path) if path else ""
+    if not path:
+        return
+    found["secret"] = read_secret(path)
+    if secret is not None and secret != found["secret"]:
+        raise ConfigError(
+            "secret_file",
+            f"the secret file {path} holds another secret than EDL_SECRET; give only one of them",
+        )
 
 
 OLD_NAMES = {"borrowed_file": "lent_file"}  # of settings, in older versions of edl
@@ -267,10 +303,12 @@ def environment_for_worker() -> dict[str, str]:
     """Return a copy of this process's environment, to start a worker with.
 
     The copy lacks the variables in which horovodrun describes this process's slot, the device that
-    this process was given, and the settings of the job, which a worker reads from the job's record.
+    this process was given, the settings of the job, which a worker reads from the job's record, and
+    the path of the file with the secret, which a worker gets as EDL_SECRET.
     """
     dropped = {*_OF_A_SLOT, "HOROVOD_ELASTIC", "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"}
-    dropped |= {variable_of(name) for name in OF_THE_JOB} | {_INHERITED_TEMPLATE, "EDL_DEVICE"}
+    dropped |= {variable_of(name) for name in OF_THE_JOB}
+    dropped |= {_INHERITED_TEMPLATE, "EDL_DEVICE", variable_of("secret_file")}
     return {name: value for name, value in os.environ.items() if name not in dropped}
 
 

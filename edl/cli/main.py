@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module, metadata
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -150,8 +149,8 @@ def _let_know_secret(command: Any) -> None:
     if not any("--zookeeper" in parameter.opts for parameter in command.params):
         return
     text = (
-        "The job's secret, copied from the host of `edl run`. Default: EDL_SECRET, or what this "
-        "user's state directory has."
+        "A file or pipe with the job's secret, for example copied from the host of `edl run`. "
+        "Default: EDL_SECRET_FILE or EDL_SECRET, or what this user's state directory has."
     )
     option = TyperOption(
         param_decls=["--secret-file"],
@@ -164,16 +163,13 @@ def _let_know_secret(command: Any) -> None:
 
 
 def _know_secret(_context: Any, _option: Any, path: str | None) -> None:
-    """Make the content of the file ``path`` the secret of the job for this process.
+    """Make the file ``path`` the one that has the job's secret, for this process.
 
     Typer calls it with its context and the option, which are not used. Nothing is done if ``path``
     is None.
     """
-    # Imported here, for most verbs are called without it, and `edl simulate` has no job at all.
-    from edl.coordination.secrets import read_file
-
     if path is not None:
-        config.set_environment({"EDL_SECRET": read_file(Path(path))})
+        config.set_environment({"EDL_SECRET_FILE": path})
 
 
 app = typer.Typer(

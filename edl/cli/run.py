@@ -117,7 +117,7 @@ def run(
     slots = _slots_of(spec, slots)
     if or_join and (job is None or settings.secret is None):
         raise UsageError(
-            "--or-join needs --job and EDL_SECRET, the same on all hosts: take "
+            "--or-join needs --job and EDL_SECRET or --secret-file, the same on all hosts: take "
             "`openssl rand -hex 32` for the secret"
         )
     cwd = Path(spec.cwd)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from os import PathLike, fspath
 from typing import Self, SupportsIndex
 
+from edl import config
 from edl.client import borrowing, draining, migrating, policies, profiling, scaling
 from edl.client.borrowing import Reclaimed
 from edl.client.connection import choose_job, connected
@@ -36,8 +38,9 @@ class Job:
         name: the name of the job, as in `edl run --job`.
         zookeeper: the ZooKeeper servers, "host:port,host:port"; None for EDL_ZOOKEEPER, or else the
             local server of this user.
-        secret: the secret of the job; None for EDL_SECRET, or the secret in this user's state
-            directory.
+        secret: the secret of the job; None for the one in ``secret_file``.
+        secret_file: a file, or a pipe, with the secret of the job, which other users cannot read;
+            None for EDL_SECRET or EDL_SECRET_FILE, or the secret in this user's state directory.
 
     Besides the errors that are listed with it, each call may raise UnknownJob, AccessDenied,
     ZooKeeperUnreachable, and CoordinationError if ZooKeeper goes away during the call. All errors
@@ -45,11 +48,17 @@ class Job:
     """
 
     def __init__(
-        self, name: str | None = None, zookeeper: str | None = None, *, secret: str | None = None
+        self,
+        name: str | None = None,
+        zookeeper: str | None = None,
+        *,
+        secret: str | None = None,
+        secret_file: str | PathLike[str] | None = None,
     ) -> None:
         self._name = name
         self._zookeeper = zookeeper
         self._secret = secret
+        self._secret_file = None if secret_file is None else fspath(secret_file)
         self._open = ExitStack()
         self._kept: JobStore | None = None
 
@@ -404,5 +413,8 @@ class Job:
         If this object has no job name and no job runs, ``ended`` allows the only job that has ended
         to be chosen.
         """
+        secret = self._secret
+        if self._secret_file is not None:
+            secret = config.load(secret=secret, secret_file=self._secret_file).secret
         with connected(self._zookeeper) as session:
-            yield choose_job(session, self._name, ended, self._secret)
+            yield choose_job(session, self._name, ended, secret)

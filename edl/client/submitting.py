@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, SupportsIndex
 
@@ -82,6 +83,7 @@ def submit(
     cwd: str | Path | None = None,
     zookeeper: str | None = None,
     secret: str | None = None,
+    secret_file: str | PathLike[str] | None = None,
     **settings: Any,
 ) -> Job:
     """Create a job as `edl run` does, without starting an agent, and return a client of it.
@@ -103,8 +105,11 @@ def submit(
         cwd: the working directory of the command on all hosts; None for the one of this process.
         zookeeper: the ZooKeeper servers, "host:port,host:port"; None for EDL_ZOOKEEPER, or else the
             local server of this user, which is started if it does not run.
-        secret: the secret of the job; None for EDL_SECRET, or else the secret of the job that is
-            replaced, or else a new one. It is written to this user's state directory.
+        secret: the secret of the job; None for the one in ``secret_file``. It is written to this
+            user's state directory.
+        secret_file: a file, or a pipe, with the secret, which other users cannot read; None for
+            EDL_SECRET or EDL_SECRET_FILE, or else the secret of the job that is replaced, or else a
+            new one.
         settings: settings of the job by name, like ``max_np=8``; settings that are left out come
             from the environment and edl.toml. Without ``max_np`` the job never has more workers
             than at first.
@@ -118,7 +123,8 @@ def submit(
         ZooKeeperUnreachable: ZooKeeper does not answer.
         CoordinationError: ZooKeeper went away; the job may have been created or not.
     """
-    resolved = config.load(zookeeper=zookeeper, secret=secret, **settings)
+    file = None if secret_file is None else fspath(secret_file)
+    resolved = config.load(zookeeper=zookeeper, secret=secret, secret_file=file, **settings)
     if isinstance(command, str) or not command or not command[0]:
         raise UsageError(
             f"the command is {command!r}; give its words, for example: "

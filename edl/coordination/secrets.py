@@ -16,13 +16,9 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import stat
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-
-from edl.config import LEAST_SECRET
-from edl.errors import ConfigError
 
 RANDOM_BYTES = 32
 TRIED = 8  # earlier secrets of a name that are tried
@@ -81,32 +77,6 @@ def candidates(state: Path, job: str, configured: str | None) -> list[str]:
     directory = state / "jobs" / job
     kept = _lines(directory / "secret") + _lines(directory / "secrets")[::-1][:TRIED]
     return list(dict.fromkeys([*([configured] if configured else []), *kept]))
-
-
-def read_file(path: Path) -> str:
-    """Return the secret in the file at ``path``, which the user has named.
-
-    Raises:
-        ConfigError: the file cannot be read, other users may read it, or it does not hold exactly
-            one word of at least ``LEAST_SECRET`` (32) characters.
-    """
-    try:
-        with path.open() as file:
-            mode = os.fstat(file.fileno()).st_mode
-            words = file.read().split()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("secret_file", f"cannot read the secret file {path}: {error}") from None
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise ConfigError(
-            "secret_file", f"the secret file {path} is open to other users; `chmod 600 {path}`"
-        )
-    if len(words) != 1 or len(words[0]) < LEAST_SECRET:
-        raise ConfigError(
-            "secret_file",
-            f"the file {path} does not hold a secret: one word of at least {LEAST_SECRET} "
-            "characters is expected",
-        )
-    return words[0]
 
 
 def _directory(state: Path, job: str) -> Path:

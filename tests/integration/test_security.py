@@ -34,13 +34,13 @@ from edl.coordination.lifecycle import subtree
 from edl.coordination.local_server import start_local, stop_local
 from edl.coordination.paths import JOBS, JobPaths
 from edl.coordination.reads import acl, get
-from edl.coordination.secrets import read_file
 from edl.coordination.session import Session
 from edl.core import records
 from edl.core.events import Event, EvictedDetails
 from edl.errors import AccessDenied
 from edl.http import client
 from edl.http.signing import authorization, http_key
+from edl.secret_file import read_secret
 from edl.testing.job import Job
 from edl.testing.throttle import Throttle
 
@@ -84,7 +84,7 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
             np=2, max_np=2, options=["--chaos"],
         )  # fmt: skip
         job.wait_for_size(2)
-        secret = read_file(directory / "state/edl/jobs" / job.name / "secret")
+        secret = read_secret(directory / "state/edl/jobs" / job.name / "secret")
         access = Access(job.name, secret)
         with Session(hosts, access=access) as session:
             JobStore(session, job.name).requests.add(records.Request("drain", 99))
@@ -288,6 +288,7 @@ def quick(
 
     def call(words: str, code: int = 2) -> str:
         monkeypatch.delenv("EDL_SECRET", raising=False)
+        monkeypatch.setenv("EDL_SECRET_FILE", "")  # --secret-file sets it, for this process
         for name, value in shell.environment.items():
             monkeypatch.setenv(name, value)
         assert invoke(words.split()) == code
@@ -303,7 +304,7 @@ class TestCommands:
         run = ("run", "--max-np", "2", "--slots", "1", "--job", "j", "--host", "a")
         shell.start(*run, sys.executable, STANDIN)
         shell.until_size(1)
-        secret = read_file(shell.directory / "state/edl/jobs/j/secret")
+        secret = read_secret(shell.directory / "state/edl/jobs/j/secret")
         shell.environment["XDG_STATE_HOME"] = str(tmp_path / "elsewhere")
         for verb in ("status j", "join --job j", "stop j", "events j", "drain j w0", "leader j"):
             assert "the secret of job j is not known here; give EDL_SECRET, or" in quick(verb)
@@ -333,14 +334,14 @@ class TestCommands:
         run = ("run", "--job", "k", sys.executable, STANDIN, "--steps", "2")
         assert shell.edl(*run).returncode == 0
         file = shell.directory / "state/edl/jobs/k/secret"
-        first = read_file(file)
+        first = read_secret(file)
         shell.environment["EDL_SECRET"] = OTHER
         assert shell.edl(*run).returncode == 0  # the same user, who wants another one
-        second = read_file(file)
+        second = read_secret(file)
         assert second == OTHER != first
         del shell.environment["EDL_SECRET"]
         assert shell.edl(*run).returncode == 0  # who keeps it
-        assert read_file(file) == second
+        assert read_secret(file) == second
         events = (file.parent / "logs" / "run2" / "events.jsonl").read_text().splitlines()
         assert {"generation", "worker_exited"} <= {json.loads(each)["kind"] for each in events}
         shell.environment["XDG_STATE_HOME"] = str(tmp_path / "elsewhere")

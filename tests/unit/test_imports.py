@@ -6,7 +6,8 @@
     errors, core/policy, core/cluster <- simulator <- simulator/published
       <- simulator's registry, built_in, trace, runs <- cli
     errors <- keys, clock, failpoints, horovod_build
-    errors, core's records (a job's settings are declared there) <- config
+    errors <- secret_file
+    errors, secret_file, core's records (a job's settings are declared there) <- config
     all these
       <- http, ring, checkpoint  <- coordination  <- leader, launch, client, chaos
     core, config, ring, checkpoint <- worker <- daemon <- framework <- torch, tensorflow
@@ -36,13 +37,14 @@ import edl
 ROOT = Path(edl.__file__).parent
 MODULES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 
-BASE = {"errors", "config", "keys", "clock", "failpoints", "horovod_build"}
+BASE = {"errors", "config", "secret_file", "keys", "clock", "failpoints", "horovod_build"}
 CORE = {"core", "core/step", "core/job", "core/host", "core/policy", "core/cluster"}
 PLANES = BASE | CORE | {"http", "ring", "checkpoint", "coordination"}
 MAY_IMPORT = {
     "": set(),  # edl/__init__.py stays light
     "errors": set(),
-    "config": {"errors", "core"},
+    "config": {"errors", "core", "secret_file"},
+    "secret_file": {"errors"},
     "keys": {"errors"},
     "clock": {"errors"},
     "failpoints": {"errors"},

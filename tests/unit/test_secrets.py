@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from edl.config import Config, load
-from edl.coordination.secrets import KEPT, TRIED, announce, candidates, keep, new_secret, read_file
+from edl.coordination.secrets import KEPT, TRIED, announce, candidates, keep, new_secret
 from edl.daemon.daemon import Daemon
 from edl.errors import ConfigError
 from edl.launch.workers import log_directory
 from edl.ring.gloo import gloo_ring
+from edl.secret_file import read_secret
 from edl.worker.shared_state import SharedState
 
 SECRET = "0123456789abcdef" * 4
@@ -28,7 +29,7 @@ def test_it_is_kept_for_this_user_alone(tmp_path: Path) -> None:
     path = keep(tmp_path, "digits", SECRET)
     assert path == tmp_path / "jobs" / "digits" / "secret"
     assert path.read_text() == f"{SECRET}\n"
-    assert read_file(path) == SECRET
+    assert read_secret(path) == SECRET
     files = list(path.parent.iterdir())
     assert {file.name for file in files} == {"secret", "secrets"}
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
@@ -74,7 +75,7 @@ def test_a_file_that_is_no_secret(tmp_path: Path, text: str | None, mode: int, w
         path.write_text(text)
         path.chmod(mode)
     with pytest.raises(ConfigError, match=why) as error:
-        read_file(path)
+        read_secret(path)
     assert SECRET not in str(error.value)
 
 

@@ -1,0 +1,137 @@
+"""Read the secret of a job from a file that other users cannot read, or from a pipe.
+
+An environment variable of a batch script, container or service is stored by what starts it: by
+Slurm in its spool directory, by Kubernetes in its database, by systemd in the unit. So every
+process that takes EDL_SECRET also takes EDL_SECRET_FILE, the path of such a file.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import stat
+import threading
+import time
+from pathlib import Path
+
+from edl.errors import ConfigError
+
+LEAST_SECRET = 32  # characters; what `edl run` makes has 64: 32 random bytes in hexadecimal
+PIPE_S = 30.0  # for the writer of a pipe to write the secret and to close the pipe
+MOST_BYTES = 4096  # of a secret's file
+
+_reading = threading.Lock()
+# By device and inode of a pipe, for what is in it can be read once.
+_from_pipes: dict[tuple[int, int], str] = {}
+
+
+def read_secret(path: str | Path, timeout_s: float = PIPE_S) -> str:
+    """Return the secret that the file or pipe at ``path`` holds, without the newline at its end.
+
+    A pipe, such as a FIFO or ``/dev/fd/3``, is read until all its writers have closed it, and once
+    in a process: later calls return the same secret.
+
+    Args:
+        path: the path of the file or pipe.
+        timeout_s: how long to wait for the writers of a pipe to close it, in seconds.
+
+    Raises:
+        ConfigError: the file cannot be read, is neither a regular file nor a pipe, is open to other
+            users, does not hold exactly one word of at least ``LEAST_SECRET`` (32) characters, or
+            the pipe was not closed in time.
+    """
+    with _reading:
+        return _read(os.path.abspath(path), timeout_s)
+
+
+def open_to_others(mode: int, owner: int) -> bool:
+    """Return whether users other than the owner and root may read or write a file.
+
+    A file of root's that only its group may read does not count as open: Kubernetes mounts a Secret
+    so for a pod with ``fsGroup``, and systemd a credential for a service with ``User=``.
+
+    Args:
+        mode: the mode of the file, as ``os.stat`` returns it.
+        owner: the number of the user that owns the file.
+    """
+    allowed = stat.S_IRGRP if owner == 0 else 0
+    return bool(mode & (stat.S_IRWXG | stat.S_IRWXO) & ~allowed)
+
+
+def _read(path: str, timeout_s: float) -> str:
+    """Return the secret in the file or pipe at the absolute ``path``; see :func:`read_secret`."""
+    try:
+        # A FIFO without a writer would make an ordinary open wait without end.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        try:
+            found = os.fstat(descriptor)
+            _check(path, found)
+            pipe = (found.st_dev, found.st_ino) if stat.S_ISFIFO(found.st_mode) else None
+            if pipe in _from_pipes:
+                return _from_pipes[pipe]
+            content = _content(path, descriptor, timeout_s)
+        finally:
+            os.close(descriptor)
+        words = content.decode().split()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not text"
+        raise ConfigError("secret_file", f"cannot read the secret file {path}: {why}") from None
+    if len(words) != 1 or len(words[0]) < LEAST_SECRET or len(content) > MOST_BYTES:
+        raise ConfigError(
+            "secret_file",
+            f"the file {path} does not hold a secret: one word of at least {LEAST_SECRET} "
+            "characters is expected; take `openssl rand -hex 32`",
+        )
+    if pipe is not None:
+        _from_pipes[pipe] = words[0]
+    return words[0]
+
+
+def _check(path: str, found: os.stat_result) -> None:
+    """Raise a ConfigError unless ``found`` describes a file or pipe that others cannot read.
+
+    ``path`` is its path, for the message.
+    """
+    if not stat.S_ISREG(found.st_mode) and not stat.S_ISFIFO(found.st_mode):
+        raise ConfigError(
+            "secret_file", f"the secret file {path} is neither a regular file nor a pipe"
+        )
+    if open_to_others(found.st_mode, found.st_uid):
+        raise ConfigError(
+            "secret_file",
+            f"the secret file {path} is open to other users; `chmod 600 {path}` (its mode is "
+            f"{stat.S_IMODE(found.st_mode):04o}; for a Secret of Kubernetes set `defaultMode: "
+            "0400`)",
+        )
+
+
+def _content(path: str, descriptor: int, timeout_s: float) -> bytes:
+    """Return what an open file or pipe holds up to its end, or a little more than ``MOST_BYTES``.
+
+    Args:
+        path: the path of the file or pipe, for the message of the error.
+        descriptor: its file descriptor, which is open for reading and does not block.
+        timeout_s: the longest time to wait for the end, in seconds.
+
+    Raises:
+        ConfigError: the end did not come in time.
+        OSError: it cannot be read.
+    """
+    content = b""
+    ready = select.poll()
+    ready.register(descriptor, select.POLLIN)
+    deadline = time.monotonic() + timeout_s
+    while len(content) <= MOST_BYTES:
+        left_ms = math.ceil(max(0.0, deadline - time.monotonic()) * 1000)
+        if not ready.poll(left_ms):
+            raise ConfigError(
+                "secret_file",
+                f"nobody has written a secret to the pipe {path} and closed it within "
+                f"{timeout_s:g} s",
+            )
+        part = os.read(descriptor, MOST_BYTES)
+        if not part:
+            break
+        content += part
+    return content
