@@ -184,11 +184,20 @@ def pod(shell: Shell, name: str, command: Sequence[str]) -> Running:
     """Run a container's command as a process, in the environment of a pod."""
     shell.environment |= {
         "PATH": f"{EDL.parent}:{os.environ['PATH']}",
-        "EDL_SECRET": shell.secret,
+        "EDL_SECRET_FILE": str(mounted_secret(shell)),
         "EDL_HOST": name,
         "EDL_ADDRESS": "127.0.0.1",
     }
     return shell.launch(command, f"{name}.log")
+
+
+def mounted_secret(shell: Shell) -> Path:
+    """Return the secret as a file of mode 0400, as it is mounted into a pod or unit."""
+    path = shell.directory / "mounted"
+    if not path.exists():
+        path.write_text(f"{shell.secret}\n")
+        path.chmod(0o400)
+    return path
 
 
 def pod_of_job(shell: Shell, name: str, checkpoints: Path) -> Running:
@@ -241,6 +250,7 @@ def test_a_pod_that_joins_leaves_before_it_is_asked_to_end(shell: Shell) -> None
 
 
 def test_the_unit_of_systemd_starts_an_agent_that_leaves(shell: Shell) -> None:
+    shell.environment["EDL_SECRET_FILE"] = str(mounted_secret(shell))
     job = shell.start("run", "-np", "1", "--max-np", "5", "--slots", "1", "--job", "digits",
                       "--host", "a", sys.executable, STANDIN)  # fmt: skip
     shell.until_size(1, "digits")
@@ -249,7 +259,9 @@ def test_the_unit_of_systemd_starts_an_agent_that_leaves(shell: Shell) -> None:
     file = (RECIPES / "systemd" / "agent.env").read_text()
     values = dict(re.findall(r"^(\w+)=(.*)$", file, flags=re.MULTILINE))
     assert values["EDL_ZOOKEEPER"]
-    assert values["EDL_SECRET"] == ""
+    assert "EDL_SECRET" not in values
+    assert "\nLoadCredential=secret:/etc/edl/%i.secret\n" in unit
+    assert "\nEnvironment=EDL_SECRET_FILE=%d/secret\n" in unit
     line = settings["ExecStart"].replace("%i", "digits").replace("${SLOTS}", values["SLOTS"])
     program, *words = shlex.split(line)
     assert program == "/opt/edl/bin/edl"

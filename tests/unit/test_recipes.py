@@ -20,6 +20,7 @@ import yaml
 
 from edl.cli.main import VERBS, app
 from edl.config import SETTINGS
+from edl.secret_file import open_to_others
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "recipes"
@@ -79,7 +80,7 @@ def test_the_command_lines_are_found() -> None:
 
 def test_every_variable_of_edl_exists() -> None:
     named = {one for path in TEXTS for one in re.findall(r"\bEDL_([A-Z_]+)\b", path.read_text())}
-    assert {"ZOOKEEPER", "SECRET", "HOST", "ADDRESS"} <= named
+    assert {"ZOOKEEPER", "SECRET_FILE", "HOST", "ADDRESS"} <= named
     assert {one.lower() for one in named} <= set(SETTINGS)
 
 
@@ -139,6 +140,27 @@ def test_the_parts_of_the_manifests_fit_together() -> None:
     assert zookeeper["serviceName"] == "zookeeper"
     servers = [f"zookeeper-{n}.zookeeper:2181" for n in range(zookeeper["replicas"])]
     assert environment["EDL_ZOOKEEPER"] == ",".join(servers)
+
+
+def test_no_engine_gets_a_secret_in_an_environment() -> None:
+    """It would keep it: Slurm in its spool, a container runtime in its own files."""
+    set_there = re.compile(r"^(?!unset )[^#\n]*\bEDL_SECRET\b", re.MULTILINE)
+    for path in FILES:
+        assert not set_there.search(path.read_text()), name(path)
+    resources = [one for path in MANIFESTS for one in yaml.safe_load_all(path.read_text())]
+    pods = [
+        one["spec"]["template"]["spec"] for one in resources if one["kind"] in ("Job", "Deployment")
+    ]
+    assert len(pods) == 2
+    for pod in pods:
+        (container,) = pod["containers"]
+        environment = {one["name"]: one.get("value") for one in container["env"]}
+        (mount,) = [one for one in container["volumeMounts"] if one["name"] == "secret"]
+        (volume,) = [one["secret"] for one in pod["volumes"] if one["name"] == "secret"]
+        assert environment["EDL_SECRET_FILE"] == f"{mount['mountPath']}/secret"
+        # With fsGroup Kubernetes adds 0440 for a group of root's file.
+        assert not open_to_others(volume["defaultMode"] | 0o440, owner=0)
+        assert open_to_others(0o644, owner=0)  # Kubernetes' default
 
 
 def test_the_image_is_made_of_files_that_exist() -> None:
