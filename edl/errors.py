@@ -70,15 +70,20 @@ def some(names: Sequence[str]) -> str:
     return ", ".join(names[:FEW]) + more
 
 
+def nearest(name: str, names: Sequence[str]) -> list[str]:
+    """Return the 5 of ``names`` that are most like ``name``, the likest first."""
+    return get_close_matches(name, names, n=FEW, cutoff=0.0)
+
+
 class UnknownJob(UsageError):
     """There is no job of this name in ZooKeeper, or a new job has taken the name of the job meant.
 
-    ``job`` is the name asked for. ``known`` are the names of the jobs that there are; if it
-    contains ``job``, the message says that a new job has taken the name.
+    ``job`` is the name asked for. ``known`` are the names of the jobs that there are and that this
+    process can open; if it contains ``job``, the message says that a new job has taken the name.
     """
 
     def __init__(self, job: str, known: tuple[str, ...] = ()) -> None:
-        near = get_close_matches(job, known, n=FEW, cutoff=0.0) if len(known) > FEW else known
+        near = nearest(job, known) if len(known) > FEW else known
         which = f"the nearest of {len(known)}" if len(known) > FEW else "known jobs"
         hint = f"; {which}: {', '.join(near)}" if known else "; start one with `edl run`"
         gone = f"job {job!r} is over, and a new one of that name has taken its place"

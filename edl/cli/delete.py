@@ -8,8 +8,7 @@ import typer
 
 from edl.cli.common import ZooKeeperOption
 from edl.client.connection import choose_job, connected
-from edl.coordination.lifecycle import delete_ended, job_names
-from edl.errors import UnknownJob
+from edl.coordination.lifecycle import delete_ended, unknown_job
 
 
 def delete(
@@ -21,5 +20,5 @@ def delete(
         for name in jobs:
             store = choose_job(session, name)
             if not delete_ended(session, store.paths):
-                raise UnknownJob(name, job_names(session))
+                raise unknown_job(session, store.paths)
             typer.echo(f"job {name} is deleted")

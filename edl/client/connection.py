@@ -5,7 +5,7 @@ This includes the search for the ZooKeeper servers and for the job's secret.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from edl import config
@@ -16,7 +16,7 @@ from edl.coordination.local_server import find_local
 from edl.coordination.secrets import candidates
 from edl.coordination.session import Session
 from edl.core.records import Job
-from edl.errors import AccessDenied, UsageError, some
+from edl.errors import AccessDenied, UsageError, nearest, some
 
 
 def open_session(hosts: str, settings: config.Config, access: Access | None = None) -> Session:
@@ -98,12 +98,14 @@ def choose_job(
     meant = names if name is None else tuple({name} & set(names))
     given = secret or config.load().secret
     if store is not None and not meant:
+        if given:  # which of the others does it open? The error names them
+            session.identify(*(Access(one, given) for one in nearest(store.name, names)))
         session.identify(*_known(store.name, given))  # it may be created just now
         return store
     known = [access for one in meant for access in _known(one, given)]
     mine = unlock(session, known)
     if store is None:
-        store = JobStore(session, _only(list_jobs(session, mine), set(names) - set(mine), ended))
+        store = JobStore(session, _only(list_jobs(session, mine), len(mine) < len(names), ended))
     elif meant and store.name not in mine:
         raise AccessDenied(store.name, _locked(store.name, bool(known)))
     if store.name in mine:
@@ -121,12 +123,12 @@ def _known(job: str, secret: str | None) -> list[Access]:
     return [Access(job, one) for one in candidates(config.state_dir(), job, secret)]
 
 
-def _only(jobs: Sequence[Job], others: Collection[str], ended: bool) -> str:
+def _only(jobs: Sequence[Job], others: bool, ended: bool) -> str:
     """Return the name of the only running job in ``jobs``.
 
     Args:
         jobs: the jobs whose secrets are known here.
-        others: the names of all other jobs, for the message of the error.
+        others: whether there are jobs whose secrets are not known here.
         ended: whether to return the only job, even if it has ended, when none is running.
 
     Raises:
@@ -145,8 +147,7 @@ def _only(jobs: Sequence[Job], others: Collection[str], ended: bool) -> str:
         raise UsageError(f"no job is running; name one that has ended: {names}")
     if others:
         raise UsageError(
-            f"no job whose secret is known here is running; for another ({some(sorted(others))}) "
-            "give its "
+            "no job whose secret is known here is running; for another one give its name and its "
             "secret, see `edl join --help`"
         )
     raise UsageError("no job is running; start one with `edl run`")

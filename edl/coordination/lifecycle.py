@@ -12,18 +12,22 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 from kazoo.client import TransactionRequest
 
+from edl import config
 from edl.coordination.access import SHARED, Access
 from edl.coordination.paths import JOBS, JobPaths, is_name
 from edl.coordination.reads import acl, children, get
+from edl.coordination.secrets import stored
 from edl.coordination.session import Refused, Session
 from edl.coordination.wire import decode, encode
 from edl.core.records import Assigned, Desired, Generation, Job, JobPolicy
 from edl.errors import (
     AccessDenied,
+    ConfigError,
     CoordinationError,
     JobExists,
     UnknownJob,
@@ -173,6 +177,11 @@ def unlock(session: Session, known: Sequence[Access]) -> dict[str, Access]:
         CoordinationError: ZooKeeper is away.
     """
     session.identify(*known)
+    return _opened(session, known)
+
+
+def _opened(session: Session, known: Sequence[Access]) -> dict[str, Access]:
+    """Return those of ``known``, proved by ``session``, that open an existing job, by its name."""
     names = list(dict.fromkeys(access.job for access in known))
     answers = session.read_open("read ACLs", [acl(JobPaths(name).root) for name in names])
     found = {name: answer[0] for name, answer in zip(names, answers, strict=True) if answer}
@@ -197,11 +206,21 @@ def list_jobs(session: Session, names: Iterable[str] | None = None) -> tuple[Job
 
 
 def unknown_job(session: Session, paths: JobPaths) -> UnknownJob:
-    """Return the error to raise for a job that does not exist; its text names the jobs that do.
+    """Return the error to raise for a job that does not exist; its text names jobs that do.
 
-    ``paths`` are those of the missing job.
+    These are the jobs whose secrets this session has proved or this user's state directory has. The
+    names of other users' jobs are in no text.
+
+    Args:
+        session: The session that has not found the job.
+        paths: The paths of the missing job.
     """
-    return UnknownJob(paths.name, job_names(session))
+    names = set(job_names(session))
+    own = {paths.name, *_opened(session, session.identities)} & names
+    if names - own:
+        with suppress(ConfigError, OSError):  # a worker needs no home directory
+            own |= stored(config.state_dir(), names)
+    return UnknownJob(paths.name, tuple(sorted(own)))
 
 
 def current_run(session: Session, paths: JobPaths) -> str | None:

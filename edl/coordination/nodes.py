@@ -71,7 +71,7 @@ class JobNodes:
         self._run = run
 
     def unknown(self) -> UnknownJob:
-        """Return the error for a job that does not exist; its text names the jobs that do."""
+        """Return the error for a job that does not exist; its text names own jobs that do."""
         return lifecycle.unknown_job(self.session, self.paths)
 
     def read(self, *issues: Any) -> list[Any]:

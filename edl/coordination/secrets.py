@@ -17,7 +17,7 @@ import contextlib
 import os
 import secrets
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 RANDOM_BYTES = 32
@@ -77,6 +77,14 @@ def candidates(state: Path, job: str, configured: str | None) -> list[str]:
     directory = state / "jobs" / job
     kept = _lines(directory / "secret") + _lines(directory / "secrets")[::-1][:TRIED]
     return list(dict.fromkeys([*([configured] if configured else []), *kept]))
+
+
+def stored(state: Path, names: Iterable[str]) -> set[str]:
+    """Return those of ``names``, of jobs, for which ``state`` has a secret.
+
+    ``state`` is the state directory of edl. Another user's job may have such a name, too.
+    """
+    return {name for name in names if (state / "jobs" / name / "secrets").exists()}
 
 
 def _directory(state: Path, job: str) -> Path:

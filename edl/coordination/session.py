@@ -183,6 +183,7 @@ class Session:
     ) -> None:
         self.hosts = hosts
         self.access = access
+        self._identities = [] if access is None else [access]
         self.session_timeout_s = session_timeout_s
         self.connect_timeout_s = connect_timeout_s
         self.request_timeout_s = max(1.0, min(session_timeout_s, 5.0))
@@ -343,6 +344,13 @@ class Session:
         for access in known:
             self.call("authenticate", partial(_prove, access=access), repeat=True)
             self.access, self.client.default_acl = access, access.acl
+            if access not in self._identities:
+                self._identities.append(access)
+
+    @property
+    def identities(self) -> tuple[Access, ...]:
+        """All identities that this session has proved; there need not be such jobs."""
+        return tuple(self._identities)
 
     def add_listener(self, fn: Callable[[str], None]) -> None:
         """Call ``fn(state)`` whenever the connection becomes "connected", "suspended" or "lost".

@@ -15,7 +15,7 @@ from edl.coordination.access import Access
 from edl.coordination.job_store import JobStore
 from edl.coordination.lifecycle import delete_ended, job_names, list_jobs, unlock
 from edl.coordination.paths import JobPaths
-from edl.coordination.secrets import candidates
+from edl.coordination.secrets import candidates, stored
 from edl.coordination.session import Session
 from edl.core.retention import Retention, outdated
 from edl.errors import EdlError
@@ -73,8 +73,7 @@ class JobGarbageCollector:
 
         Only the names are read from ZooKeeper, not the jobs' records.
         """
-        jobs = self._state / "jobs"
-        return [name for name in job_names(self._session) if (jobs / name / "secrets").exists()]
+        return sorted(stored(self._state, job_names(self._session)))
 
     def _remove(self) -> None:
         """Remove the ended jobs that ``retention`` does not keep, through a new ZooKeeper session.

@@ -308,12 +308,15 @@ class TestCommands:
         shell.environment["XDG_STATE_HOME"] = str(tmp_path / "elsewhere")
         for verb in ("status j", "join --job j", "stop j", "events j", "drain j w0", "leader j"):
             assert "the secret of job j is not known here; give EDL_SECRET, or" in quick(verb)
-        assert "(j) give its secret, see `edl join --help`" in quick("status")
-        assert "there is no job named 'k'; known jobs: j" in quick("status k")
+        assert "for another one give its name and its secret, see" in quick("status")
+        for unknown in ("status k", "delete k", "join --job k"):  # no name of a stranger's job
+            assert quick(unknown) == "edl: there is no job named 'k'; start one with `edl run`\n"
         shell.environment["EDL_SECRET"] = OTHER
+        assert "known jobs" not in quick("status k")
         assert "the secret of job j is another than those" in quick("status j")
         shell.environment["EDL_SECRET"] = secret
         assert quick("status j", 0) == quick("status", 0) == ""
+        assert "there is no job named 'k'; known jobs: j" in quick("status k")
 
         del shell.environment["EDL_SECRET"]
         copy = tmp_path / "copied"
