@@ -1,29 +1,32 @@
 """Run a real standalone ZooKeeper for this user on this machine, when there is no other.
 
-There is one server for each state directory. It listens on 127.0.0.1 only and outlives the process
-that started it. Other processes recognize it by its command line, which names the configuration
-file in that state directory; edl never signals or writes to any other process.
+There is one server for each state directory. It listens on one address, 127.0.0.1 unless the user
+names another, and outlives the process that started it. Other processes recognize it by its command
+line, which names the configuration file in that state directory; edl never signals or writes to any
+other process.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import json
-import os
 import random
-import shutil
 import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from errno import EADDRINUSE
 from pathlib import Path
 
 import psutil
 from filelock import FileLock, Timeout
 
 from edl import config
-from edl.errors import CoordinationError
+from edl.config import LOOPBACK
+from edl.coordination.server_command import MAIN, server_command
+from edl.errors import CoordinationError, UsageError
 
 START_S = 30.0
 STOP_S = 10.0
@@ -34,8 +37,7 @@ PORT_TRIES = 3  # between choosing a free port and listening on it somebody may 
 # Below the ports that Linux gives to outgoing connections: while the server is stopped, one of them
 # could take its port, and jobs would not find it again.
 PORTS = range(20_000, 32_000)
-DEBIAN_JAR = Path("/usr/share/java/zookeeper.jar")
-MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+EVERY_ADDRESS = "0.0.0.0"
 
 # A session ends up to a tick later than asked for; sessions are granted from 2 ticks on.
 _CONFIGURATION = """\
@@ -43,7 +45,7 @@ tickTime=250
 maxSessionTimeout=60000
 dataDir={data}
 clientPort={port}
-clientPortAddress=127.0.0.1
+clientPortAddress={address}
 maxClientCnxns=0
 admin.enableServer=false
 autopurge.snapRetainCount=3
@@ -59,14 +61,6 @@ _LOGBACK = """\
   <root level="WARN"><appender-ref ref="out"/></root>
 </configuration>
 """
-_JVM = (
-    "-Xmx256m",
-    "-XX:+UseSerialGC",
-    "-XX:TieredStopAtLevel=1",
-    "-Dzookeeper.preAllocSize=1024",  # KB; the default reserves 64 MB a log file
-    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
-    "-Dorg.slf4j.simpleLogger.showDateTime=true",
-)
 
 
 @dataclass(frozen=True)
@@ -74,7 +68,8 @@ class LocalServer:
     """The local ZooKeeper that runs on this machine.
 
     Attributes:
-        hosts: Its address, "127.0.0.1:PORT".
+        hosts: The address and port at which this machine reaches it, such as "127.0.0.1:PORT".
+        address: The address that it listens on; "0.0.0.0" for all of this machine.
         port: The port that it listens on.
         pid: Its process id.
         version: The version of ZooKeeper; empty if the server does not answer at the moment.
@@ -83,6 +78,7 @@ class LocalServer:
     """
 
     hosts: str
+    address: str
     port: int
     pid: int
     version: str
@@ -94,12 +90,15 @@ def start_local(
     state_dir: Path | None = None,
     environ: Mapping[str, str] | None = None,
     timeout_s: float = START_S,
+    address: str | None = None,
+    port: int | None = None,
 ) -> str:
-    """Start the local ZooKeeper unless it runs, wait until it answers, and return its address.
+    """Start the local ZooKeeper unless it runs, wait until it answers, and return ``host:port``.
 
-    The address is "127.0.0.1:PORT". Many processes may call this at once: one of them starts the
-    server, the others wait. The port is chosen at the first start and kept, unless another process
-    takes it meanwhile.
+    Many processes may call this at once: one of them starts the server, the others wait. Its
+    address and port are kept for later starts. A port of 127.0.0.1 that nobody has asked for is
+    replaced if another process takes it meanwhile; other hosts would not find a new one, so at
+    another address the port stays.
 
     Args:
         state_dir: The directory of the server's files; None: ``zookeeper`` in the state directory
@@ -107,25 +106,59 @@ def start_local(
         environ: The environment variables in which to look for Java and ZooKeeper; None: those of
             this process.
         timeout_s: How long to wait for the server to answer, in seconds.
+        address: The IPv4 address of this machine to listen on, or "0.0.0.0" for all; None: that of
+            the last start, or else 127.0.0.1.
+        port: The port to listen on; None: that of the last start, or else a free one.
+
+    Returns:
+        The address and port at which this machine reaches the server.
 
     Raises:
+        UsageError: the server runs at another address or port, this machine has no such address, or
+            another process has the port.
         CoordinationError: Java or ZooKeeper is not installed, or the server did not answer in time;
             the message says what to install, or where the log is.
     """
     files = _ServerFiles(state_dir)
     with files.lock():
-        if (process := files.process(search=True)) is not None and (port := files.port()):
-            files.await_answer(process, port, timeout_s)
-            return f"127.0.0.1:{port}"
+        kept_address, kept_port = files.endpoint()
+        if (process := files.process(search=True)) is not None and kept_port:
+            _check_same((kept_address, kept_port), address, port)
+            files.await_answer(process, timeout_s)
+            return files.hosts()
+        chosen = address or kept_address
+        is_fixed = port is not None or chosen != LOOPBACK
+        if is_fixed:
+            port = _usable_port(chosen, port or kept_port)
         command = server_command(
             config.environment() if environ is None else environ, files.directory
         )
-        for attempt in range(PORT_TRIES):
-            port = files.configure(keep_port=attempt == 0)
+        for left in reversed(range(1 if is_fixed else PORT_TRIES)):
+            files.configure(chosen, port if port is not None else _free_port(kept_port))
+            kept_port = 0  # somebody may take it again and again
             process = files.launch(command)
-            if files.await_answer(process, port, timeout_s, may_die=attempt + 1 < PORT_TRIES):
+            if files.await_answer(process, timeout_s, may_die=left > 0):
                 break
-        return f"127.0.0.1:{port}"
+        return files.hosts()
+
+
+def check_directory(directory: Path) -> None:
+    """Raise a UsageError if the files of a local ZooKeeper cannot be kept in ``directory``.
+
+    It may be new, empty, or one in which a local ZooKeeper has run before. The directory of another
+    ZooKeeper, or of anything else, would be overwritten and closed to other users.
+    """
+    files = _ServerFiles(directory)
+    try:
+        names = {one.name for one in files.directory.iterdir()}
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UsageError(f"cannot keep ZooKeeper in {directory}: {error.strerror}") from None
+    if names and not files.are_ours(names):
+        raise UsageError(
+            f"{directory} is not empty, and no ZooKeeper of edl has run there; name a new directory"
+        )
 
 
 def stop_local(state_dir: Path | None = None) -> bool:
@@ -154,23 +187,21 @@ def local_status(state_dir: Path | None = None) -> LocalServer | None:
     None for ``state_dir`` means ``zookeeper`` in the state directory of edl.
     """
     files = _ServerFiles(state_dir)
-    process, port = files.process(), files.port()
+    process, (address, port) = files.process(), files.endpoint()
     if process is None or not port:
         return None
-    version = _version(_ask(port))
-    address = f"127.0.0.1:{port}"
-    return LocalServer(address, port, process.pid, version, files.data, files.log)
+    version = _version(_ask(address, port))
+    return LocalServer(files.hosts(), address, port, process.pid, version, files.data, files.log)
 
 
 def find_local(state_dir: Path | None = None) -> str | None:
-    """Return the address "127.0.0.1:PORT" of the running local ZooKeeper; None if it does not run.
+    """Return the running local ZooKeeper as ``host:port``; None if it does not run.
 
     The server is not asked, so it may not answer. Its files are in ``state_dir``; None means
     ``zookeeper`` in the state directory of edl.
     """
     files = _ServerFiles(state_dir)
-    port = files.port()
-    return f"127.0.0.1:{port}" if port and files.process() is not None else None
+    return files.hosts() if files.endpoint()[1] and files.process() is not None else None
 
 
 class _ServerFiles:
@@ -208,14 +239,36 @@ class _ServerFiles:
         with held:
             yield
 
-    def port(self) -> int:
-        """Return the port in the configuration file; 0 before the first start."""
+    def endpoint(self) -> tuple[str, int]:
+        """Return the address and the port in the configuration file.
+
+        The port is 0, and the address 127.0.0.1, before the first start.
+        """
+        values = self._configured()
+        port = values.get("clientPort", "")
+        return values.get("clientPortAddress", LOOPBACK), int(port) if port.isdigit() else 0
+
+    def hosts(self) -> str:
+        """Return ``host:port`` of the configuration file, as this machine reaches the server."""
+        address, port = self.endpoint()
+        return f"{LOOPBACK if address == EVERY_ADDRESS else address}:{port}"
+
+    def are_ours(self, names: set[str]) -> bool:
+        """Return whether all of ``names``, of files in the directory, are those of this server."""
+        own = {self.data, self.log, self.configuration, self._pid_file}
+        written = {"lock", "logback.xml", "zoo.new", *(path.name for path in own)}
+        return names <= written and self._configured().get("dataDir", str(self.data)) == str(
+            self.data
+        )
+
+    def _configured(self) -> dict[str, str]:
+        """Return the values in the configuration file by name; empty before the first start."""
         try:
             lines = self.configuration.read_text().splitlines()
         except OSError:
-            return 0
-        ports = [line.partition("=")[2] for line in lines if line.startswith("clientPort=")]
-        return int(ports[0]) if ports and ports[0].isdigit() else 0
+            return {}
+        pairs = (line.partition("=") for line in lines)
+        return {name: value for name, _, value in pairs}
 
     def process(self, search: bool = False) -> psutil.Process | None:
         """Return the process of the local ZooKeeper, or None if it does not run.
@@ -239,20 +292,13 @@ class _ServerFiles:
             return None
         return next((p for p in psutil.process_iter() if self._is_ours(p)), None)
 
-    def configure(self, keep_port: bool) -> int:
-        """Write the configuration files of the server, and return its port.
-
-        Args:
-            keep_port: Whether to use the port of the last start again, if it is free.
-        """
-        old = self.port() if keep_port else 0
-        port = old if old and _is_free(old) else _free_port()
-        text = _CONFIGURATION.format(data=self.data, port=port)
+    def configure(self, address: str, port: int) -> None:
+        """Write the configuration files of a server that listens on ``address`` and ``port``."""
+        text = _CONFIGURATION.format(data=self.data, port=port, address=address)
         (self.directory / "logback.xml").write_text(_LOGBACK)
         partial = self.configuration.with_suffix(".new")
         partial.write_text(text)
         partial.replace(self.configuration)
-        return port
 
     def launch(self, command: list[str]) -> psutil.Process | None:
         """Start the server with ``command``, detached from this process and its terminal.
@@ -282,13 +328,12 @@ class _ServerFiles:
         return process
 
     def await_answer(
-        self, process: psutil.Process | None, port: int, timeout_s: float, may_die: bool = False
+        self, process: psutil.Process | None, timeout_s: float, may_die: bool = False
     ) -> bool:
-        """Wait until the ZooKeeper in ``process`` answers on ``port``.
+        """Wait until the ZooKeeper in ``process`` answers on the configured port.
 
         Args:
             process: The process of the server; None if it has died already.
-            port: The port that it was configured with.
             timeout_s: How long to wait, in seconds; then the process is ended.
             may_die: Whether to return False, rather than raise, if the process has died.
 
@@ -298,6 +343,7 @@ class _ServerFiles:
         Raises:
             CoordinationError: the process died or did not answer in time.
         """
+        address, port = self.endpoint()
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if process is None or not _lives(process):
@@ -305,7 +351,7 @@ class _ServerFiles:
                     return False
                 raise CoordinationError(f"the local ZooKeeper died at its start; see {self.log}")
             # Another ZooKeeper that took the port would answer too.
-            if _version(_ask(port)) and _listens(process, port):
+            if _version(_ask(address, port)) and _listens(process, port):
                 return True
             time.sleep(POLL_S)
         if process is not None:
@@ -322,53 +368,6 @@ class _ServerFiles:
             return MAIN in command and command[-1] == str(self.configuration) and _lives(process)
         except psutil.Error:
             return False
-
-
-def server_command(environ: Mapping[str, str], directory: Path) -> list[str]:
-    """Return the command that starts a ZooKeeper server, without its last argument.
-
-    That argument is the path of the server's configuration file, which the caller appends.
-
-    Args:
-        environ: The environment variables; ``JAVA_HOME``, ``PATH`` and ``ZOOKEEPER_HOME`` count.
-        directory: The state directory of the server.
-
-    Raises:
-        CoordinationError: there is no Java, or no ZooKeeper.
-    """
-    home = environ.get("JAVA_HOME")
-    java = shutil.which("java", path=f"{home}/bin" if home else environ.get("PATH"))
-    if java is None:
-        raise CoordinationError(
-            "a local ZooKeeper needs Java, and there is no `java` on the PATH: "
-            "`apt-get install default-jre-headless`, or name a running one with --zookeeper"
-        )
-    return [java, *_JVM, "-cp", f"{directory}{os.pathsep}{_class_path(environ)}", MAIN]
-
-
-def _class_path(environ: Mapping[str, str]) -> str:
-    """Return the Java class path of the ZooKeeper that is installed.
-
-    It is looked for in ``ZOOKEEPER_HOME`` (a variable of ``environ``) if that is set, else in /opt
-    and in Debian's package.
-
-    Raises:
-        CoordinationError: there is no ZooKeeper.
-    """
-    named = environ.get("ZOOKEEPER_HOME")
-    homes = [Path(named)] if named else []
-    opt = sorted(Path("/opt").glob("zookeeper*")) if not named else []
-    for home in homes + opt[::-1]:
-        if any((home / "lib").glob("zookeeper-[0-9]*.jar")):
-            return f"{home}/lib/*"
-    if DEBIAN_JAR.is_file() and not named:
-        # Its manifest names its other jars, but none to log with.
-        return f"{DEBIAN_JAR}{os.pathsep}{DEBIAN_JAR.with_name('slf4j-simple.jar')}"
-    where = f"{named}/lib (ZOOKEEPER_HOME)" if named else f"{DEBIAN_JAR} or /opt/zookeeper*/lib"
-    raise CoordinationError(
-        f"there is no ZooKeeper in {where}: `apt-get install zookeeper`, unpack Apache's "
-        "distribution and set ZOOKEEPER_HOME, or name a running one with --zookeeper"
-    )
 
 
 def _lives(process: psutil.Process) -> bool:
@@ -411,13 +410,15 @@ def _listens(process: psutil.Process, port: int) -> bool:
         return False
 
 
-def _ask(port: int) -> str:
-    """Return the answer of the server on local port ``port`` to ZooKeeper's command "srvr".
+def _ask(address: str, port: int) -> str:
+    """Return the answer of a server of this machine to ZooKeeper's command "srvr".
 
-    The text is empty if the server does not answer within ``ASK_S`` seconds.
+    The server listens on ``address`` and ``port``. The text is empty if the server does not answer
+    within ``ASK_S`` seconds.
     """
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=ASK_S) as connection:
+        # To 0.0.0.0, too: Linux then connects to 127.0.0.1.
+        with socket.create_connection((address, port), timeout=ASK_S) as connection:
             connection.sendall(b"srvr")
             parts = []
             while part := connection.recv(4096):
@@ -438,25 +439,75 @@ def _version(answer: str) -> str:
     return first.removeprefix("Zookeeper version: ").partition("-")[0]
 
 
-def _is_free(port: int) -> bool:
-    """Return whether a process could listen on ``port`` of this machine."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
+def _check_same(running: tuple[str, int], address: str | None, port: int | None) -> None:
+    """Raise a UsageError if the server runs at another address or port than asked for.
+
+    Args:
+        running: The address and the port of the server that runs.
+        address: The address that was asked for; None: any.
+        port: The port that was asked for; None: any.
+    """
+    if running != (address or running[0], port or running[1]):
+        raise UsageError(
+            f"ZooKeeper runs already, at {running[0]}:{running[1]}; `edl zookeeper stop` it first: "
+            "its data stay, and its jobs wait for it"
+        )
 
 
-def _free_port() -> int:
-    """Return a random port of ``PORTS`` on which no process of this machine listens.
+def _usable_port(address: str, port: int) -> int:
+    """Return ``port``, or a free one if it is 0, on which a process can listen at ``address``.
 
     Raises:
-        CoordinationError: there is no such port.
+        UsageError: the machine has no such address, or a process cannot listen on the port.
     """
-    for port in random.sample(PORTS, len(PORTS)):
-        if _is_free(port):
+    try:
+        ipaddress.IPv4Address(address)
+    except ValueError:
+        raise UsageError(
+            f"the address is {address!r}; give an IPv4 address of this machine, which has {_own()}"
+        ) from None
+    try:
+        _bind(address, 0)
+    except OSError:
+        raise UsageError(f"{address} is no address of this machine, which has {_own()}") from None
+    if not port:
+        return _free_port(0, address)
+    try:
+        _bind(address, port)
+    except OSError as error:
+        reason = "another process has it" if error.errno == EADDRINUSE else error.strerror
+        raise UsageError(
+            f"ZooKeeper cannot listen on port {port} of {address}: {reason}; choose another --port"
+        ) from None
+    return port
+
+
+def _own() -> str:
+    """Return the IPv4 addresses of this machine, as text for an error message."""
+    entries = (one for found in psutil.net_if_addrs().values() for one in found)
+    return ", ".join(sorted({one.address for one in entries if one.family == socket.AF_INET}))
+
+
+def _bind(address: str, port: int) -> None:
+    """Listen on ``port`` of ``address`` for a moment; port 0 is any that is free.
+
+    Raises:
+        OSError: this machine has no such address, or a process cannot listen on the port.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((address, port))
+
+
+def _free_port(first: int, address: str = LOOPBACK) -> int:
+    """Return ``first`` if it is not 0 and free, or else a random port of ``PORTS`` that is free.
+
+    Raises:
+        CoordinationError: no port is free.
+    """
+    for port in [first] * bool(first) + random.sample(PORTS, len(PORTS)):
+        with suppress(OSError):
+            _bind(address, port)
             return port
     raise CoordinationError(
         f"no port of {PORTS[0]} to {PORTS[-1]} is free for a local ZooKeeper; name "

@@ -249,7 +249,7 @@ def _zookeeper() -> Iterator[Check]:
             yield Check(name, worst, "not found", remedy)
 
 
-# These two look where edl.coordination.local_server looks.
+# These two look where edl.coordination.server_command looks.
 def _java(environ: Mapping[str, str]) -> str | None:
     """Return the path of the program java, by JAVA_HOME or PATH in ``environ``; None if missing."""
     home = environ.get("JAVA_HOME")

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from edl import config
-from edl.coordination.local_server import server_command
+from edl.coordination.server_command import server_command
 
 START_S = 60.0
 CONFIGURATION = """\

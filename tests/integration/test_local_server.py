@@ -17,7 +17,7 @@ import pytest
 from edl import config
 from edl.coordination.local_server import find_local, local_status, start_local, stop_local
 from edl.coordination.session import Session
-from edl.errors import CoordinationError
+from edl.errors import CoordinationError, UsageError
 
 pytestmark = pytest.mark.integration
 
@@ -73,10 +73,38 @@ def test_it_listens_on_loopback_only_and_only_on_one_port(state: Path) -> None:
     start_local(state)
     server = local_status(state)
     assert server is not None
-    connections = psutil.Process(server.pid).net_connections("tcp")
+    assert _listening(server.pid) == {("127.0.0.1", server.port)}
+
+
+def test_at_another_address_it_keeps_its_place_and_its_data(state: Path) -> None:
+    """127.0.0.2 is one of this machine; test_zookeeper_address.py has real hosts."""
+    hosts = start_local(state, address="127.0.0.2")
+    server = local_status(state)
+    assert server is not None
+    assert server.hosts == hosts == find_local(state) == f"127.0.0.2:{server.port}"
+    assert _listening(server.pid) == {("127.0.0.2", server.port)}
+    with Session(hosts, 2.0) as session:
+        session.client.create("/kept")
+    assert start_local(state, address="127.0.0.2", port=server.port) == hosts
+    for other in ({"address": "127.0.0.1"}, {"port": server.port + 1}):
+        with pytest.raises(UsageError, match=rf"runs already, at {hosts}; `edl zookeeper stop`"):
+            start_local(state, **other)
+    assert stop_local(state)
+    with socket.socket() as squatter:
+        squatter.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        squatter.bind(("127.0.0.2", server.port))
+        squatter.listen()
+        with pytest.raises(UsageError, match="another process has it; choose another --port"):
+            start_local(state)  # other hosts would not find a new port
+    assert start_local(state) == hosts
+    with Session(hosts, 2.0) as session:
+        assert session.client.exists("/kept")
+
+
+def _listening(pid: int) -> set[tuple[str, int]]:
+    connections = psutil.Process(pid).net_connections("tcp")
     listening = {c.laddr for c in connections if c.status == psutil.CONN_LISTEN}
-    assert {address.port for address in listening} == {server.port}
-    assert {address.ip.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
+    return {(address.ip.removeprefix("::ffff:"), address.port) for address in listening}
 
 
 def test_many_that_start_it_at_once_get_the_same_server(state: Path) -> None:
