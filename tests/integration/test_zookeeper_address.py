@@ -121,6 +121,10 @@ def test_one_command_gives_two_hosts_their_zookeeper(
     b.environment["EDL_SECRET_FILE"] = str(a.secret_of("j"))
     join = b.start("join", "--job", "j", "--slots", "1", "-np", "1")
     until(lambda: _size(a) == 2, WAIT_S, lambda: a.output() + b.output())
+    for machine in (a, b):  # its workers are where other hosts reach them
+        told = [process.environ().get("EDL_ADDRESS") for process in net.processes(machine.name)]
+        assert machine.address in told
+        assert "127.0.0.1" not in told
 
     assert a.edl("zookeeper", "stop").stdout == "the local ZooKeeper is stopped\n"
     assert net.listening("a").isdisjoint({(a.address, PORT)})
