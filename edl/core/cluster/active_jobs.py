@@ -1,0 +1,263 @@
+"""Find the jobs of a live cluster that a policy may give slots to, and say why others wait.
+
+A policy is told of each job whose user wants it to run. It is not told of a job that would get
+nothing from slots now: one that waits for its next try, or for other jobs to finish, or that needs
+more slots than its hosts have. So such a job holds up no other one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from edl.core.cluster.devices import DeviceTable
+from edl.core.cluster.job_life import LifeResult, LifeState
+from edl.core.cluster.live_model import batch_of, live_model
+from edl.core.cluster.state import ClusterJob
+from edl.core.cluster.view import ClusterView, JobView
+from edl.core.plural import counted
+
+HAS_SLOTS = (LifeState.STARTING, LifeState.RUNNING)
+
+
+@dataclass(frozen=True)
+class ActiveJob:
+    """A job that a policy may give slots to.
+
+    Attributes:
+        job: the job.
+        limits: host -> the most slots that it may have there, above 0.
+        present: host -> the slots that it has by the last decision, on hosts that count.
+        is_fixed: whether it keeps just these slots.
+        most: the most slots that a policy may give it.
+        hosts: the hosts with the labels that it asks for, of those that count.
+        labels: these labels as a text; empty if all hosts have them.
+    """
+
+    job: JobView
+    limits: Mapping[str, int]
+    present: Mapping[str, int]
+    is_fixed: bool
+    most: int
+    hosts: tuple[str, ...]
+    labels: str
+
+    @property
+    def group(self) -> tuple[int, int, str]:
+        """The group of jobs that a policy is asked about together; lower ones are served first."""
+        return -self.job.wanted.priority, len(self.hosts), self.labels
+
+    def cluster_job(self, now_s: float) -> ClusterJob:
+        """Return the job as a cluster policy sees it, at ``now_s`` in seconds since 1970."""
+        job, sizes = self.job, self.job.manifest.allowed_sizes
+        batch, limit = batch_of(job), job.manifest.batch
+        chosen = limit is not None and limit.set_by_policy
+        return ClusterJob(
+            name=job.name,
+            arrival_s=job.life.submitted_s,
+            requested_slots=sizes.fit(min(job.manifest.requested_np, self.most)),
+            min_slots=job.min_slots,
+            max_slots=self.most,
+            batch=batch,
+            batches=(limit.min, limit.max) if chosen and limit is not None else (batch, batch),
+            model=live_model(job, now_s),
+            attained_slot_s=job.life.attained_s(now_s),
+            preemptible=not self.is_fixed,
+            steps=job.measured.steps,
+            noise_scale=job.measured.noise_scale,
+            weight=job.manifest.weight,
+        )
+
+
+def hosts_with_slots(cluster: ClusterView, table: DeviceTable) -> dict[str, int]:
+    """Return the slots that a policy can count on, by host.
+
+    A host that offers nothing just now counts until it is lost. A drained host does not count.
+    """
+    settings, found = cluster.settings, {}
+    for host in cluster.hosts:
+        lost = host.is_lost(table.now_s, settings.lost_after_s)
+        silent = host.offer is None and not host.drained and not lost
+        if host.takes_slots or silent:
+            found[host.name] = table.capacity(host.name, settings.stuck_s)
+    return {host: slots for host, slots in found.items() if slots}
+
+
+def find_active_jobs(
+    cluster: ClusterView, table: DeviceTable
+) -> tuple[list[ActiveJob], dict[str, str]]:
+    """Return the jobs that may get slots, in the order of submission, and why others wait.
+
+    Args:
+        cluster: the cluster.
+        table: who has which device.
+
+    Returns:
+        (the active jobs; for each other job that wants slots, by name, the reason).
+    """
+    nodes = hosts_with_slots(cluster, table)
+    found, obstacles = [], {}
+    for job in cluster.jobs:
+        if job.wants_slots:
+            one = _obstacle(job, cluster, table.now_s) or _active(job, cluster, table, nodes)
+            if isinstance(one, ActiveJob):
+                found.append(one)
+            else:
+                obstacles[job.name] = one
+    for host, slots in nodes.items():
+        found = _within(found, host, slots, table)
+    return found, obstacles
+
+
+def _obstacle(job: JobView, cluster: ClusterView, now_s: float) -> str | None:
+    """Return why a waiting job would get nothing from slots now, or None.
+
+    Args:
+        job: the job.
+        cluster: the cluster, with the jobs that it comes after.
+        now_s: the time, in seconds since 1970.
+    """
+    if job.life.state is not LifeState.QUEUED:
+        return None
+    for name in job.manifest.after:
+        first = cluster.by_name.get(name)
+        if first is None:
+            return f"waits for job {name}, which is not there; submit it, or delete this job"
+        if first.life.result is not LifeResult.FINISHED:
+            return f"waits for job {name}, which is {first.life.result or first.life.state}"
+    wait_s = job.life.not_before_s - now_s
+    if wait_s > 0:
+        return f"waits {wait_s:.0f} s for its next try: {job.life.reason}"
+    return None
+
+
+def _active(
+    job: JobView, cluster: ClusterView, table: DeviceTable, nodes: Mapping[str, int]
+) -> ActiveJob | str:
+    """Return ``job`` as an active one, or why it cannot be one.
+
+    Args:
+        job: a job that wants slots.
+        cluster: the cluster.
+        table: who has which device.
+        nodes: host -> the slots that can be counted on.
+    """
+    limits = _limits(job, cluster, table, nodes)
+    sizes, room = job.manifest.allowed_sizes, sum(limits.values())
+    most = sizes.below(room)
+    if most is None:
+        return _too_large(job, room, nodes)
+    had = _had(job, cluster, table)
+    present = {host: min(count, limits[host]) for host, count in had.items() if host in limits}
+    size = sum(present.values())
+    intact = size == sum(had.values()) > 0 and sizes.allows(size)
+    life, manifest = job.life, job.manifest
+    trained_s = table.now_s - life.since_s if life.state is LifeState.RUNNING else 0.0
+    if intact and life.state is LifeState.RUNNING and trained_s < manifest.snooze_s:
+        most = min(most, size)
+    hosts = tuple(host for host in nodes if _has_labels(job, cluster, host))
+    labels = ",".join(f"{key}={value}" for key, value in sorted(manifest.labels.items()))
+    changed_s = cluster.allocation.changed_s.get(job.name, life.since_s)
+    rests = table.now_s - changed_s < manifest.cool_down_s
+    is_fixed = life.state is LifeState.STARTING or not manifest.preemptible or rests
+    return ActiveJob(
+        job=job,
+        limits=limits,
+        present=present,
+        is_fixed=intact and is_fixed,
+        most=most,
+        hosts=hosts,
+        labels="" if len(hosts) == len(nodes) else labels,
+    )
+
+
+def _within(active: list[ActiveJob], host: str, slots: int, table: DeviceTable) -> list[ActiveJob]:
+    """Return the active jobs with no more slots on ``host`` than it has.
+
+    If they have more by the last decision, because slots were not given back, each has only those
+    that belong to it already. If these are too many, because the host offers fewer than before, the
+    jobs that were submitted last have fewer.
+
+    Args:
+        active: the jobs that may get slots.
+        host: the name of the host.
+        slots: the slots there that can be counted on.
+        table: who has which device.
+    """
+    if sum(one.present.get(host, 0) for one in active) <= slots:
+        return active
+    found = []
+    for one in active:
+        entry = table.entries(one.job.name, one.job.life.run).get(host)
+        own = len(entry.devices) - len(entry.leaving) if entry is not None else 0
+        count = min(one.present.get(host, 0), own, slots)
+        slots -= count
+        if count < one.present.get(host, 0):
+            present = {**one.present, host: count}
+            present = {name: number for name, number in present.items() if number}
+            one = replace(one, present=present, is_fixed=False)
+        found.append(one)
+    return found
+
+
+def _limits(
+    job: JobView, cluster: ClusterView, table: DeviceTable, nodes: Mapping[str, int]
+) -> dict[str, int]:
+    """Return the most slots that ``job`` may have on each host, above 0; the hosts as in ``nodes``.
+
+    A host that still has something of a former run of the job has no slots for it.
+    """
+    life = job.life
+    blocked: set[str] = set()
+    if life.state is not LifeState.HALTING:
+        blocked = table.blocked(job.name, life.run if life.state.has_run else "")
+    found = {}
+    for host, slots in nodes.items():
+        limit = life.limits.get(host)
+        if limit is not None and limit.until_s > table.now_s:
+            slots = min(slots, limit.most)
+        if slots and host not in blocked and _has_labels(job, cluster, host):
+            found[host] = slots
+    return found
+
+
+def _has_labels(job: JobView, cluster: ClusterView, host: str) -> bool:
+    """Return whether ``host`` has all labels that ``job`` asks for.
+
+    A host that offers nothing just now is taken to have them if the job has slots there.
+    """
+    view = cluster.host_named[host]
+    if view.offer is None:
+        return job.name in view.assigned.jobs
+    labels = view.offer.labels
+    return all(labels.get(key) == value for key, value in job.manifest.labels.items())
+
+
+def _had(job: JobView, cluster: ClusterView, table: DeviceTable) -> Mapping[str, int]:
+    """Return the slots of a job by the last decision, by host; those that it has, if there is none.
+
+    A job without a run has none.
+    """
+    if job.life.state not in HAS_SLOTS:
+        return {}
+    target = cluster.allocation.targets.get(job.name)
+    if target is not None and job.life.state is LifeState.RUNNING:
+        return target
+    entries = table.entries(job.name, job.life.run)
+    return {host: len(entry.devices) - len(entry.leaving) for host, entry in entries.items()}
+
+
+def _too_large(job: JobView, room: int, nodes: Mapping[str, int]) -> str:
+    """Return the sentence that says that a job needs more slots than there are.
+
+    Args:
+        job: the job.
+        room: the slots that it could have.
+        nodes: host -> the slots that can be counted on.
+    """
+    needs = f"waits: it needs {counted(job.min_slots, 'slot')}"
+    total = sum(nodes.values())
+    if room == total:
+        return f"{needs}, and the cluster has {total}; add hosts with `edl host`"
+    why = "on hosts with its labels on which it may start"
+    return f"{needs}, and there are {room} {why}, of {total} in the cluster"

@@ -1,0 +1,288 @@
+"""Ask a cluster policy which slots each live job shall have, and fit its answer to live jobs.
+
+The policies are those of the simulator, unchanged. What they do not know is added around them:
+
+1. **When.** The policy is asked when a job or a host has come or gone, when a priority, a limit or
+   the policy itself has changed, and at an interval. In between its last decision stands.
+2. **Priority and labels.** Jobs are asked about in groups: those of a higher priority first; of one
+   priority, those whose labels leave them the fewest slots first. Each group is a cluster of its
+   own, with the slots that the groups before it leave.
+3. **Rest.** A job that starts, or whose slots have just changed (``cool_down_s``), or that may not
+   be preempted, keeps its slots as one that may not be preempted. For ``snooze_s`` after a start a
+   job gets no more slots. A job that has trained for less than ``min_run_s`` and would lose all
+   slots keeps its fewest, and the policy is asked again with that.
+4. **Sizes.** Where a job may have only some sizes, it gets the next smaller one. Slots that are
+   left by that go to such jobs, in the order of submission, if they reach their next size.
+5. **Nodes.** :mod:`edl.core.cluster.stable_placing`.
+
+A decision that breaks a rule of :mod:`edl.core.cluster.validity` changes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Any
+
+from edl.core.cluster.active_jobs import ActiveJob, find_active_jobs, hosts_with_slots
+from edl.core.cluster.devices import DeviceTable
+from edl.core.cluster.job_life import LifeState
+from edl.core.cluster.records import AllocationRecord
+from edl.core.cluster.stable_placing import JobSize, place_stably, trimmed
+from edl.core.cluster.state import Allocation, ClusterPolicy, ClusterState, Node, slot_count
+from edl.core.cluster.validity import violation
+from edl.core.cluster.view import ClusterView
+
+Targets = dict[str, dict[str, int]]
+"""Job -> host -> number of slots."""
+
+
+@dataclass
+class _Decision:
+    """The answers of a policy about the groups that it was asked about so far.
+
+    Attributes:
+        targets: the slots of each job, by host.
+        reasons: the policy's reasons.
+        batches: the batches that it chose.
+        state: what it keeps, by group.
+        problem: the rule that its decision broke; empty: none.
+    """
+
+    targets: Targets = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    batches: dict[str, int] = field(default_factory=dict)
+    state: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    problem: str = ""
+
+
+def allocate(
+    cluster: ClusterView, policy: ClusterPolicy, table: DeviceTable
+) -> tuple[AllocationRecord, dict[str, str]]:
+    """Return the decision that holds now: a new one where one is due, else the last one.
+
+    Args:
+        cluster: the cluster.
+        policy: the policy.
+        table: who has which device.
+
+    Returns:
+        (the decision, for the record; for each job that wants slots and of which the policy is not
+        told, by name, the reason).
+    """
+    active, obstacles = find_active_jobs(cluster, table)
+    nodes, last = hosts_with_slots(cluster, table), cluster.allocation
+    inputs = _digest(active, nodes, cluster, policy)
+    due = table.now_s - last.at_s >= cluster.settings.interval_s
+    if inputs == last.inputs and not due:
+        return last, obstacles
+    answer = _ask_protecting(active, nodes, cluster, policy, table.now_s)
+    if answer.problem:
+        broken = replace(last, at_s=table.now_s, inputs=inputs, problem=answer.problem)
+        return _without_others(broken, active), obstacles
+    return _recorded(answer, last, inputs, table.now_s), obstacles
+
+
+def _digest(
+    active: Sequence[ActiveJob],
+    nodes: Mapping[str, int],
+    cluster: ClusterView,
+    policy: ClusterPolicy,
+) -> str:
+    """Return a digest of all whose change lets the policy be asked at once.
+
+    Args:
+        active: the jobs that may get slots.
+        nodes: host -> the slots that can be counted on.
+        cluster: the cluster, for the kinds of its hosts.
+        policy: the policy, whose text has its parameters.
+    """
+    jobs = [(one.job.order, one.group, one.most, _own_limits(one, nodes)) for one in active]
+    kinds = [(name, nodes[name], _kind(cluster, name)) for name in nodes]
+    return hashlib.sha256(repr((jobs, kinds, policy)).encode()).hexdigest()[:16]
+
+
+def _own_limits(one: ActiveJob, nodes: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Return the limits of a job on hosts where it may have fewer slots than these have.
+
+    Args:
+        one: the job.
+        nodes: host -> the slots that can be counted on.
+    """
+    limits = [(host, one.limits.get(host, 0)) for host in one.hosts]
+    return [(host, limit) for host, limit in limits if limit < nodes[host]]
+
+
+def _kind(cluster: ClusterView, host: str) -> str:
+    """Return the kind of a host; empty if it offers nothing just now."""
+    offer = cluster.host_named[host].offer
+    return offer.kind if offer is not None else ""
+
+
+def _recorded(
+    answer: _Decision, last: AllocationRecord, inputs: str, now_s: float
+) -> AllocationRecord:
+    """Return the record of a policy's answer.
+
+    Args:
+        answer: the answer.
+        last: the last decision.
+        inputs: the digest of what the policy was asked about.
+        now_s: the time, in seconds since 1970.
+    """
+    changed_s = {}
+    for name, target in answer.targets.items():
+        same = last.targets.get(name) == target
+        changed_s[name] = last.changed_s.get(name, now_s) if same else now_s
+    kept = {name: size for name, size in last.batches.items() if name in answer.reasons}
+    return AllocationRecord(
+        at_s=now_s,
+        inputs=inputs,
+        targets=answer.targets,
+        changed_s=changed_s,
+        batches=kept | answer.batches,
+        reasons=answer.reasons,
+        state=answer.state,
+    )
+
+
+def _without_others(record: AllocationRecord, active: Sequence[ActiveJob]) -> AllocationRecord:
+    """Return ``record`` without the targets of jobs that are not active any more."""
+    names = {one.job.name for one in active}
+    targets = {name: target for name, target in record.targets.items() if name in names}
+    return replace(record, targets=targets)
+
+
+# --- asking
+
+
+def _ask_protecting(
+    active: Sequence[ActiveJob],
+    nodes: Mapping[str, int],
+    cluster: ClusterView,
+    policy: ClusterPolicy,
+    now_s: float,
+) -> _Decision:
+    """Ask the policy until no job loses all slots that has trained for less than ``min_run_s``.
+
+    Args:
+        active: the jobs that may get slots.
+        nodes: host -> the slots that can be counted on.
+        cluster: the cluster, with the policy's last decision.
+        policy: the policy.
+        now_s: the time, in seconds since 1970.
+    """
+    asked = list(active)
+    while True:
+        answer = _ask(asked, nodes, cluster, policy, now_s)
+        spared = [
+            one.job.name
+            for one in asked
+            if one.job.name not in answer.targets and not one.is_fixed and _is_young(one, now_s)
+        ]
+        if answer.problem or not spared:
+            return answer
+        asked = [_at_fewest(one) if one.job.name in spared else one for one in asked]
+
+
+def _is_young(one: ActiveJob, now_s: float) -> bool:
+    """Return whether a job trains, has its fewest slots, and has trained for too short a time."""
+    job = one.job
+    if job.life.state is not LifeState.RUNNING or sum(one.present.values()) < job.min_slots:
+        return False
+    return now_s - job.life.since_s < job.manifest.min_run_s
+
+
+def _at_fewest(one: ActiveJob) -> ActiveJob:
+    """Return an active job that keeps the fewest of its present slots."""
+    return replace(one, present=trimmed(one.present, one.job.min_slots), is_fixed=True)
+
+
+def _ask(
+    active: Sequence[ActiveJob],
+    nodes: Mapping[str, int],
+    cluster: ClusterView,
+    policy: ClusterPolicy,
+    now_s: float,
+) -> _Decision:
+    """Ask the policy about one group of jobs after the other, and return all answers.
+
+    The arguments are those of :func:`_ask_protecting`.
+    """
+    answer, left = _Decision(), dict(nodes)
+    order = sorted(active, key=lambda one: one.group)
+    for group, members in groupby(order, key=lambda one: one.group):
+        jobs = sorted(members, key=lambda one: one.job.order)
+        later = [one for one in active if one.group > group]
+        fixed = _sum(one.present for one in later if one.is_fixed)
+        free = {host: left[host] - fixed[host] for host in left if host in jobs[0].hosts}
+        free = {host: slots for host, slots in free.items() if slots > 0}
+        key = f"{-group[0]}/{group[2]}"
+        state = ClusterState(
+            jobs=[one.cluster_job(now_s) for one in jobs],
+            nodes=[Node(host, slots, _kind(cluster, host)) for host, slots in free.items()],
+            present={one.job.name: tuple(one.present.items()) for one in jobs if one.present},
+            now_s=now_s,
+            state=cluster.allocation.state.get(key, {}),
+        )
+        decision = policy(state)
+        wrong = violation(decision, state)
+        if wrong is not None:
+            return _Decision(
+                problem=f"the policy's decision breaks a rule and is not used: {wrong}"
+            )
+        moving = _sum(one.present for one in later if not one.is_fixed)
+        placed = place_stably(_sized(jobs, decision, sum(free.values())), free, moving)
+        taken = _sum(placed.values())
+        left = {host: slots - taken[host] for host, slots in left.items()}
+        answer.targets |= placed
+        answer.reasons |= decision.reasons
+        answer.batches |= decision.batches
+        answer.state[key] = decision.state
+    return answer
+
+
+def _sum(many: Iterable[Mapping[str, int]]) -> Counter[str]:
+    """Return the sum of several numbers of slots by host."""
+    total: Counter[str] = Counter()
+    for slots in many:
+        total.update(slots)
+    return total
+
+
+def _sized(jobs: Sequence[ActiveJob], decision: Allocation, slots: int) -> list[JobSize]:
+    """Return the jobs that get slots by a policy's decision, each with an allowed size.
+
+    Args:
+        jobs: the jobs of one group, in the order of submission.
+        decision: the policy's decision about them.
+        slots: the number of slots of their hosts together.
+    """
+    suggested = decision.placements
+    sizes, left = {}, slots
+    for one in jobs:
+        given = slot_count(suggested.get(one.job.name, ()))
+        sizes[one.job.name] = one.job.manifest.allowed_sizes.below(given) or 0
+        left -= sizes[one.job.name]
+    for one in jobs:
+        size = sizes[one.job.name]
+        if 0 < size < slot_count(suggested[one.job.name]):
+            more = one.job.manifest.allowed_sizes.above(size + 1)
+            if more is not None and more <= one.most and more - size <= left:
+                left -= more - size
+                sizes[one.job.name] = more
+    return [
+        JobSize(
+            name=one.job.name,
+            size=sizes[one.job.name],
+            present=one.present,
+            suggested=suggested[one.job.name],
+            limits=one.limits,
+            fit=one.job.manifest.allowed_sizes.below,
+        )
+        for one in jobs
+        if sizes[one.job.name]
+    ]

@@ -1,0 +1,220 @@
+"""Keep account of which run has which devices of each host, while a plan is made.
+
+The table begins with what the hosts' records ``assigned`` say, and :meth:`DeviceTable.changed` has
+the records to write. The rules:
+
+1. **A device belongs to one run.** A process may live on a device only if the record of its host
+   assigns the device to the process's run. It is written before the run may use the device.
+2. **A device is free when there is proof.** A run that trains gives a device back when neither its
+   own record ``assigned`` nor its agent's record has the device any more (:meth:`RunView.uses`). A
+   run that has ended gives back all devices of a host when `edl host` reports, about a version of
+   its assignment that tells it to end the run, that no process of it lives.
+3. **Silence frees nothing.** Without a report or an agent's record everything stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from edl.core.cluster.records import HostAssignment, JobAssignment
+from edl.core.cluster.view import HostView, RunView
+
+
+class DeviceTable:
+    """The devices of all hosts, and the run that each belongs to.
+
+    Args:
+        hosts: the hosts, with their records as they were read.
+        now_s: the time, in seconds since 1970.
+    """
+
+    def __init__(self, hosts: Sequence[HostView], now_s: float) -> None:
+        self.hosts = {host.name: host for host in hosts}
+        self.now_s = now_s
+        self._jobs = {host.name: dict(host.assigned.jobs) for host in hosts}
+        self._hosts_of: dict[str, set[str]] = {}
+        for host, job, _ in self.all_entries():
+            self._hosts_of.setdefault(job, set()).add(host)
+
+    # --- what is so
+
+    def of_job(self, job: str) -> dict[str, JobAssignment]:
+        """Return what all runs of ``job`` have, by host, in the order of the hosts' names."""
+        return {host: self._jobs[host][job] for host in sorted(self._hosts_of.get(job, ()))}
+
+    def entries(self, job: str, run: str) -> dict[str, JobAssignment]:
+        """Return what a run has on each host, by host, where the run has not ended.
+
+        Args:
+            job: the name of the job.
+            run: the token of the run.
+        """
+        return {
+            host: entry
+            for host, entry in self.of_job(job).items()
+            if entry.run == run and not entry.ends
+        }
+
+    def all_entries(self) -> Iterator[tuple[str, str, JobAssignment]]:
+        """Yield (host, job, what the job has there) for all hosts and jobs."""
+        for host, jobs in self._jobs.items():
+            for job, entry in list(jobs.items()):
+                yield host, job, entry
+
+    def blocked(self, job: str, run: str) -> set[str]:
+        """Return the hosts that have something of another run of ``job``, or of an ended one.
+
+        The job's run ``run`` gets no devices there until that is gone.
+        """
+        entries = self.of_job(job).items()
+        return {host for host, entry in entries if entry.run != run or entry.ends}
+
+    def free(self, host: str) -> list[int]:
+        """Return the devices of ``host`` that belong to no run and may be given, ascending."""
+        view = self.hosts.get(host)
+        if view is None or view.offer is None or not view.takes_slots:
+            return []
+        taken = {device for entry in self._jobs[host].values() for device in entry.devices}
+        return sorted(set(view.offer.numbers) - taken)
+
+    def stuck(self, host: str, after_s: float) -> int:
+        """Return how many devices of ``host`` should have been given back ``after_s`` ago."""
+        return sum(
+            len(entry.devices if entry.ends else entry.leaving)
+            for entry in self._jobs[host].values()
+            if self.now_s - entry.changed_s >= after_s
+        )
+
+    def capacity(self, host: str, after_s: float) -> int:
+        """Return how many slots of ``host`` a policy can count on.
+
+        A host that offers nothing just now, and is not lost, counts with the slots that it last
+        offered. Devices that are not given back within ``after_s`` do not count.
+        """
+        view = self.hosts[host]
+        slots = len(view.offer.numbers) if view.offer is not None else view.assigned.slots
+        return max(0, slots - self.stuck(host, after_s))
+
+    # --- what is changed
+
+    def give(self, host: str, job: str, run: str, count: int) -> None:
+        """Assign up to ``count`` free devices of ``host`` to a run, the lowest numbers first.
+
+        Args:
+            host: the host.
+            job: the name of the job.
+            run: the token of the run.
+            count: how many devices; fewer are given if fewer are free.
+        """
+        devices = self.free(host)[:count]
+        if devices and host not in self.blocked(job, run):
+            entry = self._jobs[host].get(job, JobAssignment(run))
+            self._put(host, job, entry, devices=tuple(sorted((*entry.devices, *devices))))
+
+    def reclaim(self, host: str, job: str, count: int, run: RunView) -> None:
+        """Mark all but ``count`` devices of a run on a host as to be given back.
+
+        It keeps devices that the host offers, that were not marked before, that the run's record
+        has, and that are busy, in this order; then the lowest numbers.
+
+        Args:
+            host: the host.
+            job: the name of the job.
+            count: how many devices the run keeps.
+            run: the run.
+        """
+        entry = self._jobs[host][job]
+        assigned, busy = run.devices.get(host, ()), run.busy(host)
+        offer = self.hosts[host].offer
+        offered = entry.devices if offer is None else offer.numbers
+
+        def rank(device: int) -> tuple[bool, bool, bool, bool, int]:
+            marked = device in entry.leaving
+            idle = device not in busy
+            return device not in offered, marked, device not in assigned, idle, device
+
+        order = sorted(entry.devices, key=rank)
+        leaving = tuple(sorted(order[count:]))
+        if leaving != entry.leaving:
+            self._put(host, job, entry, leaving=leaving)
+
+    def release(self, host: str, job: str, run: RunView) -> None:
+        """Take back the devices that a run was to give back and no longer uses (rule 2).
+
+        Args:
+            host: the host.
+            job: the name of the job.
+            run: the run, as it was read.
+        """
+        entry = self._jobs[host][job]
+        gone = {device for device in entry.leaving if not run.uses(host, device)}
+        if gone:
+            devices = tuple(device for device in entry.devices if device not in gone)
+            leaving = tuple(device for device in entry.leaving if device not in gone)
+            if devices:
+                self._put(host, job, entry, devices=devices, leaving=leaving)
+            else:
+                self._remove(host, job)
+
+    def end(self, host: str, job: str) -> None:
+        """Tell ``host`` to end the run of ``job`` there; nothing happens if it was told."""
+        entry = self._jobs[host][job]
+        if not entry.ends:
+            # The record is written with a check of its version, so this is the next one.
+            self._put(host, job, entry, ends=self.hosts[host].version + 1, idle_s=0.0)
+
+    def release_ended(self, host: str, job: str) -> None:
+        """Take back all devices of a run that ended on ``host``, if the host reports it (rule 2).
+
+        The report counts only for the entry as it was read.
+        """
+        if self.hosts[host].reports_end(job):
+            self._remove(host, job)
+
+    def note_idle(self, host: str, job: str, is_idle: bool) -> float:
+        """Note whether a run has idle devices on a host; return since when, in seconds since 1970.
+
+        The result is 0 if it has none.
+
+        Args:
+            host: the host.
+            job: the name of the job.
+            is_idle: whether no process lives on one of the run's devices there.
+        """
+        entry = self._jobs[host][job]
+        if is_idle != bool(entry.idle_s):
+            idle_s = self.now_s if is_idle else 0.0
+            self._jobs[host][job] = replace(entry, idle_s=idle_s)
+        return self._jobs[host][job].idle_s
+
+    def changed(self) -> dict[str, HostAssignment]:
+        """Return the records to write, by host: those that differ from what was read."""
+        found = {}
+        for name, host in self.hosts.items():
+            assigned = host.assigned
+            slots, silent_s = assigned.slots, assigned.silent_s
+            if host.offer is not None:
+                slots, silent_s = len(host.offer.numbers), 0.0
+            elif not silent_s and host.version >= 0:
+                silent_s = self.now_s
+            new = HostAssignment(self._jobs[name], slots, silent_s)
+            if new != assigned:
+                found[name] = new
+        return found
+
+    def _put(self, host: str, job: str, entry: JobAssignment, **changes: object) -> None:
+        """Replace what ``job`` has on ``host`` by ``entry`` with ``changes``, as changed now."""
+        changed = replace(entry, changed_s=self.now_s, **changes)  # type: ignore[arg-type]
+        self._jobs[host][job] = changed
+        self._hosts_of.setdefault(job, set()).add(host)
+
+    def _remove(self, host: str, job: str) -> None:
+        """Remove what ``job`` has on ``host``."""
+        del self._jobs[host][job]
+        self._hosts_of[job].remove(host)
+
+
+def totals(devices: Mapping[str, Collection[int]]) -> int:
+    """Return the number of devices of all hosts together."""
+    return sum(len(numbers) for numbers in devices.values())

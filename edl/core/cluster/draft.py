@@ -1,0 +1,104 @@
+"""Hold what one call of the plan of a cluster has decided so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from edl.core.cluster.devices import DeviceTable
+from edl.core.cluster.job_life import JobLife, LifeEvent, LifeState
+from edl.core.cluster.life_events import RunHosts
+from edl.core.cluster.orders import Order
+from edl.core.cluster.view import ClusterView, JobView
+
+
+@dataclass(frozen=True)
+class JobChange:
+    """A change of a job's state, for the log of events.
+
+    Attributes:
+        job: the name of the job.
+        event: the event of its life.
+        before: the state before.
+        after: the state after.
+        reason: why, in a sentence.
+    """
+
+    job: str
+    event: LifeEvent
+    before: LifeState
+    after: LifeState
+    reason: str
+
+
+class Draft:
+    """The draft of a plan: the lives, devices and orders that are decided so far.
+
+    Args:
+        cluster: what was read.
+        now_s: the time, in seconds since 1970.
+
+    Attributes:
+        table: who has which device.
+        lost: the names of the hosts that are lost.
+        jobs: the jobs by name, with the lives that they will have.
+        allocation: the policy's decision that holds now.
+        waits: job -> why it waits, where that is not the policy's reason.
+        orders: what runs are asked to do.
+        changes: the changes of jobs' states.
+        times_s: times at which to plan again, in seconds since 1970.
+    """
+
+    def __init__(self, cluster: ClusterView, now_s: float) -> None:
+        self.cluster, self.now_s = cluster, now_s
+        self.settings = cluster.settings
+        self.table = DeviceTable(cluster.hosts, now_s)
+        self.lost = frozenset(
+            host.name for host in cluster.hosts if host.is_lost(now_s, self.settings.lost_after_s)
+        )
+        self.jobs: dict[str, JobView] = {job.name: job for job in cluster.jobs}
+        self.allocation = cluster.allocation
+        self.waits: dict[str, str] = {}
+        self.orders: list[Order] = []
+        self.changes: list[JobChange] = []
+        self.times_s: list[float] = []
+
+    def live_on(self, job: JobView, life: JobLife) -> None:
+        """Replace the life of ``job`` by ``life``, which has the same state."""
+        self.jobs[job.name] = replace(job, life=life)
+
+    def change(self, job: JobView, event: LifeEvent, life: JobLife) -> None:
+        """Replace the life of ``job`` by ``life``, which ``event`` has led to."""
+        change = JobChange(job.name, event, job.life.state, life.state, life.reason)
+        self.changes.append(change)
+        self.live_on(job, life)
+
+    def stop(self, job: JobView, reason: str) -> None:
+        """Begin to stop the run of ``job``, for ``reason``."""
+        self.change(job, LifeEvent.STOP, job.life.after(LifeEvent.STOP, reason, self.now_s))
+
+    def facts(self, job: JobView) -> RunHosts:
+        """Return what the hosts say about the run of ``job``."""
+        slots, lost, lives = 0, [], False
+        for host, entry in self.table.of_job(job.name).items():
+            if entry.run != job.life.run:
+                continue
+            if host in self.lost:
+                lost.append(host)
+            else:
+                slots += 0 if entry.ends else len(entry.devices)
+                lives = lives or not self.cluster.host_named[host].reports_end(job.name)
+        return RunHosts(slots, tuple(sorted(lost)), lives)
+
+    def target(self, job: JobView) -> Mapping[str, int]:
+        """Return the slots that ``job`` is to have, by host."""
+        return self.allocation.targets.get(job.name, {})
+
+    def why(self, job: JobView) -> str:
+        """Return the policy's reason for the slots of ``job``."""
+        return self.allocation.reasons.get(job.name, "")
+
+    def is_late_to_stop(self, job: JobView) -> bool:
+        """Return whether the run of ``job`` has not stopped in the time that it had for that."""
+        late = self.now_s - job.life.since_s >= self.settings.halt_timeout_s
+        return job.life.state is LifeState.HALTING and late

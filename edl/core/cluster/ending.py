@@ -1,0 +1,69 @@
+"""End the runs of a cluster's jobs: tell hosts to end them, free their devices, order stops."""
+
+from __future__ import annotations
+
+from edl.core.cluster.draft import Draft
+from edl.core.cluster.job_life import LifeState
+from edl.core.cluster.orders import StopRun
+from edl.core.cluster.records import Goal, JobAssignment
+from edl.core.cluster.view import JobView
+from edl.core.records import JobState
+
+
+def end_runs(draft: Draft) -> None:
+    """Tell hosts to end what belongs to no run that goes on, and free what has ended."""
+    for host, name, entry in draft.table.all_entries():
+        job = draft.jobs.get(name)
+        if job is None or not _goes_on(draft, job, entry) or _is_abandoned(draft, job, host, entry):
+            draft.table.end(host, name)
+        draft.table.release_ended(host, name)
+
+
+def stop_runs(draft: Draft) -> None:
+    """Order runs to stop: those of jobs that halt, and those that no job has any more."""
+    for job in draft.jobs.values():
+        run, life = job.run, job.life
+        if run is None or run.state.over:
+            continue
+        if run.token != life.run or not life.state.has_run:
+            draft.orders.append(StopRun(job.name, run.token, False, life.reason))
+        elif life.state is LifeState.HALTING:
+            gone = job.wanted.goal is Goal.GONE or draft.is_late_to_stop(job)
+            saves = not gone and draft.facts(job).slots > 0
+            if not saves or run.state is not JobState.STOPPING:
+                draft.orders.append(StopRun(job.name, run.token, saves, life.reason))
+
+
+def _goes_on(draft: Draft, job: JobView, entry: JobAssignment) -> bool:
+    """Return whether a run that has devices may go on to use them.
+
+    It may not if it is not the present run of its job, is over, or was to stop and was never
+    created or takes too long.
+
+    Args:
+        draft: the draft.
+        job: the job.
+        entry: what the run has on a host.
+    """
+    life, run = job.life, job.present_run
+    if life.run != entry.run or not life.state.has_run:
+        return False
+    if run is None:
+        return life.state is not LifeState.HALTING
+    return not run.state.over and not draft.is_late_to_stop(job)
+
+
+def _is_abandoned(draft: Draft, job: JobView, host: str, entry: JobAssignment) -> bool:
+    """Return whether a run is to leave a host, and no agent there can say that it has.
+
+    Args:
+        draft: the draft.
+        job: the job.
+        host: the host.
+        entry: what the job has there.
+    """
+    run = job.present_run
+    if run is None or entry.leaving != entry.devices or host in run.agents:
+        return False
+    late = draft.now_s - entry.changed_s >= draft.settings.stuck_s
+    return late and not run.devices.get(host)

@@ -1,0 +1,304 @@
+"""Define the states of a job of a cluster, and the events that lead from one to another.
+
+A job of a cluster is a sequence of *runs*. A run is one start of an ordinary edl job; its *token*
+tells it from all other runs. :data:`TRANSITIONS` is complete, and docs/adr/0025 shows it as a
+table. The rules:
+
+1. **A run is written before it is created.** The token of a run is in the job's record when the
+   job enters ``STARTING``. Whoever leads next creates the same run.
+2. **One run at a time.** A job starts a run only from ``QUEUED``, and enters ``QUEUED`` only when
+   its last run is over or can never form a ring.
+3. **The end is the end.** Nothing leads out of ``ENDED``.
+
+The table does not say when an event happens: that is :mod:`edl.core.cluster.life_events`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from edl.core.record import Record
+from edl.errors import IllegalTransition
+
+MOST_BACK_OFF_S = 300.0  # the longest wait before a job is tried again
+STABLE_S = MOST_BACK_OFF_S  # after so long in training a failure counts as the first one again
+
+
+class LifeState(StrEnum):
+    """The state of a job of a cluster.
+
+    ``QUEUED``: it waits for slots. ``STARTING``: it has slots and a run, whose first ring does not
+    train yet. ``RUNNING``: it trains. ``HALTING``: its run was told to stop. ``HALTED``: it has no
+    run, and waits until a user resumes it. ``ENDED``: it has finished, failed, or was deleted.
+    """
+
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    HALTING = "halting"
+    HALTED = "halted"
+    ENDED = "ended"
+
+    @property
+    def has_run(self) -> bool:
+        """Whether a job in this state has a run, which may have slots."""
+        return self in (LifeState.STARTING, LifeState.RUNNING, LifeState.HALTING)
+
+
+class LifeEvent(StrEnum):
+    """An event that takes a job from one :class:`LifeState` to another, by :data:`TRANSITIONS`.
+
+    ``START``: the job gets slots and a run. ``TRAIN``: its first ring trains. ``TAKE_BACK``: it
+    loses the slots of a start that came to nothing. ``STOP``: its run is told to stop. ``HALT``,
+    ``RESUME``, ``DELETE``: what a user asked for is so. ``REQUEUE``: it waits for slots again after
+    it was preempted. ``RETRY``: its run has failed, and it may be started again. ``GIVE_UP``: its
+    run has failed, and no retries are left. ``FINISH``: its run has trained to the end.
+    """
+
+    START = "start"
+    TRAIN = "train"
+    TAKE_BACK = "take back"
+    STOP = "stop"
+    HALT = "halt"
+    RESUME = "resume"
+    DELETE = "delete"
+    REQUEUE = "requeue"
+    RETRY = "retry"
+    GIVE_UP = "give up"
+    FINISH = "finish"
+
+
+class Transition(NamedTuple):
+    """A line of the table of transitions.
+
+    Attributes:
+        to: the next state.
+        when: what must be so, as a clause for the docs.
+    """
+
+    to: LifeState
+    when: str
+
+
+_FINISH = Transition(LifeState.ENDED, "the run has trained to the end")
+_GIVE_UP = Transition(LifeState.ENDED, "the run has failed, and no retries are left")
+_DELETE = Transition(LifeState.ENDED, "gone is wanted")
+
+TRANSITIONS: Mapping[LifeState, Mapping[LifeEvent, Transition]] = {
+    LifeState.QUEUED: {
+        LifeEvent.START: Transition(
+            LifeState.STARTING,
+            "the plan gives it slots that are free; the run's token, its devices and the hosts' "
+            "assignments are one transaction",
+        ),
+        LifeEvent.HALT: Transition(LifeState.HALTED, "halt is wanted"),
+        LifeEvent.DELETE: _DELETE,
+    },
+    LifeState.STARTING: {
+        LifeEvent.TRAIN: Transition(LifeState.RUNNING, "its first ring trains"),
+        LifeEvent.TAKE_BACK: Transition(
+            LifeState.QUEUED,
+            "no ring trains after `start_timeout_s`, or hosts were lost and fewer than `min` slots "
+            "are left: all is taken back",
+        ),
+        LifeEvent.RETRY: Transition(
+            LifeState.QUEUED, "the run has ended before its first step, and retries are left"
+        ),
+        LifeEvent.GIVE_UP: _GIVE_UP,
+        LifeEvent.FINISH: _FINISH,
+        LifeEvent.STOP: Transition(LifeState.HALTING, "halt or gone is wanted"),
+    },
+    LifeState.RUNNING: {
+        LifeEvent.STOP: Transition(
+            LifeState.HALTING,
+            "halt or gone is wanted; or the plan gives it no slots (preempted); or fewer than "
+            "`min` are left and not enough are free",
+        ),
+        LifeEvent.RETRY: Transition(
+            LifeState.QUEUED, "the run has failed, and retries are left; or a stranger stopped it"
+        ),
+        LifeEvent.GIVE_UP: _GIVE_UP,
+        LifeEvent.FINISH: _FINISH,
+    },
+    LifeState.HALTING: {
+        LifeEvent.HALT: Transition(
+            LifeState.HALTED, "halt is wanted, the run is over and no process of it is left"
+        ),
+        LifeEvent.REQUEUE: Transition(
+            LifeState.QUEUED, "run is wanted, the run is over and no process of it is left"
+        ),
+        LifeEvent.RETRY: Transition(
+            LifeState.QUEUED, "the run has failed while it stopped, and retries are left"
+        ),
+        LifeEvent.GIVE_UP: _GIVE_UP,
+        LifeEvent.FINISH: _FINISH,
+        LifeEvent.DELETE: Transition(
+            LifeState.ENDED, "gone is wanted, the run is over and no process of it is left"
+        ),
+    },
+    LifeState.HALTED: {
+        LifeEvent.RESUME: Transition(LifeState.QUEUED, "run is wanted"),
+        LifeEvent.DELETE: _DELETE,
+    },
+    LifeState.ENDED: {},
+}
+
+
+class LifeResult(StrEnum):
+    """How a job of a cluster has ended."""
+
+    FINISHED = "finished"  # it has trained to the end
+    FAILED = "failed"  # its runs have failed more often than its manifest allows
+    DELETED = "deleted"  # a user has deleted it
+
+
+_RESULTS = {
+    LifeEvent.FINISH: LifeResult.FINISHED,
+    LifeEvent.GIVE_UP: LifeResult.FAILED,
+    LifeEvent.DELETE: LifeResult.DELETED,
+}
+
+
+@dataclass(frozen=True)
+class HostLimit(Record):
+    """A limit on a job's slots on one host, where some of its slots stayed without a worker.
+
+    Attributes:
+        most: the most slots that the job gets on the host.
+        until_s: until when, in seconds since 1970.
+    """
+
+    most: int
+    until_s: float
+
+
+@dataclass(frozen=True)
+class JobLife(Record):
+    """The record of what a cluster's leader has made of a job, at the node ``life`` of the job.
+
+    Only the leader of the controllers writes it. Times are in seconds since 1970.
+
+    Attributes:
+        state: the state of the job.
+        reason: why the job is in this state, in a sentence.
+        since_s: when the job entered the state.
+        run: the token of the present run; in a state without a run, that of the last one. Empty:
+            the job was never started.
+        runs: the number of runs so far, the present one included.
+        result: how the job has ended; None: it has not.
+        exit_code: the exit code of its last run; 0 if there is none.
+        failures: how many of its runs have failed since it was submitted or resumed.
+        tries: how many starts or runs in a row came to nothing; they make the waits longer.
+        not_before_s: the time before which the job is not started again; 0: at any time.
+        submitted_s: when the job was submitted.
+        started_s: when the job got its first slots; 0: never.
+        ended_s: when the job ended; 0: it has not.
+        slots: the number of slots that the job has had since ``counted_s``.
+        counted_s: the time up to which ``attained_slot_s`` is counted.
+        attained_slot_s: the seconds during which it had slots, times their number, up to
+            ``counted_s``.
+        limits: host -> the limit of the job's slots there.
+    """
+
+    state: LifeState = LifeState.QUEUED
+    reason: str = ""
+    since_s: float = 0.0
+    run: str = ""
+    runs: int = 0
+    result: LifeResult | None = None
+    exit_code: int = 0
+    failures: int = 0
+    tries: int = 0
+    not_before_s: float = 0.0
+    submitted_s: float = 0.0
+    started_s: float = 0.0
+    ended_s: float = 0.0
+    slots: int = 0
+    counted_s: float = 0.0
+    attained_slot_s: float = 0.0
+    limits: Mapping[str, HostLimit] = field(default_factory=dict)
+
+    def after(self, event: LifeEvent, reason: str, now_s: float, **changes: Any) -> JobLife:
+        """Return the record after ``event``, with the state that :data:`TRANSITIONS` says.
+
+        Args:
+            event: what has happened.
+            reason: why, in a sentence.
+            now_s: the time, in seconds since 1970.
+            changes: other fields, by name, with their new values.
+
+        Raises:
+            IllegalTransition: the table does not allow the event in the present state. The record
+                is unchanged.
+        """
+        transition = TRANSITIONS[self.state].get(event)
+        if transition is None:
+            allowed = ", ".join(TRANSITIONS[self.state]) or "nothing"
+            raise IllegalTransition(
+                f"a job that is {self.state} ({self.reason or 'no reason is known'}) allows no "
+                f"event {event.value!r}, only {allowed}; its record is unchanged. Please report "
+                "this line as a defect of edl"
+            )
+        ends = transition.to is LifeState.ENDED
+        return replace(
+            self,
+            state=transition.to,
+            reason=reason,
+            since_s=now_s,
+            result=_RESULTS[event] if ends else None,
+            ended_s=now_s if ends else 0.0,
+            **changes,
+        )
+
+    def failed(self, now_s: float, counts: bool) -> dict[str, Any]:
+        """Return the changed fields of a job whose start or run came to nothing, by name.
+
+        The next start waits 1, 2, 4, ... and at most 300 s. After a run that trained for
+        :data:`STABLE_S` the waits begin anew.
+
+        Args:
+            now_s: the time, in seconds since 1970.
+            counts: whether this is a failure of the job, for which a retry is used up.
+        """
+        trained_s = now_s - self.since_s if self.state is LifeState.RUNNING else 0.0
+        tries = 1 if trained_s >= STABLE_S else self.tries + 1
+        return {
+            "tries": tries,
+            "failures": self.failures + counts,
+            "not_before_s": now_s + back_off_s(tries),
+        }
+
+    def counted(self, slots: int, now_s: float) -> JobLife:
+        """Return the record with the service up to ``now_s`` counted, and ``slots`` from then on.
+
+        A record that has that number of slots already is returned unchanged.
+        """
+        if slots == self.slots:
+            return self
+        attained = self.attained_s(now_s)
+        return replace(self, slots=slots, counted_s=now_s, attained_slot_s=attained)
+
+    def attained_s(self, now_s: float) -> float:
+        """Return the slot-seconds that the job has attained by ``now_s``."""
+        return self.attained_slot_s + self.slots * max(0.0, now_s - self.counted_s)
+
+
+def back_off_s(tries: int) -> float:
+    """Return how long a job waits after ``tries`` failures in a row, 1 or more, in seconds."""
+    return float(min(MOST_BACK_OFF_S, 2.0 ** min(tries - 1, 20)))
+
+
+def run_token(order: int, number: int) -> str:
+    """Return the token of a job's run.
+
+    Two leaders that start the same run give it the same token. A job that is submitted again under
+    a name that was used before has other tokens.
+
+    Args:
+        order: the place of the job in the order of submission, which no other submission has.
+        number: the number of the run, from 1.
+    """
+    return f"{order:x}-{number}"

@@ -1,0 +1,217 @@
+"""Decide which event of its life is due for a job of a cluster, and why.
+
+:data:`edl.core.cluster.job_life.TRANSITIONS` says what an event leads to. The events here follow
+from what users want and what a job's run has become. That a job gets slots, or loses all of them to
+others, follows from the plan (:mod:`edl.core.cluster.plan`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from edl.core.cluster.job_life import JobLife, LifeEvent, LifeState
+from edl.core.cluster.records import ClusterRecord, Goal
+from edl.core.cluster.view import JobView, RunView
+from edl.core.plural import counted
+from edl.core.records import JobState
+
+
+class PendingEvent(NamedTuple):
+    """An event that is due for a job.
+
+    Attributes:
+        event: the event.
+        reason: why, in a sentence.
+        failed: whether a start or a run has come to nothing, so that the next one waits.
+        counts: whether that is a failure of the job, which uses up a retry.
+    """
+
+    event: LifeEvent
+    reason: str
+    failed: bool = False
+    counts: bool = False
+
+
+@dataclass(frozen=True)
+class RunHosts:
+    """What the hosts say about a job's present run.
+
+    Attributes:
+        slots: the number of slots that the run has on hosts that are not lost.
+        lost: the names of the lost hosts on which it has slots.
+        has_processes: whether a process of it may live on a host that is not lost.
+    """
+
+    slots: int = 0
+    lost: tuple[str, ...] = ()
+    has_processes: bool = False
+
+
+def due_event(
+    job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
+) -> PendingEvent | None:
+    """Return the event that is due for ``job``, or None.
+
+    Args:
+        job: the job.
+        facts: what the hosts say about its run.
+        settings: the limits of time.
+        now_s: the time, in seconds since 1970.
+    """
+    return _DUE[job.life.state](job, facts, settings, now_s)
+
+
+def life_after(due: PendingEvent, job: JobView, now_s: float) -> JobLife:
+    """Return the record of the life of ``job`` after an event that is due.
+
+    Args:
+        due: the event.
+        job: the job.
+        now_s: the time, in seconds since 1970.
+    """
+    changes = job.life.failed(now_s, due.counts) if due.failed else {}
+    if due.event is LifeEvent.RESUME:
+        changes = {"tries": 0, "failures": 0, "not_before_s": 0.0}
+    run = job.present_run
+    if run is not None and run.state.over:
+        changes["exit_code"] = run.exit_code
+    return job.life.after(due.event, due.reason, now_s, **changes)
+
+
+# --- one function for each state
+
+
+def _queued(
+    job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
+) -> PendingEvent | None:
+    """Return what is due for a job that waits for slots; the arguments of :func:`due_event`."""
+    if job.wanted.goal is Goal.GONE:
+        return PendingEvent(LifeEvent.DELETE, "it was deleted while it waited")
+    if job.wanted.goal is Goal.HALT:
+        return PendingEvent(LifeEvent.HALT, "it was halted while it waited")
+    return None
+
+
+def _starting(
+    job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
+) -> PendingEvent | None:
+    """Return what is due for a job that starts; the arguments of :func:`due_event`."""
+    run = job.present_run
+    if run is not None and run.state.over:
+        return _ended(job, run)
+    if job.wanted.goal is not Goal.RUN:
+        return _stop(job)
+    if run is not None and run.trains:
+        return PendingEvent(LifeEvent.TRAIN, "its first ring trains")
+    if facts.slots < job.min_slots:
+        why = f"{_hosts_lost(facts)} while it started, and {counted(facts.slots, 'slot')}"
+        return PendingEvent(LifeEvent.TAKE_BACK, f"{why} of at least {job.min_slots} are left")
+    waited_s = now_s - job.life.since_s
+    if waited_s >= settings.start_timeout_s:
+        busy = 0 if run is None else sum(len(agent.busy) for agent in run.agents.values())
+        why = f"no ring trained within {settings.start_timeout_s:g} s of its start: workers lived"
+        return PendingEvent(
+            LifeEvent.TAKE_BACK, f"{why} in {busy} of its {facts.slots} slots", True
+        )
+    return None
+
+
+def _running(
+    job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
+) -> PendingEvent | None:
+    """Return what is due for a job that trains; the arguments of :func:`due_event`."""
+    run = job.present_run
+    if run is None:
+        return _failed(job, "its records were removed from ZooKeeper while it trained")
+    if run.state.over:
+        return _ended(job, run)
+    return _stop(job) if job.wanted.goal is not Goal.RUN else None
+
+
+def _halting(
+    job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
+) -> PendingEvent | None:
+    """Return what is due for a job whose run stops; the arguments of :func:`due_event`."""
+    run = job.present_run
+    if (run is not None and not run.state.over) or facts.has_processes:
+        return None
+    if run is not None and run.state is JobState.FINISHED:
+        return PendingEvent(LifeEvent.FINISH, run.reason or "it has trained to the end")
+    if job.wanted.goal is Goal.GONE:
+        return PendingEvent(LifeEvent.DELETE, "it was deleted")
+    failure = run.reason if run is not None and run.state is JobState.FAILED else None
+    if job.wanted.goal is Goal.HALT:
+        also = f"; its run failed while it stopped: {failure}" if failure is not None else ""
+        return PendingEvent(LifeEvent.HALT, f"it was halted{also}")
+    if failure is not None:
+        return _failed(job, failure)
+    return PendingEvent(LifeEvent.REQUEUE, f"waits for slots again: {job.life.reason}")
+
+
+def _halted(
+    job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
+) -> PendingEvent | None:
+    """Return what is due for a halted job; the arguments are those of :func:`due_event`."""
+    if job.wanted.goal is Goal.GONE:
+        return PendingEvent(LifeEvent.DELETE, "it was deleted while it was halted")
+    if job.wanted.goal is Goal.RUN:
+        return PendingEvent(LifeEvent.RESUME, "it was resumed")
+    return None
+
+
+def _nothing(
+    job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
+) -> PendingEvent | None:
+    """Return None, for nothing happens to a job that has ended, whatever the arguments are."""
+    return None
+
+
+_DUE: Mapping[
+    LifeState, Callable[[JobView, RunHosts, ClusterRecord, float], PendingEvent | None]
+] = {
+    LifeState.QUEUED: _queued,
+    LifeState.STARTING: _starting,
+    LifeState.RUNNING: _running,
+    LifeState.HALTING: _halting,
+    LifeState.HALTED: _halted,
+    LifeState.ENDED: _nothing,
+}
+
+
+# --- what several states have in common
+
+
+def _ended(job: JobView, run: RunView) -> PendingEvent:
+    """Return the event that follows from the end of the run ``run`` of ``job``."""
+    if run.state is JobState.FINISHED:
+        return PendingEvent(LifeEvent.FINISH, run.reason or "it has trained to the end")
+    if run.state is JobState.FAILED:
+        return _failed(job, run.reason or f"its run has failed with exit code {run.exit_code}")
+    why = f"its run was stopped, and not by the cluster: {run.reason or 'no reason is known'}"
+    return PendingEvent(LifeEvent.RETRY, f"{why}; `edl halt` halts a job", failed=True)
+
+
+def _failed(job: JobView, reason: str) -> PendingEvent:
+    """Return the event that follows from the failure of a run of ``job``, for ``reason``."""
+    failures, retries = job.life.failures + 1, job.manifest.retries
+    if failures > retries:
+        times = "" if failures == 1 else f" {failures} times, the last time"
+        return PendingEvent(LifeEvent.GIVE_UP, f"it has failed{times}: {reason}", True, True)
+    why = f"its run has failed, {failures} of {retries} retries used: {reason}"
+    return PendingEvent(LifeEvent.RETRY, why, True, True)
+
+
+def _stop(job: JobView) -> PendingEvent:
+    """Return the event that begins to stop the run of ``job`` because a user wants it."""
+    deleted = job.wanted.goal is Goal.GONE
+    return PendingEvent(LifeEvent.STOP, "it is being deleted" if deleted else "it is being halted")
+
+
+def _hosts_lost(facts: RunHosts) -> str:
+    """Return a clause that names the lost hosts of a run."""
+    lost = facts.lost
+    if not lost:
+        return "slots were taken back"
+    return f"host {lost[0]} was lost" if len(lost) == 1 else f"hosts {', '.join(lost)} were lost"

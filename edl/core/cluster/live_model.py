@@ -1,0 +1,167 @@
+"""Describe a live job to cluster policies: its speed on other slots, and the work that is left.
+
+**Speed.** The measured steps of the job, and the sizes of its curve that it has not measured, are
+fitted by the model of a step's time (:mod:`edl.core.policy.step_time`). The model's result is
+corrected by its error at the measurement with the nearest number of workers, so a measured size is
+predicted as it was measured. A job about which nothing is known is taken to train one sample a
+second on each slot, with linear speed-up, so that policies try more slots ("prior-driven
+exploration", Pollux, OSDI 2021, section 4.1).
+
+**Work left.** The samples that the job itself says are left; or those of the number of steps that
+its user has given. If neither is known, the job has as much service left as:
+
+1. its user's duration, in slot-seconds, less what it has attained; or
+2. what it has attained so far, and at least :data:`LEAST_SERVICE_S` seconds on each of its fewest
+   slots. The lengths of training jobs have heavy tails: the longer a job has run, the longer it
+   goes on, and with a Pareto distribution the mean of what is left grows in proportion to the age.
+   So a policy that serves the shortest remaining time serves the job with the least attained
+   service, as Tiresias does (NSDI 2019, section 3) for the same reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from edl.core.cluster.view import JobHints, JobMeasurements, JobView
+from edl.core.policy.step_time import StepTime, StepTimeSample, fit
+
+LEAST_SERVICE_S = 60.0  # of a job that has just begun, and may be any length
+LEAST_LEFT_S = 1.0  # of a job that takes longer than its user has said
+UNKNOWN_SPEED = StepTime(each_sample_s=1.0)
+
+
+@dataclass(frozen=True)
+class LiveModel:
+    """The known speed and remaining work of a live job, a :class:`~.state.TrainingModel`.
+
+    Attributes:
+        step_time: the fitted model of a step's time.
+        samples: what it was fitted to; empty: nothing is known of the job's speed.
+        left: the samples left to train; None: not known.
+        left_slot_s: where ``left`` is not known: the slot-seconds that are left.
+        fewest: the slots on which they would be spent.
+        noise_scale: the noise scale of the gradients, in samples; None: not known.
+        smallest_batch: the smallest global batch of the job, in samples.
+    """
+
+    step_time: StepTime
+    samples: tuple[StepTimeSample, ...]
+    left: float | None
+    left_slot_s: float
+    fewest: int
+    noise_scale: float | None
+    smallest_batch: int
+
+    def step_s(self, slots: tuple[int, ...], batch: int) -> float:
+        """Return the time of one step in seconds.
+
+        Args:
+            slots: the number of the job's slots on each of its nodes.
+            batch: the global batch, in samples.
+        """
+        workers, hosts = sum(slots), len(slots)
+        step_s = self.step_time.step_s(workers, hosts, batch / workers)
+        if not self.samples:
+            return step_s
+        near = min(self.samples, key=lambda one: _distance(one, workers, hosts, batch))
+        return step_s * near.step_s / self.step_time.step_s(near.workers, near.hosts, near.batch)
+
+    def efficiency(self, batch: int) -> float:
+        """Return the progress of a sample in a global batch of ``batch``, over the smallest one.
+
+        It is (noise scale + smallest batch) / (noise scale + batch) (Pollux, OSDI 2021, section
+        3.1), and 1 as long as the noise scale is not known.
+        """
+        if self.noise_scale is None or self.noise_scale == float("inf"):
+            return 1.0
+        return (self.noise_scale + self.smallest_batch) / (self.noise_scale + batch)
+
+    def steps_left(self, batch: int) -> float:
+        """Return the number of steps until the job ends, each with a global batch of ``batch``."""
+        if self.left is not None:
+            return self.left / batch
+        return self.left_slot_s / self.fewest / self.step_s((self.fewest,), batch)
+
+
+def live_model(job: JobView, now_s: float) -> LiveModel:
+    """Return what is known of a live job's speed and remaining work.
+
+    Args:
+        job: the job.
+        now_s: the time, in seconds since 1970.
+    """
+    measured, hints = job.measured, job.manifest.hints
+    batch = batch_of(job)
+    samples = speed_samples(measured, hints, batch)
+    left = measured.left
+    if left is None and hints.steps is not None:
+        left = max(0.0, float(hints.steps - measured.done_steps)) * batch
+    limit = job.manifest.batch
+    return LiveModel(
+        step_time=_fitted(samples) if samples else UNKNOWN_SPEED,
+        samples=samples,
+        left=left,
+        left_slot_s=_left_slot_s(job, now_s),
+        fewest=job.min_slots,
+        noise_scale=measured.noise_scale,
+        smallest_batch=limit.min if limit is not None else batch,
+    )
+
+
+def batch_of(job: JobView) -> int:
+    """Return the global batch of ``job`` now, in samples; at least 1.
+
+    It is the measured one, or else the smallest one of the manifest, or else one sample for each
+    requested slot.
+    """
+    limit = job.manifest.batch
+    return job.measured.global_batch or (limit.min if limit else job.manifest.requested_np)
+
+
+def speed_samples(
+    measured: JobMeasurements, hints: JobHints, batch: int
+) -> tuple[StepTimeSample, ...]:
+    """Return all known step times of a job: measured ones, then those of curves.
+
+    A size that was measured is not taken from a curve. A curve is taken to be of one host.
+
+    Args:
+        measured: what was measured.
+        hints: what the user knows.
+        batch: the global batch of the steps of a curve, in samples.
+    """
+    found = list(measured.steps)
+    for curve in (measured.curve, hints.samples_per_s):
+        known = {one.workers for one in found}
+        for np, rate in sorted(curve.items()):
+            if np not in known and np > 0 and rate > 0:
+                found.append(StepTimeSample(np, 1, batch / np, batch / rate))
+    return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def _fitted(samples: tuple[StepTimeSample, ...]) -> StepTime:
+    """Return the model that explains ``samples`` best; the same samples are fitted once."""
+    return fit(samples)
+
+
+def _distance(one: StepTimeSample, workers: int, hosts: int, batch: int) -> tuple[float, ...]:
+    """Return how far a measurement is from a placement: by workers, then by hosts, then by batch.
+
+    Args:
+        one: the measurement.
+        workers: the number of workers of the placement.
+        hosts: the number of its hosts.
+        batch: its global batch, in samples.
+    """
+    return abs(one.workers - workers), abs(one.hosts - hosts), abs(one.batch - batch / workers)
+
+
+def _left_slot_s(job: JobView, now_s: float) -> float:
+    """Return the estimated slot-seconds that a job of unknown length has left at ``now_s``."""
+    attained, hints = job.life.attained_s(now_s), job.manifest.hints
+    if hints.duration_s is not None:
+        whole = hints.duration_s * job.manifest.requested_np
+        return max(whole - attained, LEAST_LEFT_S)
+    return max(attained, LEAST_SERVICE_S * job.min_slots)

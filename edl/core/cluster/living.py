@@ -1,0 +1,107 @@
+"""Let the events happen in the lives of a cluster's jobs that follow from goals, runs and hosts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edl.core.cluster.draft import Draft
+from edl.core.cluster.job_life import HostLimit, LifeEvent, LifeState
+from edl.core.cluster.life_events import PendingEvent, due_event, life_after
+from edl.core.cluster.records import JobAssignment
+from edl.core.cluster.view import JobView, RunView
+
+
+def advance_lives(draft: Draft) -> None:
+    """Let all events happen that are due, and limit jobs where their slots stay without workers."""
+    for name in list(draft.jobs):
+        if not draft.jobs[name].life.submitted_s:
+            _begin(draft, draft.jobs[name])
+        _note_idle(draft, draft.jobs[name])
+        while (due := _due(draft, draft.jobs[name])) is not None:
+            _happen(draft, draft.jobs[name], due)
+
+
+def _begin(draft: Draft, job: JobView) -> None:
+    """Begin the record of the life of ``job``, which was just submitted."""
+    submitted_s = job.submitted_s or draft.now_s
+    life = replace(
+        job.life,
+        submitted_s=submitted_s,
+        since_s=submitted_s,
+        counted_s=draft.now_s,
+        reason="it was submitted",
+    )
+    draft.live_on(job, life)
+
+
+def _due(draft: Draft, job: JobView) -> PendingEvent | None:
+    """Return the event that is due for ``job``."""
+    return due_event(job, draft.facts(job), draft.settings, draft.now_s)
+
+
+def _happen(draft: Draft, job: JobView, due: PendingEvent) -> None:
+    """Let ``due`` happen to ``job``."""
+    life = life_after(due, job, draft.now_s)
+    if due.event is LifeEvent.TAKE_BACK and due.failed:
+        life = replace(life, limits={**life.limits, **_limits_of_start(draft, job)})
+    draft.change(job, due.event, life)
+
+
+def _limits_of_start(draft: Draft, job: JobView) -> dict[str, HostLimit]:
+    """Return a limit for each host on which a failed start of ``job`` had too few workers.
+
+    If no host had any worker, the hosts are not to blame, and there is no limit.
+    """
+    run = job.present_run
+    entries = draft.table.entries(job.name, job.life.run)
+    busy = {host: len(run.busy(host)) if run is not None else 0 for host in entries}
+    if not any(busy.values()):
+        return {}
+    until_s = draft.now_s + draft.settings.limit_s
+    return {
+        host: HostLimit(count, until_s)
+        for host, count in busy.items()
+        if count < len(entries[host].devices)
+    }
+
+
+def _note_idle(draft: Draft, job: JobView) -> None:
+    """Note since when devices of a run that trains have had no process, and limit the job there.
+
+    The limit comes when a device has been without a process for the time that a start may take.
+    """
+    run = job.present_run
+    if job.life.state is not LifeState.RUNNING or run is None or run.state.over:
+        return
+    for host, entry in draft.table.entries(job.name, run.token).items():
+        since_s = draft.table.note_idle(host, job.name, _is_idle(draft, job, run, host, entry))
+        limit_s = since_s + draft.settings.start_timeout_s
+        if since_s and draft.now_s < limit_s:
+            draft.times_s.append(limit_s)
+        elif since_s:
+            draft.table.note_idle(host, job.name, False)
+            limit = HostLimit(len(run.busy(host)), draft.now_s + draft.settings.limit_s)
+            life = draft.jobs[job.name].life
+            draft.live_on(job, replace(life, limits={**life.limits, host: limit}))
+
+
+def _is_idle(draft: Draft, job: JobView, run: RunView, host: str, entry: JobAssignment) -> bool:
+    """Return whether a run may use a device of a host, keeps it, and no process lives there.
+
+    Without an agent's record, only a report that nothing lives of the run says so.
+
+    Args:
+        draft: the draft, with the host's report.
+        job: the job.
+        run: its run.
+        host: the host.
+        entry: what the job has there.
+    """
+    kept = {d for d in run.devices.get(host, ()) if d in entry.devices and d not in entry.leaving}
+    agent, view = run.agents.get(host), draft.cluster.host_named[host]
+    if agent is not None:
+        return bool(kept - agent.busy)
+    report = view.report.jobs.get(job.name) if view.report is not None else None
+    if view.offer is None or report is None or report.run != run.token:
+        return False
+    return bool(kept) and not report.lives

@@ -1,0 +1,182 @@
+"""Plan what the leader of a cluster writes and orders next, from what it has read.
+
+:func:`plan` is a pure function. It looks at how things are, never at what has changed, so it may be
+called at any time and as often as one likes: with the same view the plan is the same, and once the
+plan is carried out and answered, the next one is empty. Whatever of a plan is lost is in the next
+one again. A leader that begins anew needs nothing but the records.
+
+One call goes through these stages:
+
+1. **Lives** (:mod:`edl.core.cluster.living`). The events happen that follow from users' goals and
+   from what runs have become.
+2. **Ended runs** (:mod:`edl.core.cluster.ending`). The hosts are told to end what belongs to no run
+   that may go on. What they report as ended is free.
+3. **Allocation** (:mod:`edl.core.cluster.allocating`). The policy is asked if that is due.
+4. **Giving back** (:mod:`edl.core.cluster.settling`). Jobs without slots in the allocation are told
+   to stop. Jobs with fewer slots are to give some back; what they no longer use is free.
+5. **Taking** (the same module). Free devices are assigned to the jobs that the allocation gives
+   them to; jobs that have all of theirs start or grow.
+6. **Stopping** (:mod:`edl.core.cluster.ending`). Runs that are to stop are told so.
+
+So a slot changes hands in two writes, in two different turns: the order to the old run in stage 5
+of one turn, and the assignment to the new run in stage 5 of a later turn, after the proof in stage
+4 (:mod:`edl.core.cluster.devices` says what counts as proof).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from edl.core.cluster.active_jobs import HAS_SLOTS
+from edl.core.cluster.allocating import allocate
+from edl.core.cluster.draft import Draft, JobChange
+from edl.core.cluster.ending import end_runs, stop_runs
+from edl.core.cluster.job_life import JobLife, LifeState
+from edl.core.cluster.living import advance_lives
+from edl.core.cluster.orders import Order
+from edl.core.cluster.records import AllocationRecord, ClusterRecord, HostAssignment
+from edl.core.cluster.settling import give_back, take_devices
+from edl.core.cluster.state import ClusterPolicy
+from edl.core.cluster.view import ClusterView, JobView
+
+AGAIN_S = 1.0  # until the next plan, if something was written or ordered
+
+
+@dataclass(frozen=True)
+class ClusterPlan:
+    """What the leader writes and orders, and what it says about each job.
+
+    ``lives``, ``assigned`` and ``allocation`` are written in one transaction, under the fence, with
+    checks that each written node still has the version that was read. If it is refused, nothing
+    else is done: read, and plan again. Then the ``orders`` are carried out as
+    :mod:`edl.core.cluster.orders` says.
+
+    Attributes:
+        lives: job -> the new record of its life; only those that change.
+        assigned: host -> its new assignment; only those that change.
+        allocation: the new record of the policy's decision; None: it stays.
+        orders: what runs are asked to do, in this order.
+        changes: the changes of jobs' states in ``lives``, in order, for the log of events.
+        reasons: job -> why it has what it has, or why it waits and where in the queue, as a
+            sentence.
+        next_s: when to plan again although nothing was seen to change, in seconds since 1970.
+    """
+
+    lives: Mapping[str, JobLife] = field(default_factory=dict)
+    assigned: Mapping[str, HostAssignment] = field(default_factory=dict)
+    allocation: AllocationRecord | None = None
+    orders: tuple[Order, ...] = ()
+    changes: tuple[JobChange, ...] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    next_s: float = 0.0
+
+    @property
+    def writes(self) -> bool:
+        """Whether there is a record to write."""
+        return bool(self.lives or self.assigned or self.allocation is not None)
+
+    @property
+    def acts(self) -> bool:
+        """Whether there is anything to write or to order."""
+        return self.writes or bool(self.orders)
+
+
+def plan(cluster: ClusterView, policy: ClusterPolicy, now_s: float) -> ClusterPlan:
+    """Return what the leader of ``cluster`` writes and orders next, and why.
+
+    Args:
+        cluster: what was read, in the order that :mod:`edl.core.cluster.view` asks for.
+        policy: the cluster policy.
+        now_s: the time, in seconds since 1970.
+    """
+    draft = Draft(cluster, now_s)
+    advance_lives(draft)
+    end_runs(draft)
+    now = replace(cluster, jobs=tuple(draft.jobs.values()))
+    draft.allocation, draft.waits = allocate(now, policy, draft.table)
+    give_back(draft)
+    take_devices(draft)
+    stop_runs(draft)
+    return _finished(draft)
+
+
+def _finished(draft: Draft) -> ClusterPlan:
+    """Return the plan that ``draft`` has become."""
+    lives = {}
+    for job in draft.cluster.jobs:
+        life = _tidied(draft, draft.jobs[job.name])
+        if life != job.life:
+            lives[job.name] = life
+    changed = draft.allocation != draft.cluster.allocation
+    found = ClusterPlan(
+        lives=lives,
+        assigned=draft.table.changed(),
+        allocation=draft.allocation if changed else None,
+        orders=tuple(draft.orders),
+        changes=tuple(draft.changes),
+        reasons=_reasons(draft),
+    )
+    return replace(found, next_s=_next_s(draft, found))
+
+
+def _tidied(draft: Draft, job: JobView) -> JobLife:
+    """Return the life of ``job`` with its service counted, and without limits that are over."""
+    slots = 0
+    if job.life.state.has_run:
+        entries = draft.table.entries(job.name, job.life.run)
+        slots = sum(len(entry.devices) for entry in entries.values())
+    limits = {host: one for host, one in job.life.limits.items() if one.until_s > draft.now_s}
+    return replace(job.life.counted(slots, draft.now_s), limits=limits)
+
+
+def _reasons(draft: Draft) -> dict[str, str]:
+    """Return for each job why it has what it has, or where it waits and why."""
+    queue = sorted(
+        (job for job in draft.jobs.values() if job.life.state is LifeState.QUEUED),
+        key=lambda job: (-job.wanted.priority, job.order),
+    )
+    places = {job.name: place for place, job in enumerate(queue, 1)}
+    problem, found = draft.allocation.problem, {}
+    for name, job in draft.jobs.items():
+        why = draft.waits.get(name) or draft.why(job) or problem
+        if name in places:
+            at = f"place {places[name]} of {len(queue)} in the queue"
+            found[name] = f"{at}: {why or job.life.reason}"
+        else:
+            found[name] = why if why and job.life.state in HAS_SLOTS else job.life.reason
+    return found
+
+
+def _next_s(draft: Draft, found: ClusterPlan) -> float:
+    """Return when to plan again although nothing was seen to change, in seconds since 1970.
+
+    ``found`` is what the plan writes and orders.
+    """
+    settings, now_s = draft.settings, draft.now_s
+    times = [*draft.times_s, draft.allocation.at_s + settings.interval_s]
+    if found.acts:
+        times.append(now_s + AGAIN_S)
+    for host in draft.cluster.hosts:
+        times += _times_of_host(found.assigned.get(host.name, host.assigned), settings)
+    for job in draft.jobs.values():
+        times += _times_of_job(job, settings)
+    return min((at_s for at_s in times if at_s > now_s), default=now_s + settings.interval_s)
+
+
+def _times_of_host(record: HostAssignment, settings: ClusterRecord) -> Sequence[float]:
+    """Return the times at which limits of a host are over, by its ``record`` and ``settings``."""
+    found = [record.silent_s + settings.lost_after_s] if record.silent_s else []
+    waits = [entry for entry in record.jobs.values() if entry.leaving or entry.ends]
+    return [*found, *(entry.changed_s + settings.stuck_s for entry in waits)]
+
+
+def _times_of_job(job: JobView, settings: ClusterRecord) -> Sequence[float]:
+    """Return the times at which limits of ``job`` are over, by ``settings``."""
+    life = job.life
+    found = [life.not_before_s, *(limit.until_s for limit in life.limits.values())]
+    if life.state is LifeState.STARTING:
+        found.append(life.since_s + settings.start_timeout_s)
+    if life.state is LifeState.HALTING:
+        found.append(life.since_s + settings.halt_timeout_s)
+    return found

@@ -1,0 +1,205 @@
+"""Define the records of a cluster in ZooKeeper: plain values, which are written as JSON.
+
+docs/adr/0025 says which process writes which record. The record of a job's life is in
+:mod:`edl.core.cluster.job_life`, its manifest in ``edl.core.cluster.manifest``. Times are in
+seconds since 1970.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from edl.core.record import Record
+
+FORMAT = 1  # of the records of this package; hosts with another one get no slots
+
+
+@dataclass(frozen=True)
+class ClusterRecord(Record):
+    """The record of a cluster, at the node ``cluster``: how its leader decides.
+
+    Attributes:
+        format: the format of the records.
+        policy: the name of the cluster policy (:mod:`edl.core.cluster.policies`).
+        parameters: the policy's parameters by name, where they differ from the registered ones.
+        interval_s: how often the policy is asked although no job and no host has come or gone.
+        start_timeout_s: within this time a start must lead to a ring that trains, and a slot to a
+            worker.
+        halt_timeout_s: how long a run that was told to stop may take, before its processes are
+            ended.
+        lost_after_s: how long a host may be without an offer, before the plan does without it.
+        gather_s: how long a job waits for further slots of its share, before it takes what is free.
+        stuck_s: how long a slot may take to be given back, before it no longer counts as a slot.
+        limit_s: how long a job does without slots of a host on which they had no worker.
+    """
+
+    format: int = FORMAT
+    policy: str = "edl"
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    interval_s: float = 30.0
+    start_timeout_s: float = 120.0
+    halt_timeout_s: float = 300.0
+    lost_after_s: float = 10.0
+    gather_s: float = 2.0
+    stuck_s: float = 60.0
+    limit_s: float = 300.0
+
+
+class Goal(StrEnum):
+    """What a user wants of a job: that it runs, that it is halted, or that it is gone."""
+
+    RUN = "run"
+    HALT = "halt"
+    GONE = "gone"
+
+
+@dataclass(frozen=True)
+class Wanted(Record):
+    """The record of what users want of a job, at the node ``wanted`` of the job.
+
+    Attributes:
+        goal: what the job shall do.
+        priority: jobs of a higher priority get slots before all others.
+    """
+
+    goal: Goal = Goal.RUN
+    priority: int = 0
+
+
+@dataclass(frozen=True)
+class HostOffer(Record):
+    """The offer of a host, at the ephemeral node ``offer`` of the host.
+
+    Attributes:
+        slots: the number of slots.
+        devices: the numbers of the devices, one for each slot; empty: 0, 1, ... up to ``slots``.
+        labels: the labels of the host, like ``gpu: h100``.
+        kind: the kind of machine, for policies that tell fast from slow ones.
+        address: the network address of the host.
+        version: the version of edl there.
+        format: the format of the records that `edl host` reads and writes.
+    """
+
+    slots: int
+    devices: tuple[int, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    kind: str = ""
+    address: str = ""
+    version: str = ""
+    format: int = FORMAT
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of the offered devices, one for each slot."""
+        return self.devices or tuple(range(self.slots))
+
+
+@dataclass(frozen=True)
+class JobAssignment(Record):
+    """What one job has on one host: an agent of one run, and devices.
+
+    While ``ends`` is 0, `edl host` keeps an agent of the run (`edl agent --run`). No process of
+    another job may live on one of the devices.
+
+    Attributes:
+        run: the token of the run.
+        devices: the numbers of the devices on which processes of the run may live, sorted. They
+            belong to the job until the leader takes them out of this record.
+        leaving: those of ``devices`` that the job is to give back, sorted.
+        ends: 0, or the version of the host's assignment with which the run ended here: `edl host`
+            ends the agent and all processes of the run, and reports a version of at least this
+            number when none lives.
+        changed_s: when ``devices``, ``leaving`` or ``ends`` was last changed.
+        idle_s: since when a device has been without a process of the run; 0: none is.
+    """
+
+    run: str
+    devices: tuple[int, ...] = ()
+    leaving: tuple[int, ...] = ()
+    ends: int = 0
+    changed_s: float = 0.0
+    idle_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class HostAssignment(Record):
+    """The record of what runs on a host, at the node ``assigned`` of the host.
+
+    It is the only record that `edl host` obeys: it ends what is not in it.
+
+    Attributes:
+        jobs: job -> its run and its devices. No device is in two of them.
+        slots: the number of slots that the host last offered.
+        silent_s: since when the host has had no offer; 0: it has one.
+    """
+
+    jobs: Mapping[str, JobAssignment] = field(default_factory=dict)
+    slots: int = 0
+    silent_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class JobReport(Record):
+    """What lives of one job on one host, as `edl host` has found it.
+
+    Attributes:
+        run: the token of the run.
+        agent: whether the agent lives.
+        exit_code: the exit code of the last agent that has ended; None: none has.
+        processes: the process ids of the workers that live.
+    """
+
+    run: str
+    agent: bool = False
+    exit_code: int | None = None
+    processes: tuple[int, ...] = ()
+
+    @property
+    def lives(self) -> bool:
+        """Whether the agent or a worker lives."""
+        return self.agent or bool(self.processes)
+
+
+@dataclass(frozen=True)
+class HostReport(Record):
+    """The record of what lives on a host, at the node ``report`` of the host.
+
+    Attributes:
+        version: the version of the node ``assigned`` that `edl host` had read before it looked at
+            the processes.
+        jobs: job -> what lives of it. `edl host` knows of no process of a job that is not in it.
+    """
+
+    version: int = -1
+    jobs: Mapping[str, JobReport] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class AllocationRecord(Record):
+    """The record of the policy's last decision, at the node ``allocation`` of the cluster.
+
+    Attributes:
+        at_s: when the policy was asked.
+        inputs: a digest of the jobs, hosts and policy of the decision: if it changes, the policy is
+            asked again.
+        targets: job -> host -> the number of slots that the job is to have there.
+        changed_s: job -> when its target was last changed.
+        batches: job -> the global batch that the policy has chosen, in samples.
+        reasons: job -> the policy's reason.
+        state: what the policy keeps for its next decision, for each group of jobs that it was asked
+            about together.
+        problem: the rule that the policy's decision broke, as a sentence; the decision before it
+            stands. Empty: it broke none.
+    """
+
+    at_s: float = 0.0
+    inputs: str = ""
+    targets: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    changed_s: Mapping[str, float] = field(default_factory=dict)
+    batches: Mapping[str, int] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    state: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    problem: str = ""

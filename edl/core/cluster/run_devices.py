@@ -1,0 +1,88 @@
+"""Decide which devices a run that trains may use next, on its way to the slots of its target.
+
+A run changes its devices in one step where it can: the new ones are free and assigned to its job
+before the run is told of them, and with the same order it gives up the old ones; a worker that
+moves starts on its new host before the old one leaves. Where not all new devices are free yet, the
+run keeps old ones in their place. It never gets a number of workers that the job may not have, and
+never fewer than its minimum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from edl.core.cluster.devices import DeviceTable, totals
+from edl.core.cluster.view import Devices, JobView, RunView
+
+
+class DeviceChange(NamedTuple):
+    """The devices that a run may use next.
+
+    Attributes:
+        devices: host -> devices; hosts without any are left out. None: no change is possible now.
+        lacking: how many devices of the target are not free yet.
+        survivors: how many devices the run uses on hosts that are not lost.
+    """
+
+    devices: Devices | None
+    lacking: int
+    survivors: int
+
+    def is_too_few(self, least: int) -> bool:
+        """Return whether the run has, and can get, fewer than ``least`` devices, or has none."""
+        size = 0 if self.devices is None else totals(self.devices)
+        return self.survivors == 0 or (self.survivors < least and size < least)
+
+
+def next_devices(
+    job: JobView,
+    run: RunView,
+    target: Mapping[str, int],
+    table: DeviceTable,
+    lost: Collection[str],
+    may_wait: bool,
+) -> DeviceChange:
+    """Return the devices that a run may use next.
+
+    Args:
+        job: the job.
+        run: its run.
+        target: host -> the number of slots that the job is to have.
+        table: who has which device; those that the run is to give back are marked.
+        lost: the hosts that are lost.
+        may_wait: whether the run waits for more devices rather than grow by some of them.
+    """
+    entries = {
+        host: entry
+        for host, entry in table.entries(job.name, run.token).items()
+        if host not in lost
+    }
+    present = [
+        (host, device)
+        for host, entry in entries.items()
+        for device in entry.devices
+        if device in run.devices.get(host, ())
+    ]
+    final = [
+        (host, device)
+        for host, entry in entries.items()
+        for device in entry.devices
+        if device not in entry.leaving
+    ]
+    wanted, survivors = sum(target.values()), len(present)
+    lacking = max(0, wanted - len(final))
+    if not lacking:
+        return DeviceChange(_by_host(final), 0, survivors)
+    surplus = [one for one in present if one not in final]
+    size = job.manifest.allowed_sizes.below(min(wanted, len(final) + len(surplus)))
+    if size is None or (may_wait and survivors < size < wanted):
+        return DeviceChange(None, lacking, survivors)
+    ordered = sorted(final, key=lambda one: one not in present) + surplus
+    return DeviceChange(_by_host(ordered[:size]), lacking, survivors)
+
+
+def _by_host(devices: Collection[tuple[str, int]]) -> Devices:
+    """Return pairs (host, device) as sorted devices by host, in the order of the hosts' names."""
+    hosts = sorted({host for host, _ in devices})
+    return {host: tuple(sorted(d for at, d in devices if at == host)) for host in hosts}

@@ -1,0 +1,156 @@
+"""Bring the devices of a cluster's jobs nearer to the policy's decision, as far as it is safe.
+
+Each function does what can be done now. What has to wait for a host, an agent or a run is left to a
+later plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edl.core.cluster.draft import Draft
+from edl.core.cluster.job_life import LifeEvent, LifeState, run_token
+from edl.core.cluster.orders import CreateRun, PlaceRun
+from edl.core.cluster.run_devices import next_devices
+from edl.core.cluster.stable_placing import trimmed
+from edl.core.cluster.view import JobView, RunView
+from edl.core.plural import by_host, counted
+from edl.core.records import JobState
+
+
+def give_back(draft: Draft) -> None:
+    """Begin to stop jobs that get no slots, and free what others were to give back and have.
+
+    While the policy's decision cannot be used, no job is stopped.
+    """
+    for job in list(draft.jobs.values()):
+        if job.life.state is not LifeState.RUNNING:
+            continue
+        target, run = draft.target(job), job.present_run
+        if not target and not draft.allocation.problem:
+            draft.stop(job, f"preempted: {draft.waits.get(job.name) or draft.why(job)}")
+        elif run is not None:
+            for host in draft.table.entries(job.name, run.token):
+                draft.table.reclaim(host, job.name, target.get(host, 0), run)
+                draft.table.release(host, job.name, run)
+
+
+def take_devices(draft: Draft) -> None:
+    """Assign free devices to jobs, start jobs that have all of theirs, and place runs."""
+    for job in list(draft.jobs.values()):
+        target, run = draft.target(job), job.present_run
+        if job.life.state is LifeState.RUNNING and run is not None and target:
+            _place(draft, job, run, target)
+        elif job.life.state is LifeState.QUEUED and target:
+            _start(draft, job, target)
+        if draft.jobs[job.name].life.state is LifeState.STARTING:
+            _create(draft, draft.jobs[job.name])
+
+
+def _place(draft: Draft, job: JobView, run: RunView, target: Mapping[str, int]) -> None:
+    """Assign free devices to a run, and order it to use what it may use next.
+
+    A run that has lost hosts, and would have too few slots without them, is stopped.
+
+    Args:
+        draft: the draft.
+        job: the job.
+        run: its run.
+        target: the slots that it is to have, by host.
+    """
+    entries = draft.table.entries(job.name, run.token)
+    for host, count in target.items():
+        entry = entries.get(host)
+        own = len(entry.devices) - len(entry.leaving) if entry is not None else 0
+        draft.table.give(host, job.name, run.token, count - own)
+    found = next_devices(job, run, target, draft.table, draft.lost, _gathers(draft, job))
+    lost = sorted(draft.lost.intersection(entries))
+    if lost and found.is_too_few(job.min_slots):
+        slots = f"{counted(found.survivors, 'slot')} of at least {job.min_slots}"
+        draft.stop(job, f"{slots} are left without {', '.join(lost)}, and no others are free")
+        return
+    if found.lacking:
+        draft.waits[job.name] = _lacks(draft, job, found.lacking)
+    batch = _batch(draft, job)
+    present = {host: numbers for host, numbers in run.devices.items() if numbers}
+    devices = present if found.devices is None else dict(found.devices)
+    if (devices, batch) != (present, run.batch) and run.state is JobState.RUNNING:
+        every = {host: devices.get(host, ()) for host in sorted({*run.devices, *devices})}
+        order = PlaceRun(job.name, run.token, every, run.version, batch, draft.why(job))
+        draft.orders.append(order)
+
+
+def _start(draft: Draft, job: JobView, target: Mapping[str, int]) -> None:
+    """Start a waiting job if all of its slots are free, or enough of them and it has waited.
+
+    Args:
+        draft: the draft.
+        job: the job.
+        target: the slots that it is to have, by host.
+    """
+    blocked = draft.table.blocked(job.name, "")
+    free = {
+        host: min(count, len(draft.table.free(host)))
+        for host, count in target.items()
+        if host not in blocked
+    }
+    lacking = sum(target.values()) - sum(free.values())
+    size = job.manifest.allowed_sizes.below(sum(free.values()))
+    if not job.run_is_over:
+        draft.waits[job.name] = "waits until its last run is over"
+    elif size is None or (lacking and _gathers(draft, job)):
+        draft.waits[job.name] = _lacks(draft, job, lacking)
+    else:
+        _start_on(draft, job, trimmed(free, size))
+
+
+def _start_on(draft: Draft, job: JobView, slots: Mapping[str, int]) -> None:
+    """Give a waiting job a run and free devices.
+
+    Args:
+        draft: the draft.
+        job: the job.
+        slots: how many devices it gets, by host.
+    """
+    number = job.life.runs + 1
+    run = run_token(job.order, number)
+    for host, count in slots.items():
+        draft.table.give(host, job.name, run, count)
+    life = job.life.after(
+        LifeEvent.START,
+        f"starts on {by_host({host: n for host, n in slots.items() if n})}: {draft.why(job)}",
+        draft.now_s,
+        run=run,
+        runs=number,
+        started_s=job.life.started_s or draft.now_s,
+    )
+    draft.change(job, LifeEvent.START, life)
+
+
+def _create(draft: Draft, job: JobView) -> None:
+    """Order that the run of a starting job is created, if it is not there yet."""
+    if job.present_run is None and job.run_is_over:
+        entries = draft.table.entries(job.name, job.life.run)
+        devices = {host: entries[host].devices for host in sorted(entries)}
+        draft.orders.append(CreateRun(job.name, job.life.run, devices, _batch(draft, job)))
+
+
+def _gathers(draft: Draft, job: JobView) -> bool:
+    """Return whether ``job`` still waits for all slots of its target to be free."""
+    changed_s = draft.allocation.changed_s.get(job.name, 0.0)
+    ends_s = changed_s + draft.settings.gather_s
+    draft.times_s.append(ends_s)
+    return draft.now_s < ends_s
+
+
+def _lacks(draft: Draft, job: JobView, count: int) -> str:
+    """Return the sentence that says that ``count`` slots of ``job`` are not free yet."""
+    slots = "1 slot, which is" if count == 1 else f"{count} slots, which are"
+    return f"waits for {slots} being given back: {draft.why(job)}"
+
+
+def _batch(draft: Draft, job: JobView) -> int | None:
+    """Return the batch that the policy has chosen for ``job``; None: it chooses none."""
+    limit = job.manifest.batch
+    chosen = limit is not None and limit.set_by_policy
+    return draft.allocation.batches.get(job.name) if chosen else None

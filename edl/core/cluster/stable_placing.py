@@ -1,0 +1,172 @@
+"""Choose the nodes of each job's slots so that jobs that run keep what they have.
+
+A policy decides how many slots each job has, and suggests nodes. For a job that starts, the
+suggestion is followed where it can be. A job that runs is never moved for a better placement: it
+keeps its slots up to its new number, gives them back where it has the fewest, and gets further ones
+on its own nodes first. So all jobs can always reach their new slots: a slot is given back before,
+and never in exchange for, another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from edl.core.cluster.state import Placement, slot_count
+
+Slots = Mapping[str, int]
+"""Node -> number of slots there; no number is 0."""
+
+
+@dataclass(frozen=True)
+class JobSize:
+    """A job whose number of slots is decided, and which needs nodes.
+
+    Attributes:
+        name: the name of the job.
+        size: the number of slots.
+        present: the slots that it has now.
+        suggested: the nodes that the policy suggests.
+        limits: node -> the most slots that it may have there; a node that is not in it has no slots
+            for the job.
+        fit: returns the largest allowed size up to a number of slots, or None.
+    """
+
+    name: str
+    size: int
+    present: Slots
+    suggested: Placement
+    limits: Slots
+    fit: Callable[[int], int | None]
+
+
+@dataclass
+class _Nodes:
+    """The free slots of each node, in the order of the nodes; changed as slots are taken.
+
+    Attributes:
+        free: node -> the slots that can be given.
+        avoided: node -> how many of them jobs have that are served later.
+    """
+
+    free: dict[str, int]
+    avoided: Slots = field(default_factory=dict)
+
+    def room(self, job: JobSize, placed: Slots, node: str, spare: bool = True) -> int:
+        """Return how many slots of ``node`` a job can get beside those in ``placed``.
+
+        Args:
+            job: the job.
+            placed: the slots that it has got by now.
+            node: the node.
+            spare: whether slots of jobs that are served later do not count.
+        """
+        free = self.free[node] - (self.avoided.get(node, 0) if spare else 0)
+        return max(0, min(free, job.limits.get(node, 0) - placed.get(node, 0)))
+
+    def take(self, placed: dict[str, int], node: str, count: int) -> None:
+        """Move ``count`` slots of ``node`` from the free ones to ``placed``."""
+        if count:
+            self.free[node] -= count
+            placed[node] = placed.get(node, 0) + count
+
+
+def place_stably(
+    jobs: Sequence[JobSize], nodes: Slots, avoided: Slots | None = None
+) -> dict[str, dict[str, int]]:
+    """Return the slots of each job by node, as near as possible to what the jobs have.
+
+    A job gets fewer slots than its size, and an allowed number, where its nodes have no more. A job
+    that gets none is left out.
+
+    Args:
+        jobs: the jobs that get slots, in the order in which they are served; jobs that have slots
+            are served before all others.
+        nodes: node -> the number of its slots.
+        avoided: node -> how many of its slots other jobs have, which are served later; these slots
+            are given last.
+    """
+    free = _Nodes(dict(nodes), avoided or {})
+    kept = {job.name: _kept(job, free) for job in jobs}
+    running = [job for job in jobs if kept[job.name]]
+    placed: dict[str, dict[str, int]] = {}
+    for job in (*running, *(job for job in jobs if not kept[job.name])):
+        slots = kept[job.name]
+        if not slots:
+            _follow(job, slots, free)
+        _grow(job, slots, free, spare=True)
+        _grow(job, slots, free, spare=False)
+        _shrink(job, slots, free, job.fit(sum(slots.values())) or 0)
+        if slots:
+            placed[job.name] = slots
+    return placed
+
+
+def trimmed(slots: Slots, size: int) -> dict[str, int]:
+    """Return ``slots`` without those beyond ``size``, taken from the nodes with the fewest first.
+
+    Of nodes with as many slots the last one by name loses its slots first.
+    """
+    left = dict(slots)
+    surplus = sum(left.values()) - size
+    while surplus > 0:
+        node = min(sorted(left, reverse=True), key=lambda name: left[name])
+        taken = min(surplus, left[node])
+        left[node] -= taken
+        surplus -= taken
+        if not left[node]:
+            del left[node]
+    return left
+
+
+def _kept(job: JobSize, nodes: _Nodes) -> dict[str, int]:
+    """Take the slots that ``job`` has and keeps, and return them by node."""
+    placed: dict[str, int] = {}
+    able = {node: min(count, nodes.free.get(node, 0)) for node, count in job.present.items()}
+    able = {node: min(count, job.limits.get(node, 0)) for node, count in able.items()}
+    for node, count in trimmed({n: c for n, c in able.items() if c}, job.size).items():
+        nodes.take(placed, node, count)
+    return placed
+
+
+def _follow(job: JobSize, placed: dict[str, int], nodes: _Nodes) -> None:
+    """Take the slots that the policy suggests for a job without slots, if all of them are free."""
+    suggested = dict(job.suggested)
+    fits = all(nodes.room(job, placed, node) >= count for node, count in suggested.items())
+    if fits and slot_count(job.suggested) == job.size:
+        for node, count in suggested.items():
+            nodes.take(placed, node, count)
+
+
+def _grow(job: JobSize, placed: dict[str, int], nodes: _Nodes, spare: bool) -> None:
+    """Take the slots that ``job`` lacks: on its own nodes first, then on as few others as possible.
+
+    If a node has as many as are lacking, the one with the fewest such is taken; else the emptiest.
+
+    Args:
+        job: the job.
+        placed: its slots by node; changed in place.
+        nodes: the free slots.
+        spare: whether slots of jobs that are served later are left alone.
+    """
+    while (lacking := job.size - sum(placed.values())) > 0:
+        room = {node: nodes.room(job, placed, node, spare) for node in nodes.free}
+        open_nodes = [node for node in room if room[node]]
+        if not open_nodes:
+            return
+
+        def rank(node: str, room: Slots = room, lacking: int = lacking) -> tuple[bool, bool, int]:
+            enough = room[node] >= lacking
+            return node not in placed, not enough, room[node] if enough else -room[node]
+
+        node = min(open_nodes, key=rank)
+        nodes.take(placed, node, min(lacking, room[node]))
+
+
+def _shrink(job: JobSize, placed: dict[str, int], nodes: _Nodes, size: int) -> None:
+    """Return the slots of ``job`` beyond ``size`` to the free ones; ``placed`` is changed."""
+    fewer = trimmed(placed, size)
+    for node, count in list(placed.items()):
+        nodes.free[node] += count - fewer.get(node, 0)
+    placed.clear()
+    placed.update(fewer)

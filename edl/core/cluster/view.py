@@ -1,0 +1,321 @@
+"""Define what the leader of a cluster has read before it plans: jobs, hosts and the policy's state.
+
+**The order of reading.** A job's own record of its devices (``assigned``) must be read before the
+records of its agents, and both through the session in which the leader writes. Then a device that
+neither the first nor a later read of the agent's record has, is used by no process and never will
+be: an agent declares a device in its record before it starts a process there, in one transaction
+that checks the version of ``assigned``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
+
+from edl.core.cluster.job_life import JobLife, LifeState
+from edl.core.cluster.records import (
+    FORMAT,
+    AllocationRecord,
+    ClusterRecord,
+    Goal,
+    HostAssignment,
+    HostOffer,
+    HostReport,
+    Wanted,
+)
+from edl.core.policy.step_time import StepTimeSample
+from edl.core.records import JobState
+from edl.core.sizes import Sizes
+
+Devices = Mapping[str, tuple[int, ...]]
+"""Host -> the numbers of devices there, sorted."""
+
+
+class BatchLimit(Protocol):
+    """The global batches that a job may train with, as its manifest has them, in samples."""
+
+    @property
+    def min(self) -> int:
+        """The smallest global batch."""
+
+    @property
+    def max(self) -> int:
+        """The largest global batch."""
+
+    @property
+    def set_by_policy(self) -> bool:
+        """Whether the cluster's policy may choose the batch."""
+
+
+class JobHints(Protocol):
+    """What the user of a job knows of it beforehand, as its manifest has it."""
+
+    @property
+    def steps(self) -> int | None:
+        """The number of steps that the job trains; None: not known."""
+
+    @property
+    def duration_s(self) -> float | None:
+        """How long the job trains on the slots that it requests, in seconds; None: not known."""
+
+    @property
+    def samples_per_s(self) -> Mapping[int, float]:
+        """The throughput in samples a second, by number of workers."""
+
+
+class JobRequest(Protocol):
+    """What the plan reads of a job's manifest (``edl.core.cluster.manifest.Manifest``)."""
+
+    @property
+    def requested_np(self) -> int:
+        """The number of workers that the user asks for."""
+
+    @property
+    def allowed_sizes(self) -> Sizes:
+        """The numbers of workers that the job may have."""
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The labels that a host must have."""
+
+    @property
+    def weight(self) -> float:
+        """The weight of the job in policies that share slots by weight."""
+
+    @property
+    def after(self) -> Sequence[str]:
+        """The names of the jobs that must have finished before this one starts."""
+
+    @property
+    def retries(self) -> int:
+        """How often the job is started again after it has failed."""
+
+    @property
+    def preemptible(self) -> bool:
+        """Whether its slots may be changed while it runs."""
+
+    @property
+    def min_run_s(self) -> float:
+        """For how many seconds after a start the job is not halted for others."""
+
+    @property
+    def cool_down_s(self) -> float:
+        """For how many seconds after a change of its slots the policy does not change them."""
+
+    @property
+    def snooze_s(self) -> float:
+        """For how many seconds after a start the job gets no further slots."""
+
+    @property
+    def batch(self) -> BatchLimit | None:
+        """The range of its global batch; None: the script alone chooses it."""
+
+    @property
+    def hints(self) -> JobHints:
+        """What the user knows beforehand."""
+
+
+@dataclass(frozen=True)
+class AgentView:
+    """The record of one agent of a run (:class:`edl.core.records.Host`), as far as a plan needs it.
+
+    Attributes:
+        devices: the devices on which the agent may start workers.
+        busy: the devices that living processes use.
+    """
+
+    devices: frozenset[int] = frozenset()
+    busy: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class RunView:
+    """One run, as the records below the job's own node (``/edl/jobs/JOB``) show it.
+
+    Attributes:
+        token: the token of the run.
+        state: the state in the job's record.
+        reason: why the job is in that state.
+        exit_code: the exit code in the job's record.
+        trains: whether a ring of the run has trained a step.
+        devices: the devices of each host that the run may use, by its record ``assigned``.
+        version: the version of that record.
+        agents: host -> the record of the run's agent there; a host without one is not in it.
+        batch: the global batch that the run was told to train with, in samples; None: it was told
+            nothing.
+    """
+
+    token: str
+    state: JobState = JobState.RUNNING
+    reason: str = ""
+    exit_code: int = 0
+    trains: bool = False
+    devices: Devices = field(default_factory=dict)
+    version: int = 0
+    agents: Mapping[str, AgentView] = field(default_factory=dict)
+    batch: int | None = None
+
+    def busy(self, host: str) -> frozenset[int]:
+        """Return the devices of ``host`` that, by the agent's record, processes use.
+
+        It is empty if there is no agent.
+        """
+        agent = self.agents.get(host)
+        return agent.busy if agent else frozenset()
+
+    def uses(self, host: str, device: int) -> bool:
+        """Return whether the run may still use ``device`` of ``host``, as far as is known.
+
+        It may if the record ``assigned`` or the agent's record has the device, or if there is no
+        agent's record: silence frees nothing.
+        """
+        agent = self.agents.get(host)
+        if agent is None or device in self.devices.get(host, ()):
+            return True
+        return device in agent.devices or device in agent.busy
+
+
+@dataclass(frozen=True)
+class JobMeasurements:
+    """What is known of a job's training: measured in this run, in a former one, or supplied.
+
+    Attributes:
+        steps: the measured step times; each combination of workers, hosts and batch once.
+        curve: the throughput in samples a second, by number of workers: a profile of the job, or
+            what a former run of the same name measured. It counts where ``steps`` has nothing.
+        left: the number of samples to train until the end; None: not known.
+        done_steps: the number of complete steps.
+        global_batch: the samples of a step now; 0: not known.
+        noise_scale: the noise scale of the gradients, in samples; None: not known.
+    """
+
+    steps: tuple[StepTimeSample, ...] = ()
+    curve: Mapping[int, float] = field(default_factory=dict)
+    left: float | None = None
+    done_steps: int = 0
+    global_batch: int = 0
+    noise_scale: float | None = None
+
+
+@dataclass(frozen=True)
+class JobView:
+    """One job of the cluster, as the leader has read it.
+
+    Attributes:
+        name: the name of the job.
+        order: the place in the order of submission; no other submission, of whatever name, has it
+            (the ``czxid`` of the manifest's node).
+        submitted_s: when the job was submitted, in seconds since 1970; 0: now.
+        manifest: what was submitted.
+        wanted: what users want of the job.
+        life: what the leader has made of it; the default: nothing yet.
+        run: the run that the job's own node has; None: there is no such node.
+        measured: what is known of its training.
+    """
+
+    name: str
+    order: int
+    manifest: JobRequest
+    submitted_s: float = 0.0
+    wanted: Wanted = field(default_factory=Wanted)
+    life: JobLife = field(default_factory=JobLife)
+    run: RunView | None = None
+    measured: JobMeasurements = field(default_factory=JobMeasurements)
+
+    @property
+    def present_run(self) -> RunView | None:
+        """The run that the job's record names, if it was created; else None."""
+        run = self.run
+        return run if run is not None and run.token == self.life.run else None
+
+    @property
+    def run_is_over(self) -> bool:
+        """Whether no run of the job can train: none was created, or the last one is over."""
+        return self.run is None or self.run.state.over
+
+    @property
+    def wants_slots(self) -> bool:
+        """Whether a user wants the job to run, and it is neither halted nor ended."""
+        state = self.life.state
+        return self.wanted.goal is Goal.RUN and state not in (LifeState.HALTED, LifeState.ENDED)
+
+    @property
+    def min_slots(self) -> int:
+        """The fewest slots that the job may have."""
+        sizes = self.manifest.allowed_sizes
+        return sizes.above(sizes.min_np) or sizes.min_np
+
+
+@dataclass(frozen=True)
+class HostView:
+    """One host of the cluster, as the leader has read it.
+
+    Attributes:
+        name: the name of the host.
+        offer: what it offers; None: it offers nothing now.
+        drained: whether a user wants no slots of jobs on it.
+        assigned: what the leader has assigned there.
+        version: the version of the node ``assigned``; -1: there is none.
+        report: what lives there, as `edl host` has written; None: it never has.
+    """
+
+    name: str
+    offer: HostOffer | None = None
+    drained: bool = False
+    assigned: HostAssignment = field(default_factory=HostAssignment)
+    version: int = -1
+    report: HostReport | None = None
+
+    @property
+    def takes_slots(self) -> bool:
+        """Whether the host offers slots, is not drained, and writes records of this format."""
+        return self.offer is not None and not self.drained and self.offer.format == FORMAT
+
+    def is_lost(self, now_s: float, after_s: float) -> bool:
+        """Return whether the host has been without an offer for longer than ``after_s``.
+
+        ``now_s`` is the time in seconds since 1970.
+        """
+        silent_s = self.assigned.silent_s
+        return self.offer is None and silent_s > 0 and now_s - silent_s >= after_s
+
+    def reports_end(self, job: str) -> bool:
+        """Return whether the host reports that no process lives of a run that ended there.
+
+        ``job`` is the name of the run's job. The report must be about the version of the assignment
+        with which the run ended, or a later one.
+        """
+        entry, report = self.assigned.jobs.get(job), self.report
+        if entry is None or not entry.ends or report is None or report.version < entry.ends:
+            return False
+        found = report.jobs.get(job)
+        return found is None or not found.lives
+
+
+@dataclass(frozen=True)
+class ClusterView:
+    """All that a plan is made of, but for the time and the policy.
+
+    Attributes:
+        jobs: the jobs, in the order of submission.
+        hosts: the hosts, in the order of their names; also those that offer nothing.
+        settings: how the cluster decides.
+        allocation: the policy's last decision.
+    """
+
+    jobs: Sequence[JobView]
+    hosts: Sequence[HostView]
+    settings: ClusterRecord = field(default_factory=ClusterRecord)
+    allocation: AllocationRecord = field(default_factory=AllocationRecord)
+
+    @cached_property
+    def by_name(self) -> Mapping[str, JobView]:
+        """The jobs by name."""
+        return {job.name: job for job in self.jobs}
+
+    @cached_property
+    def host_named(self) -> Mapping[str, HostView]:
+        """The hosts by name."""
+        return {host.name: host for host in self.hosts}

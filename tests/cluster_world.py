@@ -1,0 +1,610 @@
+"""A cluster in memory: machines, processes, ZooKeeper's nodes, small enough to be obviously right.
+
+Only the plan is the real one (:func:`edl.core.cluster.plan.plan`). What may happen late, twice or
+never is a method of its own, so that a test chooses when it happens. :meth:`World.check` has the
+invariants; each method that changes anything ends with it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from edl.core.cluster.job_life import JobLife, LifeResult, LifeState
+from edl.core.cluster.orders import CreateRun, Order, PlaceRun
+from edl.core.cluster.plan import ClusterPlan, plan
+from edl.core.cluster.policies import policy_named
+from edl.core.cluster.records import (
+    AllocationRecord,
+    ClusterRecord,
+    Goal,
+    HostAssignment,
+    HostOffer,
+    HostReport,
+    JobReport,
+    Wanted,
+)
+from edl.core.cluster.state import ClusterPolicy
+from edl.core.cluster.view import (
+    AgentView,
+    ClusterView,
+    HostView,
+    JobMeasurements,
+    JobView,
+    RunView,
+)
+from edl.core.records import JobState
+from edl.core.sizes import Sizes
+
+SETTINGS = ClusterRecord(start_timeout_s=60.0, halt_timeout_s=100.0)
+
+
+@dataclass(frozen=True)
+class Hints:
+    steps: int | None = None
+    duration_s: float | None = None
+    samples_per_s: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Batches:
+    min: int = 1
+    max: int = 64
+    set_by_policy: bool = True
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the plan reads of a manifest."""
+
+    min: int = 1
+    max: int = 4
+    np: int | None = None
+    sizes: tuple[int, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    weight: float = 1.0
+    after: tuple[str, ...] = ()
+    retries: int = 3
+    preemptible: bool = True
+    min_run_s: float = 0.0
+    cool_down_s: float = 0.0
+    snooze_s: float = 0.0
+    batch: Batches | None = None
+    hints: Hints = field(default_factory=Hints)
+
+    @property
+    def requested_np(self) -> int:
+        return self.max if self.np is None else self.np
+
+    @property
+    def allowed_sizes(self) -> Sizes:
+        return Sizes(self.min, self.max, self.sizes)
+
+
+@dataclass
+class Run:
+    """The nodes below a job's own node."""
+
+    token: str
+    devices: dict[str, tuple[int, ...]]
+    version: int
+    state: JobState = JobState.RUNNING
+    reason: str = ""
+    exit_code: int = 0
+    trains: bool = False
+    batch: int | None = None
+    agents: dict[str, AgentView] = field(default_factory=dict)
+
+    def view(self) -> RunView:
+        return RunView(
+            self.token,
+            self.state,
+            self.reason,
+            self.exit_code,
+            self.trains,
+            dict(self.devices),
+            self.version,
+            dict(self.agents),
+            self.batch,
+        )
+
+
+@dataclass
+class Submitted:
+    """A job's nodes, and the steps that it still has to train."""
+
+    order: int
+    request: Request
+    left: int
+    wanted: Wanted = field(default_factory=Wanted)
+    life: JobLife = field(default_factory=JobLife)
+    life_version: int = 0
+    run: Run | None = None
+    measured: JobMeasurements = field(default_factory=JobMeasurements)
+    tokens: list[str] = field(default_factory=list)  # of the runs that were ever created
+
+
+@dataclass
+class Agent:
+    """The process `edl agent` of one run on one machine."""
+
+    run: str
+    read: tuple[tuple[int, ...], int] | None = None  # devices and their version, as it last read
+
+
+@dataclass
+class Machine:
+    """A host: its processes, and its nodes in ZooKeeper."""
+
+    slots: int
+    up: bool = True
+    daemon: bool = True  # `edl host` lives
+    offered: bool = True
+    drained: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
+    assigned: HostAssignment = field(default_factory=HostAssignment)
+    version: int = -1
+    report: HostReport | None = None
+    read: tuple[HostAssignment, int] | None = None  # what `edl host` last read
+    agents: dict[str, Agent] = field(default_factory=dict)
+    workers: set[tuple[str, str, int]] = field(default_factory=set)  # job, run, device
+    broken_for: set[str] = field(default_factory=set)  # jobs whose workers die at once here
+
+    def runs(self, job: str, run: str) -> list[int]:
+        return sorted(device for j, r, device in self.workers if (j, r) == (job, run))
+
+
+@dataclass
+class Controller:
+    """A process that leads, or believes that it does."""
+
+    term: int
+    jobs: list[JobView] | None = None  # the first half of what it reads
+    versions: dict[str, int] = field(default_factory=dict)
+    plan: ClusterPlan | None = None
+    orders: list[Order] = field(default_factory=list)
+
+
+class World:
+    """The cluster."""
+
+    def __init__(
+        self,
+        *slots: int,
+        policy: str | ClusterPolicy = "max_min",
+        settings: ClusterRecord = SETTINGS,
+    ) -> None:
+        self.now_s = 1000.0
+        self.settings = settings
+        self.policy = policy_named(policy) if isinstance(policy, str) else policy
+        self.machines = {f"h{n}": Machine(count) for n, count in enumerate(slots)}
+        self.jobs: dict[str, Submitted] = {}
+        self.allocation = AllocationRecord()
+        self.allocation_version = 0
+        self.term = 1
+        self.leader = Controller(self.term)
+        self.submissions = 0
+        self.writes = 0
+        self.story: list[str] = []  # the changes of jobs' states
+        self.reasons: Mapping[str, str] = {}
+        self.next_s = 0.0
+
+    # --- users
+
+    def submit(self, name: str, left: int = 1000, **request: Any) -> Submitted:
+        assert name not in self.jobs
+        self.submissions += 1
+        self.jobs[name] = Submitted(self.submissions, Request(**request), left)
+        return self.jobs[name]
+
+    def want(self, name: str, goal: Goal | None = None, priority: int | None = None) -> None:
+        job = self.jobs[name]
+        goal = job.wanted.goal if goal is None else goal
+        priority = job.wanted.priority if priority is None else priority
+        job.wanted = Wanted(goal, priority)
+
+    def forget(self, name: str) -> None:
+        """Remove the nodes of a job that has ended, so that its name is free."""
+        job = self.jobs[name]
+        assert job.life.state is LifeState.ENDED
+        if job.run is None or job.run.state.over:
+            del self.jobs[name]
+
+    # --- `edl host`
+
+    def host_reads(self, name: str) -> None:
+        machine = self.machines[name]
+        if machine.up and machine.daemon and machine.version >= 0:
+            machine.read = machine.assigned, machine.version
+
+    def host_acts(self, name: str) -> None:
+        """End what is not assigned, or was told to end; keep an agent for each other job."""
+        machine = self.machines[name]
+        if not (machine.up and machine.daemon and machine.read):
+            return
+        entries = machine.read[0].jobs
+        goes_on = {job: entry.run for job, entry in entries.items() if not entry.ends}
+        machine.workers = {one for one in machine.workers if goes_on.get(one[0]) == one[1]}
+        for job, agent in list(machine.agents.items()):
+            if goes_on.get(job) != agent.run:
+                self.agent_dies(name, job)
+        for job, run in goes_on.items():
+            if job not in machine.agents:
+                machine.agents[job] = Agent(run)
+                self._register(name, job)
+        self.check()
+
+    def host_reports(self, name: str) -> None:
+        machine = self.machines[name]
+        if not (machine.up and machine.daemon and machine.offered and machine.read):
+            return
+        found = {}
+        for job in {*machine.agents, *(one[0] for one in machine.workers)}:
+            agent = machine.agents.get(job)
+            runs = {r for j, r, _ in machine.workers if j == job}
+            run = agent.run if agent is not None else min(runs)
+            workers = tuple(machine.runs(job, run))
+            found[job] = JobReport(run, agent is not None, None, workers)
+        machine.report = HostReport(machine.read[1], found)
+        self.check()
+
+    def host_dies(self, name: str) -> None:
+        """`edl host` is killed; its agents and their workers live on, and its offer a while."""
+        machine = self.machines[name]
+        machine.daemon, machine.read = False, None
+
+    def host_returns(self, name: str) -> None:
+        """`edl host` is started, on a machine that may have been off."""
+        machine = self.machines[name]
+        machine.up = machine.daemon = machine.offered = True
+
+    def offer_ends(self, name: str) -> None:
+        """End the session of `edl host`: it died, or is cut off."""
+        self.machines[name].offered = False
+
+    def machine_dies(self, name: str) -> None:
+        machine = self.machines[name]
+        machine.up = machine.daemon = False
+        machine.read = None
+        machine.agents.clear()
+        machine.workers.clear()
+        self.check()
+
+    # --- agents
+
+    def agent_dies(self, host: str, job: str) -> None:
+        """Its workers live on, and its record until its session ends."""
+        self.machines[host].agents.pop(job, None)
+
+    def record_ends(self, host: str, job: str) -> None:
+        """End the session of an agent that has died."""
+        run = self.jobs[job].run if job in self.jobs else None
+        if run is not None and job not in self.machines[host].agents:
+            run.agents.pop(host, None)
+
+    def agent_reads(self, host: str, job: str) -> None:
+        """Read what the run may use here; exit if the run is over."""
+        machine = self.machines[host]
+        agent = machine.agents.get(job)
+        if agent is None:
+            return
+        run = self.jobs[job].run if job in self.jobs else None
+        if run is None or run.token != agent.run:
+            agent.read = None  # not created yet; or another one: it would exit with "over"
+        elif run.state.over:
+            agent.read = (), run.version
+        else:
+            agent.read = run.devices.get(host, ()), run.version
+        if host not in (run.agents if run is not None else {}):
+            self._register(host, job)
+
+    def agent_declares(self, host: str, job: str) -> None:
+        """Write the devices that it has read, if they are still the newest; end other workers."""
+        machine = self.machines[host]
+        agent = machine.agents.get(job)
+        run = self.jobs[job].run if job in self.jobs else None
+        if agent is None or agent.read is None or run is None or run.token != agent.run:
+            return
+        devices, version = agent.read
+        ended = {(job, agent.run, d) for d in machine.runs(job, agent.run) if d not in devices}
+        machine.workers -= ended
+        if version == run.version:
+            busy = frozenset(machine.runs(job, agent.run))
+            run.agents[host] = AgentView(frozenset(devices), busy)
+        self.check()
+
+    def agent_spawns(self, host: str, job: str) -> None:
+        """Start a worker on each declared device that has none."""
+        machine = self.machines[host]
+        agent = machine.agents.get(job)
+        run = self.jobs[job].run if job in self.jobs else None
+        if agent is None or run is None or run.token != agent.run or agent.read is None:
+            return
+        declared = run.agents.get(host, AgentView()).devices & set(agent.read[0])
+        if job not in machine.broken_for:
+            machine.workers |= {(job, agent.run, device) for device in declared}
+        if host in run.agents:
+            busy = frozenset(machine.runs(job, agent.run))
+            run.agents[host] = replace(run.agents[host], busy=busy)
+        self.check()
+
+    def _register(self, host: str, job: str) -> None:
+        """Write the first record of an agent: it may start nothing yet, and knows what lives."""
+        machine, agent = self.machines[host], self.machines[host].agents[job]
+        run = self.jobs[job].run if job in self.jobs else None
+        if run is not None and run.token == agent.run:
+            busy = frozenset(machine.runs(job, agent.run))
+            run.agents[host] = AgentView(frozenset(), busy)
+
+    # --- runs
+
+    def run_steps(self, job: str) -> None:
+        """Train a step, if enough workers live; or end, if that was asked."""
+        one = self.jobs[job]
+        run = one.run
+        if run is None or run.state.over:
+            return
+        if run.state is JobState.STOPPING:
+            run.state, run.reason = JobState.STOPPED, "it was asked to"
+            return
+        if self.workers(job) >= one.request.min:
+            run.trains = True
+            one.left -= self.workers(job)
+            if one.left <= 0:
+                run.state, run.reason = JobState.FINISHED, "it has trained to the end"
+
+    def run_fails(self, job: str, reason: str = "ZeroDivisionError") -> None:
+        run = self.jobs[job].run
+        if run is not None and not run.state.over:
+            run.state, run.reason, run.exit_code = JobState.FAILED, reason, 1
+
+    def workers(self, job: str) -> int:
+        """Return the number of workers that live of a job's run."""
+        run = self.jobs[job].run
+        token = run.token if run is not None else ""
+        return sum(len(machine.runs(job, token)) for machine in self.machines.values())
+
+    # --- the controller
+
+    def new_leader(self) -> Controller:
+        """Let another controller lead; what the last one still does is refused."""
+        self.term += 1
+        self.leader = Controller(self.term)
+        return self.leader
+
+    def reads_jobs(self, controller: Controller) -> None:
+        """Read the first half: jobs, and what their runs may use."""
+        controller.jobs, controller.plan, controller.orders = [], None, []
+        controller.versions = {"allocation": self.allocation_version}
+        for name, one in self.jobs.items():
+            controller.versions[f"job {name}"] = one.life_version
+            run = one.run.view() if one.run is not None else None
+            controller.jobs.append(
+                JobView(
+                    name,
+                    one.order,
+                    one.request,
+                    wanted=one.wanted,
+                    life=one.life,
+                    run=run,
+                    measured=one.measured,
+                )
+            )
+
+    def view(self, controller: Controller) -> ClusterView:
+        """Read the second half, agents and hosts, and return all."""
+        jobs = []
+        for job in controller.jobs or ():
+            run = self.jobs[job.name].run if job.name in self.jobs else None
+            same = run is not None and job.run is not None and run.token == job.run.token
+            agents = dict(run.agents) if run is not None and same else {}
+            old = job.run
+            jobs.append(replace(job, run=replace(old, agents=agents) if old is not None else None))
+        hosts = []
+        for name, machine in self.machines.items():
+            controller.versions[f"host {name}"] = machine.version
+            offer = HostOffer(machine.slots, labels=machine.labels) if machine.offered else None
+            hosts.append(
+                HostView(
+                    name, offer, machine.drained, machine.assigned, machine.version, machine.report
+                )
+            )
+        return ClusterView(jobs, hosts, self.settings, self.allocation)
+
+    def plans(self, controller: Controller) -> ClusterPlan:
+        view = self.view(controller)
+        found = plan(view, self.policy, self.now_s)
+        assert plan(view, self.policy, self.now_s) == found, "the same view gives the same plan"
+        controller.plan = found
+        return found
+
+    def writes_plan(self, controller: Controller) -> bool:
+        """Write the records in one transaction, under the fence; return whether it was accepted."""
+        found, controller.plan = controller.plan, None
+        if found is None or controller.term != self.term or not self._unchanged(controller, found):
+            return False
+        for name, life in found.lives.items():
+            self.jobs[name].life, self.jobs[name].life_version = life, self._version()
+        for name, assigned in found.assigned.items():
+            self.machines[name].assigned = assigned
+            self.machines[name].version += 1
+        if found.allocation is not None:
+            self.allocation, self.allocation_version = found.allocation, self._version()
+        self.story += [f"{c.job}: {c.before} -> {c.after}: {c.reason}" for c in found.changes]
+        self.reasons, self.next_s = found.reasons, found.next_s
+        controller.orders = list(found.orders)
+        self.check()
+        return True
+
+    def carries_out(self, controller: Controller, order: Order) -> None:
+        """Carry out one order, under the fence."""
+        job = self.jobs.get(order.job)
+        if controller.term != self.term or job is None:
+            return
+        if isinstance(order, CreateRun):
+            self._create(job, order)
+        elif isinstance(order, PlaceRun):
+            self._place(job, order)
+        elif job.run is not None and job.run.token == order.run and not job.run.state.over:
+            alive = order.checkpoint and self.workers(order.job)
+            job.run.state = JobState.STOPPING if alive else JobState.STOPPED
+            job.run.reason = order.reason
+        self.check()
+
+    def _create(self, job: Submitted, order: CreateRun) -> None:
+        if job.run is not None and (job.run.token == order.run or not job.run.state.over):
+            return
+        assert order.run == job.life.run, "a run is written before it is created"
+        assert order.run not in job.tokens, f"{order.run} is created twice"
+        job.tokens.append(order.run)
+        self._check_devices(order)
+        job.run = Run(order.run, dict(order.devices), self._version(), batch=order.batch)
+
+    def _place(self, job: Submitted, order: PlaceRun) -> None:
+        run = job.run
+        if run is None or run.token != order.run or run.version != order.version:
+            return
+        if run.state is JobState.RUNNING:
+            self._check_devices(order)
+            run.devices, run.version = dict(order.devices), self._version()
+            run.batch = order.batch
+
+    def _check_devices(self, order: CreateRun | PlaceRun) -> None:
+        """Check that a run is told only of its own devices, and of as many as it may have."""
+        request = self.jobs[order.job].request
+        size = sum(len(devices) for devices in order.devices.values())
+        assert request.allowed_sizes.allows(size), f"{order.job} may not have {size} workers"
+        for host, devices in order.devices.items():
+            entry = self.machines[host].assigned.jobs.get(order.job)
+            if devices:
+                assert entry is not None
+                assert (entry.run, entry.ends) == (order.run, 0)
+                assert set(devices) <= set(entry.devices)
+
+    def _unchanged(self, controller: Controller, found: ClusterPlan) -> bool:
+        """Return whether each node that the plan writes is as the controller has read it."""
+        now = {f"job {name}": self.jobs[name].life_version for name in self.jobs}
+        now |= {f"host {name}": machine.version for name, machine in self.machines.items()}
+        now["allocation"] = self.allocation_version
+        keys = [f"job {name}" for name in found.lives] + [f"host {name}" for name in found.assigned]
+        keys += ["allocation"] if found.allocation is not None else []
+        return all(now.get(key) == controller.versions.get(key) for key in keys)
+
+    def _version(self) -> int:
+        self.writes += 1
+        return self.writes
+
+    # --- everything goes its way
+
+    def turn(self, controller: Controller | None = None) -> ClusterPlan:
+        """One turn of the leader, in which nothing goes wrong."""
+        controller = controller or self.leader
+        self.reads_jobs(controller)
+        found = self.plans(controller)
+        if self.writes_plan(controller):
+            for order in found.orders:
+                self.carries_out(controller, order)
+        return found
+
+    def hosts_work(self) -> None:
+        """Each `edl host` and each agent does what it has to."""
+        for name in self.machines:
+            self.host_reads(name)
+            self.host_acts(name)
+            for job in list(self.machines[name].agents):
+                self.agent_reads(name, job)
+                self.agent_declares(name, job)
+                self.agent_spawns(name, job)
+            self.host_reports(name)
+
+    def round(self, seconds: float = 1.0) -> ClusterPlan:
+        """One turn of the leader, then of all others."""
+        found = self.turn()
+        self.hosts_work()
+        for job in list(self.jobs):
+            self.run_steps(job)
+        self.now_s += seconds
+        return found
+
+    def rounds(self, count: int, seconds: float = 1.0) -> None:
+        for _ in range(count):
+            self.round(seconds)
+
+    def until(self, wanted: Callable[[], bool], rounds: int = 100, seconds: float = 1.0) -> None:
+        """Let all go its way until ``wanted``, for at most so many rounds."""
+        for _ in range(rounds):
+            if wanted():
+                return
+            self.round(seconds)
+        assert wanted(), f"not within {rounds} rounds: {self}"
+
+    # --- what can be asked
+
+    def state(self, job: str) -> LifeState:
+        return self.jobs[job].life.state
+
+    def slots(self, job: str) -> int:
+        """Return the devices that belong to the job's present run."""
+        return sum(len(devices) for devices in self.devices(job).values())
+
+    def devices(self, job: str) -> dict[str, tuple[int, ...]]:
+        """Return the devices that belong to the job's present run, by host."""
+        run = self.jobs[job].life.run
+        entries = {
+            name: machine.assigned.jobs[job]
+            for name, machine in self.machines.items()
+            if job in machine.assigned.jobs and machine.assigned.jobs[job].run == run
+        }
+        return {name: entry.devices for name, entry in entries.items()}
+
+    def entries(self) -> Iterator[tuple[str, str]]:
+        """Yield (host, job) for all that is assigned."""
+        for name, machine in self.machines.items():
+            for job in machine.assigned.jobs:
+                yield name, job
+
+    def __str__(self) -> str:
+        lines = [f"at {self.now_s:.0f} s", *self.story[-12:]]
+        for name, one in self.jobs.items():
+            run = f"{one.run.token} {one.run.state} {one.run.devices}" if one.run else "no run"
+            lines.append(f"{name}: {one.life.state} ({self.reasons.get(name)}); {run}")
+        for name, machine in self.machines.items():
+            lines.append(f"{name}: {machine}")
+        return "\n".join(lines)
+
+    # --- what must be so
+
+    def check(self) -> None:
+        for name, machine in self.machines.items():
+            self._check_host(name, machine)
+        for name, job in self.jobs.items():
+            self._check_job(name, job)
+
+    def _check_host(self, name: str, machine: Machine) -> None:
+        owners = Counter(d for entry in machine.assigned.jobs.values() for d in entry.devices)
+        twice = [device for device, count in owners.items() if count > 1]
+        assert not twice, f"device {twice} of {name} is assigned twice"
+        assert sum(owners.values()) <= machine.slots, f"{name} has {machine.slots} slots"
+        used: dict[int, tuple[str, str]] = {}
+        for job, run, device in sorted(machine.workers):
+            assert device not in used, f"{job} {run} and {used[device]} both run on {name}.{device}"
+            used[device] = job, run
+            entry = machine.assigned.jobs.get(job)
+            owns = entry is not None and entry.run == run and device in entry.devices
+            assert owns, f"{job} {run} has a process on {name}.{device}, which it has not got"
+
+    def _check_job(self, name: str, job: Submitted) -> None:
+        life = job.life
+        if life.state is LifeState.ENDED:
+            assert life.result is not None
+            if life.result is LifeResult.FINISHED:
+                assert job.left <= 0, f"{name} has not trained to the end"
+            if life.result is LifeResult.DELETED:
+                assert job.wanted.goal is Goal.GONE, f"{name} was not deleted"
+            if life.result is LifeResult.FAILED:
+                assert life.failures > job.request.retries
+        if job.run is not None and not job.run.state.over:
+            assert job.tokens[-1] == job.run.token
+            assert len(set(job.tokens)) == len(job.tokens)
