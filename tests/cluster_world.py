@@ -201,6 +201,7 @@ class World:
 
     def want(self, name: str, goal: Goal | None = None, priority: int | None = None) -> None:
         job = self.jobs[name]
+        assert job.wanted.goal is not Goal.GONE, "clients refuse it"
         goal = job.wanted.goal if goal is None else goal
         priority = job.wanted.priority if priority is None else priority
         job.wanted = Wanted(goal, priority)
@@ -468,6 +469,13 @@ class World:
             return
         if run.state is JobState.RUNNING:
             self._check_devices(order)
+            new = [
+                host
+                for host in order.devices
+                if len(order.devices[host]) > len(run.devices.get(host, ()))
+            ]
+            if not set(new) <= set(run.agents):
+                return  # the agent has died meanwhile: the client refuses it
             run.devices, run.version = dict(order.devices), self._version()
             run.batch = order.batch
 

@@ -82,15 +82,19 @@ class ClusterMachine(RuleBasedStateMachine):
     @rule(at=st.integers(0, 9), goal=st.sampled_from(Goal))
     def want(self, at: int, goal: Goal) -> None:
         name = self.job(at)
-        # A user's request is refused once a job has ended.
-        if name is not None and self.world.state(name) is not LifeState.ENDED:
+        if name is not None and self.is_changeable(name):
             self.world.want(name, goal)
 
     @rule(at=st.integers(0, 9), priority=st.integers(-1, 1))
     def prioritize(self, at: int, priority: int) -> None:
         name = self.job(at)
-        if name is not None:
+        if name is not None and self.is_changeable(name):
             self.world.want(name, priority=priority)
+
+    def is_changeable(self, name: str) -> bool:
+        """Return whether a client may still change what is wanted of a job."""
+        job = self.world.jobs[name]
+        return job.wanted.goal is not Goal.GONE and job.life.state is not LifeState.ENDED
 
     @rule(at=st.integers(0, 9))
     def forget(self, at: int) -> None:

@@ -86,9 +86,9 @@ def _note_idle(draft: Draft, job: JobView) -> None:
 
 
 def _is_idle(draft: Draft, job: JobView, run: RunView, host: str, entry: JobAssignment) -> bool:
-    """Return whether a run may use a device of a host, keeps it, and no process lives there.
+    """Return whether a device of a host that a run has, and keeps, is known to have no process.
 
-    Without an agent's record, only a report that nothing lives of the run says so.
+    Without an agent's record, only a report of the host can tell.
 
     Args:
         draft: the draft, with the host's report.
@@ -97,11 +97,11 @@ def _is_idle(draft: Draft, job: JobView, run: RunView, host: str, entry: JobAssi
         host: the host.
         entry: what the job has there.
     """
-    kept = {d for d in run.devices.get(host, ()) if d in entry.devices and d not in entry.leaving}
+    kept = set(entry.devices) - set(entry.leaving)
     agent, view = run.agents.get(host), draft.cluster.host_named[host]
     if agent is not None:
         return bool(kept - agent.busy)
-    report = view.report.jobs.get(job.name) if view.report is not None else None
-    if view.offer is None or report is None or report.run != run.token:
+    if view.offer is None or view.report is None:
         return False
-    return bool(kept) and not report.lives
+    found = view.report.jobs.get(job.name)
+    return bool(kept) and (found is None or found.run != run.token or not found.processes)

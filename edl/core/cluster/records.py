@@ -49,7 +49,10 @@ class ClusterRecord(Record):
 
 
 class Goal(StrEnum):
-    """What a user wants of a job: that it runs, that it is halted, or that it is gone."""
+    """What a user wants of a job: that it runs, that it is halted, or that it is gone.
+
+    ``GONE`` is final: a client refuses to change it.
+    """
 
     RUN = "run"
     HALT = "halt"
@@ -113,7 +116,7 @@ class JobAssignment(Record):
             ends the agent and all processes of the run, and reports a version of at least this
             number when none lives.
         changed_s: when ``devices``, ``leaving`` or ``ends`` was last changed.
-        idle_s: since when a device has been without a process of the run; 0: none is.
+        idle_s: since when a device that the run keeps has been without a process; 0: all have one.
     """
 
     run: str

@@ -22,11 +22,13 @@ class DeviceChange(NamedTuple):
     Attributes:
         devices: host -> devices; hosts without any are left out. None: no change is possible now.
         lacking: how many devices of the target are not free yet.
+        without_agent: the hosts of the target where the run has devices and no agent yet.
         survivors: how many devices the run uses on hosts that are not lost.
     """
 
     devices: Devices | None
     lacking: int
+    without_agent: tuple[str, ...]
     survivors: int
 
     def is_too_few(self, least: int) -> bool:
@@ -45,6 +47,9 @@ def next_devices(
 ) -> DeviceChange:
     """Return the devices that a run may use next.
 
+    A device is of use once there is an agent on its host, which `edl host` starts when the device
+    is assigned.
+
     Args:
         job: the job.
         run: its run.
@@ -53,33 +58,24 @@ def next_devices(
         lost: the hosts that are lost.
         may_wait: whether the run waits for more devices rather than grow by some of them.
     """
-    entries = {
-        host: entry
-        for host, entry in table.entries(job.name, run.token).items()
-        if host not in lost
-    }
-    present = [
-        (host, device)
-        for host, entry in entries.items()
-        for device in entry.devices
-        if device in run.devices.get(host, ())
-    ]
-    final = [
-        (host, device)
-        for host, entry in entries.items()
-        for device in entry.devices
-        if device not in entry.leaving
-    ]
+    present, final = [], []
+    for host, entry in table.entries(job.name, run.token).items():
+        if host not in lost:
+            used = run.devices.get(host, ())
+            present += [(host, device) for device in entry.devices if device in used]
+            final += [(host, device) for device in entry.devices if device not in entry.leaving]
+    ready = [one for one in final if one[0] in run.agents or one in present]
+    unready = tuple(sorted({host for host, _ in final} - {host for host, _ in ready}))
     wanted, survivors = sum(target.values()), len(present)
     lacking = max(0, wanted - len(final))
-    if not lacking:
-        return DeviceChange(_by_host(final), 0, survivors)
+    if len(ready) >= wanted:
+        return DeviceChange(_by_host(ready), 0, (), survivors)
     surplus = [one for one in present if one not in final]
-    size = job.manifest.allowed_sizes.below(min(wanted, len(final) + len(surplus)))
+    size = job.manifest.allowed_sizes.below(min(wanted, len(ready) + len(surplus)))
     if size is None or (may_wait and survivors < size < wanted):
-        return DeviceChange(None, lacking, survivors)
-    ordered = sorted(final, key=lambda one: one not in present) + surplus
-    return DeviceChange(_by_host(ordered[:size]), lacking, survivors)
+        return DeviceChange(None, lacking, unready, survivors)
+    ordered = sorted(ready, key=lambda one: one not in present) + surplus
+    return DeviceChange(_by_host(ordered[:size]), lacking, unready, survivors)
 
 
 def _by_host(devices: Collection[tuple[str, int]]) -> Devices:

@@ -71,6 +71,9 @@ def _place(draft: Draft, job: JobView, run: RunView, target: Mapping[str, int]) 
         return
     if found.lacking:
         draft.waits[job.name] = _lacks(draft, job, found.lacking)
+    elif found.without_agent:
+        hosts = ", ".join(found.without_agent)
+        draft.waits[job.name] = f"waits for its agent on {hosts}: {draft.why(job)}"
     batch = _batch(draft, job)
     present = {host: numbers for host, numbers in run.devices.items() if numbers}
     devices = present if found.devices is None else dict(found.devices)
@@ -116,9 +119,10 @@ def _start_on(draft: Draft, job: JobView, slots: Mapping[str, int]) -> None:
     run = run_token(job.order, number)
     for host, count in slots.items():
         draft.table.give(host, job.name, run, count)
+    placed = by_host({host: count for host, count in slots.items() if count})
     life = job.life.after(
         LifeEvent.START,
-        f"starts on {by_host({host: n for host, n in slots.items() if n})}: {draft.why(job)}",
+        f"starts ({placed}): {draft.why(job)}",
         draft.now_s,
         run=run,
         runs=number,
