@@ -227,10 +227,10 @@ def _has_labels(job: JobView, cluster: ClusterView, host: str) -> bool:
     A host that offers nothing just now is taken to have them if the job has slots there.
     """
     view = cluster.host_named[host]
+    wanted = job.manifest.labels
     if view.offer is None:
-        return job.name in view.assigned.jobs
-    labels = view.offer.labels
-    return all(labels.get(key) == value for key, value in job.manifest.labels.items())
+        return not wanted or job.name in view.assigned.jobs
+    return all(view.offer.labels.get(key) == value for key, value in wanted.items())
 
 
 def _had(job: JobView, cluster: ClusterView, table: DeviceTable) -> Mapping[str, int]:

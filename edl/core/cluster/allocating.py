@@ -213,6 +213,7 @@ def _ask(
     The arguments are those of :func:`_ask_protecting`.
     """
     answer, left = _Decision(), dict(nodes)
+    silent = [host.name for host in cluster.hosts if host.offer is None]
     order = sorted(active, key=lambda one: one.group)
     for group, members in groupby(order, key=lambda one: one.group):
         jobs = sorted(members, key=lambda one: one.job.order)
@@ -235,7 +236,8 @@ def _ask(
                 problem=f"the policy's decision breaks a rule and is not used: {wrong}"
             )
         moving = _sum(one.present for one in later if not one.is_fixed)
-        placed = place_stably(_sized(jobs, decision, sum(free.values())), free, moving)
+        sized = _sized(jobs, decision, sum(free.values()))
+        placed = place_stably(sized, free, moving, silent)
         taken = _sum(placed.values())
         left = {host: slots - taken[host] for host, slots in left.items()}
         answer.targets |= placed

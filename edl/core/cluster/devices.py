@@ -14,7 +14,7 @@ the records to write. The rules:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from edl.core.cluster.records import HostAssignment, JobAssignment
@@ -89,12 +89,14 @@ class DeviceTable:
     def capacity(self, host: str, after_s: float) -> int:
         """Return how many slots of ``host`` a policy can count on.
 
-        A host that offers nothing just now, and is not lost, counts with the slots that it last
-        offered. Devices that are not given back within ``after_s`` do not count.
+        A host that offers nothing just now, and is not lost, counts with the slots that jobs keep
+        there. Devices that are not given back within ``after_s`` do not count.
         """
-        view = self.hosts[host]
-        slots = len(view.offer.numbers) if view.offer is not None else view.assigned.slots
-        return max(0, slots - self.stuck(host, after_s))
+        offer = self.hosts[host].offer
+        if offer is not None:
+            return max(0, len(offer.numbers) - self.stuck(host, after_s))
+        kept = (entry for entry in self._jobs[host].values() if not entry.ends)
+        return sum(len(entry.devices) - len(entry.leaving) for entry in kept)
 
     # --- what is changed
 
@@ -192,14 +194,11 @@ class DeviceTable:
         """Return the records to write, by host: those that differ from what was read."""
         found = {}
         for name, host in self.hosts.items():
-            assigned = host.assigned
-            slots, silent_s = assigned.slots, assigned.silent_s
-            if host.offer is not None:
-                slots, silent_s = len(host.offer.numbers), 0.0
-            elif not silent_s and host.version >= 0:
-                silent_s = self.now_s
-            new = HostAssignment(self._jobs[name], slots, silent_s)
-            if new != assigned:
+            silent_s = 0.0
+            if host.offer is None and host.version >= 0:
+                silent_s = host.assigned.silent_s or self.now_s
+            new = HostAssignment(self._jobs[name], silent_s)
+            if new != host.assigned:
                 found[name] = new
         return found
 
@@ -213,8 +212,3 @@ class DeviceTable:
         """Remove what ``job`` has on ``host``."""
         del self._jobs[host][job]
         self._hosts_of[job].remove(host)
-
-
-def totals(devices: Mapping[str, Collection[int]]) -> int:
-    """Return the number of devices of all hosts together."""
-    return sum(len(numbers) for numbers in devices.values())

@@ -135,12 +135,10 @@ class HostAssignment(Record):
 
     Attributes:
         jobs: job -> its run and its devices. No device is in two of them.
-        slots: the number of slots that the host last offered.
         silent_s: since when the host has had no offer; 0: it has one.
     """
 
     jobs: Mapping[str, JobAssignment] = field(default_factory=dict)
-    slots: int = 0
     silent_s: float = 0.0
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from edl.core.cluster.devices import DeviceTable, totals
+from edl.core.cluster.devices import DeviceTable
 from edl.core.cluster.view import Devices, JobView, RunView
 
 
@@ -24,17 +24,18 @@ class DeviceChange(NamedTuple):
         lacking: how many devices of the target are not free yet.
         without_agent: the hosts of the target where the run has devices and no agent yet.
         survivors: how many devices the run uses on hosts that are not lost.
+        owned: how many devices there it may use, or will be able to.
     """
 
     devices: Devices | None
     lacking: int
     without_agent: tuple[str, ...]
     survivors: int
+    owned: int
 
     def is_too_few(self, least: int) -> bool:
-        """Return whether the run has, and can get, fewer than ``least`` devices, or has none."""
-        size = 0 if self.devices is None else totals(self.devices)
-        return self.survivors == 0 or (self.survivors < least and size < least)
+        """Return whether the run uses no devices, or owns fewer than ``least``."""
+        return self.survivors == 0 or self.owned < least
 
 
 def next_devices(
@@ -68,14 +69,15 @@ def next_devices(
     unready = tuple(sorted({host for host, _ in final} - {host for host, _ in ready}))
     wanted, survivors = sum(target.values()), len(present)
     lacking = max(0, wanted - len(final))
-    if len(ready) >= wanted:
-        return DeviceChange(_by_host(ready), 0, (), survivors)
     surplus = [one for one in present if one not in final]
+    owned = len(final) + len(surplus)
+    if len(ready) >= wanted:
+        return DeviceChange(_by_host(ready), 0, (), survivors, owned)
     size = job.manifest.allowed_sizes.below(min(wanted, len(ready) + len(surplus)))
     if size is None or (may_wait and survivors < size < wanted):
-        return DeviceChange(None, lacking, unready, survivors)
+        return DeviceChange(None, lacking, unready, survivors, owned)
     ordered = sorted(ready, key=lambda one: one not in present) + surplus
-    return DeviceChange(_by_host(ordered[:size]), lacking, unready, survivors)
+    return DeviceChange(_by_host(ordered[:size]), lacking, unready, survivors, owned)
 
 
 def _by_host(devices: Collection[tuple[str, int]]) -> Devices:

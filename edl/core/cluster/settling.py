@@ -119,10 +119,9 @@ def _start_on(draft: Draft, job: JobView, slots: Mapping[str, int]) -> None:
     run = run_token(job.order, number)
     for host, count in slots.items():
         draft.table.give(host, job.name, run, count)
-    placed = by_host({host: count for host, count in slots.items() if count})
     life = job.life.after(
         LifeEvent.START,
-        f"starts ({placed}): {draft.why(job)}",
+        f"starts ({by_host(slots)}): {draft.why(job)}",
         draft.now_s,
         run=run,
         runs=number,

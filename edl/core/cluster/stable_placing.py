@@ -2,14 +2,14 @@
 
 A policy decides how many slots each job has, and suggests nodes. For a job that starts, the
 suggestion is followed where it can be. A job that runs is never moved for a better placement: it
-keeps its slots up to its new number, gives them back where it has the fewest, and gets further ones
-on its own nodes first. So all jobs can always reach their new slots: a slot is given back before,
-and never in exchange for, another one.
+keeps its slots up to its new number, gives them back on nodes that are silent, then where it has
+the fewest, and gets further ones on its own nodes first. So all jobs can always reach their new
+slots: a slot is given back before, and never in exchange for, another one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edl.core.cluster.state import Placement, slot_count
@@ -47,10 +47,12 @@ class _Nodes:
     Attributes:
         free: node -> the slots that can be given.
         avoided: node -> how many of them jobs have that are served later.
+        silent: the nodes on which slots are given back first.
     """
 
     free: dict[str, int]
     avoided: Slots = field(default_factory=dict)
+    silent: Collection[str] = ()
 
     def room(self, job: JobSize, placed: Slots, node: str, spare: bool = True) -> int:
         """Return how many slots of ``node`` a job can get beside those in ``placed``.
@@ -72,7 +74,10 @@ class _Nodes:
 
 
 def place_stably(
-    jobs: Sequence[JobSize], nodes: Slots, avoided: Slots | None = None
+    jobs: Sequence[JobSize],
+    nodes: Slots,
+    avoided: Slots | None = None,
+    silent: Collection[str] = (),
 ) -> dict[str, dict[str, int]]:
     """Return the slots of each job by node, as near as possible to what the jobs have.
 
@@ -85,8 +90,9 @@ def place_stably(
         nodes: node -> the number of its slots.
         avoided: node -> how many of its slots other jobs have, which are served later; these slots
             are given last.
+        silent: the nodes that may be lost; slots there are given back first.
     """
-    free = _Nodes(dict(nodes), avoided or {})
+    free = _Nodes(dict(nodes), avoided or {}, silent)
     kept = {job.name: _kept(job, free) for job in jobs}
     running = [job for job in jobs if kept[job.name]]
     placed: dict[str, dict[str, int]] = {}
@@ -102,15 +108,17 @@ def place_stably(
     return placed
 
 
-def trimmed(slots: Slots, size: int) -> dict[str, int]:
-    """Return ``slots`` without those beyond ``size``, taken from the nodes with the fewest first.
+def trimmed(slots: Slots, size: int, silent: Collection[str] = ()) -> dict[str, int]:
+    """Return ``slots`` without those beyond ``size``, and without nodes that have none.
 
-    Of nodes with as many slots the last one by name loses its slots first.
+    They are taken from ``silent`` nodes first, then from the nodes with the fewest. Of nodes with
+    as many slots the last one by name loses its slots first.
     """
-    left = dict(slots)
+    left = {node: count for node, count in slots.items() if count}
     surplus = sum(left.values()) - size
     while surplus > 0:
-        node = min(sorted(left, reverse=True), key=lambda name: left[name])
+        last = sorted(left, reverse=True)
+        node = min(last, key=lambda name: (name not in silent, left[name]))
         taken = min(surplus, left[node])
         left[node] -= taken
         surplus -= taken
@@ -124,7 +132,7 @@ def _kept(job: JobSize, nodes: _Nodes) -> dict[str, int]:
     placed: dict[str, int] = {}
     able = {node: min(count, nodes.free.get(node, 0)) for node, count in job.present.items()}
     able = {node: min(count, job.limits.get(node, 0)) for node, count in able.items()}
-    for node, count in trimmed({n: c for n, c in able.items() if c}, job.size).items():
+    for node, count in trimmed(able, job.size, nodes.silent).items():
         nodes.take(placed, node, count)
     return placed
 
@@ -165,7 +173,7 @@ def _grow(job: JobSize, placed: dict[str, int], nodes: _Nodes, spare: bool) -> N
 
 def _shrink(job: JobSize, placed: dict[str, int], nodes: _Nodes, size: int) -> None:
     """Return the slots of ``job`` beyond ``size`` to the free ones; ``placed`` is changed."""
-    fewer = trimmed(placed, size)
+    fewer = trimmed(placed, size, nodes.silent)
     for node, count in list(placed.items()):
         nodes.free[node] += count - fewer.get(node, 0)
     placed.clear()

@@ -1,0 +1,614 @@
+"""The plan of a cluster, as stories: what is written and ordered when what happens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import pytest
+from cluster_world import SETTINGS, Batches, Hints, World
+
+from edl.core.cluster.job_life import LifeResult, LifeState
+from edl.core.cluster.orders import CreateRun, PlaceRun, StopRun
+from edl.core.cluster.plan import ClusterPlan, plan
+from edl.core.cluster.records import Goal
+from edl.core.cluster.state import Allocation, ClusterState
+
+QUEUED, STARTING, RUNNING = LifeState.QUEUED, LifeState.STARTING, LifeState.RUNNING
+HALTING, HALTED, ENDED = LifeState.HALTING, LifeState.HALTED, LifeState.ENDED
+
+
+def running(*slots: int, policy: str = "max_min", **jobs: dict[str, object]) -> World:
+    """Return a cluster in which all these jobs train, and nothing is left to do."""
+    world = World(*slots, policy=policy)
+    for name, request in jobs.items():
+        world.submit(name, **request)  # type: ignore[arg-type]
+    world.until(lambda: all(world.state(name) is RUNNING for name in jobs))
+    world.rounds(3)
+    return world
+
+
+def states(world: World) -> dict[str, LifeState]:
+    return {name: world.state(name) for name in world.jobs}
+
+
+# --- starting
+
+
+def test_a_job_starts_in_one_transaction() -> None:
+    world = World(2, 2)
+    world.submit("a", min=3, max=4)
+    found = world.turn()
+    assert found.lives["a"].state is STARTING
+    assert found.lives["a"].reason.startswith("starts (h0: 2, h1: 2): has 4 slots")
+    devices = {"h0": (0, 1), "h1": (0, 1)}
+    assert {host: one.jobs["a"].devices for host, one in found.assigned.items()} == devices
+    assert found.orders == (CreateRun("a", found.lives["a"].run, devices),)
+    world.until(lambda: world.state("a") is RUNNING)
+    assert world.workers("a") == 4
+
+
+def test_a_refused_transaction_orders_nothing() -> None:
+    world = World(2)
+    world.submit("a", max=2)
+    leader = world.leader
+    world.reads_jobs(leader)
+    world.plans(leader)
+    world.machines["h0"].version += 1  # somebody has written meanwhile
+    assert not world.writes_plan(leader)
+    assert world.jobs["a"].run is None
+    assert not leader.orders
+
+
+def test_a_start_that_gets_no_workers_is_taken_back_whole_and_tried_again_later() -> None:
+    world = World(4)
+    world.machines["h0"].broken_for.add("a")
+    world.submit("a", min=2, max=4)
+    starts = []
+    for _ in range(400):
+        before = world.state("a")
+        world.round()
+        if before is QUEUED and world.state("a") is STARTING:
+            starts.append(world.now_s)
+    waits = [later - first for first, later in pairwise(starts)]
+    assert len(starts) > 4
+    assert waits[0] < waits[1] < waits[2] < waits[3], waits
+    assert world.jobs["a"].life.failures == 0, "it is not the job's fault"
+    world.machines["h0"].broken_for.clear()
+    world.until(lambda: world.state("a") is RUNNING, rounds=400)
+
+
+def test_a_waiting_try_says_so_and_gives_its_slots_to_others() -> None:
+    world = World(2)
+    world.submit("a", max=2, retries=9)
+    world.until(lambda: world.state("a") is RUNNING)
+    for _ in range(4):
+        world.run_fails("a")
+        world.until(lambda: world.state("a") is QUEUED)
+        if world.jobs["a"].life.tries < 4:
+            world.until(lambda: world.state("a") is RUNNING)
+    world.submit("b", max=2)
+    world.until(lambda: world.state("b") is RUNNING, rounds=6)
+    assert world.state("a") is QUEUED
+    assert "s for its next try: its run has failed, 4 of 9 retries used" in world.reasons["a"]
+
+
+def test_a_job_that_fails_too_often_ends() -> None:
+    world = World(2)
+    world.submit("a", max=2, retries=1)
+    for _ in range(2):
+        world.until(lambda: world.state("a") is RUNNING)
+        world.run_fails("a", "no such file: data.npz")
+        world.round()
+    life = world.jobs["a"].life
+    assert (life.state, life.result, life.exit_code) == (ENDED, LifeResult.FAILED, 1)
+    assert life.reason == "it has failed 2 times, the last time: no such file: data.npz"
+    world.until(lambda: not list(world.entries()))
+
+
+def test_a_run_is_created_again_by_the_next_leader_and_is_the_same() -> None:
+    world = World(2)
+    world.submit("a", max=2)
+    world.reads_jobs(world.leader)
+    first = world.plans(world.leader).orders
+    assert world.writes_plan(world.leader)
+    world.new_leader()
+    assert world.turn().orders == first
+    assert world.turn().orders == ()
+
+
+def test_a_job_starts_with_fewer_slots_where_the_others_do_not_come() -> None:
+    """A device of another job is not given back; the new job may start without it."""
+    world = running(4, a={"max": 4})
+    world.submit("b", max=2)
+    world.turn()
+    world.agent_reads("h0", "a")
+    world.machines["h0"].workers.discard(("a", world.jobs["a"].life.run, 2))
+    world.agent_declares("h0", "a")
+    world.machines["h0"].workers.add(("a", world.jobs["a"].life.run, 3))
+    run = world.jobs["a"].run
+    assert run is not None
+    run.agents["h0"] = replace(run.agents["h0"], busy=frozenset({0, 1, 3}))
+    for _ in range(5):
+        world.turn()
+        world.now_s += 1
+    assert world.devices("b") == {"h0": (2,)}
+
+
+# --- changing hands
+
+
+def test_a_job_keeps_its_devices_where_its_number_stays() -> None:
+    world = running(4, 4, a={"min": 2, "max": 2}, b={"min": 2, "max": 2}, c={"max": 4})
+    before = world.devices("a"), world.devices("b")
+    world.jobs["c"].left = 0
+    world.submit("d", max=4)
+    world.rounds(20)
+    assert (world.devices("a"), world.devices("b")) == before
+
+
+def test_a_grown_job_keeps_its_old_devices() -> None:
+    world = running(4, a={"max": 4}, b={"max": 2})
+    old = set(world.devices("a")["h0"])
+    world.jobs["b"].left = 0
+    world.until(lambda: world.slots("a") == 4)
+    assert old < set(world.devices("a")["h0"])
+
+
+def test_a_job_grows_at_once_with_all_its_slots_if_they_come_soon() -> None:
+    world = running(2, 2, 2, a={"max": 6}, b={"max": 2}, c={"max": 2})
+    assert world.slots("a") == 2
+    world.jobs["b"].left = world.jobs["c"].left = 0
+    placed = []
+    for _ in range(20):
+        found = world.round(seconds=0.5)
+        placed += [order for order in found.orders if isinstance(order, PlaceRun)]
+    assert world.workers("a") == 6
+    assert [sum(map(len, order.devices.values())) for order in placed] == [6]
+
+
+def test_once_all_is_done_nothing_is_written_or_ordered() -> None:
+    world = running(4, 2, a={"max": 4}, b={"min": 2, "max": 4}, policy="edl")
+    found = world.turn()
+    assert not found.acts
+    assert found.next_s == world.allocation.at_s + SETTINGS.interval_s
+
+
+def test_a_lost_order_is_in_the_next_plan_again() -> None:
+    world = running(4, a={"max": 4})
+    world.submit("b", min=2, max=2)
+    world.reads_jobs(world.leader)
+    first = world.plans(world.leader)
+    world.writes_plan(world.leader)  # and its order is lost
+    world.now_s += 3
+    assert world.turn().orders == first.orders
+    assert isinstance(first.orders[0], PlaceRun)
+
+
+def test_a_moved_job_has_its_new_devices_before_it_gives_up_the_old_ones() -> None:
+    world = running(2, 2, a={"min": 2, "max": 2})
+    world.machines["h0"].drained = True
+    sizes = []
+    for _ in range(10):
+        found = world.turn()
+        for order in found.orders:
+            assert isinstance(order, PlaceRun)
+            sizes.append({host: len(devices) for host, devices in order.devices.items()})
+        world.hosts_work()
+        world.now_s += 1
+    assert sizes == [{"h0": 0, "h1": 2}]
+    assert world.devices("a") == {"h1": (0, 1)}
+    assert world.state("a") is RUNNING
+
+
+def test_two_full_jobs_need_never_swap_their_hosts() -> None:
+    """Whatever a policy suggests, a job that runs is not moved to a host that another one has."""
+
+    def swaps(cluster: ClusterState) -> Allocation:
+        jobs = [job.name for job in cluster.jobs]
+        hosts = ["h1", "h0"] if cluster.present else ["h0", "h1"]
+        placements = {job: ((host, 2),) for job, host in zip(jobs, hosts, strict=True)}
+        return Allocation(placements, dict.fromkeys(jobs, "is here"))
+
+    world = World(2, 2, policy=swaps)
+    world.submit("a", min=2, max=2)
+    world.submit("b", min=2, max=2)
+    world.rounds(60)
+    assert world.devices("a") == {"h0": (0, 1)}
+    assert world.devices("b") == {"h1": (0, 1)}
+
+
+# --- silence, loss, drain
+
+
+def test_a_host_that_is_silent_for_a_moment_changes_nothing() -> None:
+    world = running(2, 2, a={"max": 4})
+    world.host_dies("h1")
+    world.offer_ends("h1")
+    found = world.turn()
+    assert not found.orders
+    world.now_s += SETTINGS.lost_after_s - 1
+    assert not world.turn().orders
+    world.host_returns("h1")
+    assert not world.turn().orders
+    assert world.machines["h1"].assigned.silent_s == 0.0
+    assert world.slots("a") == 4
+
+
+def test_a_job_shrinks_without_its_lost_host_whose_slots_stay_its_own() -> None:
+    world = running(2, 2, a={"max": 4})
+    world.machine_dies("h1")
+    world.offer_ends("h1")
+    world.submit("b", max=2)
+    world.rounds(30)
+    assert world.jobs["a"].run is not None
+    assert world.jobs["a"].run.devices == {"h0": (0,), "h1": ()}
+    assert world.machines["h1"].assigned.jobs["a"].devices == (0, 1), "silence frees nothing"
+    assert states(world) == {"a": RUNNING, "b": RUNNING}
+    world.host_returns("h1")
+    world.until(lambda: world.workers("a") + world.workers("b") == 4, rounds=200)
+
+
+def test_a_job_with_too_few_slots_left_halts_and_starts_elsewhere_on_other_slots() -> None:
+    world = running(4, 4, a={"min": 3, "max": 4}, b={"min": 1, "max": 4})
+    at = next(iter(world.devices("a")))
+    first = world.jobs["a"].life.run
+    world.machine_dies(at)
+    world.offer_ends(at)
+    world.until(lambda: world.jobs["a"].life.run != first, rounds=60)
+    assert set(world.devices("a")) == {"h0", "h1"} - {at}
+    assert world.machines[at].assigned.jobs["a"].run == first
+    assert "are left without" in " ".join(world.story)
+    world.host_returns(at)
+    world.round()
+    assert world.machines[at].assigned.jobs["a"].ends > 0
+    world.until(lambda: world.workers("a") == world.workers("b") == 4)
+
+
+def test_survivors_are_filled_up_on_free_slots_without_a_halt() -> None:
+    world = running(2, 2, 2, a={"min": 4, "max": 4})
+    lost = next(iter(world.devices("a")))
+    world.machine_dies(lost)
+    world.offer_ends(lost)
+    world.until(lambda: world.workers("a") == 4, rounds=30)
+    assert world.state("a") is RUNNING
+    assert world.jobs["a"].life.runs == 1
+
+
+def test_a_drained_host_gives_back_its_slots() -> None:
+    world = running(2, 2, a={"max": 4}, b={"min": 2, "max": 2})
+    world.machines["h1"].drained = True
+    world.until(lambda: not world.machines["h1"].assigned.jobs)
+    world.rounds(10)
+    assert not world.machines["h1"].assigned.jobs
+    world.machines["h1"].drained = False
+    world.until(lambda: world.workers("a") + world.workers("b") == 4, rounds=200)
+
+
+def test_a_host_with_records_of_another_format_gets_nothing() -> None:
+    world = World(2)
+    world.submit("a", max=2)
+    world.reads_jobs(world.leader)
+    view = world.view(world.leader)
+    offer = view.hosts[0].offer
+    assert offer is not None
+    other = replace(view, hosts=[replace(view.hosts[0], offer=replace(offer, format=2))])
+    assert not plan(other, world.policy, world.now_s).orders
+
+
+def test_an_agent_that_says_nothing_is_ended_by_its_host() -> None:
+    """The run has left the host; its agent is dead and starts no more; the host sees to the end."""
+    world = running(2, 2, a={"max": 4})
+    world.machines["h1"].drained = True
+    world.turn()
+    world.agent_dies("h1", "a")
+    world.record_ends("h1", "a")
+    run = world.jobs["a"].life.run
+    for _ in range(15):
+        world.turn()
+        world.now_s += 10
+    assert world.machines["h1"].assigned.jobs["a"].ends > 0
+    assert ("a", run, 0) in world.machines["h1"].workers
+    world.hosts_work()
+    world.turn()
+    assert not world.machines["h1"].assigned.jobs
+
+
+def test_slots_that_are_not_given_back_do_not_count_any_more() -> None:
+    """A policy does not wait for ever for the slots of a host that cannot end its processes."""
+    world = running(4, 2, a={"max": 4}, b={"min": 1, "max": 2})
+    world.jobs["a"].left = 0
+    world.run_steps("a")
+    world.submit("c", min=2, max=4)
+    for _ in range(150):  # `edl host` of h0 ends nothing
+        world.turn()
+        world.now_s += 1
+    assert world.machines["h0"].assigned.jobs["a"].ends > 0
+    assert world.state("b") is RUNNING
+    assert world.reasons["c"].startswith("place 1 of 1 in the queue: waits: it needs 2 slots")
+    world.until(lambda: world.workers("c") >= 2)
+
+
+def test_a_host_where_workers_do_not_live_is_left_for_a_time() -> None:
+    world = running(2, 2, a={"max": 4}, b={"max": 2})
+    (free,) = set(world.machines) - set(world.devices("a"))
+    world.machines[free].broken_for.add("a")
+    world.jobs["b"].left = 0
+    world.until(lambda: world.slots("a") == 4)
+    world.until(lambda: world.jobs["a"].life.limits != {}, rounds=100)
+    world.until(lambda: world.slots("a") == 2)
+    assert world.jobs["a"].life.limits[free].most == 0
+    world.submit("c", max=2)
+    world.until(lambda: world.workers("c") == 2)
+    world.machines[free].broken_for.clear()
+    world.jobs["c"].left = 0
+    world.until(lambda: world.workers("a") == 4, rounds=400)
+
+
+def test_a_worker_that_is_started_again_keeps_its_slot() -> None:
+    world = running(2, a={"max": 2})
+    worker = ("a", world.jobs["a"].life.run, 1)
+    world.machines["h0"].workers.discard(worker)
+    run = world.jobs["a"].run
+    assert run is not None
+    run.agents["h0"] = replace(run.agents["h0"], busy=frozenset({0}))
+    world.turn()
+    assert world.machines["h0"].assigned.jobs["a"].idle_s == world.now_s
+    world.rounds(3)
+    assert world.machines["h0"].assigned.jobs["a"].idle_s == 0
+    assert world.slots("a") == 2
+
+
+# --- halt, resume, delete
+
+
+def test_a_halted_job_saves_gives_back_all_and_resumes_as_a_new_run() -> None:
+    world = running(4, a={"max": 4})
+    first = world.jobs["a"].life.run
+    world.want("a", Goal.HALT)
+    found = world.turn()
+    assert found.orders == (StopRun("a", first, True, "it is being halted"),)
+    assert world.slots("a") == 4, "it needs them until it has stopped"
+    world.until(lambda: world.state("a") is HALTED)
+    assert not list(world.entries())
+    world.want("a", Goal.RUN)
+    world.until(lambda: world.state("a") is RUNNING)
+    assert world.jobs["a"].life.run != first
+    assert world.jobs["a"].life.runs == 2
+
+
+@pytest.mark.parametrize("when", [QUEUED, STARTING, RUNNING, HALTED])
+def test_a_job_can_be_deleted_whatever_it_does(when: LifeState) -> None:
+    world = World(4)
+    world.submit("a", max=4)
+    if when is HALTED:
+        world.want("a", Goal.HALT)
+    if when is not QUEUED:
+        world.until(lambda: world.state("a") is when)
+    world.want("a", Goal.GONE)
+    world.until(lambda: world.state("a") is ENDED)
+    assert world.jobs["a"].life.result is LifeResult.DELETED
+    world.until(lambda: not list(world.entries()))
+
+
+def test_a_run_that_does_not_stop_is_ended() -> None:
+    world = running(2, a={"max": 2})
+    world.want("a", Goal.HALT)
+    for _ in range(int(SETTINGS.halt_timeout_s) + 10):  # its workers do not answer
+        world.turn()
+        world.hosts_work()
+        world.now_s += 1
+    assert world.state("a") is HALTED
+
+
+def test_a_run_that_a_stranger_stops_is_started_again() -> None:
+    world = running(2, a={"max": 2})
+    assert world.jobs["a"].run is not None
+    world.jobs["a"].run.state = world.jobs["a"].run.state.STOPPING
+    world.until(lambda: world.state("a") is QUEUED)
+    assert "and not by the cluster" in world.jobs["a"].life.reason
+    assert "`edl halt`" in world.jobs["a"].life.reason
+    world.until(lambda: world.state("a") is RUNNING)
+    assert world.jobs["a"].life.failures == 0
+
+
+def test_a_name_that_is_used_again_shares_nothing_with_the_job_before() -> None:
+    world = running(2, 2, a={"min": 4, "max": 4})
+    world.want("a", Goal.GONE)
+    world.turn()  # its run is over at once
+    world.host_dies("h1")  # and h1 does not hear of it
+    world.until(lambda: world.state("a") is QUEUED or world.state("a") is HALTING)
+    world.offer_ends("h1")
+    world.until(lambda: world.state("a") is ENDED, rounds=30)
+    world.forget("a")
+    world.submit("a", min=1, max=4)
+    world.until(lambda: world.state("a") is RUNNING)
+    assert set(world.devices("a")) == {"h0"}
+    world.host_returns("h1")
+    world.until(lambda: world.workers("a") == 4, rounds=60)
+
+
+# --- what policies do not know
+
+
+def test_only_allowed_sizes_and_what_is_left_goes_to_the_next_size() -> None:
+    world = running(6, a={"max": 4, "sizes": (1, 2, 4)}, b={"max": 4, "sizes": (1, 2, 4)})
+    assert (world.slots("a"), world.slots("b")) == (4, 2), "3 and 3 are not allowed"
+
+
+def test_a_young_job_is_not_halted_for_others_but_may_shrink() -> None:
+    world = World(4, policy="tiresias")
+    world.submit("a", min=1, max=4, min_run_s=50.0)
+    world.until(lambda: world.state("a") is RUNNING)
+    began_s = world.jobs["a"].life.since_s
+    world.submit("b", min=3, max=3)
+    world.want("b", priority=1)
+    world.until(lambda: world.workers("b") == 3)
+    assert world.workers("a") == 1, "its fewest"
+    world.submit("c", min=4, max=4)
+    world.want("c", priority=2)
+    world.until(lambda: world.state("a") is HALTING, rounds=200)
+    assert world.now_s >= began_s + 50
+
+
+def test_after_a_change_a_job_rests() -> None:
+    world = running(4, a={"max": 4, "cool_down_s": 40.0}, b={"max": 4})
+    world.rounds(40)
+    world.submit("c", max=4)
+    world.until(lambda: world.state("c") is RUNNING)
+    sizes = world.slots("a")
+    changed_s = world.allocation.changed_s["a"]
+    world.jobs["b"].left = world.jobs["c"].left = 0
+    world.until(lambda: world.slots("a") != sizes, rounds=100)
+    assert world.now_s - changed_s >= 40
+
+
+def test_after_a_start_a_job_gets_no_more_slots_for_a_time() -> None:
+    world = World(4)
+    world.submit("b", max=2)
+    world.submit("a", max=4, snooze_s=60.0)
+    world.until(lambda: world.state("a") is RUNNING)
+    began_s = world.jobs["a"].life.since_s
+    world.jobs["b"].left = 0
+    world.until(lambda: world.slots("a") == 4, rounds=200)
+    assert world.now_s - began_s >= 60
+
+
+def test_a_job_that_may_not_be_preempted_keeps_its_slots() -> None:
+    world = running(4, a={"max": 3, "preemptible": False}, policy="tiresias")
+    world.submit("b", min=4, max=4)
+    world.want("b", priority=9)
+    world.rounds(60)
+    assert states(world) == {"a": RUNNING, "b": QUEUED}
+    assert world.slots("a") == 3
+
+
+def test_a_higher_priority_is_served_first_and_takes_free_hosts_first() -> None:
+    world = running(2, 2, 2, low={"min": 2, "max": 2})
+    home = world.devices("low")
+    world.submit("high", min=4, max=4)
+    world.want("high", priority=1)
+    world.until(lambda: world.workers("high") == 4)
+    assert world.devices("low") == home, "there was room beside it"
+    world.submit("higher", min=2, max=2)
+    world.want("higher", priority=2)
+    world.until(lambda: world.state("higher") is RUNNING)
+    assert states(world)["low"] is QUEUED
+
+
+def test_labels_are_kept_and_do_not_starve_jobs_without() -> None:
+    world = World(2, 2)
+    world.machines["h1"].labels = {"gpu": "h100"}
+    world.submit("any", max=4)
+    world.submit("new", max=4, labels={"gpu": "h100"})
+    world.submit("none", labels={"gpu": "a100"})
+    world.until(lambda: world.state("new") is RUNNING)
+    world.rounds(10)
+    assert set(world.devices("new")) == {"h1"}
+    assert set(world.devices("any")) == {"h0"}
+    assert world.reasons["none"] == (
+        "place 1 of 1 in the queue: waits: it needs 1 slot, and there are 0 on hosts with its "
+        "labels on which it may start, of 4 in the cluster"
+    )
+
+
+def test_a_job_larger_than_the_cluster_waits_and_holds_up_nobody() -> None:
+    world = World(4, policy="fifo")
+    world.submit("large", min=5, max=8)
+    world.submit("small", min=1, max=2)
+    world.until(lambda: world.state("small") is RUNNING)
+    assert world.reasons["large"] == (
+        "place 1 of 1 in the queue: waits: it needs 5 slots, and the cluster has 4; add hosts with "
+        "`edl host`"
+    )
+
+
+def test_a_job_that_asks_for_more_than_there_is_starts_with_what_there_is() -> None:
+    world = World(4, policy="fifo")
+    world.submit("a", min=1, max=16, np=16)
+    world.until(lambda: world.workers("a") == 4)
+
+
+def test_a_job_waits_for_those_that_it_comes_after() -> None:
+    world = World(4)
+    world.submit("b", max=2, after=("a", "c"))
+    world.round()
+    assert "waits for job a, which is not there" in world.reasons["b"]
+    world.submit("a", left=6, max=2)
+    world.submit("c", max=2, retries=0)
+    world.until(lambda: world.state("a") is ENDED)
+    assert "waits for job c, which is running" in world.reasons["b"]
+    world.run_fails("c")
+    world.rounds(3)
+    assert "waits for job c, which is failed" in world.reasons["b"]
+    assert world.state("b") is QUEUED
+
+
+def test_the_queue_shows_places_by_priority_and_order() -> None:
+    world = running(1, a={"min": 1, "max": 1})
+    for name, priority in (("b", 0), ("c", 1), ("d", 0)):
+        world.submit(name, max=1)
+        if priority:
+            world.want(name, priority=-1)
+    world.round()
+    places = {name: world.reasons[name].split(":")[0] for name in "bcd"}
+    assert places == {
+        "b": "place 1 of 3 in the queue",
+        "c": "place 3 of 3 in the queue",
+        "d": "place 2 of 3 in the queue",
+    }
+
+
+def test_the_policy_chooses_the_batch_where_it_may() -> None:
+    hints = Hints(samples_per_s={1: 100.0, 2: 190.0, 4: 350.0})
+    world = World(4, policy="jsa_max")
+    world.submit("free", max=2, batch=Batches(8, 64), hints=hints)
+    world.submit("own", max=2, batch=Batches(8, 64, set_by_policy=False), hints=hints)
+    found = world.turn()
+    batches = {order.job: order.batch for order in found.orders if isinstance(order, CreateRun)}
+    assert batches == {"free": 64, "own": None}
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """A policy that gives what there is not."""
+
+    def __call__(self, cluster: ClusterState) -> Allocation:
+        return Allocation({cluster.jobs[0].name: (("h0", 99),)}, {})
+
+
+def test_a_policy_that_breaks_a_rule_changes_nothing() -> None:
+    world = running(4, a={"max": 4}, b={"max": 4})
+    before = world.devices("a"), world.devices("b")
+    world.policy = Greedy()
+    world.submit("c", max=4)
+    world.rounds(50)
+    assert (world.devices("a"), world.devices("b")) == before
+    assert "breaks a rule and is not used: " in world.reasons["c"]
+
+
+def test_another_policy_is_asked_at_once() -> None:
+    world = running(4, a={"max": 4, "np": 1}, policy="fifo")
+    assert world.slots("a") == 1
+    world.policy = World(policy="max_min").policy
+    world.until(lambda: world.workers("a") == 4, rounds=5)
+
+
+def test_the_policy_is_not_asked_without_a_cause() -> None:
+    world = running(4, a={"max": 4})
+    at_s = world.allocation.at_s
+    world.now_s = at_s + SETTINGS.interval_s - 0.5
+    assert world.turn() == ClusterPlan(reasons=world.reasons, next_s=at_s + SETTINGS.interval_s)
+    world.now_s = at_s + SETTINGS.interval_s
+    assert world.turn().allocation is not None
+
+
+def test_gantt_and_service_can_be_read_from_the_life() -> None:
+    world = World(4, policy="fifo")
+    world.submit("a", left=40, min=2, max=2)
+    submitted_s = world.now_s
+    world.until(lambda: world.state("a") is ENDED)
+    life = world.jobs["a"].life
+    assert life.submitted_s == life.started_s == submitted_s
+    assert life.ended_s > life.started_s
+    assert life.attained_slot_s == 2 * (life.ended_s - life.started_s)
