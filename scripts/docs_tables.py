@@ -16,6 +16,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import typer
 
 from edl.cli.main import app
+from edl.core.cluster.job_life import TRANSITIONS
 from edl.core.events import DETAILS, EventKind, SwitchParts
 from edl.core.job_spec import JobSettings
 from edl.core.progress import TrainingStatus
@@ -106,6 +107,19 @@ def settings() -> str:
     return _table(("field", "environment", "default", "meaning"), rows)
 
 
+# --- clusters
+
+
+def job_life() -> str:
+    """Return the table of transitions in the life of a job of a cluster."""
+    rows = (
+        (f"`{state}`" if number == 0 else "", f"`{line.to}`", event, line.when)
+        for state, events in TRANSITIONS.items()
+        for number, (event, line) in enumerate(events.items())
+    )
+    return _table(("state", "goes to", "event", "when"), rows)
+
+
 # --- commands
 
 
@@ -170,6 +184,7 @@ def _table(head: tuple[str, ...], rows: Any) -> str:
 TABLES = {
     "commands": commands,
     "events": events,
+    "job-life": job_life,
     "members": members,
     "settings": settings,
     "status": status,

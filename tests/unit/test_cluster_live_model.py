@@ -1,0 +1,98 @@
+"""What a cluster policy is told of a live job: its speed on other slots, and what is left."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from cluster_world import Batches, Hints, Request
+
+from edl.core.cluster.job_life import JobLife, LifeState
+from edl.core.cluster.live_model import LEAST_SERVICE_S, batch_of, live_model
+from edl.core.cluster.view import JobMeasurements, JobView
+from edl.core.policy.step_time import StepTimeSample
+
+
+def job(
+    life: JobLife | None = None, request: dict[str, Any] | None = None, **known: Any
+) -> JobView:
+    """Return a job of which so much is known."""
+    measured = JobMeasurements(**{"global_batch": 64, **known})
+    return JobView("a", 1, Request(**(request or {})), life=life or JobLife(), measured=measured)
+
+
+def test_a_measured_size_is_predicted_as_it_was_measured() -> None:
+    steps = (
+        StepTimeSample(1, 1, 64, 0.9),
+        StepTimeSample(2, 1, 32, 0.6),
+        StepTimeSample(4, 2, 16, 0.5),
+    )
+    model = live_model(job(steps=steps), 0.0)
+    assert model.step_s((1,), 64) == pytest.approx(0.9)
+    assert model.step_s((2,), 64) == pytest.approx(0.6)
+    assert model.step_s((2, 2), 64) == pytest.approx(0.5)
+    assert model.step_s((3,), 64) < 0.9
+
+
+def test_a_curve_counts_where_nothing_was_measured() -> None:
+    """A former run, or the user, says more than a guess; what this run measured says most."""
+    steps = (StepTimeSample(2, 1, 32, 0.5),)
+    request = {"hints": Hints(samples_per_s={1: 1.0, 4: 320.0})}
+    model = live_model(job(steps=steps, curve={1: 80.0, 2: 1.0}, request=request), 0.0)
+    assert model.step_s((1,), 64) == pytest.approx(64 / 80)
+    assert model.step_s((2,), 64) == pytest.approx(0.5)
+    assert model.step_s((4,), 64) == pytest.approx(64 / 320)
+
+
+def test_an_unknown_job_is_taken_to_scale_so_that_more_slots_are_tried() -> None:
+    model = live_model(job(), 0.0)
+    assert model.step_s((1,), 64) == pytest.approx(4 * model.step_s((2, 2), 64))
+
+
+def test_what_the_job_says_is_left_is_left() -> None:
+    assert live_model(job(left=6400.0), 0.0).steps_left(64) == 100
+    assert live_model(job(left=6400.0), 0.0).steps_left(128) == 50
+
+
+def test_the_users_number_of_steps_counts_if_the_job_does_not_know() -> None:
+    request = {"hints": Hints(steps=1000)}
+    assert live_model(job(request=request, done_steps=400), 0.0).steps_left(64) == 600
+    assert live_model(job(request=request, done_steps=2000), 0.0).steps_left(64) == 0
+
+
+def left_s(one: JobView, now_s: float) -> float:
+    """Return the estimated seconds left on the fewest slots."""
+    model = live_model(one, now_s)
+    return model.steps_left(64) * model.step_s((one.min_slots,), 64)
+
+
+def test_the_users_duration_is_spent_by_attained_service() -> None:
+    life = JobLife(LifeState.RUNNING, slots=2, counted_s=0.0)
+    one = job(life, {"max": 4, "min": 2, "hints": Hints(duration_s=300.0)})
+    assert left_s(one, 0.0) == pytest.approx(4 * 300 / 2)
+    assert left_s(one, 100.0) == pytest.approx((4 * 300 - 200) / 2)
+    assert left_s(one, 9999.0) > 0
+
+
+def test_a_job_of_unknown_length_has_as_much_left_as_it_has_attained() -> None:
+    life = JobLife(LifeState.RUNNING, slots=4, counted_s=0.0)
+    one = job(life, {"min": 2})
+    assert left_s(one, 10.0) == pytest.approx(LEAST_SERVICE_S)
+    assert left_s(one, 1000.0) == pytest.approx(4 * 1000 / 2)
+
+
+def test_a_larger_batch_is_worth_less_as_the_noise_scale_says() -> None:
+    request = {"batch": Batches(32, 512)}
+    assert live_model(job(request=request), 0.0).efficiency(512) == 1.0
+    model = live_model(job(request=request, noise_scale=96.0), 0.0)
+    assert model.efficiency(32) == 1.0
+    assert model.efficiency(96 + 32 + 128) == pytest.approx(128 / 352)
+    assert live_model(job(noise_scale=float("inf")), 0.0).efficiency(512) == 1.0
+
+
+def test_the_batch_is_measured_or_the_smallest_or_one_sample_a_slot() -> None:
+    assert batch_of(job()) == 64
+    unknown = JobMeasurements()
+    assert batch_of(replace(job(request={"batch": Batches(32, 512)}), measured=unknown)) == 32
+    assert batch_of(replace(job(request={"max": 8, "np": 6}), measured=unknown)) == 6
