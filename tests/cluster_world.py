@@ -117,12 +117,13 @@ class Submitted:
 
     order: int
     request: Request
-    left: int
+    left: float
     wanted: Wanted = field(default_factory=Wanted)
     life: JobLife = field(default_factory=JobLife)
     life_version: int = 0
     run: Run | None = None
     measured: JobMeasurements = field(default_factory=JobMeasurements)
+    tells_left: bool = False  # whether the job says how many samples are left
     tokens: list[str] = field(default_factory=list)  # of the runs that were ever created
 
 
@@ -193,7 +194,7 @@ class World:
 
     # --- users
 
-    def submit(self, name: str, left: int = 1000, **request: Any) -> Submitted:
+    def submit(self, name: str, left: float = 1000, **request: Any) -> Submitted:
         assert name not in self.jobs
         self.submissions += 1
         self.jobs[name] = Submitted(self.submissions, Request(**request), left)
@@ -352,7 +353,7 @@ class World:
             return
         if self.workers(job) >= one.request.min:
             run.trains = True
-            one.left -= self.workers(job)
+            one.left -= one.request.hints.samples_per_s.get(self.workers(job), self.workers(job))
             if one.left <= 0:
                 run.state, run.reason = JobState.FINISHED, "it has trained to the end"
 
@@ -382,6 +383,7 @@ class World:
         for name, one in self.jobs.items():
             controller.versions[f"job {name}"] = one.life_version
             run = one.run.view() if one.run is not None else None
+            left = float(one.left) if one.tells_left else None
             controller.jobs.append(
                 JobView(
                     name,
@@ -390,7 +392,7 @@ class World:
                     wanted=one.wanted,
                     life=one.life,
                     run=run,
-                    measured=one.measured,
+                    measured=replace(one.measured, left=left),
                 )
             )
 
