@@ -19,11 +19,12 @@ from kazoo.client import TransactionRequest
 
 from edl import config
 from edl.coordination.access import SHARED, Access
-from edl.coordination.paths import JOBS, JobPaths, is_name
+from edl.coordination.paths import JOBS, JobPaths
 from edl.coordination.reads import acl, children, get
 from edl.coordination.secrets import stored
 from edl.coordination.session import Refused, Session
 from edl.coordination.wire import decode, encode
+from edl.core.names import is_name
 from edl.core.records import Assigned, Desired, Generation, Job, JobPolicy
 from edl.errors import (
     AccessDenied,

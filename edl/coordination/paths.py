@@ -31,13 +31,10 @@ nodes have the same ACL, see ``access``.
 
 from __future__ import annotations
 
-import re
-
+from edl.core.names import RULE, is_name
 from edl.errors import ConfigError
 
 JOBS = "/edl/jobs"
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def check_name(setting: str, name: str) -> str:
@@ -45,7 +42,7 @@ def check_name(setting: str, name: str) -> str:
 
     Args:
         setting: The setting that the name came from, "job" or "host", for the error message.
-        name: The name to check; see :func:`is_name`.
+        name: The name to check; see :func:`edl.core.names.is_name`.
 
     Raises:
         ConfigError: the name is not allowed.
@@ -53,19 +50,9 @@ def check_name(setting: str, name: str) -> str:
     if not is_name(name):
         raise ConfigError(
             setting,
-            f"{name!r} cannot be the name of a {setting}: use 1 to 64 letters, digits, dots, "
-            "dashes and underscores, beginning with a letter or a digit",
+            f"{name!r} cannot be the name of a {setting}: use {RULE}",
         )
     return name
-
-
-def is_name(name: str) -> bool:
-    """Return whether ``name`` can be the name of a job or of a host.
-
-    A name has 1 to 64 letters, digits, dots, dashes and underscores, and begins with a letter or a
-    digit.
-    """
-    return _NAME.fullmatch(name) is not None
 
 
 class JobPaths:
