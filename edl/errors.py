@@ -5,6 +5,7 @@
     EdlError
     ├── UsageError              the caller asked for something impossible; nothing was changed
     │   ├── ConfigError         a setting has no usable value
+    │   ├── ManifestError       a job manifest cannot be read, or asks for something impossible
     │   ├── UnknownJob          there is no such job in ZooKeeper
     │   │   └── AccessDenied    this process does not know the secret of the job
     │   └── JobExists           a running job has this name already
@@ -62,6 +63,24 @@ class ConfigError(UsageError):
     def __init__(self, setting: str, message: str) -> None:
         super().__init__(message)
         self.setting = setting
+
+
+class ManifestError(UsageError):
+    """A job manifest cannot be read, or asks for something impossible.
+
+    Args:
+        source: the name of the file; empty for a manifest that a program has made.
+        line: the line of the file that is wrong, from 1; 0: no one line is.
+        message: what is wrong with it, and what to do next.
+        key: the key that is wrong, such as "batch.min"; empty: no one key is.
+    """
+
+    def __init__(self, source: str, line: int, message: str, key: str = "") -> None:
+        place = f"{source}:{line}" if line else source
+        super().__init__(f"{place}: {message}" if place else message)
+        self.source = source
+        self.line = line
+        self.key = key
 
 
 def some(names: Sequence[str]) -> str:

@@ -7,16 +7,20 @@ differs from what the code says, so nobody edits it by hand.
 from __future__ import annotations
 
 import inspect
+import json
 import re
-from collections.abc import Iterator
-from dataclasses import fields
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
 from edl.cli.main import app
 from edl.core.cluster.job_life import TRANSITIONS
+from edl.core.cluster.manifest import BatchRange, JobManifest, PolicyHints
+from edl.core.cluster.manifest_schema import manifest_schema
 from edl.core.events import DETAILS, EventKind, SwitchParts
 from edl.core.job_spec import JobSettings
 from edl.core.progress import TrainingStatus
@@ -26,6 +30,7 @@ from edl.core.status import JobStatus, MemberStatus
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 BLOCK = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+SCHEMA = DOCS / "reference" / "manifest.schema.json"
 # Options that mean the same everywhere; docs/reference/commands.md says so once, above the table.
 EVERYWHERE = {"--zookeeper", "--secret-file", "--json", "--help"}
 
@@ -37,6 +42,7 @@ def main() -> None:
         if (new := filled(text)) != text:
             page.write_text(new, encoding="utf-8")
             print(f"docs/{page.relative_to(DOCS)} is written")
+    SCHEMA.write_text(schema(), encoding="utf-8")
 
 
 def filled(text: str) -> str:
@@ -120,6 +126,66 @@ def job_life() -> str:
     return _table(("state", "goes to", "event", "when"), rows)
 
 
+# --- manifests
+
+
+def schema() -> str:
+    """Return the JSON schema of manifests, as its file has it."""
+    return f"{json.dumps(manifest_schema(), indent=2)}\n"
+
+
+def manifest() -> str:
+    """Each key of a manifest."""
+    return _keys(JobManifest)
+
+
+def manifest_batch() -> str:
+    """Each key of a manifest's `batch`."""
+    return _keys(BatchRange)
+
+
+def manifest_hints() -> str:
+    """Each key of a manifest's `hints`."""
+    return _keys(PolicyHints)
+
+
+def _keys(record: Any) -> str:
+    hints = get_type_hints(record, include_extras=True)
+    rows = (
+        (
+            f"`{field.name}`",
+            _type_name(hints[field.name], field.name),
+            _default(field),
+            get_args(hints[field.name])[-1].description,
+        )
+        for field in fields(record)
+    )
+    return _table(("key", "value", "default", "meaning"), rows)
+
+
+def _type_name(hint: Any, name: str = "") -> str:
+    """Return the type of a key as a user of YAML names it; ``name`` is that of the key."""
+    if get_origin(hint) is Annotated:
+        return _type_name(get_args(hint)[0], name)
+    if NoneType in get_args(hint):
+        return _type_name(next(one for one in get_args(hint) if one is not NoneType), name)
+    if get_origin(hint) is tuple:
+        return f"list of {_type_name(get_args(hint)[0])}s"
+    if get_origin(hint) is Mapping or is_dataclass(hint):
+        return "mapping"
+    unit = " of seconds" if name.endswith("_s") else ""
+    return {bool: "true or false", int: "whole number", float: "number", str: "text"}[hint] + unit
+
+
+def _default(field: Any) -> str:
+    if field.default is MISSING:
+        return "required" if field.default_factory is MISSING else "empty"
+    if field.default is None or field.default in ("", ()):
+        return "none"
+    shown = f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
+    return f"`{shown.lower() if isinstance(field.default, bool) else shown}`"
+
+
 # --- commands
 
 
@@ -185,6 +251,9 @@ TABLES = {
     "commands": commands,
     "events": events,
     "job-life": job_life,
+    "manifest": manifest,
+    "manifest-batch": manifest_batch,
+    "manifest-hints": manifest_hints,
     "members": members,
     "settings": settings,
     "status": status,

@@ -1,0 +1,380 @@
+"""Define the manifest of a job: what a user submits to a cluster, as a file in YAML.
+
+The shortest manifest::
+
+    name: digits
+    command: [python, train.py]
+    min: 1
+    max: 4
+
+The fields say what each key means; docs/reference/manifest.md and the JSON schema are generated
+from them. :mod:`edl.core.cluster.manifest_file` reads the file.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, NamedTuple
+
+from msgspec import Meta
+
+from edl.core import names
+from edl.core.job_spec import JobSettings, JobSpec
+from edl.core.record import Record
+from edl.core.sizes import Sizes
+
+MOST_WORKERS = 100_000  # of one job; a plan may go through all sizes
+MOST_ITEMS = 1000  # of a list
+
+VARIABLE_RULE = "letters, digits and underscores, not beginning with a digit"
+
+_Name = Annotated[str, Meta(pattern=names.PATTERN, extra={"must": f"be {names.RULE}"})]
+_Variable = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$(?!\n)",
+        extra={"must": f"be the name of a variable: {VARIABLE_RULE}"},
+    ),
+]
+_Text = Annotated[str, Meta(min_length=1)]
+_Workers = Annotated[int, Meta(ge=1, le=MOST_WORKERS)]
+_Samples = Annotated[int, Meta(ge=1, le=10**12)]
+_Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
+_Speed = Annotated[float, Meta(gt=0.0, le=1e15)]
+_Size = Annotated[
+    str,
+    Meta(pattern=r"^[1-9][0-9]{0,5}$(?!\n)", extra={"must": "be a number of workers"}),
+]
+
+
+@dataclass(frozen=True)
+class BatchRange(Record):
+    """The global batches that a job may train with; each field says its meaning."""
+
+    min: Annotated[_Samples, Meta(description="the smallest global batch, in samples")]
+    max: Annotated[_Samples, Meta(description="the largest global batch, in samples")]
+    set_by_policy: Annotated[
+        bool,
+        Meta(
+            description="whether the cluster's policy may choose the batch in this range. If "
+            "false, the script chooses it"
+        ),
+    ] = False
+
+
+@dataclass(frozen=True)
+class PolicyHints(Record):
+    """What a user knows of a job beforehand, for policies; each field says its meaning.
+
+    What the job measures replaces what is said here.
+    """
+
+    steps: Annotated[
+        Annotated[int, Meta(ge=1, le=10**15)] | None,
+        Meta(description="how many steps the job trains"),
+    ] = None
+    epochs: Annotated[
+        Annotated[int, Meta(ge=1, le=10**9)] | None,
+        Meta(description="how many epochs the job trains"),
+    ] = None
+    duration_s: Annotated[
+        Annotated[float, Meta(gt=0.0, le=1e9)] | None,
+        Meta(description="how long the job trains with `np` workers, in seconds"),
+    ] = None
+    throughput: Annotated[
+        Mapping[_Size, _Speed],
+        Meta(
+            description="samples per second at some numbers of workers, like `{1: 410, 4: 1500}`; "
+            "with it the job is not profiled when it arrives"
+        ),
+    ] = field(default_factory=dict)
+
+    @property
+    def samples_per_s(self) -> dict[int, float]:
+        """The throughput in samples per second, by number of workers."""
+        return {int(size): speed for size, speed in self.throughput.items()}
+
+
+@dataclass(frozen=True)
+class JobManifest(Record):
+    """What a user asks of a cluster for one job; each field says its meaning."""
+
+    name: Annotated[
+        _Name, Meta(description="the name of the job; no other job of the cluster has it")
+    ]
+    command: Annotated[
+        tuple[str, ...],
+        Meta(
+            min_length=1,
+            max_length=MOST_ITEMS,
+            description="the command line of each worker, as a list of words; no shell reads it",
+        ),
+    ]
+    min: Annotated[_Workers, Meta(description="never fewer workers")]
+    max: Annotated[_Workers, Meta(description="never more workers")]
+    np: Annotated[
+        _Workers | None,
+        Meta(
+            description="how many workers are asked for; policies of fixed sizes give just as "
+            "many. Default: `max`"
+        ),
+    ] = None
+    sizes: Annotated[
+        tuple[_Workers, ...],
+        Meta(
+            max_length=MOST_ITEMS,
+            description="only these numbers of workers, like `[1, 2, 4]`. Default: all from `min` "
+            "to `max`",
+        ),
+    ] = ()
+    size_step: Annotated[_Workers, Meta(description="only multiples of this many workers")] = 1
+    cwd: Annotated[
+        str,
+        Meta(
+            description="the working directory of the command, on each host. Default: the "
+            "directory in which the job is submitted; a relative path begins there"
+        ),
+    ] = ""
+    venv: Annotated[
+        str,
+        Meta(
+            description="a Python virtual environment, on each host: its `bin` stands first in "
+            "`PATH`, so that `python` is its own; relative to `cwd`"
+        ),
+    ] = ""
+    env: Annotated[
+        Mapping[_Variable, str],
+        Meta(description="environment variables of the command; values are taken as written"),
+    ] = field(default_factory=dict)
+    secrets: Annotated[
+        tuple[_Variable, ...],
+        Meta(
+            max_length=MOST_ITEMS,
+            description="names of secrets of the cluster; each is given to the command as an "
+            "environment variable of that name, and stands in no manifest",
+        ),
+    ] = ()
+    data: Annotated[
+        tuple[_Text, ...],
+        Meta(
+            max_length=MOST_ITEMS,
+            description="files and directories that must exist on a host before the job gets a "
+            "slot there; relative to `cwd`",
+        ),
+    ] = ()
+    checkpoint: Annotated[
+        str,
+        Meta(
+            description="the directory of the job's checkpoints, the same on all hosts; relative "
+            "to `cwd`. Default: where the script says"
+        ),
+    ] = ""
+    labels: Annotated[
+        Mapping[_Name, _Text],
+        Meta(description="only hosts that have all these labels are used, like `{gpu: h100}`"),
+    ] = field(default_factory=dict)
+    queue: Annotated[_Name, Meta(description="the queue that the job waits in")] = "default"
+    priority: Annotated[
+        int,
+        Meta(
+            ge=-1_000_000,
+            le=1_000_000,
+            description="jobs of a higher priority come first; it can be changed later",
+        ),
+    ] = 0
+    weight: Annotated[
+        float,
+        Meta(
+            gt=0.0,
+            le=1e6,
+            description="the share of the job in policies that share slots by weight",
+        ),
+    ] = 1.0
+    after: Annotated[
+        tuple[_Name, ...],
+        Meta(
+            max_length=MOST_ITEMS,
+            description="jobs of the cluster that must have finished before this one starts",
+        ),
+    ] = ()
+    retries: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1000,
+            description="how often the job is started again after it has failed; each time it "
+            "continues from its newest checkpoint",
+        ),
+    ] = 3
+    preemptible: Annotated[
+        bool,
+        Meta(
+            description="whether the number of workers may be changed, or the job be halted for "
+            "others, while it runs"
+        ),
+    ] = True
+    min_run_s: Annotated[
+        _Seconds,
+        Meta(description="for so many seconds after a start the job is not halted for others"),
+    ] = 0.0
+    cool_down_s: Annotated[
+        _Seconds,
+        Meta(
+            description="for so many seconds after a change of its number of workers the policy "
+            "does not change it again"
+        ),
+    ] = 0.0
+    batch: Annotated[
+        BatchRange | None, Meta(description="the range of the global batch; see below")
+    ] = None
+    hints: Annotated[
+        PolicyHints, Meta(description="what policies may know beforehand; see below")
+    ] = field(default_factory=PolicyHints)
+    settings: Annotated[
+        JobSettings,
+        Meta(
+            description="[settings](settings.md#settings-of-the-job) of the job by their field's "
+            "name, like `{stall_limit_s: 60}`. The cluster sets `resume`"
+        ),
+    ] = field(default_factory=JobSettings)
+
+    @property
+    def requested_np(self) -> int:
+        """The number of workers that the job asks for."""
+        return self.max if self.np is None else self.np
+
+    @property
+    def allowed_sizes(self) -> Sizes:
+        """The numbers of workers that the job may have."""
+        return Sizes(self.min, self.max, self.sizes, self.size_step)
+
+    def job_spec(self, resume: str = "auto") -> JobSpec:
+        """Return the specification of one run of the job.
+
+        Args:
+            resume: the setting of that name: where the run continues from.
+        """
+        settings = replace(self.settings, resume=resume)
+        return JobSpec(self.command, self.requested_np, self.allowed_sizes, settings, self.cwd)
+
+    def with_absolute_paths(self, directory: str, home: Callable[[], str]) -> JobManifest:
+        """Return the manifest with absolute paths.
+
+        Args:
+            directory: the absolute path that a relative ``cwd`` begins at.
+            home: returns the home directory of the user, which is meant by ``~``; it is called only
+                if a path begins so.
+        """
+
+        def absolute(path: str, within: str) -> str:
+            if path == "~" or path.startswith("~/"):
+                path = posixpath.join(home(), path[2:])
+            return posixpath.normpath(posixpath.join(within, path))
+
+        cwd = absolute(self.cwd, directory)
+        return replace(
+            self,
+            cwd=cwd,
+            venv=absolute(self.venv, cwd) if self.venv else "",
+            checkpoint=absolute(self.checkpoint, cwd) if self.checkpoint else "",
+            data=tuple(absolute(path, cwd) for path in self.data),
+        )
+
+    def environment(self, of_host: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of the command on a host, without secrets.
+
+        Args:
+            of_host: the environment of the host, from which the command inherits.
+        """
+        found = {**of_host, **self.env}
+        if self.venv:
+            found.pop("PYTHONHOME", None)
+            found["VIRTUAL_ENV"] = self.venv
+            programs = posixpath.join(self.venv, "bin")
+            path = found.get("PATH", "")
+            found["PATH"] = f"{programs}:{path}" if path else programs
+        return found
+
+
+class ManifestProblem(NamedTuple):
+    """Why a manifest asks for something impossible.
+
+    Attributes:
+        key: the path to the value that is wrong: keys, and numbers of items in lists.
+        message: what is wrong, and what to do next.
+    """
+
+    key: tuple[str | int, ...]
+    message: str
+
+
+def first_problem(manifest: JobManifest) -> ManifestProblem | None:
+    """Return the first contradiction between values of a manifest, or None if there is none.
+
+    Each value by itself has the type and the range that its field says.
+    """
+    problems = (problem for check in _CHECKS for problem in check(manifest))
+    return next(problems, None)
+
+
+def _sizes(manifest: JobManifest) -> Iterator[ManifestProblem]:
+    """Yield what is wrong with the numbers of workers of ``manifest``."""
+    least, most, step = manifest.min, manifest.max, manifest.size_step
+    sizes, np = manifest.allowed_sizes, manifest.np
+    if least > most:
+        yield ManifestProblem(
+            ("min",), f"min is {least} and max is {most}; lower min, or raise max"
+        )
+        return
+    for number, size in enumerate(manifest.sizes):
+        if not sizes.allows(size):
+            multiple = f", and be a multiple of size_step {step}" if step > 1 else ""
+            why = f"it must lie between min {least} and max {most}{multiple}"
+            yield ManifestProblem(("sizes", number), f"sizes has {size}; {why}")
+    if sizes.below(most) is None:
+        why = f"there is no multiple of size_step {step} between min {least} and max {most}"
+        yield ManifestProblem(("size_step",), f"{why}; lower size_step, or raise max")
+    elif np is not None and not least <= np <= most:
+        why = f"np is {np}; it must lie between min {least} and max {most}"
+        yield ManifestProblem(("np",), why)
+    elif not sizes.allows(manifest.requested_np):
+        key = "max" if np is None else "np"
+        hint = "; give np" if np is None else ""
+        near = sizes.refusal(manifest.requested_np)
+        yield ManifestProblem((key,), f"{key} is {manifest.requested_np}, and {near}{hint}")
+
+
+def _names(manifest: JobManifest) -> Iterator[ManifestProblem]:
+    """Yield what is wrong with names of jobs and of variables in ``manifest``."""
+    if manifest.name in manifest.after:
+        place = manifest.after.index(manifest.name)
+        why = f"after has {manifest.name}, which is this job; a job cannot wait for itself"
+        yield ManifestProblem(("after", place), why)
+    for number, secret in enumerate(manifest.secrets):
+        if secret in manifest.env:
+            why = f"env and secrets both have {secret}; leave it out of one"
+            yield ManifestProblem(("secrets", number), why)
+    for number, variable in enumerate((*manifest.env, *manifest.secrets)):
+        if variable.startswith("EDL_"):
+            owner = ("env", variable) if variable in manifest.env else None
+            key = owner or ("secrets", number - len(manifest.env))
+            why = f"{variable} is a variable of edl; write settings of the job under `settings`"
+            yield ManifestProblem(key, why)
+
+
+def _values(manifest: JobManifest) -> Iterator[ManifestProblem]:
+    """Yield what is wrong with the command, the batch and the settings of ``manifest``."""
+    if not manifest.command[0]:
+        yield ManifestProblem(("command", 0), "the command has no program; name it first")
+    batch = manifest.batch
+    if batch is not None and batch.min > batch.max:
+        why = f"batch.min is {batch.min} and batch.max is {batch.max}; lower min, or raise max"
+        yield ManifestProblem(("batch", "min"), why)
+    if manifest.settings.resume:
+        why = "settings.resume is set by the cluster: a run continues from the job's checkpoints"
+        yield ManifestProblem(("settings", "resume"), f"{why}; leave it out")
+
+
+_CHECKS: tuple[Callable[[JobManifest], Iterator[ManifestProblem]], ...] = (_sizes, _names, _values)

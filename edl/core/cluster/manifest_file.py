@@ -1,0 +1,312 @@
+"""Read the manifest of a job from YAML, and refuse what is wrong with file, line and key.
+
+Each value is converted by the type of its field, so the manifest's declaration is the only place
+that says what is allowed. Where a text is expected, the value counts as it is written: in
+``env: {VERSION: 1.10}`` the variable is "1.10", and ``no`` is "no".
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from edl.core.cluster.manifest import JobManifest, first_problem
+from edl.core.cluster.yaml_text import Scalar, YamlValue, flow_list, parse_yaml
+from edl.core.policy.reading import near
+from edl.errors import ConfigError, ManifestError
+
+MOST_BYTES = 65536  # of a manifest; ZooKeeper holds at most 1 MB in a node, and all in memory
+
+SHORTEST = "name, command, min and max"
+
+_Key = tuple[str | int, ...]
+
+_SHELL = re.compile(r"[|&;<>$`*?]")  # a command with these was meant for a shell
+
+
+def decoded_manifest(data: bytes, source: str) -> str:
+    """Return the text in the bytes of a manifest's file.
+
+    Args:
+        data: the bytes; of a file that is too large the first ``MOST_BYTES`` + 1 are enough.
+        source: the name of the file, for messages.
+
+    Raises:
+        ManifestError: there are more than ``MOST_BYTES`` bytes, or they are not UTF-8.
+    """
+    _check_size(len(data), source)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        what = f"the byte 0x{data[error.start]:02x} is not UTF-8; save the file as UTF-8"
+        raise ManifestError(source, line, what) from None
+
+
+def parse_manifest(text: str, source: str) -> JobManifest:
+    """Return the manifest in ``text``; ``source`` is the name of its file, for messages.
+
+    Raises:
+        ManifestError: the text is no YAML; a key is unknown, missing or given twice; a value has
+            the wrong type or is out of range; or values contradict each other.
+    """
+    _check_size(len(text.encode("utf-8", "replace")), source)
+    root = parse_yaml(text, source)
+    if not isinstance(root.content, dict):
+        what = f"the manifest is {_described(root)}; write `key: value` lines: {SHORTEST}"
+        raise ManifestError(source, root.line, what)
+    manifest: JobManifest = _Reader(source).record(root, JobManifest, ())
+    if (problem := first_problem(manifest)) is not None:
+        raise ManifestError(source, _line(root, problem.key), problem.message, _name(problem.key))
+    return manifest
+
+
+def _check_size(size: int, source: str) -> None:
+    """Raise a ManifestError if the file ``source`` has ``size`` bytes, and that is too many."""
+    if size > MOST_BYTES:
+        what = f"it has more than {MOST_BYTES} bytes, and no manifest needs so many"
+        raise ManifestError(source, 0, f"{what}; is it the right file?")
+
+
+def checked_manifest(manifest: JobManifest) -> JobManifest:
+    """Return ``manifest``, which a program has made, if all its values are allowed.
+
+    Raises:
+        ManifestError: a value has the wrong type, is out of range, or contradicts another one.
+    """
+    try:
+        msgspec.convert(msgspec.to_builtins(manifest), JobManifest)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise ManifestError("", 0, f"this is not a manifest: {error}") from None
+    if (problem := first_problem(manifest)) is not None:
+        raise ManifestError("", 0, problem.message, _name(problem.key))
+    return manifest
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Convert values of YAML to the types of a manifest's fields.
+
+    Attributes:
+        source: the name of the file, for messages.
+    """
+
+    source: str
+
+    def record(self, value: YamlValue, kind: type[Any], key: _Key) -> Any:
+        """Return the record of type ``kind`` that the mapping ``value`` under ``key`` describes."""
+        if not isinstance(value.content, dict):
+            raise self._wrong(value, key, f"a mapping with {', '.join(_hints(kind))}")
+        hints = _hints(kind)
+        within = f"{_name(key)} has" if key else "a manifest has"
+        for name, one in value.content.items():
+            if name not in hints:
+                known = near(name, hints) if hints else ""
+                raise self._error(one.line, (*key, name), f"{within} no key {name!r}{known}")
+        for needed in fields(kind):
+            optional = needed.default is not MISSING or needed.default_factory is not MISSING
+            if not optional and needed.name not in value.content:
+                path = (*key, needed.name)
+                what = f"{_name(path)} is missing; add a line like `{_EXAMPLES[needed.name]}`"
+                raise self._error(value.line, path, what)
+        given = {
+            name: self.value(one, hints[name], (*key, name)) for name, one in value.content.items()
+        }
+        try:
+            return kind(**given)
+        except ConfigError as error:  # of a setting that is out of range
+            line = value.content.get(error.setting, value).line
+            raise self._error(line, (*key, error.setting), f"{_name(key)}.{error}") from None
+
+    def value(self, value: YamlValue, hint: Any, key: _Key) -> Any:
+        """Return ``value``, which stands under ``key``, as the type that ``hint`` asks for."""
+        kind = _plain_type(hint)
+        if is_dataclass(kind):
+            assert isinstance(kind, type)
+            return self.record(value, kind, key)
+        if value.content == "" and value.plain:
+            what = f"{_name(key)} has no value; give one, or leave the key out"
+            raise self._error(value.line, key, what)
+        if get_origin(kind) is tuple:
+            return self._items(value, hint, key)
+        if get_origin(kind) is Mapping:
+            return self._mapping(value, hint, key)
+        return self._scalar(value, hint, key)
+
+    def _items(self, value: YamlValue, hint: Any, key: _Key) -> tuple[Any, ...]:
+        """Return the items of a list, each in its type; the arguments are those of `value`."""
+        if not isinstance(value.content, list):
+            if key == ("command",) and isinstance(value.content, str):
+                what = f"command is a text; write a list: command: {_words(value.content)}"
+                raise self._error(value.line, key, what)
+            raise self._wrong(value, key, "a list")
+        item = get_args(_plain_type(hint))[0]
+        found = tuple(
+            self.value(one, item, (*key, number)) for number, one in enumerate(value.content)
+        )
+        limits = _limits(hint)
+        if limits.least is not None and len(found) < limits.least:
+            raise self._error(value.line, key, f"{_name(key)} is an empty list; name something")
+        if limits.most is not None and len(found) > limits.most:
+            what = f"{_name(key)} has {len(found)} items; at most {limits.most:g} are allowed"
+            raise self._error(value.line, key, what)
+        return found
+
+    def _mapping(self, value: YamlValue, hint: Any, key: _Key) -> dict[str, Any]:
+        """Return a mapping with keys and values in their types; arguments as of `value`."""
+        if not isinstance(value.content, dict):
+            raise self._wrong(value, key, "a mapping, like {KEY: value}")
+        names, values = get_args(_plain_type(hint))
+        found: dict[str, Any] = {}
+        for name, one in value.content.items():
+            try:
+                msgspec.convert(name, names)
+            except msgspec.ValidationError:
+                what = f"the key {name!r} of {_name(key)} must {_limits(names).must}"
+                raise self._error(one.line, (*key, name), what) from None
+            found[name] = self.value(one, values, (*key, name))
+        return found
+
+    def _scalar(self, value: YamlValue, hint: Any, key: _Key) -> Scalar:
+        """Return a scalar in the type of ``hint``; the arguments are those of `value`."""
+        as_written = _plain_type(hint) is str and isinstance(value.content, str)
+        given: Any = value.content if as_written else value.scalar
+        if isinstance(value.content, str):
+            try:
+                found: Scalar = msgspec.convert(given, hint)
+                if not isinstance(found, float) or abs(found) < float("inf"):
+                    return found
+            except msgspec.ValidationError:
+                pass
+        raise self._wrong(value, key, _expected(hint, key))
+
+    def _wrong(self, value: YamlValue, key: _Key, expected: str) -> ManifestError:
+        """Return the error for a ``value`` under ``key`` that is not what is ``expected``."""
+        must = expected if expected.startswith("it must ") else f"it must be {expected}"
+        return self._error(value.line, key, f"{_name(key)} is {_described(value)}; {must}")
+
+    def _error(self, line: int, key: _Key, sentence: str) -> ManifestError:
+        """Return an error that says ``sentence`` of the value under ``key`` in line ``line``."""
+        return ManifestError(self.source, line, sentence, _name(key))
+
+
+_EXAMPLES = {
+    "name": "name: digits",
+    "command": "command: [python, train.py]",
+    "min": "min: 1",
+    "max": "max: 4",
+}
+
+
+class _Limits(NamedTuple):
+    """What the annotation of a field allows.
+
+    Attributes:
+        least: the least number, or the fewest items; None: there is no limit.
+        above: the number that the value must be above; None: there is none.
+        most: the greatest number, or the most items; None: there is no limit.
+        must: the rule for a text, as the end of "it must"; empty if there is none.
+    """
+
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    must: str = ""
+
+
+def _limits(hint: Any) -> _Limits:
+    """Return what the type ``hint`` allows, from its annotation and from those within it."""
+    if get_origin(hint) in (Union, UnionType):
+        return _limits(next(one for one in get_args(hint) if one is not NoneType))
+    if get_origin(hint) is not Annotated:
+        return _Limits()
+    inner, *metas = get_args(hint)
+    found = _limits(inner)
+    for meta in metas:
+        assert isinstance(meta, Meta)
+        least = meta.ge if meta.ge is not None else meta.min_length
+        most = meta.le if meta.le is not None else meta.max_length
+        if least is not None or most is not None or meta.gt is not None:
+            found = found._replace(least=least, above=meta.gt, most=most)
+        if meta.extra:
+            found = found._replace(must=meta.extra["must"])
+    return found
+
+
+def _plain_type(hint: Any) -> Any:
+    """Return the type in ``hint`` without annotations and without ``| None``."""
+    if get_origin(hint) is Annotated:
+        return _plain_type(get_args(hint)[0])
+    if get_origin(hint) in (Union, UnionType):
+        return _plain_type(next(one for one in get_args(hint) if one is not NoneType))
+    return hint
+
+
+def _expected(hint: Any, key: _Key) -> str:
+    """Return what a scalar of the type ``hint`` under ``key`` must be, for the end of a message."""
+    kind, limits = _plain_type(hint), _limits(hint)
+    if kind is str:
+        empty = " that is not empty" if limits.least else ""
+        return f"it must {limits.must}" if limits.must else f"a text{empty}"
+    if kind is bool:
+        return "true or false"
+    words = "a whole number" if kind is int else "a number"
+    if str(key[-1]).endswith("_s"):
+        words += " of seconds"
+    if limits.above is not None:
+        return f"{words} above {limits.above:g} and at most {limits.most:.15g}"
+    return (
+        words if limits.most is None else f"{words} from {limits.least:.15g} to {limits.most:.15g}"
+    )
+
+
+def _hints(kind: type[Any]) -> Mapping[str, Any]:
+    """Return the types of the fields of the dataclass ``kind``, with annotations, by name."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {one.name: hints[one.name] for one in fields(kind)}
+
+
+def _described(value: YamlValue) -> str:
+    """Return what ``value`` is, for a message: a list, a mapping, or the scalar as written."""
+    if isinstance(value.content, list):
+        return "a list"
+    if isinstance(value.content, dict):
+        return "a mapping"
+    text = value.content if len(value.content) <= 80 else f"{value.content[:80]}..."
+    return text if value.plain and not isinstance(value.scalar, str) else repr(text)
+
+
+def _words(command: str) -> str:
+    """Return a ``command`` that was written as a text as a list of YAML."""
+    if not _SHELL.search(command):
+        try:
+            if words := shlex.split(command):
+                return flow_list(words)
+        except ValueError:  # a quotation mark is missing
+            pass
+    return flow_list(["bash", "-c", command]) if command.strip() else "[python, train.py]"
+
+
+def _name(key: _Key) -> str:
+    """Return ``key`` as messages name it: "data[1]", "batch.min"."""
+    text = "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in key)
+    return text.removeprefix(".")
+
+
+def _line(root: YamlValue, key: _Key) -> int:
+    """Return the line of the value under ``key``, or of the nearest one around it."""
+    found = root
+    for one in key:
+        within = found.content
+        if isinstance(within, dict) and one in within:
+            found = within[str(one)]
+        elif isinstance(within, list) and isinstance(one, int) and one < len(within):
+            found = within[one]
+    return found.line
