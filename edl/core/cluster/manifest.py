@@ -226,6 +226,10 @@ class JobManifest(Record):
             "does not change it again"
         ),
     ] = 0.0
+    snooze_s: Annotated[
+        _Seconds,
+        Meta(description="for so many seconds after a start the job gets no further slots"),
+    ] = 0.0
     batch: Annotated[
         BatchRange | None, Meta(description="the range of the global batch; see below")
     ] = None
