@@ -45,14 +45,15 @@ _FENCED: tuple[type[Exception], ...] = (NoNodeError, BadVersionError)
 
 @dataclass(frozen=True)
 class Write:
-    """One write of a leader: set the value of a node, or create a node.
+    """One write of a leader: set the value of a node, or create or delete a node.
 
     Attributes:
         path: The node. With ``sequence``, the beginning of its name.
         value: The JSON object that the node holds afterwards.
-        version: The version that the node must have to be set; -1 accepts any version.
+        version: The version that the node must have to be set or deleted; -1 accepts any version.
         create: Create the node instead of setting it.
         sequence: Create the node, and let ZooKeeper append the next sequence number to its name.
+        delete: Delete the node, which must have no children; ``value`` does not count.
     """
 
     path: str
@@ -60,6 +61,7 @@ class Write:
     version: int = -1
     create: bool = False
     sequence: bool = False
+    delete: bool = False
 
 
 @dataclass(frozen=True)
@@ -398,7 +400,9 @@ class Leadership:
         transaction.check(self.node, -1)
         transaction.check(self._leader_path, self._leader_version)
         for write in writes:
-            if write.create or write.sequence:
+            if write.delete:
+                transaction.delete(write.path, write.version)
+            elif write.create or write.sequence:
                 transaction.create(write.path, encode(write.value), sequence=write.sequence)
             else:
                 transaction.set_data(write.path, encode(write.value), write.version)

@@ -1,39 +1,44 @@
-"""Read and write the event log of a job.
+"""Read and write the event log of a job or of a cluster.
 
 The events are sequential nodes, so ZooKeeper gives them their order, not the clock of a host.
 """
 
 from __future__ import annotations
 
+from typing import Any, Generic, TypeVar
+
 from kazoo.exceptions import NoNodeError
 
-from edl.coordination.nodes import JobNodes, first_of
+from edl.coordination.nodes import JobNodes, Nodes, first_of
 from edl.coordination.paths import sequence
 from edl.coordination.reads import Read, children, delete_node, get, ignore_changes
 from edl.coordination.wire import decode, encode
 from edl.core.events import Event
+from edl.core.record import Record
 
 _AT_ONCE = 500  # nodes read or removed in one go
 
 
-class EventNodes:
-    """The event log of one job; events are numbered from 0.
+E = TypeVar("E", bound=Record)
 
-    After ZooKeeper had lost the job and it was written again, the numbers begin at a higher
-    multiple of ``edl.coordination.job_copy.NUMBERS`` (a million), so that no number is used twice.
+
+class EventLogNodes(Generic[E]):
+    """The event log of one job or cluster; events are numbered from 0.
 
     Args:
-        nodes: Access to the nodes of the job in ZooKeeper.
+        nodes: Access to the nodes of the job or cluster in ZooKeeper.
+        kind: The type of its events.
     """
 
-    def __init__(self, nodes: JobNodes) -> None:
+    def __init__(self, nodes: Nodes[Any], kind: type[E]) -> None:
         self._nodes = nodes
+        self._kind = kind
 
-    def add(self, event: Event) -> int:
+    def add(self, event: E) -> int:
         """Append ``event`` to the log, and return its number.
 
         Raises:
-            UnknownJob: there is no such job.
+            EdlError: there is no such job or cluster.
             CoordinationError: ZooKeeper is away; the event may have been written or not.
         """
         data, parent = encode(event.to_json()), self._nodes.paths.events
@@ -45,11 +50,11 @@ class EventNodes:
             raise self._nodes.unknown() from None
         return self._first() + sequence(path)
 
-    def read(self, after: int = -1) -> list[tuple[int, Event]]:
+    def read(self, after: int = -1) -> list[tuple[int, E]]:
         """Return the logged events with a number above ``after``, as (number, event), oldest first.
 
         Raises:
-            UnknownJob: there is no such job.
+            EdlError: there is no such job or cluster.
             CoordinationError: ZooKeeper is away.
         """
         session, paths = self._nodes.session, self._nodes.paths
@@ -58,13 +63,15 @@ class EventNodes:
             raise self._nodes.unknown()
         first = first_of(paths.events, counted)
         nodes = [paths.event(n) for n in sorted(map(sequence, names)) if first + n > after]
-        found: list[tuple[int, Event]] = []
+        found: list[tuple[int, E]] = []
         for start in range(0, len(nodes), _AT_ONCE):
             part = nodes[start : start + _AT_ONCE]
             answers = session.read_all("read events", [get(path) for path in part])
             for path, answer in zip(part, answers, strict=True):
                 if answer is not None:
-                    found.append((first + sequence(path), Event.from_json(decode(path, answer[0]))))
+                    found.append(
+                        (first + sequence(path), self._kind.from_json(decode(path, answer[0])))
+                    )
         return found
 
     @property
@@ -76,20 +83,6 @@ class EventNodes:
         """Return the number of the first event of the log; 0 in a job that was never lost."""
         paths = self._nodes.paths
         return first_of(paths.events, self._nodes.read(self._counter)[0])
-
-    def newest_step(self) -> int:
-        """Return the training step that the newest event names; 0 without an event or a job.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-        """
-        session, paths = self._nodes.session, self._nodes.paths
-        names = session.read_all("read the newest event", [children(paths.events)])[0]
-        if not names:
-            return 0
-        path = paths.event(max(map(sequence, names)))
-        answer = session.read_all("read the newest event", [get(path)])[0]
-        return Event.from_json(decode(path, answer[0])).step if answer is not None else 0
 
     def trim(self, keep: int) -> int:
         """Remove all events from the log except the newest ``keep``; return how many were removed.
@@ -105,3 +98,31 @@ class EventNodes:
             part = doomed[start : start + _AT_ONCE]
             session.read_all("trim events", [delete_node(path) for path in part])
         return len(doomed)
+
+
+class EventNodes(EventLogNodes[Event]):
+    """The event log of one job; events are numbered from 0.
+
+    After ZooKeeper had lost the job and it was written again, the numbers begin at a higher
+    multiple of ``edl.coordination.job_copy.NUMBERS`` (a million), so that no number is used twice.
+
+    Args:
+        nodes: Access to the nodes of the job in ZooKeeper.
+    """
+
+    def __init__(self, nodes: JobNodes) -> None:
+        super().__init__(nodes, Event)
+
+    def newest_step(self) -> int:
+        """Return the training step that the newest event names; 0 without an event or a job.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+        """
+        session, paths = self._nodes.session, self._nodes.paths
+        names = session.read_all("read the newest event", [children(paths.events)])[0]
+        if not names:
+            return 0
+        path = paths.event(max(map(sequence, names)))
+        answer = session.read_all("read the newest event", [get(path)])[0]
+        return Event.from_json(decode(path, answer[0])).step if answer is not None else 0

@@ -1,12 +1,13 @@
-"""Read the nodes of one job together, and write them without overwriting another writer."""
+"""Read the nodes of a job or a cluster together, and write them without overwriting others."""
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
-from typing import Any, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from kazoo.client import TransactionRequest
 from kazoo.exceptions import BadVersionError, NoNodeError
@@ -16,9 +17,8 @@ from edl.coordination.paths import JobPaths
 from edl.coordination.reads import OnChange, get
 from edl.coordination.session import CHANCE, Refused, Session
 from edl.coordination.wire import decode, encode
-from edl.core.events import Event
 from edl.core.record import Record
-from edl.errors import CoordinationError, UnknownJob
+from edl.errors import CoordinationError, EdlError, UnknownJob
 
 ATTEMPTS = 20  # of a compare-and-set; an attempt fails only if another process wrote
 PAUSE_S, PAUSE_MAX_S = 0.002, 0.2  # random pause between attempts; its limit doubles each time
@@ -30,7 +30,150 @@ PARSED = 8192  # nodes whose parsed records are cached, so that only changed one
 R = TypeVar("R", bound=Record)
 
 
-class JobNodes:
+class NodePaths(Protocol):
+    """The paths that :class:`Nodes` needs of a tree of nodes.
+
+    Attributes:
+        events: The path of the node above the events.
+    """
+
+    events: str
+
+    def event(self, number: int) -> str:
+        """Return the path of the event node with the sequence number ``number``."""
+
+
+P = TypeVar("P", bound=NodePaths)
+
+
+class Nodes(ABC, Generic[P]):
+    """Access to the nodes of one job, or of one cluster, through one session.
+
+    Args:
+        session: The ZooKeeper session to read and write with.
+        paths: The paths of the nodes.
+        what: What the nodes belong to, for messages, such as "job digits".
+    """
+
+    def __init__(self, session: Session, paths: P, what: str) -> None:
+        self.session = session
+        self.paths = paths
+        self.what = what
+
+    @abstractmethod
+    def unknown(self) -> EdlError:
+        """Return the error for nodes that do not exist."""
+
+    def read(self, *issues: Any) -> list[Any]:
+        """Send all reads together; return their answers in order, None for a missing node.
+
+        Args:
+            *issues: The reads, such as :func:`edl.coordination.reads.get` returns them.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+        """
+        return self.session.read_all(f"read {self.what}", issues)
+
+    def read_groups(self, *groups: Sequence[str], wake: OnChange = None) -> list[list[Node]]:
+        """Read the nodes of several lists together, without the nodes that do not exist.
+
+        Args:
+            *groups: Lists of paths of nodes.
+            wake: Called when one of the nodes changes; see :data:`edl.coordination.reads.OnChange`.
+
+        Returns:
+            For each list the path and data of each node that exists, in order.
+        """
+        answers = iter(self.read(*(get(path, wake) for group in groups for path in group)))
+        found = [[(path, next(answers)) for path in group] for group in groups]
+        return [[(path, answer[0]) for path, answer in group if answer] for group in found]
+
+    def compare_and_set(
+        self, path: str, change: Callable[[dict[str, Any]], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Replace the value of the node at ``path`` by ``change(value)``, and return the new value.
+
+        ``change`` gets a copy of the present value, a JSON object. It is called again when another
+        process wrote the node meanwhile, and may raise an error to leave the node as it is.
+
+        Raises:
+            EdlError: the node does not exist; the error of :meth:`unknown`.
+            CoordinationError: ZooKeeper is away, or the node changed too often.
+        """
+
+        def alone(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], None]:
+            return {path: change(dict(found[path]))}, None
+
+        return dict(self.change_together((path,), alone)[path])
+
+    def change_together(
+        self,
+        paths: Sequence[str],
+        change: Callable[[Mapping[str, Values]], tuple[Mapping[str, Values], Record | None]],
+    ) -> Mapping[str, Values]:
+        """Change the values of several nodes and append an event, in one transaction.
+
+        Args:
+            paths: The nodes that are read, and that may be changed.
+            change: Gets the value of each node that exists, by path. Returns the new values by
+                path, of any of these nodes, and an event or None. It is called again when another
+                process wrote one of the nodes meanwhile, and may raise an error to change nothing.
+
+        Returns:
+            The values of all nodes that exist afterwards, by path. Nothing is written, the event
+            neither, if ``change`` leaves all values as they are.
+
+        Raises:
+            EdlError: the first node does not exist; the error of :meth:`unknown`.
+            CoordinationError: ZooKeeper is away, or the nodes changed too often.
+        """
+        for attempt in range(ATTEMPTS):
+            if attempt:  # without pauses two frequent writers would collide each time
+                time.sleep(CHANCE.uniform(0.0, min(PAUSE_MAX_S, PAUSE_S * 2**attempt)))
+            answers = zip(paths, self.read(*map(get, paths)), strict=True)
+            there = {path: answer for path, answer in answers if answer is not None}
+            if paths[0] not in there:
+                raise self.unknown()
+            old = {path: decode(path, data) for path, (data, _) in there.items()}
+            new, event = change(old)
+            writes = [
+                (path, encode(values), there[path][1].version)
+                for path, values in new.items()
+                if values != old[path]
+            ]
+            if not writes:
+                return old
+            build = partial(self._write, writes=writes, event=event)
+            with suppress(Refused):  # another writer was faster
+                self.session.transact(f"write {paths[0]}", build)
+                return {**old, **new}
+        raise self.changed_too_often(paths[0])
+
+    def changed_too_often(self, path: str) -> CoordinationError:
+        """Return the error to raise when others changed the node ``path`` at each attempt."""
+        return CoordinationError(f"{path} was changed by others {ATTEMPTS} times; try again")
+
+    def _write(
+        self,
+        transaction: TransactionRequest,
+        writes: Sequence[tuple[str, bytes, int]],
+        event: Record | None,
+    ) -> None:
+        """Add writes and an event to a transaction.
+
+        Args:
+            transaction: The transaction to add to.
+            writes: Path, new data and expected version of each node to write.
+            event: The event to append to the log, if any.
+        """
+        for path, data, version in writes:
+            transaction.set_data(path, data, version)
+        if event is not None:
+            transaction.create(f"{self.paths.events}/e-", encode(event.to_json()), sequence=True)
+
+
+class JobNodes(Nodes[JobPaths]):
     """Access to the nodes of one job through one session.
 
     Args:
@@ -42,8 +185,7 @@ class JobNodes:
     """
 
     def __init__(self, session: Session, job_name: str) -> None:
-        self.session = session
-        self.paths = JobPaths(job_name)
+        super().__init__(session, JobPaths(job_name), f"job {job_name}")
         self._run: str | None = None
 
     @property
@@ -73,92 +215,6 @@ class JobNodes:
     def unknown(self) -> UnknownJob:
         """Return the error for a job that does not exist; its text names own jobs that do."""
         return lifecycle.unknown_job(self.session, self.paths)
-
-    def read(self, *issues: Any) -> list[Any]:
-        """Send all reads together; return their answers in order, None for a missing node.
-
-        Args:
-            *issues: The reads, such as :func:`edl.coordination.reads.get` returns them.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-        """
-        return self.session.read_all(f"read job {self.paths.name}", issues)
-
-    def read_groups(self, *groups: Sequence[str], wake: OnChange = None) -> list[list[Node]]:
-        """Read the nodes of several lists together, without the nodes that do not exist.
-
-        Args:
-            *groups: Lists of paths of nodes.
-            wake: Called when one of the nodes changes; see :data:`edl.coordination.reads.OnChange`.
-
-        Returns:
-            For each list the path and data of each node that exists, in order.
-        """
-        answers = iter(self.read(*(get(path, wake) for group in groups for path in group)))
-        found = [[(path, next(answers)) for path in group] for group in groups]
-        return [[(path, answer[0]) for path, answer in group if answer] for group in found]
-
-    def compare_and_set(
-        self, path: str, change: Callable[[dict[str, Any]], dict[str, Any]]
-    ) -> dict[str, Any]:
-        """Replace the value of the node at ``path`` by ``change(value)``, and return the new value.
-
-        ``change`` gets a copy of the present value, a JSON object. It is called again when another
-        process wrote the node meanwhile, and may raise an error to leave the node as it is.
-
-        Raises:
-            UnknownJob: the node does not exist.
-            CoordinationError: ZooKeeper is away, or the node changed too often.
-        """
-
-        def alone(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], None]:
-            return {path: change(dict(found[path]))}, None
-
-        return dict(self.change_together((path,), alone)[path])
-
-    def change_together(
-        self,
-        paths: Sequence[str],
-        change: Callable[[Mapping[str, Values]], tuple[Mapping[str, Values], Event | None]],
-    ) -> Mapping[str, Values]:
-        """Change the values of several nodes and append an event, in one transaction.
-
-        Args:
-            paths: The nodes that are read, and that may be changed.
-            change: Gets the value of each node that exists, by path. Returns the new values by
-                path, of any of these nodes, and an event or None. It is called again when another
-                process wrote one of the nodes meanwhile, and may raise an error to change nothing.
-
-        Returns:
-            The values of all nodes that exist afterwards, by path. Nothing is written, the event
-            neither, if ``change`` leaves all values as they are.
-
-        Raises:
-            UnknownJob: the first node does not exist.
-            CoordinationError: ZooKeeper is away, or the nodes changed too often.
-        """
-        for attempt in range(ATTEMPTS):
-            if attempt:  # without pauses two frequent writers would collide each time
-                time.sleep(CHANCE.uniform(0.0, min(PAUSE_MAX_S, PAUSE_S * 2**attempt)))
-            answers = zip(paths, self.read(*map(get, paths)), strict=True)
-            there = {path: answer for path, answer in answers if answer is not None}
-            if paths[0] not in there:
-                raise self.unknown()
-            old = {path: decode(path, data) for path, (data, _) in there.items()}
-            new, event = change(old)
-            writes = [
-                (path, encode(values), there[path][1].version)
-                for path, values in new.items()
-                if values != old[path]
-            ]
-            if not writes:
-                return old
-            build = partial(self._write, writes=writes, event=event)
-            with suppress(Refused):  # another writer was faster
-                self.session.transact(f"write {paths[0]}", build)
-                return {**old, **new}
-        raise self.changed_too_often(paths[0])
 
     def put_ephemeral(
         self, path: str, record: Record, ours: Callable[[Mapping[str, Any]], bool]
@@ -204,28 +260,6 @@ class JobNodes:
                 continue  # it appeared, changed or vanished meanwhile
             return True
         raise self.changed_too_often(path)
-
-    def changed_too_often(self, path: str) -> CoordinationError:
-        """Return the error to raise when others changed the node ``path`` at each attempt."""
-        return CoordinationError(f"{path} was changed by others {ATTEMPTS} times; try again")
-
-    def _write(
-        self,
-        transaction: TransactionRequest,
-        writes: Sequence[tuple[str, bytes, int]],
-        event: Event | None,
-    ) -> None:
-        """Add writes and an event to a transaction.
-
-        Args:
-            transaction: The transaction to add to.
-            writes: Path, new data and expected version of each node to write.
-            event: The event to append to the job's log, if any.
-        """
-        for path, data, version in writes:
-            transaction.set_data(path, data, version)
-        if event is not None:
-            transaction.create(f"{self.paths.events}/e-", encode(event.to_json()), sequence=True)
 
     def _take(
         self, transaction: TransactionRequest, path: str, data: bytes, version: int | None
