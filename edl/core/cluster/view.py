@@ -66,7 +66,7 @@ class JobHints(Protocol):
 
 
 class JobRequest(Protocol):
-    """What the plan reads of a job's manifest (``edl.core.cluster.manifest.Manifest``)."""
+    """What the plan reads of a job's manifest (``edl.core.cluster.manifest.JobManifest``)."""
 
     @property
     def requested_np(self) -> int:
