@@ -6,12 +6,14 @@
     ├── UsageError              the caller asked for something impossible; nothing was changed
     │   ├── ConfigError         a setting has no usable value
     │   ├── ManifestError       a job manifest cannot be read, or asks for something impossible
+    │   ├── UnknownCluster      there is no such cluster in ZooKeeper
     │   ├── UnknownJob          there is no such job in ZooKeeper
     │   │   └── AccessDenied    this process does not know the secret of the job
     │   └── JobExists           a running job has this name already
     ├── CoordinationError       ZooKeeper did not do what was asked
     │   ├── ZooKeeperUnreachable  no ZooKeeper server answered in time
-    │   └── LeadershipLost      a write of a leader whose term is over was refused
+    │   ├── LeadershipLost      a write of a leader whose term is over was refused
+    │   └── HostTaken           another process offers this host to the cluster now
     ├── RequestError            a running job did not do what was asked
     │   ├── TimedOut            the request was not fulfilled by its deadline
     │   ├── JobEnded            the job ended before it fulfilled the request
@@ -94,17 +96,42 @@ def nearest(name: str, names: Sequence[str]) -> list[str]:
     return get_close_matches(name, names, n=FEW, cutoff=0.0)
 
 
+def _known(name: str, known: Sequence[str], what: str, none: str) -> str:
+    """Return a clause for the end of a message about ``name``, which is not among ``known``.
+
+    It lists the known names, or the nearest ones. ``what`` is the plural noun for them, and
+    ``none`` the clause if there are none.
+    """
+    near = nearest(name, known) if len(known) > FEW else known
+    which = f"the nearest of {len(known)}" if len(known) > FEW else f"known {what}"
+    return f"; {which}: {', '.join(near)}" if known else f"; {none}"
+
+
+class UnknownCluster(UsageError):
+    """There is no cluster of this name in ZooKeeper.
+
+    Args:
+        cluster: the name asked for.
+        known: the names of the clusters that there are.
+    """
+
+    def __init__(self, cluster: str, known: Sequence[str] = ()) -> None:
+        hint = _known(cluster, known, "clusters", "start one with `edl cluster start`")
+        super().__init__(f"there is no cluster named {cluster!r}{hint}")
+        self.cluster = cluster
+        self.known = tuple(known)
+
+
 class UnknownJob(UsageError):
     """There is no job of this name in ZooKeeper, or a new job has taken the name of the job meant.
 
     ``job`` is the name asked for. ``known`` are the names of the jobs that there are and that this
-    process can open; if it contains ``job``, the message says that a new job has taken the name.
+    process can open; if it contains ``job``, the message says that a new job has taken the name. ``start`` is the command
+    that starts a job.
     """
 
-    def __init__(self, job: str, known: tuple[str, ...] = ()) -> None:
-        near = nearest(job, known) if len(known) > FEW else known
-        which = f"the nearest of {len(known)}" if len(known) > FEW else "known jobs"
-        hint = f"; {which}: {', '.join(near)}" if known else "; start one with `edl run`"
+    def __init__(self, job: str, known: tuple[str, ...] = (), start: str = "edl run") -> None:
+        hint = _known(job, known, "jobs", f"start one with `{start}`")
         gone = f"job {job!r} is over, and a new one of that name has taken its place"
         super().__init__(gone if job in known else f"there is no job named {job!r}{hint}")
         self.job = job
@@ -174,6 +201,19 @@ class LeadershipLost(CoordinationError):
     def __init__(self, term: int) -> None:
         super().__init__(f"the leader of term {term} has ended; its write was refused")
         self.term = term
+
+
+class HostTaken(CoordinationError):
+    """Another process has registered this host in the cluster, so this one may write no more.
+
+    Args:
+        host: the name of the host.
+        message: which process that is, and what to do next.
+    """
+
+    def __init__(self, host: str, message: str) -> None:
+        super().__init__(message)
+        self.host = host
 
 
 class RequestError(EdlError):

@@ -1,0 +1,136 @@
+"""Create, find and open a cluster in ZooKeeper: only a session with its secret can read its nodes.
+
+A session that opens a cluster must not have the secret of a job as its newest identity, for what a
+session creates is closed with the newest one. A controller, which also reads jobs, has two
+sessions.
+"""
+
+from __future__ import annotations
+
+from kazoo.client import TransactionRequest
+
+from edl.coordination.access import SHARED, Access
+from edl.coordination.cluster_paths import CLUSTERS, ClusterPaths
+from edl.coordination.nodes import Nodes
+from edl.coordination.reads import acl, children, exists
+from edl.coordination.session import Refused, Session
+from edl.coordination.wire import encode
+from edl.core.cluster.records import ClusterRecord
+from edl.core.names import is_name
+from edl.errors import AccessDenied, CoordinationError, UnknownCluster, UnknownJob
+
+
+class ClusterNodes(Nodes[ClusterPaths]):
+    """Access to the nodes of one cluster through one session; see :func:`open_cluster`.
+
+    Args:
+        session: The ZooKeeper session, whose newest identity is that of the cluster.
+        paths: The paths of the cluster.
+    """
+
+    def __init__(self, session: Session, paths: ClusterPaths) -> None:
+        super().__init__(session, paths, f"cluster {paths.name}")
+
+    def unknown(self) -> UnknownCluster:
+        """Return the error for a cluster that does not exist; its text names those that do."""
+        return UnknownCluster(self.paths.name, cluster_names(self.session))
+
+    def unknown_job(self, job: str) -> UnknownJob:
+        """Return the error for a job that this cluster does not have; its text names its jobs.
+
+        Raises:
+            UnknownCluster: the cluster does not exist.
+            CoordinationError: ZooKeeper is away.
+        """
+        names = self.read(children(self.paths.jobs))[0]
+        if names is None:
+            raise self.unknown()
+        return UnknownJob(job, tuple(sorted(names)), "edl submit")
+
+    def check_session(self) -> None:
+        """Raise an error if the session would close what it creates with another secret.
+
+        Raises:
+            CoordinationError: the newest identity of the session is not that of the cluster.
+        """
+        access = self.session.access
+        if access is None or access.job != self.paths.name:
+            raise CoordinationError(
+                f"{self.what} can only be written in a session of its own secret: this one has "
+                f"that of {'nothing' if access is None else access.job}"
+            )
+
+
+def cluster_names(session: Session) -> tuple[str, ...]:
+    """Return the names of all clusters, sorted, including those that this session cannot open.
+
+    Raises:
+        CoordinationError: ZooKeeper is away.
+    """
+    names = session.read_all("list clusters", [children(CLUSTERS)])[0] or ()
+    return tuple(sorted(name for name in names if is_name(name)))
+
+
+def create_cluster(session: Session, access: Access, record: ClusterRecord) -> bool:
+    """Create a cluster if there is none of that name, and prove its secret in ``session``.
+
+    Args:
+        session: The session to write with.
+        access: The name and the secret of the cluster.
+        record: How the leader of a new cluster decides.
+
+    Returns:
+        True if this call has created the cluster; False if it existed, with this secret.
+
+    Raises:
+        AccessDenied: a cluster of that name has another secret.
+        ConfigError: the name cannot be that of a cluster.
+        CoordinationError: ZooKeeper is away.
+    """
+    paths = ClusterPaths(access.job)
+    session.identify(access)
+    session.call("create a cluster", lambda c: c.ensure_path_async(CLUSTERS, acl=SHARED), True)
+    contents = {paths.cluster: encode(record.to_json())}
+
+    def build(transaction: TransactionRequest) -> None:
+        for path in paths.fixed:
+            transaction.create(path, contents.get(path, b""), acl=access.acl)
+
+    try:
+        session.transact(f"create cluster {paths.name}", build)
+    except Refused:
+        open_cluster(session, access)
+        return False
+    return True
+
+
+def open_cluster(session: Session, access: Access) -> ClusterNodes:
+    """Return access to the nodes of a cluster, and prove its secret in ``session``.
+
+    A cluster counts only if its root was made with that secret, so only those who know the secret
+    can have written its jobs. Anybody may create a node with the name of a cluster, and a host
+    would run its commands.
+
+    Args:
+        session: The session to read and write with.
+        access: The name and the secret of the cluster.
+
+    Raises:
+        UnknownCluster: there is no such cluster.
+        AccessDenied: the cluster has another secret.
+        ConfigError: the name cannot be that of a cluster.
+        CoordinationError: ZooKeeper is away.
+    """
+    paths = ClusterPaths(access.job)
+    session.identify(access)
+    nodes = ClusterNodes(session, paths)
+    found = session.read_open("open a cluster", [acl(paths.root), exists(paths.root)])
+    if found[1] is None:
+        raise nodes.unknown()
+    if found[0] is None or not access.opens(found[0][0]):
+        raise AccessDenied(
+            paths.name,
+            f"cluster {paths.name} has another secret than the one given; give the secret with "
+            "which it was started",
+        )
+    return nodes

@@ -1,0 +1,114 @@
+"""Define the layout in ZooKeeper of a cluster: the path of each node, and what the node holds.
+
+::
+
+    /edl/clusters/<cluster>/
+        cluster        ClusterRecord: how the leader decides; compare-and-set
+        allocation     AllocationRecord: the policy's last decision; empty before it; the leader
+        leader         the leader; empty before the first term; written when a term starts
+        election/<controller>-<token>-<sequence>   ephemeral; a candidate; the lowest leads
+        keys/<digest>  {job}: which job was submitted with the key
+        jobs/<job>     {key}: the digest of the key that the job was submitted with
+        jobs/<job>/manifest   JobManifest; never changes; its creation is the submission
+        jobs/<job>/wanted     Wanted; clients; compare-and-set
+        jobs/<job>/life       JobLife; empty until the leader has seen the job; the leader
+        jobs/<job>/secret     {secret}: of the job's runs; the leader creates it once
+        hosts/<host>   HostOwner: the process that offers the host; its version is the host's fence
+        hosts/<host>/offer    HostOffer; ephemeral; the owner
+        hosts/<host>/drained  exists while the host shall have no jobs; clients
+        hosts/<host>/assigned HostAssignment; empty until there is one; the leader
+        hosts/<host>/report   HostReport; empty until there is one; the owner
+        events/e-<sequence>   ClusterEvent; clients, the leader
+
+All nodes have the same ACL, made of the cluster's secret (see ``access``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from edl.coordination.paths import check_name
+
+CLUSTERS = "/edl/clusters"
+
+
+class ClusterPaths:
+    """The paths of all ZooKeeper nodes of the cluster called ``name``.
+
+    Raises:
+        ConfigError: ``name`` cannot be the name of a cluster.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = check_name("cluster", name)
+        self.root = f"{CLUSTERS}/{self.name}"
+        self.cluster = f"{self.root}/cluster"
+        self.allocation = f"{self.root}/allocation"
+        self.leader = f"{self.root}/leader"
+        self.election = f"{self.root}/election"
+        self.keys = f"{self.root}/keys"
+        self.jobs = f"{self.root}/jobs"
+        self.hosts = f"{self.root}/hosts"
+        self.events = f"{self.root}/events"
+
+    @property
+    def fixed(self) -> tuple[str, ...]:
+        """The paths of all nodes that exist from the creation of the cluster on, parents first."""
+        values = (self.cluster, self.allocation, self.leader, self.election)
+        return (self.root, *values, self.keys, self.jobs, self.hosts, self.events)
+
+    def key(self, key: str) -> str:
+        """Return the path of the node of the key ``key``, a text that a client has chosen."""
+        return f"{self.keys}/{hashlib.sha256(key.encode()).hexdigest()}"
+
+    def job(self, name: str) -> str:
+        """Return the path of the node above those of the job called ``name``.
+
+        Raises:
+            ConfigError: ``name`` cannot be the name of a job.
+        """
+        return f"{self.jobs}/{check_name('job', name)}"
+
+    def manifest(self, job: str) -> str:
+        """Return the path of the manifest of ``job``."""
+        return f"{self.job(job)}/manifest"
+
+    def wanted(self, job: str) -> str:
+        """Return the path of the node that says what users want of ``job``."""
+        return f"{self.job(job)}/wanted"
+
+    def life(self, job: str) -> str:
+        """Return the path of the node that says what the leader has made of ``job``."""
+        return f"{self.job(job)}/life"
+
+    def secret(self, job: str) -> str:
+        """Return the path of the node with the secret of ``job``."""
+        return f"{self.job(job)}/secret"
+
+    def host(self, name: str) -> str:
+        """Return the path of the node above those of the host called ``name``.
+
+        Raises:
+            ConfigError: ``name`` cannot be the name of a host.
+        """
+        return f"{self.hosts}/{check_name('host', name)}"
+
+    def offer(self, host: str) -> str:
+        """Return the path of the offer of ``host``."""
+        return f"{self.host(host)}/offer"
+
+    def drained(self, host: str) -> str:
+        """Return the path of the node that exists while ``host`` is drained."""
+        return f"{self.host(host)}/drained"
+
+    def assigned(self, host: str) -> str:
+        """Return the path of the assignment of ``host``."""
+        return f"{self.host(host)}/assigned"
+
+    def report(self, host: str) -> str:
+        """Return the path of the report of ``host``."""
+        return f"{self.host(host)}/report"
+
+    def event(self, number: int) -> str:
+        """Return the path of the event with the number ``number``."""
+        return f"{self.events}/e-{number:010d}"

@@ -1,0 +1,415 @@
+"""Read and write what ZooKeeper holds of a cluster: jobs, hosts and what users want of them.
+
+Clients and controllers use it. What only the leading controller writes is in ``cluster_writer``,
+what only `edl host` writes in ``cluster_host``. Every method raises CoordinationError in bounded
+time when ZooKeeper is away.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kazoo.client import TransactionRequest
+from kazoo.exceptions import NodeExistsError, NoNodeError
+
+from edl.coordination.cluster_nodes import ClusterNodes
+from edl.coordination.election import Election
+from edl.coordination.events import EventLogNodes
+from edl.coordination.nodes import Values, content, record, record_or_none
+from edl.coordination.reads import OnChange, children, exists, get
+from edl.coordination.session import Refused
+from edl.coordination.wire import encode
+from edl.core.cluster.events import ClusterEvent, ClusterEventKind
+from edl.core.cluster.job_life import JobLife, LifeState
+from edl.core.cluster.manifest import JobManifest
+from edl.core.cluster.records import (
+    AllocationRecord,
+    ClusterRecord,
+    Goal,
+    HostAssignment,
+    HostOffer,
+    HostReport,
+    Wanted,
+)
+from edl.core.cluster.view import HostView, JobView
+from edl.errors import CoordinationError, UnknownCluster, UsageError
+
+MOST_JOBS = 1500  # in one cluster, the ended ones included; ZooKeeper has all in memory
+PASSES = 20  # over nodes that others change meanwhile
+
+
+@dataclass(frozen=True)
+class StoredJob:
+    """One job of a cluster, as ZooKeeper has it.
+
+    Attributes:
+        name: the name of the job.
+        order: its place in the order of submission, which no other submission has.
+        submitted_s: when it was submitted, by ZooKeeper's clock, in seconds since 1970.
+        manifest: what was submitted.
+        wanted: what users want of it.
+        life: what the leader has made of it; before that, the default.
+        life_version: the version of the node ``life``, which only the leader writes.
+    """
+
+    name: str
+    order: int
+    submitted_s: float
+    manifest: JobManifest
+    wanted: Wanted
+    life: JobLife
+    life_version: int
+
+    @property
+    def view(self) -> JobView:
+        """The job as a plan reads it, without its run."""
+        return JobView(
+            name=self.name,
+            order=self.order,
+            manifest=self.manifest,
+            wanted=self.wanted,
+            life=self.life,
+            submitted_s=self.submitted_s,
+        )
+
+
+@dataclass(frozen=True)
+class ClusterSnapshot:
+    """All that a plan needs of a cluster's nodes, as it was at one time.
+
+    Attributes:
+        settings: how the cluster decides.
+        allocation: the policy's last decision; before that, the default.
+        allocation_version: the version of the node ``allocation``.
+        jobs: the jobs, in the order of submission.
+        hosts: the hosts, in the order of their names, each with the version of its ``assigned``.
+        leader: the record of the newest leader, with its term; empty before the first.
+    """
+
+    settings: ClusterRecord
+    allocation: AllocationRecord
+    allocation_version: int
+    jobs: tuple[StoredJob, ...]
+    hosts: tuple[HostView, ...]
+    leader: Mapping[str, Any]
+
+
+class ClusterStore:
+    """The nodes of one cluster in ZooKeeper, read and written as records.
+
+    Args:
+        nodes: The nodes of the cluster, from :func:`edl.coordination.cluster_nodes.open_cluster`.
+        by: Who writes, for the event log: a user and a machine.
+        on_change: Called when something changes that the last :meth:`snapshot` has read, or when
+            the connection is lost: read again then. It runs on kazoo's connection thread, so it
+            must not block. None: nobody is called.
+
+    Attributes:
+        events: The event log of the cluster.
+    """
+
+    def __init__(self, nodes: ClusterNodes, by: str = "", on_change: OnChange = None) -> None:
+        self.nodes = nodes
+        self.paths = nodes.paths
+        self.events = EventLogNodes(nodes, ClusterEvent)
+        self._by = by
+        self._on_change = on_change
+        self._changes = 0
+
+    # --- reading
+
+    def snapshot(self) -> ClusterSnapshot:
+        """Read the cluster as it is at one time; only what has changed since is read again.
+
+        Whatever changes while it is read is read again, up to ``PASSES`` times. If others write
+        without a pause, the last pass may have values of somewhat different times. What the leader
+        writes is of one time even then, if the reader leads: nobody else writes it.
+
+        Raises:
+            UnknownCluster: the cluster does not exist.
+            CoordinationError: ZooKeeper is away.
+        """
+        for _ in range(PASSES):
+            before = self._changes
+            found = self._pass()
+            if self._changes == before:  # no watch has fired, so all of it is still so
+                break
+        return found
+
+    def jobs(self) -> tuple[StoredJob, ...]:
+        """Return the jobs of the cluster, in the order of submission.
+
+        Raises:
+            UnknownCluster: the cluster does not exist.
+            CoordinationError: ZooKeeper is away.
+        """
+        names = self.nodes.read(children(self.paths.jobs))[0]
+        if names is None:
+            raise self.nodes.unknown()
+        return self._jobs(names, None)
+
+    def job(self, name: str) -> StoredJob:
+        """Return the job called ``name``.
+
+        Raises:
+            UnknownJob: the cluster has no such job.
+            CoordinationError: ZooKeeper is away.
+        """
+        found = self._jobs([name], None)
+        if not found:
+            raise self.nodes.unknown_job(name)
+        return found[0]
+
+    def secret(self, job: str) -> str | None:
+        """Return the secret of the runs of ``job``; None before its first run.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+        """
+        path = self.paths.secret(job)
+        secret = content(path, self.nodes.read(get(path))[0]).get("secret")
+        return None if secret is None else str(secret)
+
+    def _changed(self) -> None:
+        """Count a change of what was read, and tell ``on_change``; on the connection thread."""
+        self._changes += 1
+        if self._on_change is not None:
+            self._on_change()
+
+    def _pass(self) -> ClusterSnapshot:
+        """Read the nodes once, those that are watched and have not changed from the cache."""
+        p, wake = self.paths, self._changed
+        single = (p.cluster, p.allocation, p.leader)
+        *values, jobs, hosts = self.nodes.read(
+            *(get(path, wake) for path in single), children(p.jobs, wake), children(p.hosts, wake)
+        )
+        if None in (*values, jobs, hosts):
+            raise self.nodes.unknown()
+        cluster, allocation, leader = values
+        return ClusterSnapshot(
+            settings=record(ClusterRecord, (p.cluster, cluster[0])),
+            allocation=record(AllocationRecord, (p.allocation, allocation[0])),
+            allocation_version=allocation[1].version,
+            jobs=self._jobs(jobs, wake),
+            hosts=self._hosts(hosts, wake),
+            leader=content(p.leader, leader),
+        )
+
+    def _jobs(self, names: Iterable[str], wake: OnChange) -> tuple[StoredJob, ...]:
+        """Read the jobs called ``names``, without those that do not exist, in their order.
+
+        A job that is replaced while it is read is read again, as its nodes are of two submissions.
+        """
+        found: list[StoredJob] = []
+        rest = sorted(names)
+        for _ in range(PASSES):
+            parts = [self._job_paths(name) for name in rest]
+            answers = self.nodes.read(*(get(path, wake) for part in parts for path in part))
+            torn = []
+            for name, part, three in zip(rest, parts, _in_threes(answers), strict=True):
+                if None in three:
+                    continue
+                if len({stat.czxid for _, stat in three}) == 1:
+                    found.append(_stored_job(name, part, three))
+                else:
+                    torn.append(name)
+            if not (rest := torn):
+                break
+        return tuple(sorted(found, key=lambda job: job.order))
+
+    def _job_paths(self, name: str) -> tuple[str, str, str]:
+        """Return the paths of the three nodes that each submission of the job ``name`` has."""
+        return self.paths.manifest(name), self.paths.wanted(name), self.paths.life(name)
+
+    def _hosts(self, names: Iterable[str], wake: OnChange) -> tuple[HostView, ...]:
+        """Read the hosts called ``names``, without those that do not exist, in that order."""
+        p, known = self.paths, sorted(names)
+        parts = [(p.assigned(name), p.report(name)) for name in known]
+        reads = (
+            (children(p.host(name), wake), *(get(path, wake) for path in part))
+            for name, part in zip(known, parts, strict=True)
+        )
+        answers = self.nodes.read(*(read for three in reads for read in three))
+        threes = list(_in_threes(answers))
+        offering = [
+            n for n, three in zip(known, threes, strict=True) if "offer" in (three[0] or ())
+        ]
+        [offers] = self.nodes.read_groups([p.offer(name) for name in offering], wake=wake)
+        offered = dict(offers)
+        found = []
+        for name, part, (nodes, assigned, report) in zip(known, parts, threes, strict=True):
+            if nodes is not None and assigned and report:
+                path = p.offer(name)
+                found.append(
+                    HostView(
+                        name,
+                        offer=record(HostOffer, (path, offered[path])) if path in offered else None,
+                        drained="drained" in nodes,
+                        assigned=record(HostAssignment, (part[0], assigned[0])),
+                        version=assigned[1].version,
+                        report=record_or_none(HostReport, part[1], report),
+                    )
+                )
+        return tuple(found)
+
+    # --- what users want
+
+    def change_wanted(self, job: str, change: Callable[[Wanted], Wanted]) -> Wanted:
+        """Change what users want of ``job``, and log it; return what is wanted afterwards.
+
+        If nothing changes, nothing is written, so a repeated call does no harm.
+
+        Args:
+            job: The name of the job.
+            change: Gets what is wanted; returns what shall be. It is called again when another
+                process wrote meanwhile, and may raise an error to change nothing.
+
+        Raises:
+            UnknownJob: the cluster has no such job.
+            UsageError: the job has ended, so that it can only be removed; or it is being deleted.
+            CoordinationError: ZooKeeper is away.
+        """
+        wanted, life = self.paths.wanted(job), self.paths.life(job)
+
+        def changed(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], ClusterEvent]:
+            before = Wanted.from_json(found[wanted])
+            after = change(before)
+            _check_change(job, JobLife.from_json(found.get(life, {})), before, after)
+            event = self.event(ClusterEventKind.WANTED, _described(before, after), job=job)
+            return {wanted: after.to_json()}, event
+
+        try:
+            return Wanted.from_json(self.nodes.change_together((wanted, life), changed)[wanted])
+        except UnknownCluster:
+            raise self.nodes.unknown_job(job) from None
+
+    def change_settings(self, change: Callable[[ClusterRecord], ClusterRecord]) -> ClusterRecord:
+        """Change how the cluster decides, such as its policy, and log it; return the new settings.
+
+        If nothing changes, nothing is written. ``change`` gets the settings and returns the new
+        ones; it is called again when another process wrote meanwhile, and may raise an error.
+
+        Raises:
+            UnknownCluster: the cluster does not exist.
+            CoordinationError: ZooKeeper is away.
+        """
+        path = self.paths.cluster
+
+        def changed(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], ClusterEvent]:
+            before = found[path]
+            after = change(ClusterRecord.from_json(before)).to_json()
+            news = [f"{name} is {after[name]}" for name in after if after[name] != before.get(name)]
+            return {path: after}, self.event(ClusterEventKind.POLICY, ", ".join(news))
+
+        return ClusterRecord.from_json(self.nodes.change_together((path,), changed)[path])
+
+    def set_drained(self, host: str, drained: bool) -> bool:
+        """Say whether a host shall have jobs, and log it; return whether that is a change.
+
+        Args:
+            host: The name of the host.
+            drained: True: it gets no slots of jobs any more, and gives back those that it has.
+
+        Raises:
+            UsageError: the cluster has no such host.
+            CoordinationError: ZooKeeper is away.
+        """
+        self.nodes.check_session()
+        path = self.paths.drained(host)
+        reason = f"host {host} is drained" if drained else f"host {host} may have jobs again"
+        event = self.event(ClusterEventKind.DRAIN, reason, host=host)
+
+        def build(transaction: TransactionRequest) -> None:
+            if drained:
+                transaction.create(path)
+            else:
+                transaction.delete(path)
+            self.add_event(transaction, event)
+
+        names, there = self.nodes.read(children(self.paths.hosts), exists(path))
+        if names is None:
+            raise self.nodes.unknown()
+        if host not in names:
+            known = f"; its hosts: {', '.join(sorted(names))}" if names else ""
+            raise UsageError(f"{self.nodes.what} has no host named {host!r}{known}")
+        if (there is not None) is drained:
+            return False
+        try:
+            self.nodes.session.transact(f"drain {host}", build)
+        except Refused as refused:
+            if isinstance(refused.error, NodeExistsError | NoNodeError):
+                return False  # another process was faster
+            raise CoordinationError(f"{path} could not be written: {refused.error}") from refused
+        return True
+
+    def election(self, candidate: str, about: Mapping[str, Any]) -> Election:
+        """Return the election of the cluster's leader, in which a controller is the candidate.
+
+        Args:
+            candidate: The name of the controller, unique among controllers, without a slash.
+            about: The JSON object that describes the controller.
+        """
+        self.nodes.check_session()
+        return Election(
+            self.nodes.session,
+            self.paths.election,
+            candidate,
+            leader_path=self.paths.leader,
+            record=about,
+            missing=self.nodes.unknown,
+        )
+
+    def add_event(self, transaction: TransactionRequest, event: ClusterEvent) -> None:
+        """Add to ``transaction`` that ``event`` is appended to the event log."""
+        transaction.create(f"{self.paths.events}/e-", encode(event.to_json()), sequence=True)
+
+    def event(
+        self, kind: ClusterEventKind, reason: str, job: str = "", host: str = ""
+    ) -> ClusterEvent:
+        """Return an event of this moment and this writer; arguments as of :class:`ClusterEvent`."""
+        return ClusterEvent(time.time(), kind, reason, job, host, self._by)
+
+
+def _in_threes(answers: Sequence[Any]) -> Iterator[tuple[Any, Any, Any]]:
+    """Yield the first three of ``answers``, the next three, and so on."""
+    return zip(answers[::3], answers[1::3], answers[2::3], strict=True)
+
+
+def _stored_job(name: str, paths: Sequence[str], answers: Sequence[Any]) -> StoredJob:
+    """Return the job ``name`` from the answers to the reads of manifest, wanted and life."""
+    manifest, wanted, life = answers
+    return StoredJob(
+        name,
+        order=manifest[1].czxid,
+        submitted_s=manifest[1].ctime / 1000.0,
+        manifest=record(JobManifest, (paths[0], manifest[0])),
+        wanted=record(Wanted, (paths[1], wanted[0])),
+        life=record(JobLife, (paths[2], life[0])),
+        life_version=life[1].version,
+    )
+
+
+def _check_change(job: str, life: JobLife, before: Wanted, after: Wanted) -> None:
+    """Raise an error if ``job`` can no longer be what users want ``after`` a change.
+
+    Raises:
+        UsageError: the job has ended and shall not be removed, or it is being deleted.
+    """
+    if life.state is LifeState.ENDED and after.goal is not Goal.GONE:
+        how = life.result or "ended"
+        raise UsageError(f"job {job} has ended ({how}); submit it again to run it once more")
+    if before.goal is Goal.GONE and after.goal is not Goal.GONE:
+        raise UsageError(f"job {job} is being deleted; submit it again when it is gone")
+
+
+def _described(before: Wanted, after: Wanted) -> str:
+    """Return what users want ``after`` a change, and wanted ``before``, for the event log."""
+    changes = []
+    if before.goal is not after.goal:
+        changes.append(f"{after.goal} is wanted, no longer {before.goal}")
+    if before.priority != after.priority:
+        changes.append(f"the priority is {after.priority}, no longer {before.priority}")
+    return ", and ".join(changes)

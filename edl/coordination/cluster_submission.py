@@ -1,0 +1,189 @@
+"""Submit jobs to a cluster: each submission is one transaction, and has a key.
+
+The key makes a submission safe to repeat: a client that got no answer, or a script that runs twice,
+submits again with the same key and gets the same job. The key is known as long as the job's records
+are kept.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from kazoo.client import TransactionRequest
+from kazoo.exceptions import NodeExistsError
+
+from edl.coordination.cluster_store import MOST_JOBS, ClusterStore
+from edl.coordination.nodes import ATTEMPTS, content
+from edl.coordination.reads import exists, get
+from edl.coordination.session import Refused
+from edl.coordination.wire import decode, encode
+from edl.core.cluster.events import ClusterEventKind
+from edl.core.cluster.job_life import JobLife, LifeState
+from edl.core.cluster.manifest import JobManifest
+from edl.core.cluster.manifest_file import checked_manifest
+from edl.core.cluster.records import Wanted
+from edl.errors import CoordinationError, UsageError
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """An ended job whose name a new one takes.
+
+    Attributes:
+        version: the version of its node ``life``.
+        key: the path of the node of its key; empty: there is none.
+    """
+
+    version: int
+    key: str
+
+
+def submit_job(store: ClusterStore, manifest: JobManifest, key: str | None = None) -> str:
+    """Submit a job to a cluster, unless that was done with the same key, and return its name.
+
+    When this returns, the job is in ZooKeeper. An ended job of that name is replaced.
+
+    Args:
+        store: The cluster.
+        manifest: What to submit.
+        key: A text that the caller has chosen for this submission; None: another key each time.
+
+    Raises:
+        ManifestError: a value of the manifest is not allowed.
+        UsageError: a job of that name has not ended, another manifest was submitted with the key,
+            or the cluster has as many jobs as it may have.
+        UnknownCluster: the cluster does not exist.
+        CoordinationError: ZooKeeper is away; the job may have been submitted or not. Try again
+            with the same key.
+    """
+    if key is not None and not key.strip():
+        raise UsageError("the key is empty; choose a text that no other submission has")
+    store.nodes.check_session()
+    checked_manifest(manifest)
+    submission = _Submission(store, manifest, key if key is not None else uuid.uuid4().hex)
+    answer_lost = False
+    for _ in range(ATTEMPTS):
+        if submission.is_known():
+            return manifest.name
+        try:
+            submission.write(submission.ended_one())
+        except Refused:
+            continue  # another process has submitted or removed a job of that name: look again
+        except CoordinationError:
+            if answer_lost:
+                raise
+            answer_lost = True  # it may have been written: the key tells
+            continue
+        return manifest.name
+    raise store.nodes.changed_too_often(store.paths.job(manifest.name))
+
+
+class _Submission:
+    """One submission of a job, of which each attempt is the same.
+
+    Args:
+        store: The cluster.
+        manifest: What to submit.
+        key: The key of the submission.
+    """
+
+    def __init__(self, store: ClusterStore, manifest: JobManifest, key: str) -> None:
+        self._store = store
+        self._manifest = manifest
+        self._name = manifest.name
+        self._path = store.paths.job(manifest.name)
+        self._key = store.paths.key(key)
+
+    def is_known(self) -> bool:
+        """Return whether the job was submitted with this key.
+
+        Raises:
+            UsageError: another manifest was submitted with the key.
+        """
+        nodes, p = self._store.nodes, self._store.paths
+        answer = nodes.read(get(self._key))[0]
+        if answer is None:
+            return False
+        name = str(decode(self._key, answer[0])["job"])
+        manifest = nodes.read(get(p.manifest(name)))[0]
+        if manifest is None:
+            return False  # it was removed meanwhile, and its key with it
+        before = JobManifest.from_json(decode(p.manifest(name), manifest[0]))
+        if before != self._manifest:
+            raise UsageError(
+                f"job {name} was submitted with the same key and another manifest; choose another "
+                "key for another submission"
+            )
+        return True
+
+    def ended_one(self) -> _Ended | None:
+        """Return the ended job of the same name, which is to be replaced; None if there is none.
+
+        Raises:
+            Refused: the job has been submitted with this key meanwhile.
+            UsageError: a job of that name has not ended, or the cluster has too many jobs.
+        """
+        nodes, p = self._store.nodes, self._store.paths
+        jobs, old, life = nodes.read(exists(p.jobs), get(self._path), get(p.life(self._name)))
+        if jobs is None:
+            raise nodes.unknown()
+        if old is None or life is None:
+            if jobs.numChildren >= MOST_JOBS:
+                raise UsageError(
+                    f"{nodes.what} has {jobs.numChildren} jobs, and may have {MOST_JOBS}; wait "
+                    "until some have ended, or remove some with `edl delete`"
+                )
+            return None
+        key = f"{p.keys}/{decode(self._path, old[0]).get('key', '')}"
+        if key == self._key:  # another process has submitted it since
+            raise Refused(0, NodeExistsError(key))
+        state = JobLife.from_json(content(p.life(self._name), life)).state
+        if state is not LifeState.ENDED:
+            raise UsageError(
+                f"{nodes.what} has a job named {self._name!r} already, which is {state}; choose "
+                f"another name, or remove it with `edl delete {self._name}`"
+            )
+        return _Ended(life[1].version, key if nodes.read(exists(key))[0] else "")
+
+    def write(self, ended: _Ended | None) -> None:
+        """Write the job in one transaction, in place of the ``ended`` one if there is one.
+
+        The secret of an ended job is kept, because the records of its last run can only be
+        replaced with it.
+
+        Raises:
+            Refused: somebody has changed one of the nodes; nothing was written.
+            CoordinationError: ZooKeeper is away; it may have been written or not.
+        """
+        what = f"submit job {self._name}"
+        self._store.nodes.session.transact(what, partial(self._build, ended=ended))
+
+    def _build(self, transaction: TransactionRequest, ended: _Ended | None) -> None:
+        """Add to ``transaction`` all writes of this submission; see :meth:`write`."""
+        p, name = self._store.paths, self._name
+        about = encode({"key": self._key.rpartition("/")[2]})
+        contents: Sequence[tuple[str, Any]] = (
+            (p.manifest(name), self._manifest.to_json()),
+            (p.wanted(name), Wanted(priority=self._manifest.priority).to_json()),
+        )
+        transaction.create(self._key, encode({"job": name}))
+        if ended is None:
+            transaction.create(self._path, about)
+        else:
+            transaction.delete(p.life(name), ended.version)
+            transaction.delete(p.wanted(name))
+            transaction.delete(p.manifest(name))
+            transaction.set_data(self._path, about)
+            if ended.key:
+                transaction.delete(ended.key)
+        for path, values in contents:
+            transaction.create(path, encode(values))
+        transaction.create(p.life(name), b"")
+        again = " again" if ended else ""
+        reason = f"job {name} was submitted{again}, for {self._manifest.allowed_sizes}"
+        event = self._store.event(ClusterEventKind.SUBMITTED, reason, job=name)
+        self._store.add_event(transaction, event)

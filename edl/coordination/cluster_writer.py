@@ -1,0 +1,198 @@
+"""Write what the leading controller decides about a cluster, fenced by its term.
+
+The functions named ``..._write`` return writes, which the leader puts together into one transaction
+(:meth:`ClusterWriter.commit`): a job's state and the assignments of its hosts change together or
+not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edl.coordination.cluster_paths import ClusterPaths
+from edl.coordination.cluster_store import ClusterStore, StoredJob
+from edl.coordination.election import Leadership, Write
+from edl.coordination.nodes import content
+from edl.coordination.reads import children, exists, get
+from edl.coordination.secrets import new_secret
+from edl.coordination.session import Refused
+from edl.coordination.wire import encode
+from edl.core.cluster.events import ClusterEvent, ClusterEventKind
+from edl.core.cluster.job_life import JobLife, LifeResult, LifeState
+from edl.core.cluster.records import AllocationRecord, Goal, HostAssignment
+from edl.core.cluster.view import HostView
+from edl.errors import CoordinationError
+
+ENDED_KEPT = 500  # ended jobs, the newest, that stay in the records
+EVENTS_KEPT = 10_000
+MOST_BYTES = 1_000_000  # of a transaction; ZooKeeper disconnects a client that sends 1 MB
+_EVENTS_SPARE = 500  # so many more, before the oldest are removed: to list them is not for nothing
+
+
+def life_write(paths: ClusterPaths, job: StoredJob, life: JobLife) -> Write:
+    """Return the write of a job's ``life``, if the job is still as it was read."""
+    return Write(paths.life(job.name), life.to_json(), job.life_version)
+
+
+def assigned_write(paths: ClusterPaths, host: HostView, assigned: HostAssignment) -> Write:
+    """Return the write of a host's assignment, if the host is still as it was read."""
+    return Write(paths.assigned(host.name), assigned.to_json(), host.version)
+
+
+def allocation_write(paths: ClusterPaths, allocation: AllocationRecord, version: int) -> Write:
+    """Return the write of the policy's decision, if the node has still the version ``version``."""
+    return Write(paths.allocation, allocation.to_json(), version)
+
+
+def event_write(paths: ClusterPaths, event: ClusterEvent) -> Write:
+    """Return the write that appends ``event`` to the event log."""
+    return Write(f"{paths.events}/e-", event.to_json(), sequence=True)
+
+
+def jobs_to_remove(jobs: Sequence[StoredJob], keep: int = ENDED_KEPT) -> list[StoredJob]:
+    """Return the ended jobs whose records are to be removed, the one that ended first in front.
+
+    These are the jobs that a user has deleted after their end, and the oldest of more than
+    ``keep`` other ended jobs. A job that ended because it was deleted stays as long as others.
+
+    Args:
+        jobs: All jobs of the cluster.
+        keep: How many ended jobs to keep.
+    """
+    ended = sorted(
+        (job for job in jobs if job.life.state is LifeState.ENDED),
+        key=lambda job: (job.life.ended_s, job.order),
+    )
+    deleted = {job.name for job in ended if _was_deleted_after_its_end(job)}
+    others = [job for job in ended if job.name not in deleted]
+    surplus = {job.name for job in others[: max(0, len(others) - keep)]}
+    return [job for job in ended if job.name in deleted | surplus]
+
+
+def _was_deleted_after_its_end(job: StoredJob) -> bool:
+    """Return whether a user has deleted the ended ``job`` although it had ended already."""
+    return job.wanted.goal is Goal.GONE and job.life.result is not LifeResult.DELETED
+
+
+class ClusterWriter:
+    """The writer of a cluster's records during one term of a leader.
+
+    Every method raises LeadershipLost if the term is over, and has written nothing then.
+
+    Args:
+        store: The cluster.
+        leadership: The term of the leader, from :meth:`ClusterStore.election`.
+    """
+
+    def __init__(self, store: ClusterStore, leadership: Leadership) -> None:
+        self.paths = store.paths
+        self.term = leadership.term
+        self._store = store
+        self._nodes = store.nodes
+        self._leadership = leadership
+
+    def commit(self, writes: Sequence[Write]) -> bool:
+        """Do all ``writes`` in one transaction, or none of them.
+
+        Returns:
+            False, with nothing written, if a node is not as it was read: read and plan again.
+
+        Raises:
+            CoordinationError: the writes are too many for one transaction, or ZooKeeper is away;
+                then read again to see whether they were written.
+        """
+        self._nodes.check_session()
+        size = sum(len(write.path) + len(encode(write.value)) for write in writes)
+        if size > MOST_BYTES:
+            raise CoordinationError(
+                f"{len(writes)} writes with {size} bytes are too many for one transaction, which "
+                f"may have {MOST_BYTES}; nothing was written"
+            )
+        try:
+            self._leadership.try_commit(writes)
+        except Refused:
+            return False
+        return True
+
+    def job_secret(self, job: str) -> str:
+        """Return the secret of the runs of ``job``; make one if the job has none.
+
+        Raises:
+            CoordinationError: the job was removed, or ZooKeeper is away.
+        """
+        found = self._store.secret(job)
+        if found is None:
+            found = new_secret()
+            if not self.commit([Write(self.paths.secret(job), {"secret": found}, create=True)]):
+                raise CoordinationError(f"the secret of job {job} could not be written; try again")
+        return found
+
+    def remove_job(self, job: StoredJob) -> bool:
+        """Remove the records of an ended job, and the key it was submitted with.
+
+        Remove the nodes of its last run first: that needs the secret, which is removed here.
+
+        Returns:
+            False, with nothing removed, if the job has changed since it was read.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+        """
+        path, life = self.paths.job(job.name), self.paths.life(job.name)
+        about, names = self._nodes.read(get(path), children(path))
+        if about is None or not names:
+            return False
+        key = f"{self.paths.keys}/{content(path, about).get('key', '')}"
+        nodes = [f"{path}/{name}" for name in sorted(names)]
+        writes = [_deletion(one, job.life_version if one == life else -1) for one in nodes]
+        if self._nodes.read(exists(key))[0] is not None:
+            writes.append(_deletion(key))
+        reason = (
+            f"the records of job {job.name} were removed, which has {job.life.result or 'ended'}"
+        )
+        event = self._event(reason, job=job.name)
+        return self.commit([*writes, _deletion(path), event])
+
+    def remove_host(self, host: HostView) -> bool:
+        """Remove the records of a host that offers nothing and has nothing assigned.
+
+        Returns:
+            False, with nothing removed, if it has changed since it was read, or came back.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+        """
+        path, assigned = self.paths.host(host.name), self.paths.assigned(host.name)
+        names = self._nodes.read(children(path))[0]
+        if names is None or "offer" in names or host.assigned.jobs:
+            return False
+        nodes = [f"{path}/{name}" for name in sorted(names)]
+        writes = [_deletion(one, host.version if one == assigned else -1) for one in nodes]
+        event = self._event(f"host {host.name} was removed; it offers nothing", host=host.name)
+        return self.commit([*writes, _deletion(path), event])
+
+    def trim_events(self, keep: int = EVENTS_KEPT, spare: int = _EVENTS_SPARE) -> int:
+        """Remove the oldest events if there are many more than ``keep``; return how many.
+
+        Args:
+            keep: How many events to keep, the newest.
+            spare: With up to so many more, nothing is done: to list all costs time.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+        """
+        stat = self._nodes.read(exists(self.paths.events))[0]
+        if stat is None or stat.numChildren <= keep + spare:
+            return 0
+        return self._store.events.trim(keep)
+
+    def _event(self, reason: str, job: str = "", host: str = "") -> Write:
+        """Return the write of an event that says that records were removed."""
+        return event_write(
+            self.paths, self._store.event(ClusterEventKind.REMOVED, reason, job, host)
+        )
+
+
+def _deletion(path: str, version: int = -1) -> Write:
+    """Return the write that deletes the node at ``path`` if its version is ``version``."""
+    return Write(path, {}, version, delete=True)

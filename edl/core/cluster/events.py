@@ -1,0 +1,50 @@
+"""Define the event log of a cluster: what users asked for, and what the leader did and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any
+
+from edl.core.excerpt import excerpts
+from edl.core.record import Record
+
+
+class ClusterEventKind(StrEnum):
+    """The kind of an event in a cluster's event log.
+
+    By users: ``SUBMITTED``: a job was submitted. ``WANTED``: something else is wanted of a job, or
+    its priority has changed. ``DRAIN``: a host is drained, or is no longer. ``POLICY``: the cluster
+    has another policy or other limits.
+
+    By the leader: ``LEADER``: it begins to lead. ``STATE``: a job has entered another state.
+    ``SLOTS``: a job gets other slots. ``HOST``: a host has come, gone or come back. ``REMOVED``: an
+    ended job, or a host, was removed from the records.
+    """
+
+    SUBMITTED = "submitted"
+    WANTED = "wanted"
+    DRAIN = "drain"
+    POLICY = "policy"
+    LEADER = "leader"
+    STATE = "state"
+    SLOTS = "slots"
+    HOST = "host"
+    REMOVED = "removed"
+
+
+@dataclass(frozen=True)
+class ClusterEvent(Record):
+    """One entry of a cluster's event log; each field says its meaning."""
+
+    time_s: Annotated[float, "when it was written, by the writer's clock, in seconds since 1970"]
+    kind: Annotated[ClusterEventKind, "the kind of the event"]
+    reason: Annotated[str, "what has happened, and why, in a sentence"]
+    job: Annotated[str, "the job that it is about; empty: none"] = ""
+    host: Annotated[str, "the host that it is about; empty: none, or several"] = ""
+    by: Annotated[str, "who has written it: a user and a machine, or the leader's term"] = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the event as JSON values; a long text is cut to its beginning and its end."""
+        values: dict[str, Any] = excerpts(super().to_json())
+        return values

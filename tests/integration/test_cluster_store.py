@@ -1,0 +1,624 @@
+"""The nodes of a cluster on a real ZooKeeper: who may read them, submissions, hosts, the leader."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from edl.coordination import cluster_submission
+from edl.coordination.access import Access
+from edl.coordination.cluster_host import HostOwner, HostRegistration
+from edl.coordination.cluster_nodes import cluster_names, create_cluster, open_cluster
+from edl.coordination.cluster_paths import CLUSTERS
+from edl.coordination.cluster_store import ClusterStore
+from edl.coordination.cluster_submission import submit_job
+from edl.coordination.cluster_writer import (
+    ClusterWriter,
+    allocation_write,
+    assigned_write,
+    event_write,
+    jobs_to_remove,
+    life_write,
+)
+from edl.coordination.session import Session
+from edl.core.cluster.events import ClusterEventKind
+from edl.core.cluster.job_life import JobLife, LifeEvent, LifeResult, LifeState
+from edl.core.cluster.manifest import JobManifest
+from edl.core.cluster.records import (
+    AllocationRecord,
+    ClusterRecord,
+    Goal,
+    HostAssignment,
+    HostOffer,
+    HostReport,
+    JobAssignment,
+    JobReport,
+    Wanted,
+)
+from edl.errors import (
+    AccessDenied,
+    ConfigError,
+    CoordinationError,
+    HostTaken,
+    LeadershipLost,
+    ManifestError,
+    UnknownCluster,
+    UnknownJob,
+    UsageError,
+)
+
+pytestmark = pytest.mark.integration
+
+Wait = Callable[..., None]
+LAB = Access("lab", "fedcba9876543210" * 4)
+STRANGER = Access("lab", "0" * 64)
+A = HostOwner("token-a", "alpha", 4711)
+B = HostOwner("token-b", "alpha", 4712)
+
+
+def manifest(name: str = "digits", **changes: Any) -> JobManifest:
+    return replace(JobManifest(name, ("python", "train.py"), 1, 4), **changes)
+
+
+@pytest.fixture
+def lab(zk_hosts: str) -> Iterator[Session]:
+    """Start a session that has created the cluster `lab`."""
+    with Session(zk_hosts, session_timeout_s=2.0) as one:
+        assert create_cluster(one, LAB, ClusterRecord(policy="fifo"))
+        yield one
+
+
+@pytest.fixture
+def store(lab: Session) -> ClusterStore:
+    return ClusterStore(open_cluster(lab, LAB), by="me@here")
+
+
+@pytest.fixture
+def other(lab: Session, zk_hosts: str) -> Iterator[ClusterStore]:
+    """Open the cluster in another session."""
+    with Session(zk_hosts, session_timeout_s=2.0) as one:
+        yield ClusterStore(open_cluster(one, LAB), by="you@there")
+
+
+def lead(store: ClusterStore, name: str = "one") -> ClusterWriter:
+    election = store.election(name, {"address": "here"})
+    election.enter()
+    leadership = election.leads()
+    assert leadership is not None
+    return ClusterWriter(store, leadership)
+
+
+def end(store: ClusterStore, writer: ClusterWriter, job: str, event: LifeEvent) -> None:
+    """Let a job end with ``event``, whatever it was before."""
+    stored = store.job(job)
+    life = JobLife(LifeState.HALTING if event is not LifeEvent.FINISH else LifeState.RUNNING).after(
+        event, "a test", 5.0
+    )
+    assert writer.commit([life_write(store.paths, stored, life)])
+
+
+def kinds(store: ClusterStore) -> list[ClusterEventKind]:
+    return [event.kind for _, event in store.events.read()]
+
+
+class TestAccess:
+    def test_it_is_created_once(self, lab: Session, zk_hosts: str) -> None:
+        with Session(zk_hosts) as another:
+            assert not create_cluster(another, LAB, ClusterRecord(policy="jsa"))
+            store = ClusterStore(open_cluster(another, LAB))
+            assert store.snapshot().settings.policy == "fifo"
+            assert cluster_names(another) == ("lab",)
+
+    def test_another_secret_opens_nothing(self, lab: Session, zk_hosts: str) -> None:
+        with Session(zk_hosts) as stranger:
+            for tried in (open_cluster, lambda s, a: create_cluster(s, a, ClusterRecord())):
+                with pytest.raises(AccessDenied, match="cluster lab has another secret than the"):
+                    tried(stranger, STRANGER)
+            assert cluster_names(stranger) == ("lab",)
+
+    def test_one_that_anybody_may_have_written_is_not_opened(
+        self, lab: Session, zk_hosts: str
+    ) -> None:
+        with Session(zk_hosts) as stranger:
+            stranger.call("test", lambda c: c.create_async(f"{CLUSTERS}/open"))
+            with pytest.raises(AccessDenied, match="cluster open has another secret"):
+                open_cluster(stranger, Access("open", LAB.secret))
+
+    def test_one_that_is_not_there(self, lab: Session) -> None:
+        with pytest.raises(UnknownCluster) as caught:
+            open_cluster(lab, Access("lib", LAB.secret))
+        assert str(caught.value) == "there is no cluster named 'lib'; known clusters: lab"
+        with pytest.raises(ConfigError, match="'a/b' cannot be the name of a cluster"):
+            open_cluster(lab, Access("a/b", LAB.secret))
+
+    def test_nothing_is_written_with_the_secret_of_a_job(self, store: ClusterStore) -> None:
+        store.nodes.session.identify(Access("digits", "1" * 64))
+        for write in (
+            lambda: submit_job(store, manifest()),
+            lambda: store.election("one", {}),
+            lambda: HostRegistration(store.nodes, "a", A).register(HostOffer(1), lambda _: True),
+        ):
+            with pytest.raises(CoordinationError, match="only be written in a session of its own"):
+                write()
+
+
+class TestSubmission:
+    def test_it_is_there_when_it_is_answered(
+        self, store: ClusterStore, other: ClusterStore
+    ) -> None:
+        first = manifest("digits", priority=5, env={"A": "ü"})
+        assert submit_job(store, first) == "digits"
+        assert submit_job(store, manifest("apples")) == "apples"
+        digits, apples = other.snapshot().jobs
+        assert (digits.name, apples.name) == ("digits", "apples")
+        assert digits.order < apples.order
+        assert digits.submitted_s > 1.7e9
+        assert digits.manifest == first
+        assert digits.wanted == Wanted(Goal.RUN, 5)
+        assert digits.life == JobLife()
+        assert digits.view.wants_slots
+        assert other.job("apples") == apples
+        assert other.jobs() == (digits, apples)
+        event = other.events.read()[0][1]
+        assert (event.kind, event.job, event.by) == ("submitted", "digits", "me@here")
+        assert event.reason == "job digits was submitted, for 1 to 4 workers"
+
+    def test_the_same_key_twice_is_one_job(self, store: ClusterStore, other: ClusterStore) -> None:
+        for one in (store, other, store):
+            assert submit_job(one, manifest(), key="k 1/ä") == "digits"
+        assert len(store.jobs()) == 1
+        assert kinds(store) == ["submitted"]
+        for changed in (manifest(max=5), manifest("other")):
+            with pytest.raises(UsageError, match="job digits was submitted with the same key and"):
+                submit_job(store, changed, key="k 1/ä")
+        with pytest.raises(UsageError, match="the key is empty"):
+            submit_job(store, manifest(), key=" ")
+
+    def test_many_at_once_with_one_key_are_one_job(
+        self, store: ClusterStore, other: ClusterStore
+    ) -> None:
+        found: list[str] = []
+
+        def submit(one: ClusterStore) -> None:
+            found.append(submit_job(one, manifest(), key="k"))
+
+        threads = [threading.Thread(target=submit, args=(one,)) for one in (store, other) * 4]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20.0)
+        assert found == ["digits"] * 8
+        assert kinds(store) == ["submitted"]
+
+    def test_a_name_in_use(self, store: ClusterStore) -> None:
+        submit_job(store, manifest())
+        with pytest.raises(UsageError) as caught:
+            submit_job(store, manifest(), key="another")
+        assert str(caught.value) == (
+            "cluster lab has a job named 'digits' already, which is queued; choose another name, "
+            "or remove it with `edl delete digits`"
+        )
+        with pytest.raises(ManifestError, match="min is 9 and max is 4"):
+            submit_job(store, manifest("other", min=9))
+
+    @pytest.mark.parametrize("written", [True, False])
+    def test_an_answer_that_is_lost(
+        self, written: bool, store: ClusterStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As when the connection breaks, or the client's process is stopped, at that moment."""
+        transact, session = store.nodes.session.transact, store.nodes.session
+
+        def lost(*args: Any) -> Any:
+            monkeypatch.undo()
+            if written:
+                transact(*args)
+            raise CoordinationError("the answer is lost")
+
+        monkeypatch.setattr(session, "transact", lost)
+        assert submit_job(store, manifest()) == "digits"
+        assert kinds(store) == ["submitted"]
+        assert len(store.jobs()) == 1
+
+    def test_zookeeper_that_stays_away_is_said(
+        self, store: ClusterStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def away(*_: Any) -> None:
+            raise CoordinationError("away")
+
+        monkeypatch.setattr(store.nodes.session, "transact", away)
+        with pytest.raises(CoordinationError, match="away"):
+            submit_job(store, manifest())
+
+    def test_an_ended_job_gives_its_name_to_the_next(self, store: ClusterStore) -> None:
+        writer = lead(store)
+        submit_job(store, manifest(), key="first")
+        secret = writer.job_secret("digits")
+        first = store.job("digits")
+        end(store, writer, "digits", LifeEvent.FINISH)
+        assert submit_job(store, manifest(), key="first") == "digits"
+        assert store.job("digits").life.result is LifeResult.FINISHED
+        assert submit_job(store, manifest(max=8), key="second") == "digits"
+        second = store.job("digits")
+        assert (second.manifest.max, second.life) == (8, JobLife())
+        assert second.order > first.order
+        assert writer.job_secret("digits") == secret  # it opens what the last run has left
+        assert not writer.commit(
+            [life_write(store.paths, replace(first, life_version=1), first.life)]
+        )
+        with pytest.raises(UsageError, match="has a job named 'digits' already"):
+            submit_job(store, manifest(), key="first")  # the key has gone with the job
+
+    def test_there_is_a_limit(self, store: ClusterStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cluster_submission, "MOST_JOBS", 3)
+        accepted = []
+        for number in range(10):
+            try:
+                accepted.append(submit_job(store, manifest(f"j{number}")))
+            except UsageError as error:
+                sentence = str(error)
+        assert accepted == ["j0", "j1", "j2"]
+        assert sentence == (
+            "cluster lab has 3 jobs, and may have 3; wait until some have ended, or remove some "
+            "with `edl delete`"
+        )
+        assert kinds(store) == ["submitted"] * 3  # what is refused leaves nothing
+        writer = lead(store)
+        end(store, writer, "j1", LifeEvent.FINISH)
+        submit_job(store, manifest("j1"), key="an ended name is no further job")
+        end(store, writer, "j1", LifeEvent.FINISH)
+        assert writer.remove_job(store.job("j1"))
+        assert submit_job(store, manifest("j9")) == "j9"
+
+
+SUBMITTER = """
+import sys
+from edl.coordination.access import Access
+from edl.coordination.cluster_nodes import open_cluster
+from edl.coordination.cluster_store import ClusterStore
+from edl.coordination.cluster_submission import submit_job
+from edl.coordination.session import Session
+from edl.core.cluster.manifest import JobManifest
+
+with Session(sys.argv[1]) as session:
+    store = ClusterStore(open_cluster(session, Access("lab", sys.argv[2])))
+    for number in range(10_000):
+        name = submit_job(store, JobManifest(f"j{number}", ("x",), 1, 2), key=str(number))
+        print(name, flush=True)
+"""
+
+
+@pytest.mark.long
+def test_a_submitter_that_is_killed_leaves_whole_jobs(store: ClusterStore, zk_hosts: str) -> None:
+    """What was acknowledged is there, what was begun is there as a whole or not at all."""
+    command = [sys.executable, "-c", SUBMITTER, zk_hosts, LAB.secret]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        acknowledged = [process.stdout.readline().strip() for _ in range(20)]
+        process.kill()
+        acknowledged += process.stdout.read().split()
+    names = [job.name for job in store.jobs()]
+    assert names[: len(acknowledged)] == acknowledged
+    assert len(names) - len(acknowledged) <= 1
+    client, p = store.nodes.session.client, store.paths
+    assert len(client.get_children(p.keys)) == len(client.get_children(p.jobs)) == len(names)
+    assert kinds(store) == ["submitted"] * len(names)
+    again = [submit_job(store, manifest_of(n), key=str(n)) for n in range(len(names) + 1)]
+    assert again == [*names, f"j{len(names)}"]
+    assert len(store.jobs()) == len(names) + 1
+
+
+def manifest_of(number: int) -> JobManifest:
+    return JobManifest(f"j{number}", ("x",), 1, 2)
+
+
+class TestWanted:
+    def test_a_change_is_written_once(self, store: ClusterStore, other: ClusterStore) -> None:
+        submit_job(store, manifest())
+        for one in (store, other):
+            now = one.change_wanted("digits", lambda wanted: replace(wanted, goal=Goal.HALT))
+            assert now == Wanted(Goal.HALT)
+        other.change_wanted("digits", lambda _: Wanted(Goal.RUN, 7))
+        events = [event for _, event in store.events.read()][1:]
+        assert [(event.reason, event.by) for event in events] == [
+            ("halt is wanted, no longer run", "me@here"),
+            ("run is wanted, no longer halt, and the priority is 7, no longer 0", "you@there"),
+        ]
+        assert store.job("digits").wanted == Wanted(Goal.RUN, 7)
+
+    def test_who_is_not_there(self, store: ClusterStore) -> None:
+        submit_job(store, manifest())
+        for call in (store.job, lambda job: store.change_wanted(job, lambda wanted: wanted)):
+            with pytest.raises(UnknownJob) as caught:
+                call("digit")
+            assert str(caught.value) == "there is no job named 'digit'; known jobs: digits"
+
+    def test_what_has_ended_can_only_be_removed(self, store: ClusterStore) -> None:
+        submit_job(store, manifest())
+        end(store, lead(store), "digits", LifeEvent.FINISH)
+        with pytest.raises(UsageError, match=r"job digits has ended \(finished\); submit it again"):
+            store.change_wanted("digits", lambda wanted: replace(wanted, goal=Goal.HALT))
+        store.change_wanted("digits", lambda wanted: replace(wanted, goal=Goal.GONE))
+        assert [job.name for job in jobs_to_remove(store.jobs())] == ["digits"]
+
+    def test_what_is_deleted_is_not_wanted_again(self, store: ClusterStore) -> None:
+        submit_job(store, manifest())
+        store.change_wanted("digits", lambda wanted: replace(wanted, goal=Goal.GONE))
+        with pytest.raises(UsageError, match="job digits is being deleted; submit it again when"):
+            store.change_wanted("digits", lambda wanted: replace(wanted, goal=Goal.RUN))
+
+    def test_the_policy_can_be_changed(self, store: ClusterStore) -> None:
+        for _ in range(2):
+            store.change_settings(lambda now: replace(now, policy="jsa", parameters={"a": 1}))
+        assert store.snapshot().settings.policy == "jsa"
+        [(_, event)] = store.events.read()
+        assert event.reason == "policy is jsa, parameters is {'a': 1}"
+
+
+class TestHosts:
+    def test_an_offer_lasts_as_long_as_its_session(
+        self, store: ClusterStore, other: ClusterStore, wait_until: Wait
+    ) -> None:
+        host = HostRegistration(other.nodes, "a", A)
+        host.register(HostOffer(4, labels={"gpu": "h100"}), lambda _: False)
+        host.register(HostOffer(5), lambda _: False)
+        [view] = store.snapshot().hosts
+        assert (view.name, view.offer, view.drained) == ("a", HostOffer(5), False)
+        assert (view.assigned, view.version, view.report) == (HostAssignment(), 0, None)
+        host.report(HostReport(0, {"digits": JobReport("r", processes=(1, 2))}))
+        other.nodes.session.expire()
+        wait_until(lambda: store.snapshot().hosts[0].offer is None)
+        [view] = store.snapshot().hosts  # silence decides nothing: what it has reported stays
+        assert view.report is not None
+        assert view.report.jobs["digits"].lives
+        wait_until(lambda: other.nodes.session.epoch == 2)
+        host.register(HostOffer(5), lambda _: False)
+        host.report(HostReport(0))
+        assert store.snapshot().hosts[0].report == HostReport(0)
+        host.withdraw()
+        host.withdraw()
+        assert store.snapshot().hosts[0].offer is None
+
+    def test_a_host_belongs_to_one_process(self, store: ClusterStore, other: ClusterStore) -> None:
+        first, second = HostRegistration(store.nodes, "a", A), HostRegistration(other.nodes, "a", B)
+        first.register(HostOffer(4), lambda _: False)
+        with pytest.raises(UsageError) as caught:
+            second.register(HostOffer(4), lambda _: False)
+        assert str(caught.value) == (
+            "host a of cluster lab is offered by process 4711 on alpha; end that `edl host`, or "
+            "give this one another name"
+        )
+        second.register(HostOffer(2), lambda owner: owner == A)  # it is known to be dead
+        second.report(HostReport(3))
+        for write in (lambda: first.report(HostReport(1)), first.withdraw):  # it was only frozen
+            with pytest.raises(
+                HostTaken, match="belongs to process 4712 on alpha now; nothing was"
+            ):
+                write()
+        [view] = store.snapshot().hosts
+        assert (view.offer, view.report) == (HostOffer(2), HostReport(3))
+
+    def test_the_same_report_is_written_once(self, store: ClusterStore) -> None:
+        host = HostRegistration(store.nodes, "a", A)
+        with pytest.raises(CoordinationError, match="host a is not registered in cluster lab"):
+            host.report(HostReport())
+        host.register(HostOffer(4), lambda _: False)
+        versions = []
+        for report in (HostReport(0), HostReport(0), HostReport(1)):
+            host.report(report)
+            path = store.paths.report("a")
+            versions.append(store.nodes.session.client.exists(path).version)
+        assert versions == [1, 1, 2]
+
+    def test_it_is_woken_by_what_is_assigned(
+        self, store: ClusterStore, other: ClusterStore, wait_until: Wait
+    ) -> None:
+        host, woken = HostRegistration(other.nodes, "a", A), threading.Event()
+        host.register(HostOffer(4), lambda _: False)
+        assert host.assigned(woken.set) == (HostAssignment(), 0)
+        writer = lead(store)
+        [view] = store.snapshot().hosts
+        assigned = HostAssignment({"digits": JobAssignment("r1", (0, 1))}, 4.0)
+        assert writer.commit([assigned_write(store.paths, view, assigned)])
+        assert woken.wait(10.0)
+        assert host.assigned(woken.set) == (assigned, 1)
+        assert not writer.commit([assigned_write(store.paths, view, HostAssignment())])
+        assert not writer.remove_host(store.snapshot().hosts[0])  # it has something
+        [view] = store.snapshot().hosts
+        assert writer.commit([assigned_write(store.paths, view, HostAssignment())])
+        assert not writer.remove_host(store.snapshot().hosts[0])  # it offers slots
+        host.withdraw()
+        store.set_drained("a", True)
+        assert writer.remove_host(store.snapshot().hosts[0])
+        assert store.snapshot().hosts == ()
+        for call in (host.assigned, lambda: host.report(HostReport(7))):
+            with pytest.raises(CoordinationError, match="host a is not registered in cluster lab;"):
+                call()
+        host.register(HostOffer(4), lambda _: False)
+        assert not store.snapshot().hosts[0].drained
+
+    def test_draining(self, store: ClusterStore) -> None:
+        HostRegistration(store.nodes, "a", A).register(HostOffer(4), lambda _: False)
+        assert [store.set_drained("a", True) for _ in range(2)] == [True, False]
+        assert store.snapshot().hosts[0].drained
+        assert [store.set_drained("a", False) for _ in range(2)] == [True, False]
+        assert not store.snapshot().hosts[0].drained
+        assert kinds(store) == ["drain", "drain"]
+        with pytest.raises(UsageError, match="cluster lab has no host named 'b'; its hosts: a"):
+            store.set_drained("b", True)
+
+
+class TestLeader:
+    def test_a_start_is_one_transaction(self, store: ClusterStore) -> None:
+        writer = lead(store)
+        for name in ("a", "b"):
+            HostRegistration(store.nodes, name, A).register(HostOffer(2), lambda _: False)
+        submit_job(store, manifest())
+        before = store.snapshot()
+        job, (a, b) = before.jobs[0], before.hosts
+        life = job.life.after(LifeEvent.START, "it has 2 slots", 1.0, run="r1")
+        each = HostAssignment({"digits": JobAssignment("r1", (0,))})
+        event = store.event(ClusterEventKind.STATE, "digits starts", job="digits")
+        writes = [life_write(store.paths, job, life), assigned_write(store.paths, a, each)]
+        stale = replace(b, version=b.version + 1)
+        assert not writer.commit([*writes, assigned_write(store.paths, stale, each)])
+        assert store.snapshot() == before
+        writes += [assigned_write(store.paths, b, each), event_write(store.paths, event)]
+        writes += [allocation_write(store.paths, AllocationRecord(at_s=1.0), 0)]
+        assert writer.commit(writes)
+        after = store.snapshot()
+        assert after.jobs[0].life == life
+        assert [host.assigned for host in after.hosts] == [each, each]
+        assert (after.allocation.at_s, after.allocation_version) == (1.0, 1)
+        assert after.leader == {"address": "here", "term": 1}
+        assert not writer.commit(writes)
+
+    def test_what_zookeeper_would_not_take_is_not_sent(self, store: ClusterStore) -> None:
+        writer = lead(store)
+        large = AllocationRecord(reasons={"digits": "x" * 1_000_000})
+        with pytest.raises(CoordinationError, match=r"1 writes with 10.* bytes are too many for"):
+            writer.commit([allocation_write(store.paths, large, 0)])
+        assert store.snapshot().allocation == AllocationRecord()
+
+    def test_a_removed_leader_writes_nothing(
+        self, store: ClusterStore, other: ClusterStore
+    ) -> None:
+        submit_job(store, manifest())
+        writer, job = lead(store), store.job("digits")
+        store.election("two", {}).remove("one")
+        new = lead(other, "two")
+        assert new.term == 2
+        for write in (
+            lambda: writer.commit([life_write(store.paths, job, JobLife(run="old"))]),
+            lambda: writer.job_secret("digits"),
+            lambda: end(store, writer, "digits", LifeEvent.FINISH),
+        ):
+            with pytest.raises(LeadershipLost):
+                write()
+        assert other.job("digits").life == JobLife()
+        assert other.secret("digits") is None
+        secret = new.job_secret("digits")
+        assert len(secret) == 64
+        assert store.secret("digits") == secret == new.job_secret("digits")
+
+    def test_removing_a_job_leaves_nothing(self, store: ClusterStore) -> None:
+        writer = lead(store)
+        submit_job(store, manifest(), key="k")
+        writer.job_secret("digits")
+        stale = store.job("digits")
+        end(store, writer, "digits", LifeEvent.FINISH)
+        assert not writer.remove_job(stale)
+        assert writer.remove_job(store.job("digits"))
+        assert not writer.remove_job(stale)
+        client = store.nodes.session.client
+        assert [client.get_children(path) for path in (store.paths.jobs, store.paths.keys)] == [
+            [],
+            [],
+        ]
+        assert kinds(store) == ["submitted", "removed"]
+
+    def test_only_the_newest_events_stay(self, store: ClusterStore) -> None:
+        writer = lead(store)
+        for number in range(10):
+            store.events.add(store.event(ClusterEventKind.STATE, f"{number}"))
+        assert writer.trim_events(keep=4, spare=6) == 0
+        assert writer.trim_events(keep=4, spare=5) == 6
+        assert [event.reason for _, event in store.events.read(7)] == ["8", "9"]
+        assert [number for number, _ in store.events.read()] == [6, 7, 8, 9]
+
+
+class TestSnapshot:
+    def test_only_what_has_changed_is_read_again(
+        self, lab: Session, other: ClusterStore, wait_until: Wait, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        woken = threading.Event()
+        store = ClusterStore(open_cluster(lab, LAB), on_change=woken.set)
+        for number in range(20):
+            submit_job(other, manifest(f"j{number}"))
+        HostRegistration(other.nodes, "a", A).register(HostOffer(2), lambda _: False)
+        first = store.snapshot()
+        assert len(first.jobs) == 20
+        asked: list[int] = []
+        ask = lab._answers_to
+
+        def counted(what: str, issues: Any, *args: Any, **kwargs: Any) -> Any:
+            asked.append(len(issues))
+            return ask(what, issues, *args, **kwargs)
+
+        monkeypatch.setattr(lab, "_answers_to", counted)
+        assert store.snapshot() == first
+        assert sum(asked) == 0
+        assert not woken.is_set()
+        other.change_wanted("j7", lambda wanted: replace(wanted, priority=3))
+        assert woken.wait(10.0)
+        assert store.snapshot().jobs[7].wanted.priority == 3
+        assert sum(asked) == 1
+
+    def test_it_is_of_one_time(self, store: ClusterStore, other: ClusterStore) -> None:
+        """A leader that changes two nodes together is never seen between them."""
+        HostRegistration(store.nodes, "a", A).register(HostOffer(2), lambda _: False)
+        HostRegistration(store.nodes, "b", A).register(HostOffer(2), lambda _: False)
+        writer, stop = lead(other), threading.Event()
+
+        def change() -> None:
+            number = 0
+            while not stop.wait(0.003):
+                number += 1
+                now = other.snapshot()
+                each = HostAssignment(silent_s=float(number))
+                writer.commit([assigned_write(other.paths, host, each) for host in now.hosts])
+
+        thread = threading.Thread(target=change)
+        thread.start()
+        seen: set[tuple[float, ...]] = set()
+        deadline = time.monotonic() + 15.0
+        try:
+            while len(seen) < 40 and time.monotonic() < deadline:
+                seen.add(tuple(host.assigned.silent_s for host in store.snapshot().hosts))
+        finally:
+            stop.set()
+            thread.join(20.0)
+        assert len(seen) == 40
+        assert all(a == b for a, b in seen)
+
+    def test_a_cluster_that_is_gone(self, store: ClusterStore) -> None:
+        submit_job(store, manifest())
+        store.nodes.session.client.delete(store.paths.root, recursive=True)
+        for call in (
+            store.snapshot,
+            store.jobs,
+            lambda: submit_job(store, manifest("b")),
+            lambda: store.change_settings(lambda now: replace(now, policy="x")),
+            lambda: store.set_drained("a", True),
+            lambda: store.job("digits"),
+            lambda: HostRegistration(store.nodes, "a", A).register(HostOffer(1), lambda _: True),
+            lambda: store.election("one", {}).enter(),
+        ):
+            with pytest.raises(UnknownCluster):
+                call()
+
+
+def test_which_ended_jobs_are_removed(store: ClusterStore) -> None:
+    submit_job(store, manifest())
+    one = store.job("digits")
+
+    def ended(name: str, at_s: float, ending: LifeResult, goal: Goal = Goal.RUN) -> Any:
+        life = JobLife(LifeState.ENDED, result=ending, ended_s=at_s)
+        return replace(one, name=name, life=life, wanted=Wanted(goal))
+
+    jobs = [
+        one,
+        ended("new", 9.0, LifeResult.FINISHED),
+        ended("old", 1.0, LifeResult.FAILED),
+        ended("deleted while it ran", 5.0, LifeResult.DELETED, Goal.GONE),
+        ended("deleted when it had ended", 7.0, LifeResult.FINISHED, Goal.GONE),
+    ]
+    names = [job.name for job in jobs_to_remove(jobs, keep=2)]
+    assert names == ["old", "deleted when it had ended"]
+    assert [job.name for job in jobs_to_remove(jobs)] == ["deleted when it had ended"]
