@@ -126,8 +126,8 @@ class UnknownJob(UsageError):
     """There is no job of this name in ZooKeeper, or a new job has taken the name of the job meant.
 
     ``job`` is the name asked for. ``known`` are the names of the jobs that there are and that this
-    process can open; if it contains ``job``, the message says that a new job has taken the name. ``start`` is the command
-    that starts a job.
+    process can open; if it contains ``job``, the message says that a new job has taken the name.
+    ``start`` is the command that starts a job.
     """
 
     def __init__(self, job: str, known: tuple[str, ...] = (), start: str = "edl run") -> None:
