@@ -9,8 +9,9 @@ The rules, in order, are the same for an agent and for `edl-worker`:
    a time limit. When no worker is left the job is STOPPED.
 3. The last ring has ended: no worker is started any more, and when all have left the job is
    STOPPED.
-4. A job that cannot begin has FAILED: every first start died or ended without `edl.init()`, or one
-   was refused for a reason that holds for each start of the same command.
+4. A job that cannot begin has FAILED: every first start died or ended without `edl.init()`, one was
+   refused for a reason that holds for each start of the same command, or the hosts that have come
+   within a time limit have too few slots to begin (:mod:`edl.core.job.gang_start`).
 5. A job without any worker left has FAILED, or FINISHED if all workers exited with 0. Workers of
    other launchers count as ended when there is proof of it, or after ``lost_s`` without a sign of
    them. The job goes on if the workers were killed and there is a checkpoint: new workers continue
@@ -42,6 +43,7 @@ from edl.core.host.supervision import (
     dead_ring,
     foreign,
 )
+from edl.core.job.gang_start import why_too_few
 from edl.core.job.liveness import GONE
 from edl.core.plural import workers
 from edl.core.records import Generation, Job, JobState, Stage
@@ -89,7 +91,11 @@ def as_the_job_cannot_go_on(
         own: the launcher's own state, such as its processes and time limits.
         now: the time by the launcher's clock, in seconds.
     """
-    outcome = _cannot_begin(snapshot, own, now) or _nobody_left(snapshot, own, now)
+    outcome = (
+        _cannot_begin(snapshot, own, now)
+        or _too_few_hosts(snapshot, own, now)
+        or _nobody_left(snapshot, own, now)
+    )
     return None if outcome is None else SupervisorDecision(outcome.reason, outcome=outcome)
 
 
@@ -276,6 +282,24 @@ def _too_few_came_up(snapshot: Snapshot, own: SupervisorState, now: float) -> Jo
         f"{how(code)}; {last_words(died)}"
     )
     return JobOutcome(JobState.FAILED, reason, exit_status(code))
+
+
+def _too_few_hosts(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOutcome | None:
+    """Return the outcome FAILED if too few hosts have come for the first ring in time, else None.
+
+    The limit is ``start_timeout_s``, after which the leader starts the ring with ``min_np`` or more
+    workers, and ``gather_s``. It counts from when this launcher has first seen too few. Hosts that
+    have come in the meantime get their time to start workers.
+
+    Args:
+        snapshot: the job's records in ZooKeeper.
+        own: the launcher's own state, such as its time limits.
+        now: the time by the launcher's clock, in seconds.
+    """
+    limit_s = own.limits.start_timeout_s + own.limits.gather_s
+    if own.too_few_since is None or now - own.too_few_since < limit_s:
+        return None
+    return JobOutcome(JobState.FAILED, why_too_few(snapshot, limit_s), 1)
 
 
 def _nobody_left(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOutcome | None:

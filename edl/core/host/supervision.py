@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Self, TypeVar
 
 from edl.core.host.process import BACKOFF_MAX_S, Process, seen
+from edl.core.job.gang_start import has_too_few_places
 from edl.core.job.placement import Placement
 from edl.core.records import Job, JobState, Member, RingMember
 from edl.core.snapshot import Snapshot
@@ -44,6 +45,8 @@ class SupervisorLimits:
             election after an expired session.
         finish_s: the time for what a script does after its training: evaluate, save, upload.
         restarts: how often a job may lose all its workers without a new checkpoint before it fails.
+        gather_s: how much longer than ``start_timeout_s`` the hosts of a job that has not begun are
+            waited for: the time in which a host whose agent has died gets another one.
         absent_s: the time for a running worker that lost its ZooKeeper session to open another.
         lost_s: the same for workers of other launchers, when all workers of this one have died.
         repair_s: how long a replacement is not forked after the death of a worker, so that the
@@ -70,6 +73,7 @@ class SupervisorLimits:
     leaderless_s: float = 10.0
     finish_s: float = 600.0
     restarts: int = 3
+    gather_s: float = 30.0
     absent_s: float = 20.0
     lost_s: float = 10.0
     # After the death of a worker, for the others to repair their ring and to train their next step
@@ -125,6 +129,8 @@ class SupervisorState:
         ended: the numbers of the workers whose end a launcher has logged.
         answering: the numbers of the workers that are not in ZooKeeper but answer on their ports.
         overdue: whether the time to give back borrowed slots of this host has passed.
+        too_few_since: since when a job that has not begun has had too few places on its hosts to
+            begin; None: it has enough, or has begun.
     """
 
     host: str
@@ -141,6 +147,7 @@ class SupervisorState:
     ended: frozenset[int] = frozenset()
     answering: frozenset[int] = frozenset()
     overdue: bool = False
+    too_few_since: float | None = None
 
     @property
     def living(self) -> tuple[Process, ...]:
@@ -288,7 +295,7 @@ def relevant(processes: Sequence[Process], snapshot: Snapshot) -> tuple[Process,
 
 
 def noted(own: State, snapshot: Snapshot, now: float) -> State:
-    """Return ``own`` updated with the job's state, step and ring deaths in ``snapshot``.
+    """Return ``own`` updated with what ``snapshot`` says: the job's state, its step, dead rings.
 
     Args:
         own: the launcher's own state; its processes must have been compared with ``snapshot``
@@ -303,22 +310,25 @@ def noted(own: State, snapshot: Snapshot, now: float) -> State:
     if snapshot.job.state is not own.state:
         own = replace(own, state=snapshot.job.state, state_since=now)
     limits = replace(own.limits, exit_timeout_s=snapshot.job.spec.settings.exit_timeout_s)
-    own = replace(own, processes=relevant(own.processes, snapshot), limits=limits)
+    since = now if own.too_few_since is None else own.too_few_since
+    too_few = since if has_too_few_places(snapshot) else None
+    processes = relevant(own.processes, snapshot)
+    own = replace(own, processes=processes, limits=limits, too_few_since=too_few)
     return replace(own, ring_deaths=ring_deaths(own, snapshot, now))
 
 
 def without_zookeeper(own: State) -> State:
     """Return a launcher's state ``own`` without the facts that an outage of ZooKeeper makes void.
 
-    These are the times for which workers have had no session, and the death of the present ring.
-    When ZooKeeper is back, workers need some time to open their sessions again; until then a
-    missing session does not mean that a worker is dead.
+    These are the times for which workers have had no session or hosts no agent, and the death of
+    the present ring. When ZooKeeper is back, workers and agents need some time to open their
+    sessions again; until then a missing session does not mean that one of them is dead.
     """
     deaths = own.ring_deaths
     if deaths and deaths[-1].generation == own.step[0]:
         deaths = deaths[:-1]
     processes = tuple(replace(p, no_session_since=None) for p in own.processes)
-    return replace(own, processes=processes, ring_deaths=deaths)
+    return replace(own, processes=processes, ring_deaths=deaths, too_few_since=None)
 
 
 def ring_deaths(own: SupervisorState, snapshot: Snapshot, now: float) -> tuple[RingDeath, ...]:
