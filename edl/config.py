@@ -53,6 +53,7 @@ class Config:
     slot: int = 0  # number of the slot on this host, stable for the process's life
     device: int | None = None  # that the agent has given to this worker; None: none
     attempt_id: str = ""  # unique token that the agent gives to one start of one worker process
+    run: str = ""  # token of the start of the job; a worker joins no other start of that name
     secret: str | None = field(default=None, repr=False)  # needed to read or change the job
     secret_file: str = ""  # a file, or a pipe, that holds the secret; empty: there is none
     # For jobs that horovodrun starts; `edl run` has options for them.

@@ -15,6 +15,7 @@ from edl.client.policies import Explanation
 from edl.client.scaling import Resize
 from edl.client.waiting import OnMessage, ignore
 from edl.coordination.job_store import JobStore
+from edl.coordination.lifecycle import current_run
 from edl.core.job.device_sets import device_sets
 from edl.core.job.migration import Migration
 from edl.core.job.placement import whole
@@ -292,6 +293,18 @@ class Job:
         """
         with self._store(ended=True) as store:
             return job_status(store.snapshot(), store.session.hosts)
+
+    def run(self) -> str:
+        """Return the token of the present run of the job: the start of the job that is the last.
+
+        Each start of a job of the same name has another token. `edl agent --run` and
+        :func:`edl.client.submit` take it.
+        """
+        with self._store(ended=True) as store:
+            token = current_run(store.session, store.paths)
+            if token is None:
+                raise store.nodes.unknown()
+            return token
 
     def profile(
         self,

@@ -34,6 +34,7 @@ from edl.core import records
 from edl.core.host.python_command import title
 from edl.core.job.device_sets import NO_DEVICES, DeviceSets, check_devices, device_sets
 from edl.core.job.placement import Placement, whole
+from edl.core.job.run_token import check_run_token
 from edl.core.job_spec import JobSpec
 from edl.core.records import NO_POLICY, JobPolicy
 from edl.errors import EdlError, UsageError
@@ -84,14 +85,27 @@ def submit(
     zookeeper: str | None = None,
     secret: str | None = None,
     secret_file: str | PathLike[str] | None = None,
+    run: str | None = None,
     **settings: Any,
 ) -> Job:
     """Create a job as `edl run` does, without starting an agent, and return a client of it.
 
-    Each host starts its workers as soon as its agent runs there: `edl join --job NAME --host HOST`.
-    Until the first host has joined, the job counts as alive only until :meth:`Job.close` or the end
-    of a ``with`` block of the returned object; later another job may take its name. A job of that
-    name that has ended, or whose processes are all dead, is replaced, and its events are removed.
+    Each host starts its workers as soon as its agent runs there: `edl join --job NAME --host HOST`,
+    or `edl agent --job NAME --run RUN --host HOST`, which joins no other run of that name. A run is
+    one start of a job. A job of that name that has ended, or whose processes are all dead, is
+    replaced, and its events are removed.
+
+    Without ``run``, until the first host has joined, the job counts as alive only until
+    :meth:`Job.close` or the end of a ``with`` block of the returned object; later another job may
+    take its name.
+
+    With ``run`` a program can write the token of the run down before it creates the run, and can
+    repeat the call after an error or after its own end: the same call changes nothing while the job
+    has that run, whatever the state of the job. Therefore a run that was stopped is not started
+    again, and the other arguments count the first time only. Such a job counts as alive until it is
+    over, even while no process of it lives, for its creator may have died and its hosts may be on
+    their way: no other call and no `edl run` takes its name. `edl stop` ends it, also without any
+    process of it. A token must not be used for two runs.
 
     Args:
         command: the command of each worker, like ``["python", "train.py"]``. It is not checked on
@@ -110,19 +124,24 @@ def submit(
         secret_file: a file, or a pipe, with the secret, which other users cannot read; None for
             EDL_SECRET or EDL_SECRET_FILE, or else the secret of the job that is replaced, or else a
             new one.
+        run: the token of the run, 16 to 64 lower-case hexadecimal digits; None to make one up, see
+            :meth:`Job.run`. It needs ``name``.
         settings: settings of the job by name, like ``max_np=8``; settings that are left out come
             from the environment and edl.toml. Without ``max_np`` the job never has more workers
             than at first.
 
     Raises:
-        UsageError: the sizes contradict each other, a name is impossible, a host has fewer devices
-            than workers, or the job cannot follow the policy.
+        UsageError: the sizes contradict each other, a name or a token is impossible, a host has
+            fewer devices than workers, or the job cannot follow the policy.
         ConfigError: there is no such setting, or a value is out of range.
-        JobExists: a job of that name is alive.
+        JobExists: a job of that name is alive, and has another run.
         AccessDenied: the name is taken by a job that has another secret.
         ZooKeeperUnreachable: ZooKeeper does not answer.
         CoordinationError: ZooKeeper went away; the job may have been created or not.
     """
+    if run is not None and name is None:
+        raise UsageError("a job with a token of its run needs a name: submit(..., name=, run=)")
+    token = None if run is None else check_run_token(run)
     file = None if secret_file is None else fspath(secret_file)
     resolved = config.load(zookeeper=zookeeper, secret=secret, secret_file=file, **settings)
     if isinstance(command, str) or not command or not command[0]:
@@ -149,7 +168,7 @@ def submit(
         # As long as this session lasts the name is taken.
         session = stack.enter_context(open_session(servers, resolved))
         submission = prepare(session, job, resolved.secret)
-        create(session, submission, spec, placement, rule, sets)
+        create(session, submission, spec, placement, rule, sets, token)
         keep(config.state_dir(), job, submission.access.secret)
         created = Job(job, servers, secret=submission.access.secret)
         created._keep(stack.pop_all())
@@ -227,6 +246,7 @@ def create(
     hosts: Placement,
     policy: JobPolicy = NO_POLICY,
     devices: DeviceSets = NO_DEVICES,
+    run: str | None = None,
 ) -> CreatedJob:
     """Create a job, and return it with its records.
 
@@ -241,6 +261,9 @@ def create(
         hosts: the number of workers to start, by the name of the host.
         policy: the policy by which the job finds its own size.
         devices: the devices that the job may use, by host; other hosts have no limit.
+        run: the token of the new run; None to make one up. With a token the job is *reserved*: it
+            counts as alive until it is over. If the job has that run already, nothing is changed,
+            and the events that are returned are empty.
 
     Raises:
         JobExists: a job of that name is alive.
@@ -251,9 +274,9 @@ def create(
     announce(config.state_dir(), name, secret)
     session.identify(*submission.earlier, submission.access)  # an earlier job is replaced
     store = JobStore(session, name)
-    events = _events_of(store) if submission.replaces else ""
-    record = records.Job(name=name, spec=spec, created=time.time())
-    store.create(record, hosts, policy=policy, devices=devices)
+    events = _events_of(store) if submission.replaces and run is None else ""
+    record = records.Job(name=name, spec=spec, created=time.time(), reserved=run is not None)
+    store.create(record, hosts, policy=policy, devices=devices, run=run)
     return CreatedJob(store, record, events)
 
 

@@ -114,6 +114,7 @@ class JobStore:
         by_slot: bool = False,
         policy: JobPolicy = NO_POLICY,
         devices: DeviceSets = NO_DEVICES,
+        run: str | None = None,
     ) -> None:
         """Create the job, or replace one that has ended or whose processes are all dead.
 
@@ -124,13 +125,15 @@ class JobStore:
                 ``hosts`` are the assigned numbers only, and none are desired yet.
             policy: The policy of the job.
             devices: The devices that the job may use, by host; other hosts have no limit.
+            run: The token of this start of the job; None to make one up. If the present start has
+                it already, nothing is changed.
 
         Raises:
             JobExists: a job of that name is alive.
             AccessDenied: the name is taken by a job that the session cannot open.
         """
         assigned = Assigned(hosts, by_slot, devices)
-        run = lifecycle.create_job(self.session, self.paths, job, assigned, policy)
+        run = lifecycle.create_job(self.session, self.paths, job, assigned, policy, run)
         self.nodes.belong_to(run)
 
     def delete(self) -> None:

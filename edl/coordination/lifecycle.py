@@ -48,12 +48,13 @@ def create_job(
     job: Job,
     assigned: Assigned,
     policy: JobPolicy,
+    run: str | None = None,
 ) -> str:
     """Create the job's subtree and return the token of this start; see :meth:`JobStore.create`.
 
     An existing job of that name is replaced, with everything in it, if it has ended or if all its
     processes are dead: no agent, edl-worker or worker has a node, the session of its creator is
-    over, and no port of its ring answers.
+    over, and no port of its ring answers. A *reserved* job is replaced only if it has ended.
 
     Args:
         session: The session to write with; it belongs to this job.
@@ -62,9 +63,11 @@ def create_job(
         assigned: The workers to start on each host. As many are desired, unless the launcher
             assigns workers by slot; then no workers are desired yet.
         policy: The policy of the job.
+        run: The token of this start; None to make one up. If it is the token of the present start
+            already, running or ended, nothing is changed.
 
     Raises:
-        JobExists: a job of that name has live processes.
+        JobExists: a job of that name has live processes, or is reserved and has not ended.
         AccessDenied: the name is taken by a job that this session cannot open.
         CoordinationError: ZooKeeper is away, or the session does not belong to this job.
     """
@@ -73,6 +76,8 @@ def create_job(
     session.call("create a job", lambda c: c.ensure_path_async(JOBS, acl=SHARED), repeat=True)
     for _ in range(ATTEMPTS):
         try:
+            if run is not None and current_run(session, paths) == run:
+                return run
             old = _living_or_leftovers(session, paths)
         except AccessDenied:
             raise AccessDenied(
@@ -81,7 +86,7 @@ def create_job(
                 "user's, or one started on another host); choose another --job, or give that "
                 "job's secret by EDL_SECRET",
             ) from None
-        token = uuid.uuid4().hex
+        token = run or uuid.uuid4().hex
         try:
             if old:
                 _thin_out(session, paths, old)
@@ -254,7 +259,7 @@ def _living_or_leftovers(session: Session, paths: JobPaths) -> list[str]:
     old start.
 
     Raises:
-        JobExists: the job has not ended, and one of its processes lives.
+        JobExists: the job has not ended, and one of its processes lives or it is reserved.
     """
     nodes = subtree(session, paths)
     answer, creator, generation, *living = session.read_all(
@@ -274,6 +279,8 @@ def _living_or_leftovers(session: Session, paths: JobPaths) -> list[str]:
             alive += [f"w{name}" for name in members]
             starts = ["its start is under way"]
             raise JobExists(paths.name, alive or starts, session.granted_s)
+        if not old.state.over and old.reserved:
+            raise JobExists(paths.name, ["no process of it lives, but its creator counts on it"])
         if not old.state.over and generation and generation[0]:
             # Sessions may end under workers that train on, and are soon back.
             ring = Generation.from_json(decode(paths.generation, generation[0])).members

@@ -192,8 +192,8 @@ class JobNodes(Nodes[JobPaths]):
     def run(self) -> str:
         """The token of the start of the job that this process belongs to.
 
-        It is that of the first start that this process has read, or of the start that it has
-        created. A later start of a job of the same name has another token.
+        It is that of the first start that this process has read, or the one that :meth:`belong_to`
+        was told. A later start of a job of the same name has another token.
 
         Raises:
             UnknownJob: the job does not exist.
@@ -205,7 +205,7 @@ class JobNodes(Nodes[JobPaths]):
         return self._run
 
     def belong_to(self, run: str) -> None:
-        """Make this process belong to a start of the job that it has just created.
+        """Make this process belong to a start of the job: it registers with no other one.
 
         Args:
             run: The token that identifies the start; see :attr:`run`.

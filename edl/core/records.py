@@ -82,6 +82,8 @@ class Job(Record):
             its workers.
         finished_in: the generation of the ring that has trained to the end; 0: none has.
         driver: the ``address:port`` of horovodrun's driver; empty for a job of `edl run`.
+        reserved: whether the job keeps its name until it is over, also while no process of it
+            lives: its creator has chosen the token of its run, and counts on it.
     """
 
     name: str
@@ -95,6 +97,7 @@ class Job(Record):
     saved_step: int = -1
     finished_in: int = 0
     driver: str = ""  # address:port of the driver of horovodrun
+    reserved: bool = False
 
     @property
     def sizes(self) -> Sizes:

@@ -126,6 +126,8 @@ class Daemon:
             Access(config.job, config.secret),
         )
         self._store = JobStore(self._session, config.job)
+        if config.run:  # the job may have been started again since our agent started us
+            self._store.nodes.belong_to(config.run)
         self._pending_writes = PendingWrites(self._store, shared)
         self._candidate = Candidate(self._begin_term, lambda: self.run, limits.probe_timeout_s)
         self._lost_job = WorkersLostJob(self._store, logger.warning, limits.probe_timeout_s)

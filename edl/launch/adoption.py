@@ -1,12 +1,12 @@
 """Find the workers that a killed agent left running, so that the next agent can take them over.
 
-A worker has environment variables with the name of its job, the secret of that run of the job, the
-name of its host, its slot, the device that it was given, if any, and the id of its start attempt
-(an agent's one try to start a worker in a slot). The helper processes that a worker started have
-the same variables, even if they have a session of their own. Therefore the launcher writes the pid
-and the start time of the worker process itself into a file beside its log. None of this needs
-ZooKeeper: workers that have not registered yet, and frozen workers whose session has expired, are
-found too.
+A worker has environment variables with the name of its job, the token and the secret of that run
+of the job, the name of its host, its slot, the device that it was given, if any, and the id of its
+start attempt (an agent's one try to start a worker in a slot). So workers of an earlier run are not
+found. The helper processes that a worker started have the same variables, even if they have a
+session of their own. Therefore the launcher writes the pid and the start time of the worker process
+itself into a file beside its log. None of this needs ZooKeeper: workers that have not registered
+yet, and frozen workers whose session has expired, are found too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from edl.core.host.devices import DEVICE
 from edl.core.host.process import UNKNOWN_EXIT
 from edl.core.records import Host
 
-SAME = ("EDL_JOB", "EDL_SECRET", "EDL_HOST")
+SAME = ("EDL_JOB", "EDL_RUN", "EDL_SECRET", "EDL_HOST")
 _STARTED = 19  # in /proc/PID/stat, after the name: in ticks since the machine came up
 
 
@@ -84,8 +84,8 @@ def find(
     """Find the running workers that an earlier agent started for this agent's job and host.
 
     Args:
-        environment: the variables that this agent gives its workers; job, secret and host are
-            compared with those of each process.
+        environment: the variables that this agent gives its workers; job, run, secret and host
+            are compared with those of each process.
         record_of: returns, for the id of a start attempt, the file with the :func:`identity` of the
             worker process. If the file is missing or empty, the process that leads its process
             group counts as the worker.

@@ -202,7 +202,10 @@ assert settings.zookeeper is not None
 assert settings.secret is not None
 access = Access(settings.job, settings.secret)
 with Session(settings.zookeeper, settings.job_settings.session_timeout_s, access=access) as session:
-    worker = Worker(JobStore(session, settings.job))
+    store = JobStore(session, settings.job)
+    if settings.run:
+        store.nodes.belong_to(settings.run)
+    worker = Worker(store)
     if not args.deaf:
         signal.signal(signal.SIGTERM, worker.sigterm)
     worker.say()

@@ -16,7 +16,7 @@ from made import make_job
 
 from edl.client.connection import in_session_of_job
 from edl.coordination.job_store import JobStore
-from edl.coordination.lifecycle import list_jobs
+from edl.coordination.lifecycle import current_run, list_jobs
 from edl.coordination.local_server import start_local, stop_local
 from edl.coordination.session import Session
 from edl.coordination.wire import encode
@@ -53,6 +53,7 @@ pytestmark = pytest.mark.integration
 
 Wait = Callable[..., None]
 JOB = make_job()
+RUN, LATER = "0123456789abcdef", "fedcba9876543210"
 
 
 def member(worker: int, attempt_id: str = "a", **changes: object) -> Member:
@@ -309,6 +310,34 @@ class TestLifecycle:
         with pytest.raises(UnknownJob):
             old.members.put(member(0))
         assert store.snapshot().members == ()
+
+    def test_a_run_is_created_once_however_often_it_is_asked_for(
+        self, zk_hosts: str, session: Session
+    ) -> None:
+        """Also when it was stopped meanwhile; and it keeps its name until then."""
+        reserved = replace(JOB, reserved=True)
+        with Session(zk_hosts, access=DIGITS) as creator:
+            JobStore(creator, "digits").create(reserved, {"alpha": 2}, run=RUN)
+        store = JobStore(session, "digits")
+        with pytest.raises(JobExists, match="no process of it lives, but its creator counts on it"):
+            store.create(JOB, {"beta": 1})
+        with pytest.raises(JobExists):
+            store.create(reserved, {"beta": 1}, run=LATER)
+        store.create(reserved, {"beta": 1}, run=RUN)
+        store.set_job_state(JobState.STOPPED, "edl stop")
+        store.create(reserved, {"beta": 1}, run=RUN)
+        now = store.snapshot()
+        assert (store.nodes.run, now.job.state) == (RUN, JobState.STOPPED)
+        assert now.desired.hosts == {"alpha": 2}
+        late = JobStore(session, "digits")
+        late.nodes.belong_to(RUN)
+        JobStore(session, "digits").create(reserved, {"beta": 1}, run=LATER)
+        assert current_run(session, store.paths) == LATER
+        with pytest.raises(UnknownJob, match="a new one of that name has taken its place"):
+            late.hosts.put(Host("alpha", 2, "127.0.0.1"))
+        with pytest.raises(UnknownJob):
+            late.members.put(member(0))
+        assert late.snapshot().hosts == ()
 
     def test_of_many_that_replace_the_same_job_one_succeeds(
         self, zk_hosts: str, store: JobStore

@@ -23,6 +23,7 @@ from edl.errors import AccessDenied, ConfigError, CoordinationError, EdlError, J
 COMMAND = ["python", "examples/train.py", "--lr", "0.1"]
 SPEC = JobSpec(("python", "train.py"), 2, Sizes(1, 4), cwd="/work")
 OLD, NEW = "old-secret-" * 4, "new-secret-" * 4
+RUN = "0123456789abcdef"
 EVENT = Event(0.0, 1, 7, "said before", NoTemplateDetails("a"))
 LINE = (
     '{"time": "1970-01-01T00:00:00+00:00", "kind": "no_template", "generation": 1, "step": 7, '
@@ -56,11 +57,17 @@ class Store:
         yield after + 1, EVENT
 
     def create(
-        self, job: Job, hosts: dict[str, int], policy: JobPolicy, devices: DeviceSets
+        self,
+        job: Job,
+        hosts: dict[str, int],
+        policy: JobPolicy,
+        devices: DeviceSets,
+        run: str | None,
     ) -> None:
         if self.refusal is not None:
             raise self.refusal
         self.created.append((job, hosts, policy))
+        self.run = run
 
 
 @pytest.fixture
@@ -167,6 +174,17 @@ def test_the_record_is_created_in_the_name_of_the_new_secret(state: Path) -> Non
     assert new.replaced_events == LINE
 
 
+def test_a_run_with_a_token_reserves_the_name(state: Path) -> None:
+    keep(state, "digits", OLD)
+    session: Any = Session()
+    new = create(session, prepare(session, "digits"), SPEC, {"a": 2}, run=RUN)
+    store: Any = new.store
+    assert (store.run, new.record.reserved, new.replaced_events) == (RUN, True, "")
+    other = create(session, prepare(session, "digits"), SPEC, {"a": 2})
+    store = other.store
+    assert (store.run, other.record.reserved, other.replaced_events) == (None, False, LINE)
+
+
 def test_events_that_cannot_be_read_do_not_stop_the_new_job(
     state: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -208,6 +226,8 @@ def test_a_name_that_is_taken(
         ({"policy": "size ="}, UsageError, "a program"),
         ({"nonsense": 1}, ConfigError, "edl has no setting named nonsense"),
         ({"secret": "short"}, ConfigError, "EDL_SECRET has 5 characters"),
+        ({"run": RUN}, UsageError, "a job with a token of its run needs a name"),
+        ({"run": "R1", "name": "j"}, UsageError, "'R1' cannot be the token of a run"),
     ],
 )
 def test_what_cannot_be_is_refused_before_zookeeper_is_asked(
