@@ -9,7 +9,9 @@
     │   ├── UnknownCluster      there is no such cluster in ZooKeeper
     │   ├── UnknownJob          there is no such job in ZooKeeper
     │   │   └── AccessDenied    this process does not know the secret of the job
-    │   └── JobExists           a running job has this name already
+    │   ├── JobExists           a running job has this name already
+    │   ├── RunEnded            the run of a job that an agent was to join is over
+    │   └── AgentExists         another agent has the name of this host
     ├── CoordinationError       ZooKeeper did not do what was asked
     │   ├── ZooKeeperUnreachable  no ZooKeeper server answered in time
     │   ├── LeadershipLost      a write of a leader whose term is over was refused
@@ -176,6 +178,29 @@ class JobExists(UsageError):
             f"a job named {job!r} is already running ({some(processes)}); choose "
             f"another --job, or end it with `edl stop {job}`{killed}"
         )
+        self.job = job
+
+
+class RunEnded(UsageError):
+    """The run (one start of a job) that an agent was to join is over; the message says why."""
+
+
+class AgentExists(UsageError):
+    """Another agent is registered with the job under the name of this host.
+
+    Args:
+        host: the name of the host.
+        job: the name of the job.
+        pid: the process id of the other agent.
+        address: the address of the other agent.
+    """
+
+    def __init__(self, host: str, job: str, pid: int, address: str) -> None:
+        super().__init__(
+            f"host {host!r} of job {job} belongs to another agent, process {pid} at {address}; "
+            "choose another --host, or, if that agent has just died, wait until its session ends"
+        )
+        self.host = host
         self.job = job
 
 

@@ -22,6 +22,7 @@ from edl.core.cluster.job_life import TRANSITIONS
 from edl.core.cluster.manifest import BatchRange, JobManifest, PolicyHints
 from edl.core.cluster.manifest_schema import manifest_schema
 from edl.core.events import DETAILS, EventKind, SwitchParts
+from edl.core.host.exit_codes import EXIT_CODES, MEANINGS, AgentResult
 from edl.core.job_spec import JobSettings
 from edl.core.progress import TrainingStatus
 from edl.core.settings import row
@@ -247,7 +248,24 @@ def _table(head: tuple[str, ...], rows: Any) -> str:
     )
 
 
+# --- the end of an agent
+
+
+def agent_ends() -> str:
+    """Return the table of the ends of an agent, with the exit code of `edl agent` for each."""
+    codes = {end: EXIT_CODES.get(end, "that of the job") for end in MEANINGS}
+    rows = ((f"`{end}`", str(codes[end]), meaning) for end, meaning in MEANINGS.items())
+    return _table(("`end`", "code of `edl agent`", "meaning"), rows)
+
+
+def agent_result() -> str:
+    """Return the table of the fields of the last line."""
+    return _table(("field", "meaning"), _meanings(AgentResult))
+
+
 TABLES = {
+    "agent-ends": agent_ends,
+    "agent-result": agent_result,
     "commands": commands,
     "events": events,
     "job-life": job_life,

@@ -2,8 +2,8 @@
 
 The imports are most of what a process costs a test. There are two ways:
 
-- :func:`start`: `edl run` and `edl join`. The agent that is started in this way forks its workers,
-  too, from a template that it is given (:mod:`edl.launch.template`);
+- :func:`start`: `edl run`, `edl join` and `edl agent`. The agent that is started in this way forks
+  its workers, too, from a template that it is given (:mod:`edl.launch.template`);
 - :class:`Python` and :func:`python`: a script or a piece of code, in place of
   :class:`subprocess.Popen` and :func:`subprocess.run`.
 
@@ -31,8 +31,14 @@ from edl.launch.template import Child, Template
 from edl.testing.job import start_process
 
 EDL = str(Path(sys.executable).parent / "edl")
-VERBS = ("run", "join")
-EVERYBODY = ["edl.cli.run", "edl.cli.join", "edl.framework.process", "edl.testing.throttle"]
+VERBS = ("run", "join", "agent")
+EVERYBODY = [
+    "edl.cli.run",
+    "edl.cli.join",
+    "edl.cli.agent",
+    "edl.framework.process",
+    "edl.testing.throttle",
+]
 IMPORTS = {
     "torch": ["torch", "horovod.torch", "edl.torch"],
     "tensorflow": ["tensorflow", "keras", "horovod.tensorflow", "edl.tensorflow"],

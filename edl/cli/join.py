@@ -15,6 +15,7 @@ from edl.cli.common import (
     ZooKeeperOption,
     check_own_name,
 )
+from edl.cli.last_line import AgentCommand, LastLineOption, last_line
 from edl.cli.live import agent_display
 from edl.client.connection import choose_job, connected, in_session_of_job
 from edl.coordination.paths import check_name
@@ -53,20 +54,27 @@ def join(
     address: AddressOption = None,
     network_interface: InterfaceOption = None,
     zookeeper: ZooKeeperOption = None,
+    as_json: LastLineOption = False,
 ) -> None:
     """Offer this host's slots to a job. `edl scale` then starts workers in them, or -np at once.
 
     Ends with the job. Ctrl-C makes the workers of this host leave the job, which goes on.
     """
-    settings = config.load(
-        host=host,
-        address=address,
-        network_interface=network_interface,
-        zookeeper=zookeeper,
-        borrowed_file=borrowed_file,
-    )
-    check_name("host", settings.host)
-    check_own_name()
-    with connected(zookeeper) as session, in_session_of_job(choose_job(session, job)) as store:
-        code = joining_agent(store, settings, agent_display(store.name), slots, np).run()
-    raise typer.Exit(code)
+    with last_line(as_json, job) as line:
+        settings = config.load(
+            host=host,
+            address=address,
+            network_interface=network_interface,
+            zookeeper=zookeeper,
+            borrowed_file=borrowed_file,
+        )
+        line.knows(host=settings.host)
+        check_name("host", settings.host)
+        check_own_name()
+        with connected(zookeeper) as session, in_session_of_job(choose_job(session, job)) as store:
+            agent = joining_agent(store, settings, agent_display(store.name), slots, np)
+            end = line.run(agent)
+        raise end
+
+
+COMMAND = {"cls": AgentCommand}

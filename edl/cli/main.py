@@ -1,13 +1,13 @@
 """The entry of the command line `edl`: run a command, and print an error as one sentence.
 
-No error is shown as a traceback. Exit codes: 0 done, 1 an error, 2 an impossible request, 130
-interrupted; `edl run` and `edl join` end with the code of the job.
+No error is shown as a traceback. Exit codes: 0 done, 1 an error, 2 an impossible request, 94 no
+such job, 95 the host has an agent, 130 interrupted; `edl run` and `edl join` end with the code of
+the job, `edl agent` with codes of its own (:mod:`edl.core.host.exit_codes`).
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -19,14 +19,13 @@ import typer
 from typer.core import TyperGroup, TyperOption
 
 from edl import config
-from edl.errors import ConfigError, EdlError, UsageError
-
-# typer brings its own copy of click since 0.26; this is the base of its usage errors in any case.
-_ArgumentError: Any = typer.BadParameter.__base__
+from edl.cli.ending import SENTENCES, complain
+from edl.errors import ConfigError
 
 VERBS = {  # module of edl.cli, and the function or the group of verbs in it
     "run": ("run", "run"),
     "join": ("join", "join"),
+    "agent": ("agent", "agent"),
     "status": ("status", "status"),
     "scale": ("scale", "scale"),
     "borrow": ("borrowing", "borrow"),
@@ -219,41 +218,16 @@ def invoke(arguments: Sequence[str]) -> int:
 def run_command(command: Callable[[], int]) -> int:
     """Call ``command`` and return its exit code; print an error as one sentence.
 
-    After an error the code is 2 for a usage error, 130 after an interrupt (Ctrl-C), and else 1.
+    After an error the code is 94 if there is no such job, 95 if this host has an agent already, 2
+    for any other impossible request, 130 after an interrupt (Ctrl-C), and else 1.
     """
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         # Inherited from the parent process: the exit code of a worker could not be read.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         return command()
-    except _ArgumentError as error:
-        return _complain(_sentence(error), 2)
-    except UsageError as error:
-        return _complain(str(error), 2)
-    except EdlError as error:
-        return _complain(str(error), 1)
-    except (KeyboardInterrupt, typer.Abort):
-        return _complain("interrupted", 130)
-    except BrokenPipeError:
-        # The reader of our output is gone (`edl events | head`); let nothing try to flush to it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 1
-    except OSError as error:
-        return _complain(str(error), 1)
-
-
-def _sentence(error: Any) -> str:
-    """Return the text of ``error``, a usage error of typer, as one sentence that names the help."""
-    context = getattr(error, "ctx", None)
-    path = context.command_path if context is not None else "edl"
-    message: str = error.format_message().rstrip(".")
-    return f"{message[:1].lower()}{message[1:]}; see `{path} --help`"
-
-
-def _complain(sentence: str, code: int) -> int:
-    """Print a sentence after "edl: " to standard error; return ``code``, the exit code."""
-    print(f"edl: {sentence}", file=sys.stderr)
-    return code
+    except SENTENCES as error:
+        return complain(error)
 
 
 def configure_logging(verbose: bool = False) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from edl import config
 from edl.cli.common import (
@@ -18,6 +18,7 @@ from edl.cli.common import (
     check_own_name,
     console,
 )
+from edl.cli.last_line import AgentCommand, LastLine, LastLineOption, last_line
 from edl.cli.live import agent_display
 from edl.cli.options import with_settings
 from edl.cli.policy import read_policy
@@ -29,6 +30,7 @@ from edl.coordination.access import Access
 from edl.coordination.local_server import find_local, start_local
 from edl.coordination.paths import check_name
 from edl.coordination.session import Session
+from edl.core.host.exit_codes import AgentEnd
 from edl.core.job_spec import JobSpec
 from edl.core.plural import counted
 from edl.core.records import NO_POLICY, JobPolicy
@@ -97,6 +99,7 @@ def run(
     ] = None,
     borrowed_file: BorrowedFileOption = None,
     zookeeper: ZooKeeperOption = None,
+    as_json: LastLineOption = False,
     *,
     given: dict[str, Any],
 ) -> None:
@@ -104,15 +107,42 @@ def run(
 
     Ends with the exit code of the job. Ctrl-C ends the job after the step that runs.
     """
-    settings = config.load(
-        host=host,
-        address=address,
-        network_interface=network_interface,
-        zookeeper=zookeeper,
-        borrowed_file=borrowed_file,
-        resume=_resume(resume, resume_auto, resume_from),
-        **given,
-    )
+    with last_line(as_json, job) as line:
+        settings = config.load(
+            host=host,
+            address=address,
+            network_interface=network_interface,
+            zookeeper=zookeeper,
+            borrowed_file=borrowed_file,
+            resume=_resume(resume, resume_auto, resume_from),
+            **given,
+        )
+        line.knows(host=settings.host)
+        raise _run(line, settings, command, np, job, slots, policy, or_join)
+
+
+def _run(
+    line: LastLine,
+    settings: config.Config,
+    command: list[str],
+    np: int,
+    job: str | None,
+    slots: int | None,
+    policy: Path | None,
+    or_join: bool,
+) -> typer.Exit:
+    """Run the agent of this host to its end, and return the exception that ends `edl run`.
+
+    Args:
+        line: the last line of output.
+        settings: the settings of this process.
+        command: the words of the training command.
+        np: the number of workers to start with.
+        job: the name of the job; None to make one up.
+        slots: the number of workers that fit on this host; None for the job's maximum.
+        policy: the file of the job's policy; None for none.
+        or_join: whether this host joins the job if it runs.
+    """
     spec = job_spec(command, np, settings, Path.cwd(), slots)
     slots = _slots_of(spec, slots)
     if or_join and (job is None or settings.secret is None):
@@ -128,59 +158,60 @@ def run(
     check_own_name()
     name = check_name("job", job) if job is not None else made_up_name(command)
     check_name("host", settings.host)
+    line.knows(job=name)
 
     hosts = settings.zookeeper or find_local() or start_local()
     here = this_host(settings, slots, hosts)
     with open_session(hosts, settings) as session:
         submission = prepare(session, name, settings.secret)
         if or_join and has_finished(session, submission.access, _print):
-            raise _finished(name)
+            return _finished(line, name)
         try:
             new = create(session, submission, spec, {here.name: np}, kept)
         except JobExists:
             if not or_join:
                 raise
-            agent = _join(session, submission.access, spec, settings, slots, kept)
+            found = _join(session, submission.access, spec, settings, slots, kept)
+            if found is None:
+                return _finished(line, name)
+            agent = found
         else:
             display = agent_display(name)
             agent = submitter_agent(
                 new.store, new.record, here, settings, display, or_join, new.replaced_events
             )
-        code = agent.run()
-    raise typer.Exit(code)
+        return line.run(agent)
 
 
-class RunCommand(TyperCommand):
+class RunCommand(AgentCommand):
     """The command `edl run`, which accepts ``--resume`` without a value and ``--resume=auto``.
 
     Typer by itself supports only options that always or never have a value.
     """
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the options of `edl run`, which end where the user's own command begins.
-
-        Args:
-            ctx: the context of typer.
-            args: the words after `edl run`.
-
-        Returns:
-            The words that were not parsed, as the method of typer returns them.
+    def prepared(self, args: list[str]) -> list[str]:
+        """Return the words ``args`` after `edl run` as typer can parse them.
 
         Raises:
             UsageError: ``--resume`` has a value other than auto.
         """
+        own = self.own_words(args)
+        known = [AUTO_ALIAS if word == AUTO else word for word in own]
+        for word in known:
+            if word.startswith(f"{RESUME}="):
+                raise UsageError(
+                    f"{word} is not understood; write {RESUME}, {AUTO} or {RESUME}-from DIR"
+                )
+        return [*known, *args[len(own) :]]
+
+    def own_words(self, args: Sequence[str]) -> Sequence[str]:
+        """Return the options in ``args``, which end where the user's command begins."""
         flags = {name for one in self.params if getattr(one, "is_flag", False) for name in one.opts}
         options = {name for one in self.params for name in one.opts}
         end = 0
         while end < len(args) and args[end].startswith("-") and args[end] != "--":
             end += 2 if args[end] in options - flags else 1
-        own = [AUTO_ALIAS if word == AUTO else word for word in args[:end]]
-        for word in own:
-            if word.startswith(f"{RESUME}="):
-                raise UsageError(
-                    f"{word} is not understood; write {RESUME}, {AUTO} or {RESUME}-from DIR"
-                )
-        return super().parse_args(ctx, [*own, *args[end:]])
+        return args[:end]
 
 
 # What follows the first word that is not an option belongs to the user's command.
@@ -242,8 +273,10 @@ def _join(
     settings: config.Config,
     slots: int,
     asked: JobPolicy,
-) -> Agent:
+) -> Agent | None:
     """Return the agent with which this host joins the running job that it could not create.
+
+    The result is None if the job has finished in the meantime.
 
     Args:
         session: the ZooKeeper session.
@@ -252,9 +285,6 @@ def _join(
         settings: the settings of this process.
         slots: the number of workers that fit on this host.
         asked: the policy that this host would have given the job; NO_POLICY if none was asked for.
-
-    Raises:
-        typer.Exit: the job has finished in the meantime; the exit code is 0.
     """
     store, running = same_job(session, own, spec)
     if asked is not NO_POLICY and running.policy.text != asked.text:
@@ -267,12 +297,17 @@ def _join(
     except UsageError:
         if not has_finished(session, own, _print):  # a moment ago it was not
             raise
-        raise _finished(own.job) from None
+        return None
 
 
-def _finished(name: str) -> typer.Exit:
-    """Print that the job ``name`` has finished; return the exception that ends with code 0."""
-    _print(f"job {name} has finished; another --job would start anew")
+def _finished(line: LastLine, name: str) -> typer.Exit:
+    """Print that the job ``name`` has finished; return the exception that ends with code 0.
+
+    The last line of output, ``line``, says the same.
+    """
+    reason = f"job {name} has finished; another --job would start anew"
+    _print(reason)
+    line.knows(end=AgentEnd.FINISHED, exit_code=0, reason=reason)
     return typer.Exit(0)
 
 

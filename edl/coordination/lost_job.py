@@ -164,7 +164,13 @@ class LaunchersLostJob(LostJob):
 
     Workers come first, because a live worker may have read newer nodes of the job. The constructor
     takes the arguments of :class:`LostJob`.
+
+    Attributes:
+        writes: Whether this launcher may write the job at all. The agent of one run must not: its
+            copy may be older than the stop and the removal of the job.
     """
+
+    writes = True
 
     def _trains(self, generation: Generation | None) -> bool:
         """Return whether a member of ``generation`` answers on its port.
@@ -176,11 +182,11 @@ class LaunchersLostJob(LostJob):
         return bool(answering(members, self._store.nodes.run, self._probe_timeout_s))
 
     def _writes(self, generation: Generation | None, missed_s: float, trains: bool) -> bool:
-        """Return whether no worker answers, and workers had LAUNCHER_S (10) s to write the job.
+        """Return whether this launcher writes: no worker has for LAUNCHER_S (10) s, or answers.
 
         Args:
             generation: The newest generation that this launcher has read; it does not count here.
             missed_s: For how many seconds this launcher has not found the job.
             trains: Whether a worker answers.
         """
-        return missed_s >= LAUNCHER_S and not trains
+        return self.writes and missed_s >= LAUNCHER_S and not trains

@@ -12,7 +12,7 @@ from edl.coordination.nodes import JobNodes, first_of
 from edl.coordination.paths import candidate_name, sequence
 from edl.coordination.reads import children, delete_node, get
 from edl.core.records import Host, Member, SlotRecord
-from edl.errors import CoordinationError, UnknownJob, UsageError
+from edl.errors import AgentExists, CoordinationError, UnknownJob
 
 
 class MemberNodes:
@@ -106,7 +106,7 @@ class HostNodes:
         A node that an earlier session of the same agent left is replaced.
 
         Raises:
-            UsageError: another agent has a node under the name of this host.
+            AgentExists: another agent has a node under the name of this host.
             UnknownJob: the job was replaced by a new one of that name.
         """
         owner = host
@@ -118,11 +118,7 @@ class HostNodes:
 
         paths = self._nodes.paths
         if not self._nodes.put_ephemeral(paths.host(host.name), host, ours):
-            raise UsageError(
-                f"host {host.name!r} of job {paths.name} belongs to another agent, process "
-                f"{owner.pid} at {owner.address}; choose another --host, or, if that agent has "
-                "just died, wait until its session ends"
-            )
+            raise AgentExists(host.name, paths.name, owner.pid, owner.address)
 
     def ask_to_leave(self, name: str) -> bool:
         """Ask the agent of the host called ``name`` to take the host out of the job.

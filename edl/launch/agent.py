@@ -1,4 +1,4 @@
-"""The agent: the process of `edl run` or `edl join` that keeps a job's workers running on a host.
+"""The agent: the process of `edl run`, `edl join` or `edl agent` with a job's workers on a host.
 
 :mod:`edl.core.host.agent` decides which workers to start and to end. This module carries that out,
 takes over the workers of an earlier agent, lets the host join and leave the job, and shows the
@@ -17,10 +17,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from edl.coordination.job_store import JobStore
+from edl.coordination.lifecycle import current_run
 from edl.core.host.agent import AgentLimits, AgentState, decide_agent
 from edl.core.host.devices import CUDA, busy_devices, entries
+from edl.core.host.exit_codes import (
+    EXIT_CODES,
+    AgentEnd,
+    AgentResult,
+    end_of_job,
+)
 from edl.core.host.headlines import Headlines
-from edl.core.host.job_end import failed_late
+from edl.core.host.job_end import TOLD, failed_late
 from edl.core.host.process import LAST_WORDS, Process, exit_status, how
 from edl.core.host.python_command import title
 from edl.core.host.restart_policy import is_terminating
@@ -31,7 +38,7 @@ from edl.core.job.placement import Placement, without_host
 from edl.core.plural import workers
 from edl.core.records import Host, Job, JobState, RequestedBy
 from edl.core.snapshot import Snapshot
-from edl.errors import CoordinationError, UnknownJob, UsageError
+from edl.errors import AgentExists, CoordinationError, UnknownJob, UsageError
 from edl.launch.adoption import RunningWorker, has_died
 from edl.launch.borrowed_slots import BorrowedSlots
 from edl.launch.output import Output
@@ -54,8 +61,8 @@ _SIGNALS = {
 class Agent(Supervisor[AgentState]):
     """The launcher of one job's workers on one host, as `edl run` and `edl join` run it.
 
-    ``run()`` returns the exit code of `edl run` or `edl join`. It raises a UsageError if another
-    agent is registered under the name of this host.
+    ``run()`` returns the exit code of `edl run` or `edl join`, and :meth:`result` says more. It
+    raises AgentExists if another agent is registered under the name of this host.
 
     Args:
         store: the records of the job; its session is open.
@@ -83,6 +90,8 @@ class Agent(Supervisor[AgentState]):
             them back does not say it.
         leave_within_s: the time in seconds in which the workers must leave after a signal; None for
             no limit.
+        of_run: whether this agent has joined one run of the job and no other. It then never writes
+            a lost job again, and ends when the job's workers were placed on other hosts.
     """
 
     def __init__(  # noqa: PLR0913 (a constructor: each argument is a part of the agent)
@@ -104,6 +113,7 @@ class Agent(Supervisor[AgentState]):
         borrowed_file: Path | None = None,
         reclaim_s: float = 30.0,
         leave_within_s: float | None = None,
+        of_run: bool = False,
     ) -> None:
         token, script = uuid.uuid4().hex[:12], title(job.spec.command)
         own = AgentState(
@@ -137,6 +147,10 @@ class Agent(Supervisor[AgentState]):
         self._asked = False  # the first signal has been carried out
         self._direct_end = StopWithoutZooKeeper(store, host.name, limits, self._say_once)
         self._refused: Snapshot | None = None  # in which this host could not leave
+        self._of_run = of_run
+        self._lost_job.writes = not of_run
+        self._was_placed = False  # workers were assigned to this host
+        self._ended_as, self._why = AgentEnd.ERROR, ""
 
     @contextmanager
     def _around(self) -> Iterator[None]:
@@ -199,10 +213,48 @@ class Agent(Supervisor[AgentState]):
         except UsageError as error:
             if self._incarnation is None:
                 raise
-            # This agent was away for so long that another one has taken its place and its workers.
-            self._workers.release()
-            self._say(f"{error}; this agent ends, the workers train on")
-            return 1
+            return self._make_way(error)
+
+    def _make_way(self, error: UsageError) -> int | None:
+        """End this agent, which was away for so long that another agent has taken its place.
+
+        The other agent has the workers, too, unless it is that of a later run of the job: then the
+        workers are killed.
+
+        Args:
+            error: says which agent has the place.
+
+        Returns:
+            The exit code; None if ZooKeeper went away before that is known.
+        """
+        try:
+            current = current_run(self._store.session, self._store.paths)
+            if current != self._store.nodes.run:
+                return self._end_without_job(str(self._store.nodes.unknown()))
+        except CoordinationError as away:
+            logger.info("%s", away)
+            return None
+        self._workers.release()
+        self._say(f"{error}; this agent ends, the workers train on")
+        end = AgentEnd.ALREADY_HERE if isinstance(error, AgentExists) else AgentEnd.ERROR
+        return self._ends(end, str(error), EXIT_CODES[end])
+
+    def _end_without_job(self, why: str) -> int:
+        return self._ends(AgentEnd.OVER, why, super()._end_without_job(why))
+
+    def _ends(self, end: AgentEnd, why: str, code: int) -> int:
+        """Note how this agent ends and why, for :meth:`result`; return its exit code, ``code``."""
+        self._ended_as, self._why = end, why
+        return code
+
+    def result(self, exit_code: int) -> AgentResult:
+        """Return how this agent has ended, once ``run()`` has returned.
+
+        ``exit_code`` is the code with which the command ends.
+        """
+        job, run = self._store.name, self._store.nodes.run
+        step = self._snapshot.status.step if self._snapshot is not None else 0
+        return AgentResult(job, run, self._host.name, self._ended_as, exit_code, self._why, step)
 
     # --- records
 
@@ -220,8 +272,9 @@ class Agent(Supervisor[AgentState]):
         self._say_once(self._greeting)
 
     def _look(self, snapshot: Snapshot, now: float) -> None:
-        if all(host.name != self._host.name for host in snapshot.hosts):
-            self._put_host()  # raises an error if another job of that name has begun
+        here = (self._host.name, self._host.pid, self._host.address)
+        if all((host.name, host.pid, host.address) != here for host in snapshot.hosts):
+            self._put_host()  # raises an error if another run or another agent has its place
         self._show_events(snapshot, now)
         super()._look(snapshot, now)
         for process in self._own.living:
@@ -274,7 +327,13 @@ class Agent(Supervisor[AgentState]):
             self._no_template_told = True
 
     def _decide(self, snapshot: Snapshot, now: float) -> SupervisorDecision:
-        return decide_agent(snapshot, self._own, now)
+        decision, name = decide_agent(snapshot, self._own, now), self._host.name
+        placed = name in snapshot.assigned.hosts
+        self._was_placed = self._was_placed or placed
+        if self._of_run and self._was_placed and not placed and not self._own.living:
+            self._why = f"the job's workers of host {name} were placed on other hosts"
+            return replace(decision, reason=self._why, exit_code=0)
+        return decision
 
     # --- acts
 
@@ -382,13 +441,15 @@ class Agent(Supervisor[AgentState]):
 
     def _end_without_zookeeper(self, away_s: float) -> int | None:
         if not self._direct_end.begun:
-            return super()._end_without_zookeeper(away_s)
+            code = super()._end_without_zookeeper(away_s)
+            away = "no worker is left and ZooKeeper is away"
+            return code if code is None else self._ends(AgentEnd.ERROR, away, code)
         now, living = time.monotonic(), self._own.living
         for process in living if self._direct_end.is_late(now) else ():
             self._end(EndProcess(process.attempt_id, True, "the ring did not end in time"), now)
         if living or not self._direct_end.is_done(now):
             return None
-        return exit_after(self._signals)
+        return self._ends(AgentEnd.STOPPED, TOLD, exit_after(self._signals))
 
     def _handle_drain(self, snapshot: Snapshot) -> None:
         """Let this host leave the job if `edl drain --host` has requested it in the job's records.
@@ -416,7 +477,8 @@ class Agent(Supervisor[AgentState]):
             self._refused = snapshot
             return
         hint = "; again kills its workers" if self._signals else ""
-        self._say(f"{cause}: host {name} leaves the job{hint}")
+        self._why = f"{cause}: host {name} leaves the job"
+        self._say(f"{self._why}{hint}")
         self._own = replace(self._own, draining=True, is_submitter=False)
         self._joined = True  # from now on a signal is about this host alone
         self._asked = bool(self._signals)
@@ -469,6 +531,10 @@ class Agent(Supervisor[AgentState]):
         self._workers.kill_all(self._own.limits.killed_s)
         self._say("the workers on this host were killed")
         name, code = self._host.name, exit_after(self._signals)
+        end = AgentEnd.PREEMPTED if self._joined else AgentEnd.STOPPED
+        if self._snapshot is not None and self._snapshot.job.state.over:
+            end = end_of_job(self._snapshot.job.state)
+        self._ends(end, f"a second signal killed the workers on host {name}", code)
         try:
             if not self._store.session.connected:
                 return code
@@ -493,11 +559,13 @@ class Agent(Supervisor[AgentState]):
         job = snapshot.job
         if not job.state.over:
             self._say(f"host {self._host.name} has left job {job.name}")
-            return code
+            end_here = AgentEnd.PREEMPTED if self._signals else AgentEnd.LEFT
+            return self._ends(end_here, self._why, code)
         self._show_events(snapshot, now)
         for line in self._headlines.rest(wanted=0):
             self._say(line)
         end, reason = f"job {job.name} {job.state}", job.reason or "no reason given"
+        self._ends(end_of_job(job.state), reason, code)
         said, last_words, last = reason.partition(LAST_WORDS)
         # The last line of a worker may be a sentence of edl's that was shown before.
         sentence = last.partition(": ")[2].removeprefix("edl: ") if last_words else ""

@@ -1,7 +1,8 @@
 """Build the agent of this host for one job, from the settings and the job's record.
 
 :func:`submitter_agent` is for the host that created the job, :func:`joining_agent` for a host that
-adds itself to a job that runs. Both return an :class:`Agent` that was not started.
+adds itself to a job that runs, and :func:`agent_of_run` for a host that joins one run of a job and
+no other. They return an :class:`Agent` that was not started.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ from pathlib import Path
 from edl import config
 from edl.config import Config
 from edl.coordination.job_store import JobStore
+from edl.coordination.lifecycle import current_run
 from edl.coordination.secrets import keep
 from edl.core.host.agent import AgentLimits
+from edl.core.job.run_token import check_run_token, why_run_is_over
 from edl.core.plural import counted, workers
 from edl.core.records import Host, Job
 from edl.core.retention import Retention
 from edl.core.settings import variable
 from edl.core.snapshot import Snapshot
-from edl.errors import UsageError
+from edl.errors import RunEnded, UsageError
 from edl.launch.address import own_address
 from edl.launch.agent import Agent
 from edl.launch.command import check_command
@@ -59,6 +62,7 @@ class Role:
         ends_job: whether a signal ends the job, even with ``joined``, if no worker is desired on
             any other host.
         fresh: whether the job starts now, so that logs of an earlier job of its name are put aside.
+        of_run: whether the host joins one run of the job and no other (`edl agent`).
     """
 
     greeting: str
@@ -66,6 +70,7 @@ class Role:
     joined: bool = False
     ends_job: bool = False
     fresh: bool = False
+    of_run: bool = False
 
 
 def this_host(settings: Config, slots: int, zookeeper: str) -> Host:
@@ -144,6 +149,65 @@ def joining_agent(
     record = store.snapshot().job
     if record.state.over:
         raise UsageError(f"job {record.name} {record.state.phrase}; nothing can join it")
+    here = _host_of(record, settings, slots, store.session.hosts)
+    if np is not None and not 1 <= np <= here.slots:
+        raise UsageError(
+            f"-np is {np} and --slots is {here.slots}; -np must lie between 1 and --slots"
+        )
+    greeting = _offer(here, record)
+    if np is None:
+        greeting += f"; use them with `edl scale {record.name} --np N`"
+    role = Role(greeting, requested_np=np or 0, joined=True, ends_job=ends_job)
+    return _agent(store, record, here, settings, display, role)
+
+
+def agent_of_run(
+    store: JobStore, run: str, settings: Config, display: Display, slots: int | None
+) -> Agent:
+    """Build the agent of a host that joins one run of a job and no other; it is not started.
+
+    The agent requests no workers: it starts those that are assigned to its host. If the job is
+    started again in the meantime, the agent does not register with the new run.
+
+    Args:
+        store: the records of the job; its session has proved the job's secret.
+        run: the token of the run; a run is one start of a job.
+        settings: the settings of this process.
+        display: where the agent shows the job.
+        slots: the number of workers that fit on this host; None for the job's maximum.
+
+    Raises:
+        RunEnded: the run is over, or another one has taken its place.
+        UnknownJob: there is no such job.
+        UsageError: ``run`` cannot be a token, the job was started by horovodrun, ``slots`` is out
+            of range, or the job's command cannot run on this host.
+    """
+    check_run_token(run)
+    current = current_run(store.session, store.paths)
+    if current is None:
+        raise store.nodes.unknown()
+    store.nodes.belong_to(run)  # before the record is read, which may be that of a later run
+    record = store.snapshot().job
+    if why := why_run_is_over(record, run, current):
+        raise RunEnded(why)
+    here = _host_of(record, settings, slots, store.session.hosts)
+    role = Role(f"{_offer(here, record)}, run {run}", joined=True, of_run=True)
+    return _agent(store, record, here, settings, display, role)
+
+
+def _host_of(record: Job, settings: Config, slots: int | None, zookeeper: str) -> Host:
+    """Return the record of this host, which is to join a job, after a check that it can.
+
+    Args:
+        record: the record of the job.
+        settings: the settings of this process.
+        slots: the number of workers that fit on this host; None for the job's maximum.
+        zookeeper: the ZooKeeper servers.
+
+    Raises:
+        UsageError: the job was started by horovodrun, ``slots`` is out of range, or the job's
+            command cannot run on this host.
+    """
     if record.driver:
         raise UsageError(
             f"job {record.name} was started by horovodrun, which places its workers; let its "
@@ -153,19 +217,17 @@ def joining_agent(
         slots = record.sizes.max_np or record.spec.np
     if slots < 1:
         raise UsageError(f"--slots is {slots}; a host needs at least 1")
-    if np is not None and not 1 <= np <= slots:
-        raise UsageError(f"-np is {np} and --slots is {slots}; -np must lie between 1 and --slots")
     check_command(record.spec.command, Path(record.spec.cwd), config.environment().get("PATH"))
-    here = this_host(settings, slots, store.session.hosts)
-    greeting = f"host {here.name} offers {counted(slots, 'slot')} to job {record.name}"
-    if np is None:
-        greeting += f"; use them with `edl scale {record.name} --np N`"
-    role = Role(greeting, requested_np=np or 0, joined=True, ends_job=ends_job)
-    return _agent(store, record, here, settings, display, role)
+    return this_host(settings, slots, zookeeper)
+
+
+def _offer(here: Host, record: Job) -> str:
+    """Return the line that says how many slots this host, ``here``, offers to a job."""
+    return f"host {here.name} offers {counted(here.slots, 'slot')} to job {record.name}"
 
 
 def worker_environment(
-    job: Job, hosts: str, here: Host, secret: str, interface: str
+    job: Job, hosts: str, here: Host, secret: str, interface: str, run: str = ""
 ) -> dict[str, str]:
     """Return the environment of a worker: the user's variables, and those that edl adds.
 
@@ -178,11 +240,13 @@ def worker_environment(
         secret: the secret of the job.
         interface: the network interface that the user has chosen, which is passed on to NCCL; empty
             if none was chosen.
+        run: the token of the run of the job to which the worker belongs; empty: the present one.
     """
     return {
         **({"NCCL_SOCKET_IFNAME": interface} if interface else {}),
         **config.environment_for_worker(),
         "EDL_JOB": job.name,
+        "EDL_RUN": run,
         "EDL_SECRET": secret,
         "EDL_ZOOKEEPER": hosts,
         "EDL_HOST": here.name,
@@ -209,14 +273,14 @@ def _agent(
     session = store.session
     assert session.access is not None
     secret = session.access.secret
-    state = config.state_dir()
+    state, run = config.state_dir(), store.nodes.run
     keep(state, job.name, secret)
     return Agent(
         store,
         here,
         job,
         display.output,
-        worker_environment(job, session.hosts, here, secret, settings.network_interface),
+        worker_environment(job, session.hosts, here, secret, settings.network_interface, run),
         log_directory(state, job.name, role.fresh),
         role.greeting,
         AgentLimits(
@@ -227,6 +291,7 @@ def _agent(
         np=role.requested_np,
         joined=role.joined,
         ends_job=role.ends_job,
+        of_run=role.of_run,
         on_snapshot=display.on_snapshot,
         stack_signal=settings.stack_signal,
         meanwhile=JobGarbageCollector(

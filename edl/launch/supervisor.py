@@ -210,9 +210,7 @@ class Supervisor(ABC, Generic[State]):
             if self._is_lost(error):
                 self._handle_signal(None, now)
                 return self._end_without_zookeeper(0.0)
-            self._workers.kill_all(self._own.limits.killed_s)
-            self._say(f"{error}; its workers on this host were ended")
-            return 1
+            return self._end_without_job(str(error))
         except CoordinationError as error:
             logger.info("%s", error)
             self._changed.set()
@@ -309,6 +307,15 @@ class Supervisor(ABC, Generic[State]):
             if (worker := worker_that_ended(event)) is not None:
                 self._own = replace(self._own, ended=self._own.ended | {worker})
             yield event
+
+    def _end_without_job(self, why: str) -> int:
+        """Kill the workers of a job that was removed or replaced, and return the exit code.
+
+        ``why`` is the sentence that says what became of the job.
+        """
+        self._workers.kill_all(self._own.limits.killed_s)
+        self._say(f"{why}; its workers on this host were ended")
+        return 1
 
     def _alone(self, now: float) -> int | None:
         """Do a turn of the loop while ZooKeeper is away: workers train on, and none is started.

@@ -50,22 +50,22 @@ def struck(job: FaultScenario, *words: str) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "code", "message"),
     [
-        (["nobody-has-this-job", "--kill", "boss"], "--kill 'boss' names nobody: write leader"),
-        (["nobody-has-this-job"], "nothing to do; give at least one of --kill"),
-        (["nobody-has-this-job", "--kill", "w1", "--count", "2"], "--count needs --every"),
-        (["nobody-has-this-job", "--kill", "w1", "--limit", "now"], "--limit 'now' is no duration"),
-        (["nobody-has-this-job", "--kill", "w1"], "there is no job named 'nobody-has-this-job'"),
+        (["no-job", "--kill", "boss"], 2, "--kill 'boss' names nobody: write leader"),
+        (["no-job"], 2, "nothing to do; give at least one of --kill"),
+        (["no-job", "--kill", "w1", "--count", "2"], 2, "--count needs --every"),
+        (["no-job", "--kill", "w1", "--limit", "now"], 2, "--limit 'now' is no duration"),
+        (["no-job", "--kill", "w1"], 94, "there is no job named 'no-job'"),
     ],
 )
 def test_what_cannot_be_done_gets_a_sentence(
-    words: list[str], message: str, tmp_path: Path, zk_hosts: str
+    words: list[str], code: int, message: str, tmp_path: Path, zk_hosts: str
 ) -> None:
     environment = FaultScenario(tmp_path, zk_hosts).environment
     done = subprocess.run(
         [EDL, "chaos", *words], capture_output=True, text=True, env=environment, timeout=60
     )
-    assert done.returncode == 2, done.stderr
+    assert done.returncode == code, done.stderr
     assert done.stderr.startswith(f"edl: {message}"), done.stderr
     assert done.stderr.count("\n") == 1

@@ -52,12 +52,12 @@ def test_no_zookeeper_is_known(shell: Shell) -> None:
     ],
 )
 def test_unknown_job(shell: Shell, words: tuple[str, ...]) -> None:
-    assert "there is no job named 'nosuch'" in sentence(shell.edl(*words), 2)
+    assert "there is no job named 'nosuch'" in sentence(shell.edl(*words), 94)
 
 
 @pytest.mark.parametrize("words", ["status --job nosuch", "scale --np 2 --job=nosuch"])
 def test_a_job_by_option(shell: Shell, words: str) -> None:
-    assert "there is no job named 'nosuch'" in sentence(shell.edl(*words.split()), 2)
+    assert "there is no job named 'nosuch'" in sentence(shell.edl(*words.split()), 94)
 
 
 def test_no_job_at_all(shell: Shell) -> None:
@@ -131,7 +131,7 @@ def test_what_a_running_job_refuses(shell: Shell) -> None:
     assert "cannot scale job j to 0 workers: min_np is 1" in text
     assert "w9 is not training in this job" in sentence(shell.edl("drain", "j", "w9"), 2)
     assert "'nine' is not a worker" in sentence(shell.edl("drain", "j", "nine"), 2)
-    text = sentence(shell.edl("join", "--job", "j", "--host", name), 2)
+    text = sentence(shell.edl("join", "--job", "j", "--host", name), 95)
     assert f"host '{name}' of job j belongs to another agent" in text
     text = sentence(shell.edl("drain", "j", "--host", "nowhere"), 2)
     assert text == f"host nowhere is not in job j; its hosts are {name}"

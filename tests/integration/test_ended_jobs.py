@@ -94,6 +94,6 @@ def test_the_verb(shell: Shell) -> None:
     done = shell.edl("delete", "one", "two")
     assert done.stdout == "job one is deleted\njob two is deleted\n"
     again = shell.edl("delete", "one")
-    assert (again.returncode, "there is no job named 'one'" in again.stderr) == (2, True)
+    assert (again.returncode, "there is no job named 'one'" in again.stderr) == (94, True)
     running.signal(signal.SIGINT)
     assert running.wait() == 130

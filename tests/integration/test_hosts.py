@@ -99,7 +99,7 @@ def test_a_host_is_replaced_under_its_name(tmp_path: Path) -> None:
         job.joined("b", np=2)
         before = job.status()["generation"]
         job.join("other")
-        assert job.agents["other"].wait(30) == 2
+        assert job.agents["other"].wait(30) == 95
         assert f"'b' of job {job.name} belongs to another agent" in job.host_output("other")
         assert net.address("b") in job.host_output("other")
         assert job.status()["generation"] == before
@@ -129,7 +129,7 @@ def test_a_host_that_was_replaced_under_its_name_comes_back(tmp_path: Path) -> N
         job.wait(lambda now: "w2" in {m["id"] for m in now["members"]}, "a worker on the other")
         job.wait_for_size(2)
         net.heal()
-        assert job.left("b") == 1
+        assert job.left("b") == 95
         assert "belongs to another agent" in job.host_output("b")
         job.wait_for_progress()
         # w1 has gone with the machine of its agent, and its session ends after that.

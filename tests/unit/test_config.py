@@ -223,3 +223,11 @@ def test_a_worker_asks_for_the_session_of_its_job(monkeypatch: pytest.MonkeyPatc
     job = make_job(session_timeout_s=4.5)
     environment = worker_environment(job, "127.0.0.1:1", Host("a", 1, "127.0.0.1"), "s" * 32, "")
     assert load(environment).job_settings.session_timeout_s == 4.5
+
+
+def test_a_worker_belongs_to_the_run_of_its_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDL_RUN", "of another job, whose worker starts this one")
+    here, secret = Host("a", 1, "127.0.0.1"), "s" * 32
+    environment = worker_environment(make_job(), "127.0.0.1:1", here, secret, "", "0123")
+    assert load(environment).run == "0123"
+    assert load(worker_environment(make_job(), "127.0.0.1:1", here, secret, "")).run == ""

@@ -1,0 +1,72 @@
+"""`edl agent`: keep this host's workers of one run of a job; the agent runs in this process."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from edl import config
+from edl.cli.common import (
+    AddressOption,
+    HostOption,
+    InterfaceOption,
+    ZooKeeperOption,
+    check_own_name,
+)
+from edl.cli.last_line import AgentCommand, LastLineOption, last_line
+from edl.cli.live import agent_display
+from edl.client.connection import choose_job, connected, in_session_of_job
+from edl.coordination.paths import check_name
+from edl.core.job.run_token import check_run_token
+from edl.launch.host_agent import agent_of_run
+
+
+def agent(
+    job: Annotated[str, typer.Option("--job", help="Name of the job.")],
+    run: Annotated[
+        str,
+        typer.Option(
+            "--run",
+            metavar="TOKEN",
+            help="Token of the run, which is one start of the job: `submit(..., run=TOKEN)`.",
+        ),
+    ],
+    slots: Annotated[
+        int | None,
+        typer.Option(
+            "--slots",
+            help="Workers that fit on this host. Default: the job's maximum.",
+            show_default=False,
+        ),
+    ] = None,
+    host: HostOption = None,
+    address: AddressOption = None,
+    network_interface: InterfaceOption = None,
+    zookeeper: ZooKeeperOption = None,
+    as_json: LastLineOption = False,
+) -> None:
+    """Keep the workers that a job has on this host, in one run of the job and in no other.
+
+    It never creates a job: when the run is over, or another one has its place, it ends. Each end
+    has an exit code of its own. SIGTERM makes the workers of this host leave the job, which goes
+    on.
+    """
+    with last_line(as_json, job, run) as line:
+        settings = config.load(
+            host=host,
+            address=address,
+            network_interface=network_interface,
+            zookeeper=zookeeper,
+        )
+        line.knows(host=settings.host)
+        check_run_token(run)
+        check_name("host", settings.host)
+        check_own_name()
+        with connected(zookeeper) as session, in_session_of_job(choose_job(session, job)) as store:
+            one = agent_of_run(store, run, settings, agent_display(store.name), slots)
+            end = line.run(one, own_codes=True)
+        raise end
+
+
+COMMAND = {"cls": AgentCommand}

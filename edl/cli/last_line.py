@@ -1,0 +1,123 @@
+"""Print the last line of `edl run`, `edl join` and `edl agent` with `--json`: how the agent ended.
+
+The line is the last one of standard output, also after an error. Programs that start agents read
+it. The sentence of an error goes to standard error, as without `--json`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from edl.cli.ending import ARGUMENT_ERROR, SENTENCES, complain, ending
+from edl.core.host.exit_codes import AgentResult, agent_exit_code
+from edl.errors import EdlError
+from edl.launch.agent import Agent
+
+LastLineOption = Annotated[
+    bool,
+    typer.Option("--json", help="End with a line of JSON that says how the agent has ended."),
+]
+
+
+class LastLine:
+    """The last line that a command with an agent prints with `--json`.
+
+    Args:
+        job: the name of the job; None if it is not known yet.
+        run: the token of the run of the job; None if it is not known yet.
+
+    Attributes:
+        result: what the line says.
+    """
+
+    def __init__(self, job: str | None, run: str | None) -> None:
+        self.result = AgentResult(job, run)
+
+    def knows(self, **values: Any) -> None:
+        """Change fields of the line, an :class:`AgentResult`."""
+        self.result = replace(self.result, **values)
+
+    def run(self, agent: Agent, own_codes: bool = False) -> typer.Exit:
+        """Run an agent to its end, and return the exception that ends the command.
+
+        Args:
+            agent: the agent.
+            own_codes: whether the command is `edl agent`, which has an exit code for each end;
+                otherwise it has the code that the agent returns.
+        """
+        code = agent.run()
+        self.result = agent.result(code)
+        if own_codes:
+            self.knows(exit_code=agent_exit_code(self.result.end, code))
+        return typer.Exit(self.result.exit_code)
+
+    def print(self) -> None:
+        """Print the line."""
+        print(json.dumps(self.result.to_json()), flush=True)
+
+
+@contextmanager
+def last_line(as_json: bool, job: str | None = None, run: str | None = None) -> Iterator[LastLine]:
+    """While entered, provide the last line of a command with an agent; print it at the end.
+
+    An error ends the block with its sentence, and with ``typer.Exit``.
+
+    Args:
+        as_json: whether the line is printed at all; if not, errors pass through this block.
+        job: the name of the job; None if it is not known yet.
+        run: the token of the run of the job; None if it is not known yet.
+    """
+    line = LastLine(job, run)
+    if not as_json:
+        yield line
+        return
+    try:
+        yield line
+    except typer.Exit:
+        line.print()
+        raise
+    except SENTENCES as error:
+        raise _with_error(line, error) from None
+
+
+def _with_error(line: LastLine, error: BaseException) -> typer.Exit:
+    """Print the sentence of ``error``, and ``line`` with it; return the end of the command."""
+    reason, end, _ = ending(error)
+    code = complain(error)
+    line.knows(end=end, reason=reason, exit_code=code)
+    line.print()
+    return typer.Exit(code)
+
+
+class AgentCommand(TyperCommand):
+    """A command with an agent, which prints its last line also if its options cannot be parsed."""
+
+    def own_words(self, args: Sequence[str]) -> Sequence[str]:
+        """Return those of the words ``args`` that are for edl; the others are a user's command."""
+        return args
+
+    def prepared(self, args: list[str]) -> list[str]:
+        """Return the words ``args`` after the command's name in the form that typer can parse."""
+        return args
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the options, as typer's method does: it gets its context and the words.
+
+        Raises:
+            typer.Exit: `--json` was given, and the options are wrong.
+        """
+        as_json = "--json" in self.own_words(args)  # before typer takes the words away
+        try:
+            words: list[str] = super().parse_args(ctx, self.prepared(args))
+        except (ARGUMENT_ERROR, EdlError) as error:
+            if not as_json:
+                raise
+            raise _with_error(LastLine(None, None), error) from None
+        return words
