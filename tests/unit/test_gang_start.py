@@ -18,7 +18,7 @@ from edl.core.snapshot import Snapshot
 JOB = make_job(np=4, min_np=3, max_np=8)
 NOW = 1000.0
 LIMITS = AgentState.limits
-LIMIT_S = LIMITS.start_timeout_s + LIMITS.gather_s
+LIMIT_S = LIMITS.hosts_limit_s
 
 
 def agents(**slots: int) -> tuple[Host, ...]:
@@ -102,6 +102,11 @@ def test_a_run_whose_host_never_comes_fails_before_its_first_step() -> None:
         assert outcome is not None
         assert (outcome.state, outcome.exit_code) == (JobState.FAILED, 1)
         assert outcome.reason == why_too_few(now, LIMIT_S)
+
+
+@pytest.mark.parametrize(("start_s", "limit_s"), [(120.0, 150.0), (10.0, 15.0), (600.0, 630.0)])
+def test_the_limit_is_below_that_of_the_workers(start_s: float, limit_s: float) -> None:
+    assert replace(LIMITS, start_timeout_s=start_s).hosts_limit_s == limit_s < 2 * start_s
 
 
 def test_a_host_that_comes_late_has_its_time_to_start_workers() -> None:

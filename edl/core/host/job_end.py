@@ -287,16 +287,16 @@ def _too_few_came_up(snapshot: Snapshot, own: SupervisorState, now: float) -> Jo
 def _too_few_hosts(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOutcome | None:
     """Return the outcome FAILED if too few hosts have come for the first ring in time, else None.
 
-    The limit is ``start_timeout_s``, after which the leader starts the ring with ``min_np`` or more
-    workers, and ``gather_s``. It counts from when this launcher has first seen too few. Hosts that
-    have come in the meantime get their time to start workers.
+    The limit is ``hosts_limit_s``: ``start_timeout_s``, after which the leader starts the ring with
+    ``min_np`` or more workers, and some time. It counts from when this launcher has first seen too
+    few. Hosts that have come in the meantime get their time to start workers.
 
     Args:
         snapshot: the job's records in ZooKeeper.
         own: the launcher's own state, such as its time limits.
         now: the time by the launcher's clock, in seconds.
     """
-    limit_s = own.limits.start_timeout_s + own.limits.gather_s
+    limit_s = own.limits.hosts_limit_s
     if own.too_few_since is None or now - own.too_few_since < limit_s:
         return None
     return JobOutcome(JobState.FAILED, why_too_few(snapshot, limit_s), 1)

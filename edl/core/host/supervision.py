@@ -46,7 +46,8 @@ class SupervisorLimits:
         finish_s: the time for what a script does after its training: evaluate, save, upload.
         restarts: how often a job may lose all its workers without a new checkpoint before it fails.
         gather_s: how much longer than ``start_timeout_s`` the hosts of a job that has not begun are
-            waited for: the time in which a host whose agent has died gets another one.
+            waited for: the time in which a host whose agent has died gets another one; see
+            :attr:`hosts_limit_s`.
         absent_s: the time for a running worker that lost its ZooKeeper session to open another.
         lost_s: the same for workers of other launchers, when all workers of this one have died.
         repair_s: how long a replacement is not forked after the death of a worker, so that the
@@ -83,6 +84,15 @@ class SupervisorLimits:
     read_s: float = 1.0
     away_s: float = 120.0
     killed_s: float = 10.0
+
+    @property
+    def hosts_limit_s(self) -> float:
+        """For how many seconds the hosts of a job that has not begun are waited for.
+
+        It is less than the 2 * ``start_timeout_s`` after which workers give up waiting for the
+        first ring, so that the job ends with the reason.
+        """
+        return self.start_timeout_s + min(self.gather_s, self.start_timeout_s / 2)
 
     def stop_limit_s(self, job: Job) -> float:
         """Return for how many seconds the ring of ``job`` may go on after `edl stop`.
