@@ -49,7 +49,7 @@ def ended(one: Running, end: AgentEnd) -> dict[str, Any]:
     code = one.wait()
     said: dict[str, Any] = json.loads(one.output.splitlines()[-1])
     assert (said["end"], said["exit_code"]) == (end, code), one.output
-    assert code == EXIT_CODES.get(end, 0), one.output
+    assert code == EXIT_CODES.get(end, 1 if end is AgentEnd.FAILED else 0), one.output
     return said
 
 
@@ -104,6 +104,15 @@ def test_an_agent_says_why_it_leaves_a_job_that_goes_on(shell: Shell, create: Cr
     shell.until_size(1)
     assert shell.edl("stop", "j").returncode == 0
     ended(stays, AgentEnd.STOPPED)
+
+
+@pytest.mark.long  # tests/README.md, Time
+def test_a_run_whose_host_never_comes_fails(shell: Shell, create: Create) -> None:
+    job = create(RUN, {"a": 1, "b": 1}, min_np=2, start_timeout_s=4.0)
+    said = ended(agent(shell, "a"), AgentEnd.FAILED)
+    assert said["reason"] == "1 of at least 2 workers came within 6 s: no agent of host b"
+    assert job.status().generation == 0
+    assert not shell.processes()
 
 
 @pytest.mark.long  # tests/README.md, Time
