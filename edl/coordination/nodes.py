@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -63,6 +62,14 @@ class Nodes(ABC, Generic[P]):
     @abstractmethod
     def unknown(self) -> EdlError:
         """Return the error for nodes that do not exist."""
+
+    @property
+    def fence(self) -> str | None:
+        """The path of a node without which :meth:`change_together` writes nothing; None: no node.
+
+        If that node is missing, the error is the one of :meth:`unknown`.
+        """
+        return None
 
     def read(self, *issues: Any) -> list[Any]:
         """Send all reads together; return their answers in order, None for a missing node.
@@ -125,7 +132,8 @@ class Nodes(ABC, Generic[P]):
             neither, if ``change`` leaves all values as they are.
 
         Raises:
-            EdlError: the first node does not exist; the error of :meth:`unknown`.
+            EdlError: the first node or the :attr:`fence` does not exist; the error of
+                :meth:`unknown`.
             CoordinationError: ZooKeeper is away, or the nodes changed too often.
         """
         for attempt in range(ATTEMPTS):
@@ -145,9 +153,13 @@ class Nodes(ABC, Generic[P]):
             if not writes:
                 return old
             build = partial(self._write, writes=writes, event=event)
-            with suppress(Refused):  # another writer was faster
+            try:
                 self.session.transact(f"write {paths[0]}", build)
-                return {**old, **new}
+            except Refused as refused:
+                if self.fence is not None and refused.is_missing(0):
+                    raise self.unknown() from None
+                continue  # another writer was faster
+            return {**old, **new}
         raise self.changed_too_often(paths[0])
 
     def changed_too_often(self, path: str) -> CoordinationError:
@@ -160,13 +172,15 @@ class Nodes(ABC, Generic[P]):
         writes: Sequence[tuple[str, bytes, int]],
         event: Record | None,
     ) -> None:
-        """Add writes and an event to a transaction.
+        """Add writes and an event to a transaction, after the check of the fence if there is one.
 
         Args:
             transaction: The transaction to add to.
             writes: Path, new data and expected version of each node to write.
-            event: The event to append to the log, if any.
+            event: The event to append to the log; None: no event is appended.
         """
+        if self.fence is not None:
+            transaction.check(self.fence, -1)
         for path, data, version in writes:
             transaction.set_data(path, data, version)
         if event is not None:
@@ -203,6 +217,14 @@ class JobNodes(Nodes[JobPaths]):
         if self._run is None:
             raise self.unknown()
         return self._run
+
+    @property
+    def fence(self) -> str | None:
+        """The path of the node of the start that this process belongs to; None if it is not known.
+
+        So a process that belongs to a start of the job writes into no later one.
+        """
+        return None if self._run is None else f"{self.paths.run}/{self._run}"
 
     def belong_to(self, run: str) -> None:
         """Make this process belong to a start of the job: it registers with no other one.
@@ -255,7 +277,7 @@ class JobNodes(Nodes[JobPaths]):
             try:
                 self.session.transact(f"write {path}", build)
             except Refused as refused:
-                if refused.index == 0 and isinstance(refused.error, NoNodeError):
+                if refused.is_missing(0):
                     raise self.unknown() from None
                 continue  # it appeared, changed or vanished meanwhile
             return True

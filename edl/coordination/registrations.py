@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
+from kazoo.client import TransactionRequest
 from kazoo.exceptions import NoNodeError
 
 from edl.coordination.election import nodes_of
-from edl.coordination.nodes import JobNodes, first_of
+from edl.coordination.nodes import ATTEMPTS, JobNodes, first_of
 from edl.coordination.paths import candidate_name, sequence
 from edl.coordination.reads import children, delete_node, get
+from edl.coordination.session import Refused
 from edl.core.records import Host, Member, SlotRecord
 from edl.errors import AgentExists, CoordinationError, UnknownJob
 
@@ -72,14 +75,32 @@ class MemberNodes:
         """Remove the member node and the candidate nodes of the worker with the id ``worker``.
 
         So no other candidate waits behind a dead one until its session ends. Nothing happens if
-        there is no such node.
+        there is no such node. A later start of the job, whose workers have the same ids, is left as
+        it is.
+
+        Raises:
+            UnknownJob: there is no such job.
+            CoordinationError: ZooKeeper is away, or the nodes changed too often.
         """
         session, paths = self._nodes.session, self._nodes.paths
-        candidates = session.read_all("read the election", [children(paths.election)])[0] or ()
-        nodes = [paths.member(worker)]
-        own = nodes_of(candidates, candidate_name(worker))
-        nodes += [f"{paths.election}/{name}" for name in own]
-        session.read_all("remove a member", [delete_node(node) for node in nodes])
+        run, own = f"{paths.run}/{self._nodes.run}", paths.member(worker)
+        for _ in range(ATTEMPTS):
+            member, candidates = session.read_all(
+                "read a member", [get(own), children(paths.election)]
+            )
+            nodes = [] if member is None else [own]
+            names = nodes_of(candidates or (), candidate_name(worker))
+            nodes += [f"{paths.election}/{name}" for name in names]
+            if not nodes:
+                return
+            try:
+                session.transact("remove a member", partial(_remove, run=run, nodes=nodes))
+            except Refused as refused:
+                if refused.is_missing(0):
+                    return  # the job was started again
+                continue  # one of the nodes has gone meanwhile
+            return
+        raise self._nodes.changed_too_often(own)
 
     def forget_evicted(self, workers: Iterable[int]) -> None:
         """Remove the eviction records of workers whose processes do not exist any more.
@@ -88,6 +109,13 @@ class MemberNodes:
         """
         evicted = [self._nodes.paths.evicted_worker(worker) for worker in workers]
         self._nodes.session.read_all("forget the evicted", [delete_node(path) for path in evicted])
+
+
+def _remove(transaction: TransactionRequest, run: str, nodes: Iterable[str]) -> None:
+    """Add the check that the node ``run`` exists and the removal of ``nodes`` to a transaction."""
+    transaction.check(run, -1)
+    for node in nodes:
+        transaction.delete(node)
 
 
 class HostNodes:

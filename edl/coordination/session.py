@@ -86,6 +86,10 @@ class Refused(Exception):
         self.index = index
         self.error = error
 
+    def is_missing(self, index: int) -> bool:
+        """Return whether the operation with the number ``index`` failed for want of its node."""
+        return self.index == index and isinstance(self.error, NoNodeError)
+
 
 class _QuietLog(logging.LoggerAdapter[logging.Logger]):
     """A wrapper of kazoo's logger that logs all at DEBUG and hides passwords and keys."""

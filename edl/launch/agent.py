@@ -18,6 +18,7 @@ from pathlib import Path
 
 from edl.coordination.job_store import JobStore
 from edl.coordination.lifecycle import current_run
+from edl.core.events import Event
 from edl.core.host.agent import AgentLimits, AgentState, decide_agent
 from edl.core.host.devices import CUDA, busy_devices, entries
 from edl.core.host.exit_codes import (
@@ -151,6 +152,7 @@ class Agent(Supervisor[AgentState]):
         self._lost_job.writes = not of_run
         self._was_placed = False  # workers were assigned to this host
         self._ended_as, self._why = AgentEnd.ERROR, ""
+        self._newest_step = 0  # in the events
 
     @contextmanager
     def _around(self) -> Iterator[None]:
@@ -253,7 +255,8 @@ class Agent(Supervisor[AgentState]):
         ``exit_code`` is the code with which the command ends.
         """
         job, run = self._store.name, self._store.nodes.run
-        step = self._snapshot.status.step if self._snapshot is not None else 0
+        told = self._snapshot.status.step if self._snapshot is not None else 0
+        step = max(told, self._newest_step)
         return AgentResult(job, run, self._host.name, self._ended_as, exit_code, self._why, step)
 
     # --- records
@@ -287,6 +290,11 @@ class Agent(Supervisor[AgentState]):
     def _show_events(self, snapshot: Snapshot, now: float) -> None:
         for line in self._headlines.take(self._new_events(), snapshot.desired.np, now):
             self._say(line)
+
+    def _new_events(self) -> Iterator[Event]:
+        for event in super()._new_events():
+            self._newest_step = max(self._newest_step, event.step)
+            yield event
 
     def _follow(self, snapshot: Snapshot, now: float) -> None:
         self._look_at_template(snapshot)

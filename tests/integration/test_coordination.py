@@ -338,6 +338,18 @@ class TestLifecycle:
         with pytest.raises(UnknownJob):
             late.members.put(member(0))
         assert late.snapshot().hosts == ()
+        store = JobStore(session, "digits")
+        store.members.put(member(0))
+        late.members.remove(0)  # of its own run, as it thinks
+        for write in (
+            lambda: late.set_job_state(JobState.FAILED, "its worker is gone"),
+            lambda: late.set_desired(lambda now: {}, RequestedBy.LAUNCHER, "it leaves"),
+        ):
+            with pytest.raises(UnknownJob):
+                write()
+        now = store.snapshot()
+        assert (now.members, now.job.state) == ((member(0),), JobState.RUNNING)
+        assert now.desired.hosts == {"beta": 1}
 
     def test_of_many_that_replace_the_same_job_one_succeeds(
         self, zk_hosts: str, store: JobStore

@@ -310,7 +310,8 @@ class TestCommands:
             assert "the secret of job j is not known here; give EDL_SECRET, or" in quick(verb)
         assert "for another one give its name and its secret, see" in quick("status")
         for unknown in ("status k", "delete k", "join --job k"):  # no name of a stranger's job
-            assert quick(unknown, 94) == "edl: there is no job named 'k'; start one with `edl run`\n"
+            said = quick(unknown, 94)
+            assert said == "edl: there is no job named 'k'; start one with `edl run`\n"
         shell.environment["EDL_SECRET"] = OTHER
         assert "known jobs" not in quick("status k", 94)
         assert "the secret of job j is another than those" in quick("status j")
