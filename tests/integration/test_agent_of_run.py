@@ -75,9 +75,11 @@ def test_a_late_agent_starts_nothing(shell: Shell, create: Create) -> None:
     why = f"run {RUN} of job j is over: run {LATER} has taken its place"
     assert ended(agent(shell, "a"), AgentEnd.OVER)["reason"] == why
     assert job.status().hosts == {}
-    said = ended(agent(shell, "a", LATER), AgentEnd.FINISHED)
-    assert 1 <= said["step"] <= 5
+    ended(agent(shell, "a", LATER), AgentEnd.FINISHED)
     ended(agent(shell, "a", job="k"), AgentEnd.NO_SUCH_JOB)
+    ended(shell.start("join", "--job", "j", "--json"), AgentEnd.REFUSED)
+    run = ("run", "--job", "k", "--json", sys.executable, STANDIN, "--fail-at", "2", "--code", "1")
+    ended(shell.start(*run), AgentEnd.FAILED)
     assert not shell.processes()
 
 
