@@ -74,7 +74,7 @@ class CreatedJob:
     replaced_events: str
 
 
-def submit(
+def submit(  # noqa: PLR0913 (its keywords are the options of `edl run`)
     command: Sequence[str],
     hosts: Mapping[str, SupportsIndex],
     *,

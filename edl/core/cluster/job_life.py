@@ -292,7 +292,7 @@ def back_off_s(tries: int) -> float:
 
 
 def run_token(order: int, number: int) -> str:
-    """Return the token of a job's run.
+    """Return the token of a job's run, 24 hexadecimal digits.
 
     Two leaders that start the same run give it the same token. A job that is submitted again under
     a name that was used before has other tokens.
@@ -301,4 +301,4 @@ def run_token(order: int, number: int) -> str:
         order: the place of the job in the order of submission, which no other submission has.
         number: the number of the run, from 1.
     """
-    return f"{order:x}-{number}"
+    return f"{order:016x}{number:08x}"
