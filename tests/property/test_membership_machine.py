@@ -27,7 +27,7 @@ SOME = st.sets(st.integers(0, 8), max_size=4)
 class Membership(RuleBasedStateMachine):
     """Rules are events at the worst moment; ``calm`` lets time pass as it should."""
 
-    world: Model
+    model: Model
 
     @initialize(
         np=st.sampled_from([2, 3, 1, 4]),
@@ -251,21 +251,21 @@ class Membership(RuleBasedStateMachine):
 
         The number of rounds in which it has to is bounded.
         """
-        if not hasattr(self, "world"):
+        if not hasattr(self, "model"):
             return
-        world = self.model
-        world.agentless.clear()
-        world.cut_off.clear()
-        world.each(lambda w: None if w.works else world.expire(w))
-        world.each(world.prove)
+        model = self.model
+        model.agentless.clear()
+        model.cut_off.clear()
+        model.each(lambda w: None if w.works else model.expire(w))
+        model.each(model.prove)
         for rounds in range(40):
             if rounds == 25:
-                world.each(world.thaw)  # the frozen wake up, too late
-            world.time += LIMITS.prepare_s / 4
-            world.agents()
-            world.round()
-            world.each(world.prove)
-        assert world.settled() == "", world.settled()
+                model.each(model.thaw)  # the frozen wake up, too late
+            model.time += LIMITS.prepare_s / 4
+            model.agents()
+            model.round()
+            model.each(model.prove)
+        assert model.settled() == "", model.settled()
 
 
 @given(
