@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +14,9 @@ import typer
 from edl import config
 from edl.cli.common import FOLLOW_S, ZooKeeperOption
 from edl.client.connection import choose_job, connected
-from edl.errors import UsageError, some
+from edl.core.host.worker_hosts import addresses, worker_hosts
+from edl.core.snapshot import Snapshot
+from edl.errors import AccessDenied, CoordinationError, EdlError, UsageError, some
 from edl.launch.log_reader import LogReader
 from edl.launch.workers import earlier_runs
 
@@ -37,7 +40,8 @@ def logs(
     """Show what workers on this host have written, also those that ended; Horovod's lines included.
 
     Without WORKER the lines of all workers are shown, each after the worker's name. Without JOB the
-    job is the newest that ran here.
+    job is the newest that ran here. If the log is on another host, the command says on which, and
+    ends with 1.
     """
     named = list(words or ())
     worker = named.pop() if named and _WORKER.fullmatch(named[-1]) else None
@@ -53,7 +57,12 @@ def logs(
         if not runs:
             raise UsageError(f"no run of job {job} before the newest has left logs on this host")
         directory = runs[-1]
-    with closing(_LogFiles(directory, job, worker)) as files:
+    here = [*_named(directory)]
+    if not here or worker not in (None, *here):
+        if not previous:  # ZooKeeper knows the newest run of that name only
+            _look_elsewhere(zookeeper, job, worker, here)
+        raise UsageError(_missing(job, worker, here))
+    with closing(_LogFiles(directory, worker)) as files:
         if follow:
             with connected(zookeeper) as session:
                 store = choose_job(session, job)
@@ -68,28 +77,14 @@ class _LogFiles:
 
     Args:
         directory: the directory of the logs.
-        job: the name of the job, for error messages.
         worker: the name of the one worker whose log is shown; None to show all.
-
-    Raises:
-        UsageError: there is no log, or none of that worker.
     """
 
-    def __init__(self, directory: Path, job: str, worker: str | None) -> None:
+    def __init__(self, directory: Path, worker: str | None) -> None:
         self._directory = directory
         self._worker = worker
         self._readers: dict[Path, LogReader] = {}
         self._rest: dict[Path, bytes] = {}
-        named = _named(directory)
-        if not named:
-            raise UsageError(
-                f"no worker of job {job} has written anything on this host; logs are on the host "
-                "of the worker, for the user of `edl run` or `edl join` (under horovodrun its own "
-                "output has all)"
-            )
-        if worker is not None and worker not in named:
-            here = some(sorted(named))
-            raise UsageError(f"{worker} of job {job} did not run on this host; here: {here}")
 
     def show(self, finish: bool) -> None:
         """Print the complete lines that workers have written since the last call.
@@ -123,6 +118,79 @@ class _LogFiles:
         for line in lines:
             for shown in line.decode(errors="replace").splitlines() or [""]:
                 typer.echo(shown if self._worker else f"[{name}] {shown}")
+
+
+def _look_elsewhere(
+    zookeeper: str | None, job: str, worker: str | None, here: Sequence[str]
+) -> None:
+    """Raise an error that names the host with the log of a worker, if ZooKeeper knows it.
+
+    Args:
+        zookeeper: the ZooKeeper servers, ``host:port,...``; None for the configured ones.
+        job: the name of the job.
+        worker: the name of the worker; None for the logs of all workers.
+        here: the names of the workers whose logs are on this host.
+
+    Raises:
+        EdlError: the log is on another host, or the job's records could not be read.
+    """
+    try:
+        with connected(zookeeper) as session:
+            store = choose_job(session, job)
+            now = store.snapshot()
+            hosts = worker_hosts(now, (event for _, event in store.events.read()))
+    except (AccessDenied, CoordinationError) as error:
+        missing = _missing(job, worker, here)
+        raise EdlError(f"{missing}. Which host has the log is not known: {error}") from error
+    except UsageError:  # no ZooKeeper or no such job is known here
+        return
+    if worker is not None:
+        hosts = {name: host for name, host in hosts.items() if name == worker}
+    if hosts:
+        at = [_with_address(host, now) for host in sorted({*hosts.values()})]
+        raise EdlError(_elsewhere(job, worker, at, now.assigned.by_slot))
+
+
+def _with_address(host: str, now: Snapshot) -> str:
+    """Return the name of a host, with its address if ``now``, the job's records, has it."""
+    address = addresses(now).get(host)
+    return f"{host} ({address})" if address else host
+
+
+def _elsewhere(job: str, worker: str | None, hosts: Sequence[str], by_slot: bool) -> str:
+    """Return the sentence that says which hosts have the logs, and what to type there.
+
+    Args:
+        job: the name of the job.
+        worker: the name of the worker; None for the logs of all workers.
+        hosts: the names of the hosts, at least one, with their addresses.
+        by_slot: whether horovodrun started the job; then there are no logs on the hosts.
+    """
+    who = f"{worker} of job {job}" if worker else f"the workers of job {job}"
+    where = f"host{'s' if len(hosts) > 1 else ''} {some(hosts)}"
+    if by_slot:
+        return f"{who} ran on {where} under horovodrun: see the output of horovodrun"
+    words = f"{job} {worker}" if worker else job
+    return (
+        f"this host has no log of {who}, which ran on {where}: run `edl logs {words}` there, as "
+        "the user of its `edl run` or `edl join`"
+    )
+
+
+def _missing(job: str, worker: str | None, here: Sequence[str]) -> str:
+    """Return the sentence that says that a log is not on this host.
+
+    Args:
+        job: the name of the job.
+        worker: the name of the worker; None for the logs of all workers.
+        here: the names of the workers whose logs are on this host.
+    """
+    if worker is not None and here:
+        return f"{worker} of job {job} did not run on this host; here: {some(here)}"
+    return (
+        f"no worker of job {job} has written anything on this host; logs are on the host of the "
+        "worker, for the user of `edl run` or `edl join` (under horovodrun its own output has all)"
+    )
 
 
 def _named(directory: Path) -> dict[str, Path]:

@@ -77,7 +77,11 @@ def test_ctrl_c_in_edl_join_and_a_drain_of_edl_run_leave_others_in_their_place(
         job.wait_for_step(1)
         job.joined("b", np=2)
         job.joined("c", np=3)
+        elsewhere = job.try_edl("logs", "w1")
+        assert elsewhere.returncode == 1
+        assert f"which ran on host b ({net.address('b')}): run `edl logs" in elsewhere.stderr
         assert job.leave("b") == 0
+        assert "which ran on host b: run" in job.try_edl("logs", "w1").stderr
         job.edl("drain", "--host", "a")
         assert job.left("a") == 0
         job.joined("d", np=2)

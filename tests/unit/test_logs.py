@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
+from made import make_job
 
+from edl.cli import logs as verb
 from edl.cli.main import invoke
+from edl.core.events import Event, WorkerExitedDetails
+from edl.core.host.worker_hosts import worker_hosts
+from edl.core.records import Assigned, Generation, Host, Member, RingMember
+from edl.core.snapshot import Snapshot
+from edl.errors import AccessDenied, UnknownJob, ZooKeeperUnreachable
 from edl.launch.workers import KEPT_RUNS, Workers, earlier_runs, log_directory
 
 Run = Callable[..., tuple[str, str]]
@@ -66,6 +76,98 @@ def test_who_was_not_here_is_said(tmp_path: Path, run: Run) -> None:
     )
     assert "no worker of job other has written anything on this host" in run("other", code=2)[1]
     assert "takes a job and a worker" in run("digits", "w0", "w1", code=2)[1]
+
+
+def ended(worker: str | None, host: str) -> Event:
+    return Event(1.0, 1, 5, "it left", WorkerExitedDetails(worker, host, 0, 0, ""))
+
+
+def records(by_slot: bool = False, events: tuple[Event, ...] = ()) -> SimpleNamespace:
+    """Return the store of a job: w0 on a and w3 on b train; b has an agent, and c as well."""
+    members = (
+        Member(0, "a", 0, "10.1.0.7", 9000, 100, "x"),
+        Member(3, "b", 0, "10.1.0.8", 9003, 103, "y"),
+    )
+    now = Snapshot(
+        make_job(),
+        hosts=(Host("b", 1, "10.1.0.8"), Host("c", 1, "10.1.0.9")),
+        members=members,
+        assigned=Assigned({"a": 1, "b": 1}, by_slot),
+    )
+    log = SimpleNamespace(read=lambda: [*enumerate(events)])
+    return SimpleNamespace(snapshot=lambda: now, events=log)
+
+
+@pytest.fixture
+def zookeeper(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let ZooKeeper have the records of the job, or fail with an error."""
+
+    def has(store: object) -> None:
+        found = {"side_effect": store} if isinstance(store, Exception) else {"return_value": store}
+        monkeypatch.setattr(verb, "connected", lambda _: nullcontext())
+        monkeypatch.setattr(verb, "choose_job", Mock(**found))
+
+    return has
+
+
+def test_the_host_of_a_log_is_said_and_what_to_type_there(
+    tmp_path: Path, run: Run, zookeeper: Callable[..., None]
+) -> None:
+    job(tmp_path, "digits", w0="a\n")
+    zookeeper(records(events=(ended("w1", "c"), ended(None, "d"), ended("w2", "gone"))))
+    there, user = "there, as the user of its `edl run` or `edl join`\n", "which ran on host"
+    said = f"no log of w3 of job digits, {user} b (10.1.0.8): run `edl logs digits w3` {there}"
+    assert run("digits", "w3", code=1) == ("", f"edl: this host has {said}")
+    assert f"{user} c (10.1.0.9): run `edl logs digits w1` {there}" in run("w1", code=1)[1]
+    assert f"{user} gone: run `edl logs digits w2` {there}" in run("digits", "w2", code=1)[1]
+    assert "did not run on this host; here: w0\n" in run("digits", "w9", code=2)[1]
+    assert run("digits", "w0") == ("a\n", "")
+    assert run("other", code=1)[1] == (
+        "edl: this host has no log of the workers of job other, which ran on hosts a (10.1.0.7), "
+        f"b (10.1.0.8), c (10.1.0.9), gone: run `edl logs other` {there}"
+    )
+
+
+def test_under_horovodrun_its_output_has_what_workers_wrote(
+    run: Run, zookeeper: Callable[..., None]
+) -> None:
+    zookeeper(records(by_slot=True))
+    assert run("j", "w3", code=1)[1] == (
+        "edl: w3 of job j ran on host b (10.1.0.8) under horovodrun: see the output of horovodrun\n"
+    )
+
+
+def test_the_run_before_is_looked_for_on_this_host_only(
+    tmp_path: Path, run: Run, zookeeper: Callable[..., None]
+) -> None:
+    """ZooKeeper has the newest run of that name, with other workers."""
+    job(tmp_path, "digits", w0="first\n")
+    job(tmp_path, "digits", w0="second\n")
+    zookeeper(records())
+    assert "did not run on this host; here: w0" in run("digits", "w3", "-p", code=2)[1]
+
+
+def test_what_hides_the_host_of_a_log_is_said(
+    tmp_path: Path, run: Run, zookeeper: Callable[..., None]
+) -> None:
+    job(tmp_path, "digits", w0="a\n")
+    zookeeper(ZooKeeperUnreachable("zk1:2181", 10.0))
+    said = run("digits", "w3", code=1)[1]
+    assert "w3 of job digits did not run on this host; here: w0. Which host has" in said
+    assert "no ZooKeeper answered at zk1:2181" in said
+    zookeeper(AccessDenied("digits", "its secret is not known here"))
+    assert "is not known: its secret is not known here" in run("digits", "w3", code=1)[1]
+    zookeeper(UnknownJob("digits"))
+    assert run("digits", "w3", code=2)[1].endswith("did not run on this host; here: w0\n")
+
+
+def test_the_hosts_of_workers_with_and_without_a_record() -> None:
+    seat = RingMember(4, "e", 0, "10.1.0.10", 9004)
+    generation = Generation(1, 1, (seat,), 4, (), (), "so it began")
+    known: Mapping[str, str] = worker_hosts(
+        Snapshot(make_job(), generation=generation), [ended("w1", "c")]
+    )
+    assert known == {"w1": "c", "w4": "e"}
 
 
 def test_a_job_that_starts_again_begins_with_empty_logs(tmp_path: Path, run: Run) -> None:

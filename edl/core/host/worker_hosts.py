@@ -1,0 +1,40 @@
+"""Find the hosts on which the workers of a job have run: their logs are there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from edl.core.events import EndedDetails, Event
+from edl.core.snapshot import Snapshot
+
+
+def worker_hosts(now: Snapshot, events: Iterable[Event]) -> dict[str, str]:
+    """Return the host of each worker of a job, also of workers that have ended.
+
+    A worker that has left ZooKeeper is missing if no event reports its end, as when its agent has
+    died before.
+
+    Args:
+        now: the state of the job in ZooKeeper.
+        events: the events of the job.
+
+    Returns:
+        The name of the host by the name of the worker, such as "w3".
+    """
+    hosts = {
+        event.details.worker: event.details.host
+        for event in events
+        if isinstance(event.details, EndedDetails) and event.details.worker is not None
+    }
+    hosts |= {f"w{one.id}": one.host for one in now.ring}
+    return hosts | {member.name: member.host for member in now.members}
+
+
+def addresses(now: Snapshot) -> dict[str, str]:
+    """Return the address of each host that has an agent or a worker, by the name of the host.
+
+    Args:
+        now: the state of the job in ZooKeeper.
+    """
+    of_workers = {member.host: member.address for member in now.members}
+    return of_workers | {host.name: host.address for host in now.hosts}
