@@ -36,7 +36,7 @@ from edl.daemon.daemon import DaemonLimits
 ON_A_HOST = 8
 LOOKS = 10
 SIZES = (16, 64, 256, 1024)
-AT_ONCE = Limits(60.0, 60.0, 0.0, 60.0, 60.0, 60.0)  # newcomers are not gathered
+AT_ONCE = Limits(60.0, 60.0, 0.0, 60.0, 60.0, 60.0, 0.0)  # newcomers are not gathered
 GATHER_S = DaemonLimits().gather_s
 WAIT_S = 60.0
 

@@ -62,6 +62,11 @@ class JobSettings(Record):
     leave_grace_s: float = setting(
         30.0, "how long a worker that got SIGTERM and is needed waits for its replacement"
     )
+    leave_gather_s: float = setting(
+        0.5,
+        "how long a worker that got SIGTERM waits for other workers of its host to get it, too, so "
+        "that they [leave in one switch](../guides/hosts.md#all-processes-of-a-host-are-signalled)",
+    )
     exit_timeout_s: float = setting(
         30.0,
         "once the script has ended, how long exit handlers (`atexit`) may take that were "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Collection
 
@@ -65,7 +66,7 @@ class Candidate:
         if election is not None:
             election.leave()
 
-    def turn(self, wake: Callable[[], None]) -> None:
+    def turn(self, wake: Callable[[], None]) -> float:
         """Take part in the election and, if this worker leads, do one turn of its term.
 
         A turn reads the state of the job, decides, and writes the decision.
@@ -73,23 +74,28 @@ class Candidate:
         Args:
             wake: Called when the state of the job may have changed, so that another turn is due.
 
+        Returns:
+            After how many seconds another turn is due although nothing has changed; infinite if a
+            turn as often as usual is enough.
+
         Raises:
             CoordinationError: ZooKeeper is away.
         """
         if self._election is None:
-            return
+            return math.inf
         self._election.enter()
         leadership = self._election.leads(wake)
         if leadership is None:
             self._term = None
-            return
+            return math.inf
         if self._term is None or self._term.term != leadership.term:
             self._term = self._begin(leadership)
         try:
-            self._term.turn(wake)
+            return self._term.turn(wake)
         except LeadershipLost as error:
             logger.info("%s", error)
             self._term = None
+            return math.inf
 
     def remove_dead(
         self,

@@ -513,7 +513,8 @@ class Daemon:
         if state.over or (generation is not None and not generation.members):
             self._candidate.end_term()  # nothing is left to decide
         else:
-            self._candidate.turn(self._wake.set)
+            due_s = max(self._candidate.turn(self._wake.set), self._limits.breaking_period_s)
+            self._period_s = min(self._period_s, due_s)
 
     def _release_others(self) -> None:
         """Break the ring given to :meth:`release_others` if a member waits for this worker.

@@ -7,6 +7,7 @@ needs is in ZooKeeper; only how long each fact about the job has been true it me
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -103,6 +104,7 @@ class LeaderTerm:
             leave_grace_s=config.job_settings.leave_grace_s,
             notice_s=config.job_settings.switch_timeout_s,
             report_s=config.job_settings.repair_timeout_s,
+            leave_gather_s=config.job_settings.leave_gather_s,
         )
         wait_s = self._limits.start_s + self._limits.prepare_s
         self._policy_loop = PolicyLoop(store, wait_s, ring, clock)
@@ -115,13 +117,17 @@ class LeaderTerm:
         """The number of this term."""
         return self._decisions.term
 
-    def turn(self, wake: Callable[[], None]) -> None:
+    def turn(self, wake: Callable[[], None]) -> float:
         """Read the state of the job, decide on its membership, and write the decision, once.
 
         If the membership needs no change, the job's policy decides on size, batch and slow workers.
 
         Args:
             wake: Called when the state of the job has changed, so that another turn is due.
+
+        Returns:
+            After how many seconds another turn is due although the state has not changed, because
+            a time limit is over then; infinite if a turn as often as usual is enough.
 
         Raises:
             LeadershipLost: another worker leads; nothing was written.
@@ -149,6 +155,7 @@ class LeaderTerm:
             self._reason = reason
             logger.info("term %d: %s", self.term, reason)
         self._put_status(snapshot)
+        return math.inf if decision.again_s is None else decision.again_s
 
     def _follow_policy(self, snapshot: Snapshot, wake: Callable[[], None]) -> None:
         """Let the job's policy change the size, the batch or a slow worker, and write the change.

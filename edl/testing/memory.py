@@ -44,7 +44,13 @@ LOOK_S = 0.5  # how often a leader looks although nothing has changed
 CUT_S = 0.05  # again and again: a ring that is being built opens connections all the time
 SESSION_S = 6.0  # until ZooKeeper drops the session of a process that is gone or frozen
 LIMITS = Limits(
-    start_s=20.0, prepare_s=50.0, gather_s=3.0, leave_grace_s=30.0, notice_s=10.0, report_s=100.0
+    start_s=20.0,
+    prepare_s=50.0,
+    gather_s=3.0,
+    leave_grace_s=30.0,
+    notice_s=10.0,
+    report_s=100.0,
+    leave_gather_s=0.5,
 )
 
 

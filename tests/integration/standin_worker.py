@@ -136,7 +136,13 @@ class Worker:
         decisions = DecisionWriter(self.store.nodes, leadership)
         snapshot = self.store.snapshot(self.news.set)
         limits = Limits(
-            start_s=60, prepare_s=60, gather_s=1, leave_grace_s=5, notice_s=60, report_s=600
+            start_s=60,
+            prepare_s=60,
+            gather_s=1,
+            leave_grace_s=5,
+            notice_s=60,
+            report_s=600,
+            leave_gather_s=0,
         )
         decision = decide(snapshot, leadership.term, Ages(), limits)
         if decision.acts:

@@ -48,7 +48,15 @@ from edl.core.records import (
 from edl.core.snapshot import Snapshot
 from edl.errors import UsageError
 
-LIMITS = Limits(start_s=20, prepare_s=50, gather_s=3, leave_grace_s=30, notice_s=10, report_s=100)
+LIMITS = Limits(
+    start_s=20,
+    prepare_s=50,
+    gather_s=3,
+    leave_grace_s=30,
+    notice_s=10,
+    report_s=100,
+    leave_gather_s=0.5,
+)
 
 
 @dataclass
@@ -504,9 +512,9 @@ class Model:
         for w in list(self.workers.values()):
             event(w)
 
-    def round(self, late: frozenset[int] = frozenset()) -> None:
+    def round(self, late: frozenset[int] = frozenset(), seconds: float = 1.0) -> None:
         """Everything that is due happens once; nobody dies. ``late`` workers sleep through it."""
-        self.time += 1
+        self.time += seconds
         present = [w for w in self.workers.values() if w.id not in late]
         recent = [g.number for g in self.generations[-3:]]
 

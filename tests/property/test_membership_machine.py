@@ -167,6 +167,12 @@ class Membership(RuleBasedStateMachine):
     def sigterm(self, pick: int) -> None:
         self.on(pick, self.model.sigterm)
 
+    @rule(host=st.sampled_from(HOSTS))
+    def sigterm_to_all_workers_of_a_host(self, host: str) -> None:
+        for w in self.model.running():
+            if w.member.host == host:
+                self.model.sigterm(w)
+
     @precondition(lambda self: len(self.model.generations) > 3)
     @rule()
     def stop(self) -> None:
@@ -307,6 +313,37 @@ def test_a_migration_is_one_switch(
     changes = world.generations[1:]
     assert len(changes) == (1 if moved < np else 2), changes
     assert all(len(g.members) >= np for g in changes)
+
+
+@given(
+    here=st.integers(1, 4),
+    others=st.integers(1, 3),
+    signalled_at=st.lists(st.integers(0, 4), min_size=4, max_size=4),
+    agent_at=st.none() | st.integers(0, 4),
+)
+def test_a_host_that_is_signalled_leaves_in_one_switch(
+    here: int, others: int, signalled_at: list[int], agent_at: int | None
+) -> None:
+    """Its workers get SIGTERM at any tenths of a second, and perhaps its agent, too."""
+    np = here + others
+    job = make_job("job", np=np, command=("true",), max_np=np)
+    model = Model(job, Desired({"a": others, "b": here}))
+    for _ in range(6):
+        model.agents()
+        model.round()
+    workers = [w for w in model.running() if w.member.host == "b"]
+    for tenth in range(12):
+        for w, at in zip(workers, signalled_at, strict=False):
+            if tenth == at:
+                model.sigterm(w)
+                model.write(w)
+        if tenth == agent_at:
+            model.want({**model.desired, "b": 0})
+        model.round(seconds=0.1)
+        model.agents()
+    assert [len(g.members) for g in model.generations] == [np, others]
+    assert model.desired == {"a": others, "b": 0}
+    assert model.settled() == "", model.settled()
 
 
 TestMembership = Membership.TestCase

@@ -301,7 +301,7 @@ def test_the_event_says_how_long_it_took() -> None:
 # --- what leaders and agents do
 
 AGES = Ages(100.0, {}, 100.0)
-LIMITS = Limits(120.0, 120.0, 3.0, 30.0, 10.0, 30.0)
+LIMITS = Limits(120.0, 120.0, 3.0, 30.0, 10.0, 30.0, 0.5)
 
 
 def test_a_leader_notes_what_a_host_without_an_agent_has_given_back() -> None:

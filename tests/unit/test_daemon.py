@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from unittest.mock import Mock
@@ -9,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from edl.config import Config
+from edl.core.records import JobState
 from edl.daemon.daemon import Daemon
 from edl.errors import WorkerEvicted
 from edl.ring.ring import Ring
@@ -28,3 +30,21 @@ def test_a_worker_whose_daemon_fails_leaves_the_ring_and_ends(
     with pytest.raises(WorkerEvicted, match=r"its daemon has failed: .*a bug"):
         shared.wait_for_generation(0, time.monotonic())
     assert "please report" in caplog.text
+
+
+def test_a_leader_whose_time_limit_ends_soon_decides_again_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = replace(Config(), job="digits", zookeeper="127.0.0.1:1", secret="0" * 64)
+    daemon = Daemon(config, SharedState(), Mock(spec=Ring, membership=(0, ()), is_building=False))
+    least_s, usual_s = daemon._limits.breaking_period_s, daemon._limits.period_s
+    for due_s, waits_s in (
+        (math.inf, usual_s),
+        (0.125, 0.125),
+        (0.0001, least_s),  # also while ZooKeeper is away then
+        (math.inf, usual_s),
+    ):
+        monkeypatch.setattr(daemon._candidate, "turn", Mock(return_value=due_s))
+        daemon._break_ring_of(frozenset())
+        daemon._elect(None, JobState.RUNNING, None, {})
+        assert daemon._period_s == waits_s

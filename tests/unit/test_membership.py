@@ -21,6 +21,7 @@ from edl.core.records import (
     Host,
     JobState,
     Member,
+    Reclaim,
     Request,
     RequestedBy,
     RequestKind,
@@ -31,7 +32,15 @@ from edl.core.records import (
 )
 from edl.core.snapshot import Snapshot
 
-LIMITS = Limits(start_s=120, prepare_s=300, gather_s=3, leave_grace_s=30, notice_s=60, report_s=600)
+LIMITS = Limits(
+    start_s=120,
+    prepare_s=300,
+    gather_s=3,
+    leave_grace_s=30,
+    notice_s=60,
+    report_s=600,
+    leave_gather_s=0.5,
+)
 JOB = make_job(command=("true",))
 TERM = 5
 
@@ -946,6 +955,103 @@ def test_the_last_worker_ends_the_job_when_its_grace_is_over() -> None:
     new = made(decided(job_of(leaving(A)), ages(w0=30)))
     assert (new.members, new.state_source, new.left) == ((), -1, (0,))
     assert new.reason == "w0 left: 1 -> 0 workers, 1 wanted; the job ends"
+
+
+# --- 5. asked to leave: several workers of a host at nearly the same time ---
+
+D = worker(3, "b")
+E = worker(4, "b")
+
+
+def test_leavers_of_a_host_leave_in_one_switch() -> None:
+    """An engine signals both workers of b; the leader sees the second one 0.2 s later."""
+    decision = decided(job_of(A, B, leaving(D), E), ages(w3=0.0))
+    waits(
+        replace(decision, again_s=None),
+        "w3 leaves within 0.5 s, in one switch with other workers of the same host that are asked "
+        "to leave by then; asked so far: 1 of 2 on b",
+    )
+    assert decision.again_s == 0.5
+    assert decided(job_of(A, B, leaving(D), E), ages(w3=0.125)).again_s == 0.375
+    decision = decided(job_of(A, B, leaving(D), leaving(E)), ages(w3=0.2, w4=0.0))
+    assert (made(decision).left, made(decision).worker_ids) == ((3, 4), (0, 1))
+    assert lowered(decision) == {"a": 2, "b": 0}
+
+
+def test_a_leaver_does_not_wait_longer_for_others_of_its_host() -> None:
+    decision = decided(job_of(A, B, leaving(D), E), ages(w3=0.5))
+    assert (made(decision).left, lowered(decision)) == ((3,), {"a": 2, "b": 1})
+    c, d = worker(5, "b"), worker(6, "b")
+    decision = decided(job_of(A, leaving(D), leaving(E), c, d), ages(w3=0.5, w4=0.0))
+    assert made(decision).left == (3, 4), "the second one has the time of the first"
+
+
+def test_a_leaver_that_is_alone_on_its_host_leaves_at_once() -> None:
+    decision = decided(job_of(A, B, leaving(D)), ages(w3=0.0))
+    assert (made(decision).left, lowered(decision)) == ((3,), {"a": 2, "b": 0})
+
+
+def test_leavers_of_several_hosts_leave_in_one_switch() -> None:
+    """All of b have asked, and one of two of c: the other one has not noted its signal yet."""
+    f, g = worker(5, "c"), worker(6, "c")
+    when = ages(w3=0.3, w4=0.25, w5=0.125)
+    decision = decided(job_of(A, leaving(D), leaving(E), leaving(f), g), when)
+    assert decision.reason.startswith("w3, w4, w5 leave within 0.5 s")
+    assert decision.reason.endswith("asked so far: 1 of 2 on c")
+    assert decision.again_s == pytest.approx(0.2)
+    decision = decided(job_of(A, leaving(D), leaving(E), leaving(f), leaving(g)), when)
+    assert made(decision).left == (3, 4, 5, 6)
+
+
+def test_a_leaver_leaves_with_an_agent_that_takes_its_host_away() -> None:
+    """The agent got SIGTERM, too, and wants no worker on b; w4 has not noted its own yet."""
+    decision = decided(job_of(A, B, leaving(D), E, **wanted({"a": 2, "b": 0})), ages(w3=0.0))
+    assert (made(decision).left, lowered(decision)) == ((3, 4), None)
+
+
+@pytest.mark.parametrize("other", ["drain", "scale", "newcomer", "deadline"])
+def test_what_is_due_anyway_takes_a_leaver_along(other: str) -> None:
+    now, when = job_of(A, B, leaving(D), E), ages(w3=0.0)
+    drained: tuple[int, ...] = ()
+    if other == "drain":
+        now, drained = replace(now, requests=(Request("drain", 1, 0),)), (1,)
+    elif other == "scale":  # w3 is the one fewer
+        now = replace(now, **wanted({"a": 2, "b": 1}))
+    elif other == "newcomer":
+        now = job_of(A, B, leaving(D), E, newcomers=(newcomer(5),), **wanted({"a": 3, "b": 2}))
+    else:
+        reclaims = (Reclaim("b", 1, asked_s=100.0, by_s=130.0),)
+        now = replace(now, desired=Desired({"a": 2, "b": 2}, reclaims=reclaims))
+    assert made(decided(now, when)).left == (*drained, 3)
+
+
+def test_a_drain_does_not_wait_for_other_workers_of_its_host() -> None:
+    decision = decided(job_of(A, B, C, requests=(Request("drain", 1, 0),)), ages(w1=0.0))
+    assert made(decision).left == (1,)
+
+
+def test_a_leaver_that_is_needed_counts_among_those_that_were_asked() -> None:
+    """Both of b are asked, but min_np lets only one go: it does not wait for the other one."""
+    now = job_of(A, B, leaving(D), leaving(E), job=changed(JOB, min_np=3))
+    decision = decided(now, ages(w3=0.0, w4=0.0))
+    assert len(made(decision).left) == 1
+    assert lowered(decision) == {"a": 2, "b": 1}
+
+
+@pytest.mark.parametrize("dead", [D, E], ids=["who waits", "the other one of its host"])
+def test_a_death_ends_the_wait_with_a_repair(dead: Member) -> None:
+    """The ring breaks, so the others go on without the dead one at once."""
+    members = tuple(
+        replace(m, broken=RingFailure(7, 40)) for m in (A, B, leaving(D), E) if m.id != dead.id
+    )
+    now = replace(job_of(A, B, leaving(D), E), members=members)
+    new = made(decided(now, ages(w3=0.1), dead=(dead.id,)))
+    assert (new.left, new.repairs) == ((dead.id,), True)
+
+
+def test_who_is_alone_on_its_host_after_a_repair_leaves_at_once() -> None:
+    decision = decided(job_of(A, B, leaving(D), **wanted({"a": 2, "b": 1})), ages(w3=0.1))
+    assert (made(decision).left, lowered(decision)) == ((3,), {"a": 2, "b": 0})
 
 
 # --- 5. a job that horovodrun started ---

@@ -25,6 +25,8 @@ class Limits:
             has seen a generation that it is not in.
         report_s: how long a worker may take to report that its ring broke; then it is evicted, if
             another worker holds the job's state.
+        leave_gather_s: how long a worker that got SIGTERM waits for other workers of its host to
+            get it, too.
     """
 
     start_s: float
@@ -33,6 +35,7 @@ class Limits:
     leave_grace_s: float
     notice_s: float
     report_s: float
+    leave_gather_s: float
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ class MembershipDecision:
             decision answers them.
         reclaimed: the requests to give slots back that are fulfilled; ``change`` removes them from
             the open requests.
+        again_s: after how many seconds to decide again although nothing has changed, because a time
+            limit is over then; None: it is enough to decide as often as usual.
     """
 
     reason: str
@@ -59,6 +64,7 @@ class MembershipDecision:
     answers: tuple[Request, ...] = ()
     asks: tuple[Request, ...] = ()
     reclaimed: tuple[Reclaim, ...] = ()
+    again_s: float | None = None
 
     @property
     def acts(self) -> bool:

@@ -5,6 +5,9 @@ with the switch in which it leaves. There are three exceptions. If its host has 
 are assigned to it, the number stays. If the smaller number is not an allowed size of the job,
 another worker takes the place. If the launcher assigns workers by slot, it starts another worker in
 the slot, and the number stays.
+
+Each switch costs a pause, so workers of one host that get SIGTERM at nearly the same time leave in
+one switch: :func:`gather_departures`.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from enum import Enum
 from edl.core.job.ages import Ages
 from edl.core.job.decision import Limits
 from edl.core.job.placement import Placement
-from edl.core.plural import verb, workers_train
+from edl.core.plural import names, verb, workers_train
 from edl.core.records import Member, Request, RequestKind, RingMember, Stage
 from edl.core.snapshot import Snapshot
 
@@ -109,6 +112,71 @@ def departures_of(
     assigned = without_departed(assigned, signalled)
     leaving = {one.id for one in leavers}
     return answers, (*leavers, *_unassigned(active, leaving, assigned, by_slot, revoked))
+
+
+def gather_departures(
+    now: Snapshot,
+    active: Sequence[RingMember],
+    leavers: Collection[Departure],
+    leaving: Collection[Departure],
+    ages: Ages,
+    limits: Limits,
+) -> tuple[str, float] | None:
+    """Decide whether workers that got SIGTERM wait for other workers of their hosts to get it, too.
+
+    An engine that takes a host away may signal each of its processes. The workers note that one
+    after another, and without a wait each of them would leave in a switch of its own. They wait
+    until all workers of their hosts are to leave, for ``limits.leave_gather_s`` seconds at most. A
+    switch that has another cause takes them along.
+
+    Args:
+        now: the state of the job in ZooKeeper.
+        active: the members of the ring.
+        leavers: the departures of all workers that may leave.
+        leaving: the departures that would happen with a switch now, in which no worker joins.
+        ages: how long each worker has been in its stage.
+        limits: the leader's time limits.
+
+    Returns:
+        (the reason to wait, the seconds after which the wait is over at the latest); None if the
+        switch is due now.
+    """
+    if not all(_may_gather(now, one, ages, limits) for one in leaving):
+        return None
+    here = Counter(member.host for member in active)
+    asked = Counter(one.host for one in leavers)
+    hosts = [host for host in sorted({one.host for one in leaving}) if asked[host] < here[host]]
+    if not hosts:
+        return None
+    waited_s = max(ages.stage_s.get(one.id, 0.0) for one in leaving)
+    so_far = ", ".join(f"{asked[host]} of {here[host]} on {host}" for host in hosts)
+    reason = (
+        f"{names(sorted(one.id for one in leaving))} {verb(len(leaving), 'leaves', 'leave')} "
+        f"within {limits.leave_gather_s:g} s, in one switch with other workers of the same host "
+        f"that are asked to leave by then; asked so far: {so_far}"
+    )
+    return reason, limits.leave_gather_s - waited_s
+
+
+def _may_gather(now: Snapshot, one: Departure, ages: Ages, limits: Limits) -> bool:
+    """Return whether the departure ``one`` may wait for further leavers of its host.
+
+    It may not if ``limits.leave_gather_s`` seconds are over, if it is not due to SIGTERM, or if the
+    number of workers wanted on the host has been lowered already, with or without a deadline: then
+    it is known who else is to leave. Nor may it if another worker takes its place, as where the
+    launcher assigns workers by slot.
+
+    Args:
+        now: the state of the job in ZooKeeper.
+        one: the departure.
+        ages: how long each worker has been in its stage.
+        limits: the leader's time limits.
+    """
+    if one.why is not DepartureCause.SIGNAL or one.must or not one.share:
+        return False
+    if any(reclaim.host == one.host for reclaim in now.desired.reclaims):
+        return False
+    return ages.stage_s.get(one.id, 0.0) < limits.leave_gather_s
 
 
 def without_departed(assigned: Placement, leavers: Collection[Departure]) -> dict[str, int]:

@@ -8,7 +8,8 @@ The steps, each a function below:
    newcomers are evicted.
 3. Choose the target: the size of the ring after the switch, and the departures to postpone for it.
 4. Switch, or wait: newcomers wait briefly for other newcomers that are preparing, and longer where
-   they take the places of workers that train meanwhile.
+   they take the places of workers that train meanwhile. Workers that got SIGTERM wait briefly for
+   the other workers of their host.
 
 This is rule 5 of :mod:`edl.core.job.membership`.
 """
@@ -27,6 +28,7 @@ from edl.core.job.departures import (
     attainable,
     attainable_size,
     departures_of,
+    gather_departures,
     without_departed,
 )
 from edl.core.job.desired import DesiredChange, set_desired
@@ -120,6 +122,10 @@ def next_generation(
         if together:
             reason = f"{names(together)} are ready and move together with {', '.join(awaited)}"
         return MembershipDecision(reason, None, None, evict, refused)
+    # Workers of a host that get SIGTERM one after another leave in one switch, too.
+    wait = gather_departures(now, active, leavers, target.leaving, ages, limits)
+    if wait and not target.joining:
+        return MembershipDecision(wait[0], None, None, evict, refused, again_s=wait[1])
     return _switch(now, before, current, healthy, term, target, answers, evict)
 
 
