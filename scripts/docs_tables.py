@@ -100,9 +100,9 @@ def _meanings(record: Any) -> Iterator[tuple[str, str]]:
 
 
 def _sentence(record: type) -> str:
-    """Return the docstring in one line, as the middle of a row."""
+    """Return the docstring in one line, as the middle of a row: when the event is logged."""
     text = " ".join((inspect.getdoc(record) or "").split()).removesuffix(".")
-    return text[0].lower() + text[1:]
+    return text.removeprefix("An event logged ").removeprefix("when ")
 
 
 # --- settings

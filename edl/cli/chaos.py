@@ -48,7 +48,7 @@ def chaos(
         typer.Option(
             "--every",
             metavar="TIME",
-            help="Again and again, so often on average: for orders without @step.",
+            help="Repeat the faults that have no @step, on average once in this time.",
             show_default=False,
         ),
     ] = None,

@@ -157,7 +157,8 @@ def simulate(
         int, typer.Option("--jobs", metavar="N", help="Processes that simulate at once.")
     ] = 1,
     compared: Annotated[
-        bool, typer.Option("--compare", help="Beside the published answers, job by job.")
+        bool,
+        typer.Option("--compare", help="Show the results beside the published ones, job by job."),
     ] = False,
     history: Annotated[
         bool,

@@ -350,7 +350,9 @@ class EndedDetails(Details):
     slot: Annotated[int, "its slot there"]
     exit_code: Annotated[int | None, "-9: signal 9; null: nobody knows it"]
     termination_message: Annotated[
-        str, "of its output that is not noise; under horovodrun of standard error"
+        str,
+        "the line of its output that says best why it ended: the end of a traceback, else the last "
+        "line that is not noise; under horovodrun a line of its standard error",
     ]
 
 

@@ -54,8 +54,8 @@ class JobSettings(Record):
     save_timeout_s: float = setting(60.0, "how long the last checkpoint before an end may take")
     elastic_timeout_s: float = setting(
         600.0,
-        "how long fewer than `min_np` workers wait for others, and the survivors of a broken ring "
-        "for ZooKeeper, and for a worker that is alive and does not report",
+        "how long the job waits for other workers if fewer than `min_np` are left, and after a "
+        "crash for ZooKeeper, or for a survivor that is alive and does not report",
         option="--elastic-timeout",
         metavar="SECONDS",
     )
@@ -86,11 +86,10 @@ class JobSettings(Record):
     )
     max_restarts: int = setting(
         10,
-        "how often in a row a slot whose workers fail, or are evicted, before they have trained a "
-        "step is started again, after pauses of 1, 2, 4, ... 30 s; then the job goes on without "
-        "it, or fails if `min_np` needs it. After a step it is started again at once, and the "
-        "count begins anew, unless the script fails within 60 s of that step, or is killed within "
-        "5 s",
+        "how often in a row a slot is started again after its worker has failed, or was evicted, "
+        "without progress: before its first step, within 60 s of it, or killed within 5 s of it. "
+        "Then the job goes on without the slot, or fails if `min_np` needs it. If the worker had "
+        "trained no step, the next start waits for 1, 2, 4, ... 30 s. Progress sets the count to 0",
         option="--max-restarts",
         metavar="N",
         least=0,

@@ -24,8 +24,8 @@ class JobProgress(Record):
     ] = 0
     untrained: Annotated[
         int,
-        "samples of epochs that all workers left before their end, a loop of the script being "
-        "shorter than the epoch; those of a stream are not counted",
+        "samples that were not trained because the script's loop left an epoch before its end; "
+        "those of a stream are not counted",
     ] = 0
     left: Annotated[
         float | None, "samples to train until the end of the job; null: nobody knows"
@@ -125,7 +125,8 @@ class TrainingStatus(JobProgress):
     quiet_s: Annotated[float, "since the last complete step, at `updated_at_s`"] = 0.0
     progress_sample: Annotated[
         ProgressSample | None,
-        "what `edl profile` measures with; null: no worker of a ring has answered",
+        "counters of one worker at the end of a step, for `edl profile`; null: no worker of a ring "
+        "has answered",
     ] = None
     reason: Annotated[
         str,

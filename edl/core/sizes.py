@@ -30,14 +30,14 @@ class Sizes(Record):
 
     min_np: int = setting(
         1,
-        "never fewer workers. Under horovodrun, where its own `--min-np` "
-        "[cannot be seen](../guides/horovodrun.md#settings)",
+        "the job never trains with fewer workers. Under horovodrun it counts only where its own "
+        "`--min-np` [cannot be seen](../guides/horovodrun.md#settings)",
         option="--min-np",
     )
     max_np: int | None = setting(
         None,
-        "never more workers. Default: `-np`, or `--slots` if that is given and greater; under "
-        "horovodrun as for `min_np`",
+        "the job never has more workers. Default: `-np`, or `--slots` if that is given and "
+        "greater. Under horovodrun it counts only where its own `--max-np` cannot be seen",
         option="--max-np",
     )
     sizes: tuple[int, ...] = setting(

@@ -163,7 +163,7 @@ def test_workers_leave_devices_that_the_job_may_not_use_any_more(
 ) -> None:
     generation, records = ring_of(*devices)
     here = replace(now({"b": np}, b=allowed), generation=generation)
-    _, departures = departures_of(here, generation.members, records, Ages(), Limits(*[1.0] * 6))
+    _, departures = departures_of(here, generation.members, records, Ages(), Limits(*[1.0] * 7))
     assert sorted(one.id for one in departures) == leave
 
 
