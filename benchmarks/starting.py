@@ -133,8 +133,8 @@ def markdown(found: Mapping[str, Mapping[str, Starts]], machine: str) -> str:
     sections = [
         page.Section(
             framework,
-            f"Goal of forked workers: a replacement within {ASKED_S[framework][0]:g} s, a join "
-            f"within {ASKED_S[framework][1]:g} s, less memory than of workers that start anew.",
+            f"Goal for forked workers: a replacement within {ASKED_S[framework][0]:g} s, a join "
+            f"within {ASKED_S[framework][1]:g} s, and less memory than workers that start anew.",
             ("workers are", "replaced, s", "joined, s", "memory of 8 workers, MB"),
             [
                 (way, _spread(one.replaced_s), _spread(one.joined_s), f"{one.memory_mb:.0f}")

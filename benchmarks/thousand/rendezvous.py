@@ -1,8 +1,9 @@
 """A rendezvous of W members: a real server in a process of its own, and W stand-ins in another.
 
 A stand-in makes the requests of a rank of Horovod, one connection each and one after the other, as
-Horovod's client does: with our patch of it in bulk, without for each other rank (`ring/mesh.py` in
-edl). Its addresses are made before what is measured, and the answers are checked after it.
+Horovod's client does: with our patch all addresses in one request, without it one request for each
+other rank (`ring/mesh.py` in edl). Its addresses are made before the measurement, and the answers
+are checked after it.
 """
 
 from __future__ import annotations
@@ -97,18 +98,18 @@ def section(found: Found) -> Section:
     head = [
         "",
         "wall, s",
-        "processor of the server, s",
-        "asked, s of one core",
+        "processor time of the server, s",
+        "goal, s of one core",
         "requests a member",
         "kB a member",
-        "most that its loop did at a stretch, ms",
-        "its memory, MiB",
+        "longest time that the server answered nobody, ms",
+        "memory of the server, MiB",
     ]
     notes = [
         (
             f"The run with the median of {ROUNDS} processor times. The wall time is that of server "
-            "and stand-ins together, beside whatever else the machine did: at the end "
-            f"{os.getloadavg()[0]:.0f} processes wanted to compute."
+            "and stand-ins together, beside whatever else the machine did: its load average was "
+            f"{os.getloadavg()[0]:.0f} at the end."
         ),
         (
             "*One by one* is Horovod without the patch `bulk-rendezvous`: for each member the "

@@ -1,7 +1,7 @@
-"""What ZooKeeper is asked, and how long a look takes: of a leader or agent, and of a worker.
+"""What ZooKeeper is asked, and how long a look takes: by the leader or an agent, and by a worker.
 
-Member nodes in a real ZooKeeper, written by one process. Read by a session of its own, with watches
-as edl reads, and once more as if nothing were kept.
+One process writes the nodes of the members into a real ZooKeeper. Another session reads them as edl
+does, with watches and a copy of what it has read, and once more without that copy.
 """
 
 from __future__ import annotations
@@ -123,9 +123,9 @@ def section(found: Sequence[ZooKeeperCost]) -> Section:
         rows.append([f"{one.workers} workers", *shown, turns])
     head = [
         "",
-        "an agent or the leader, all read anew",
-        "the same, as it looks",
-        "the same, one worker has changed",
+        "an agent or the leader, without its copy",
+        "the same with its copy, nothing has changed",
+        "the same with its copy, one worker has changed",
         "a worker that does not lead",
         "newcomers: a turn of the leader, ms: median, most",
     ]
