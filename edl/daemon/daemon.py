@@ -525,11 +525,8 @@ class Daemon:
         ended_in, own = self._ended_in, self._shared.worker
         if ended_in is None or self._ring.membership[0] != ended_in.number:
             return
-        ports = {
-            member.id: (member.address, member.port)
-            for member in ended_in.members
-            if member.id != own
-        }
+        others = (member for member in ended_in.members if member.id != own)
+        ports = {member.id: (member.address, member.port) for member in others}
         for health in ask_all(ports, self._limits.probe_timeout_s).values():
             doing = health.report.get("activity", {}).get("doing")
             if doing in (FOR_GRADIENTS, FOR_NUMBERS) and self._ended_in is ended_in:
