@@ -1,10 +1,9 @@
 """Keep the coordination of a job in memory: ZooKeeper's data, a leader, and the workers' daemons.
 
 :class:`MemoryJob` has the job's records and its leader, :class:`MemoryCoordinator` is one worker's
-daemon. The leader's decisions are the real ones (:func:`edl.core.job.membership.decide`).
-Everything else follows docs/explanation/protocol.md in its simplest form: a daemon writes what its
-worker has to report, reads what is new, and breaks a ring in which its worker could wait for ever.
-The schedule chooses when a daemon does so.
+daemon. The leader's decisions are real (:func:`edl.core.job.membership.decide`). A daemon writes
+what its worker has to report, reads what is new, and breaks a ring in which its worker could wait
+for ever (docs/explanation/protocol.md in its simplest form), when the schedule lets it.
 """
 
 from __future__ import annotations
@@ -57,8 +56,7 @@ LIMITS = Limits(
 class MemoryJob:
     """The records of one job that ZooKeeper would hold, and the decisions of the job's leader.
 
-    The constructor adds three actors to the schedule: the leader, the end of sessions, the
-    election.
+    The constructor schedules three actors: the leader, the end of sessions and the election.
 
     Args:
         job: the record of the job.
@@ -169,10 +167,7 @@ class MemoryJob:
     # --- the election
 
     def campaign(self, worker: int) -> None:
-        """Add the worker with the id ``worker`` to the end of the list of candidates for leader.
-
-        If there is no other candidate, it leads at once. A candidate is not added again.
-        """
+        """Make ``worker`` the last candidate for leader, unless it is one; the first leads."""
         if worker not in self._candidates:
             self._candidates.append(worker)
             self._elect()
