@@ -1,6 +1,8 @@
-"""Define ``edl.tensorflow.Dataset``, a ``tf.data.Dataset`` of the batches of one worker.
+"""Define ``edl.tensorflow.Dataset``, a function that declares what the job trains on.
 
-It loads the samples that are leased to this worker, in the order of the steps that train them.
+It returns an :class:`ElasticDataset`, a ``tf.data.Dataset`` of the batches of this worker alone,
+in the order of the steps that train them. edl leases the samples of an epoch to the workers, so
+each worker loads others.
 """
 
 from __future__ import annotations
@@ -40,15 +42,21 @@ _LOOKS_ON = ("as_numpy_iterator", "cardinality", "fingerprint", "options")
 class _Readers(threading.local):
     """A flag of each thread: whether the thread may read an :class:`ElasticDataset` at the moment.
 
-    The flag is set while the thread runs a method of ElasticDataset. While it is not set, a read of
-    an ElasticDataset by TensorFlow's code raises UsageError.
+    A method of ElasticDataset sets the flag by :meth:`ours` while it runs. A read of an
+    ElasticDataset by TensorFlow's code in a thread whose flag is not set raises UsageError.
+
+    Attributes:
+        own: the flag of the calling thread.
     """
 
     own = False
 
     @contextmanager
     def ours(self) -> Iterator[None]:
-        """Allow this thread to read an ElasticDataset, for the length of a ``with`` block."""
+        """Set the flag of this thread within a ``with`` block, and its earlier value afterwards.
+
+        The block gets no value.
+        """
         before, self.own = self.own, True
         try:
             yield
@@ -62,14 +70,16 @@ _readers = _Readers()
 class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
     """A ``tf.data.Dataset`` of this worker's batches, in which each batch belongs to one step.
 
-    Methods that keep the order of the batches are allowed (``map``, ``prefetch`` and the like); the
-    others raise UsageError.
+    :func:`Dataset` returns one. Its methods ``map``, ``prefetch`` and ``with_options`` keep the
+    order of the batches, and return another ElasticDataset. ``apply``, ``as_numpy_iterator``,
+    ``cardinality``, ``fingerprint`` and ``options`` are allowed, too; all other methods of
+    ``tf.data.Dataset`` raise UsageError when they are called.
 
     Args:
         batches: TensorFlow's data set of the batches.
 
     Raises:
-        UsageError: the options have ``deterministic=False``.
+        UsageError: the options of ``batches`` have ``deterministic=False``.
     """
 
     def __init__(self, batches: tf.data.Dataset) -> None:
@@ -100,11 +110,12 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         raise UsageError(_OTHER_READER.format(reader="a tf.function, as its argument"))
 
     def apply(self, transformation_func: Callable[[Any], Any]) -> ElasticDataset:
-        """Return ``transformation_func(self)``; the function may use ``map`` and the like only.
+        """Return ``transformation_func(self)``, a data set in the order of this one.
+
+        The function may use the methods ``map``, ``prefetch`` and ``with_options`` only.
 
         Raises:
-            UsageError: the function returns another kind of data set, which would not keep the
-                order of the batches.
+            UsageError: the function returns anything but an :class:`ElasticDataset`.
         """
         made = transformation_func(self)
         if not isinstance(made, ElasticDataset):
@@ -113,19 +124,22 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
 
     @property
     def batch_index(self) -> int:
-        """The index in its epoch, from 0, of the batch that was handed out last.
+        """The index in its epoch, from 0, of the batch that the script or ``fit`` was given last.
 
-        It is the same on all workers.
+        It counts the batches of the whole job, and is the same on all workers, also on those that
+        joined within the epoch. Before the first batch of an epoch it is 0 in a loop over
+        ``epochs()``; in ``fit`` it still is the last index of the epoch before.
         """
         now = training.current()
         return now.batch if now.fitting else now.worker.loader.progress.update_order.batch
 
     def __len__(self) -> int:
-        """Return the number of batches that this worker takes in an epoch, rounded up.
+        """Return how many batches each worker takes in an epoch, a part of a batch counted as one.
 
         Before this worker's first step in the job's ring it is the number for as many workers as
         the job began with, so that a schedule over ``epochs * len(dataset)`` steps is the same on
-        newcomers. From then on it is the number for the present workers.
+        newcomers. From then on it is the number for the present workers and the present global
+        batch.
 
         Raises:
             TypeError: the source is a stream, whose length is unknown.
@@ -136,10 +150,11 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         return loader.iterations_of_epoch
 
     def cardinality(self) -> Any:
-        """Return ``len(dataset)`` as a tensor, or ``tf.data.UNKNOWN_CARDINALITY`` for a stream.
+        """Return ``len(dataset)`` as a scalar int64 tensor.
 
-        Keras' ``fit`` always gets ``UNKNOWN_CARDINALITY``. If it knew a number, it would end each
-        epoch after that many batches, and the number of batches changes with the workers.
+        For a stream it is ``tf.data.UNKNOWN_CARDINALITY``, and also for a caller in a module of
+        Keras, such as ``fit``. If ``fit`` knew a number, it would end each epoch after that many
+        batches, and the number of batches changes with the workers.
         """
         caller = str(sys._getframe(1).f_globals.get("__name__"))
         stream = not training.current().worker.loader.progress.source.known_total
@@ -148,20 +163,24 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         return tf.constant(len(self), tf.int64)
 
     def epochs(self, count: int | None = None, *, max_steps: int | None = None) -> Iterator[int]:
-        """Return an iterator over the epochs to train, from the job's current one to ``count - 1``.
+        """Return an iterator over the numbers of the epochs to train, from the job's current one.
 
-        On a newcomer, the iterator first yields an epoch of one batch to warm up. The newcomer
-        trains that batch alone, and the result is discarded. Then come the job's current epoch and
-        those that follow.
+        The script trains the batches of the data set within the body of its loop over the iterator.
+        On a newcomer the iterator first yields the number of an epoch that has one batch, to warm
+        up: the newcomer trains that batch alone, and the result is discarded. When the script asks
+        for the next number, the newcomer joins the ring, and gets the job's current epoch and those
+        after it.
 
         Args:
-            count: the number of epochs; None: as many as ``max_steps`` updates take.
+            count: the number of epochs of the job, so ``count - 1`` is the last number; None: as
+                many as ``max_steps`` updates take.
             max_steps: the training ends when the job has made this many updates (``edl.step()``),
                 even inside an epoch; None: it ends after ``count`` epochs.
 
         Raises:
-            UsageError: both arguments are None, there is no ``edl.Optimizer`` yet, or the script
-                has called ``fit`` before.
+            UsageError: both arguments are None, ``max_steps`` is not a whole number of at least 1,
+                there is no ``edl.Optimizer`` yet, its model has no variables yet, or the script has
+                called ``fit`` before.
         """
         asked_length("dataset.epochs()", count, max_steps)
         now = training.current()
@@ -175,9 +194,14 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
     def steps(self, count: int) -> Iterator[Any]:
         """Return an iterator over this worker's batches, until the job has made ``count`` updates.
 
-        The iterator goes through as many epochs as needed. It ends when :func:`edl.step` is
-        ``count``, on all workers alike. Updates before a resume from a checkpoint are counted, too.
-        A newcomer first gets one batch to warm up.
+        It replaces the two loops over epochs and batches. It goes through as many epochs as needed,
+        and ends on all workers alike when :func:`edl.step`, which counts the updates of the whole
+        job (those before a resume from a checkpoint, too), is ``count``. A newcomer first gets one
+        batch to warm up.
+
+        Raises:
+            UsageError: ``count`` is not a whole number of at least 1, there is no ``edl.Optimizer``
+                yet, its model has no variables yet, or the script has called ``fit`` before.
         """
         asked_length("dataset.steps()", None, count)
         epochs = self.epochs(max_steps=count)
@@ -187,23 +211,30 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
     def _epochs(now: training.Training, count: int | None, max_steps: int | None) -> Iterator[int]:
         """Yield the number of each epoch to train, from the job's current epoch on.
 
-        When the script asks for the next number, the last step of the epoch is completed.
+        A newcomer gets one epoch for its warm-up before these. When the script asks for the next
+        number, the last step of the epoch is completed in the ledger.
 
         Args:
             now: the data source, the optimizers and the open step of this process.
-            count: the number of epochs; None: no limit.
-            max_steps: the number of updates after which the training ends; None: no limit.
+            count: the number of epochs of the job; None: no limit.
+            max_steps: the number of the job's updates after which the training ends; None: no
+                limit.
         """
         for epoch in now.steps.epochs(count, max_steps):
             yield epoch
             now.finish_step()  # of the batch after which the script has left its loop
 
     def __iter__(self) -> Iterator[Any]:
-        """Return an iterator over this worker's batches of the current epoch.
+        """Return an iterator over this worker's batches of the current epoch, without those it had.
+
+        In a loop over ``epochs()``, a step of the job begins with each batch. In ``fit`` it is
+        TensorFlow's own iterator, and :class:`edl.tensorflow.KerasCallback` begins the steps. If
+        two iterators are open, the older one raises UsageError at its next batch.
 
         Raises:
-            UsageError: the data set is iterated outside of ``fit`` and of ``dataset.epochs()``, or
-                inside of a ``tf.function`` or a graph.
+            UsageError: the data set is iterated outside of ``fit`` and of ``dataset.epochs()``, all
+                samples of the epoch are trained already, or the call is inside of a ``tf.function``
+                or a graph.
         """
         now = training.current()
         _check_outside()
@@ -219,15 +250,20 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         return self._batches(now)
 
     def _raw(self) -> Iterator[Any]:
-        """Return TensorFlow's own iterator over the batches, which begins no steps of the job."""
+        """Return TensorFlow's own iterator over the batches, which begins no steps of the job.
+
+        It waits for each batch until a step has made edl form the batch.
+        """
         with _readers.ours():
             raw: Iterator[Any] = super().__iter__()
         return raw
 
     def _batches(self, now: training.Training) -> Iterator[Any]:
-        """Yield the batches of the current epoch, and begin a step of the job with each.
+        """Yield the batches of the current epoch, and begin a step of the job before each.
 
-        ``now`` holds the data source, the optimizers and the open step of this process.
+        The iterator ends when all samples of the epoch are trained or the job has made all its
+        updates, on a newcomer that warms up after one batch. ``now`` holds the data source, the
+        optimizers and the open step of this process.
         """
         with now.feed.receiving(self._raw()) as receive:
             while now.begin_step():
@@ -247,8 +283,8 @@ _OTHER_READER = (
 def _reader() -> str:
     """Return a phrase that names the code of TensorFlow that tries to read an edl.Dataset.
 
-    The code is looked for in the call stack. The phrase, such as "a ZipDataset", is for an error
-    message.
+    The code is looked for in the call stack. The phrase is for an error message, such as "a
+    ZipDataset"; if no data set or strategy is found, it is "something else than its own methods".
     """
     frame = sys._getframe(2)
     while frame is not None and "/tensorflow/" in frame.f_code.co_filename.replace("\\", "/"):
@@ -262,13 +298,16 @@ def _reader() -> str:
 
 
 def _called(made: Any) -> str:
-    """Return the name of the class of the data set ``made``, such as "a ZipDataset"."""
+    """Return the name of the class of the data set ``made`` with an article, as "a ZipDataset"."""
     name = type(made).__name__.strip("_").removesuffix("V2").removesuffix("V1")
     return f"a {name}"
 
 
 def _check_outside() -> None:
-    """Raise UsageError if the caller is in a ``tf.function`` or in a script that builds graphs."""
+    """Raise UsageError if TensorFlow does not execute eagerly at the moment of the call.
+
+    So the caller is in a ``tf.function``, or in a script that has disabled eager execution.
+    """
     if tf.executing_eagerly():
         return
     if tf.inside_function():
@@ -285,7 +324,9 @@ def _check_outside() -> None:
 def _keeping(name: str) -> Any:
     """Return a method that works like ``tf.data.Dataset``'s ``name`` and returns an ElasticDataset.
 
-    ``name`` is ``map`` or another method that keeps the order of the batches.
+    ``name`` is ``map`` or another method that keeps the order of the batches. The returned method
+    raises UsageError for the argument ``deterministic=False``. Random operations in a function that
+    it is given draw other numbers on each worker.
     """
     plain = getattr(dataset_ops.UnaryUnchangedStructureDataset, name)
 
@@ -362,8 +403,9 @@ def Dataset(
 
     Every sample of an epoch enters the model exactly once, whichever workers join or leave
     meanwhile. All workers leave an epoch after the same step. If this worker has no samples left
-    and others do, it gets a padding batch: samples that it had before, whose gradients have weight
-    zero. ``map`` and ``prefetch`` may be applied to the data set.
+    and others do, it gets a padding batch: samples of the epoch's beginning, whose gradients have
+    weight zero. The last batches of an epoch may be smaller. ``map``, ``prefetch`` and
+    ``with_options`` may be applied to the data set. A script calls this function once.
 
     Args:
         source: columns (an array, a list of labels, a data frame, a tensor; a tuple or dict of
@@ -372,8 +414,8 @@ def Dataset(
             ``load_state_dict``; the same on all workers.
         batch_size: samples of one worker in a step; the global batch is this number times the
             number of workers.
-        shuffle: whether to shuffle the samples anew in each epoch; the order is a function of
-            (seed, epoch) alone.
+        shuffle: whether to shuffle the samples (of a stream: its shards) anew in each epoch; the
+            order is a function of (seed, epoch) alone. False: the order of the source.
         seed: the seed of the shuffled order.
         max_global_batch: the largest global batch, in samples; with more workers the batch of each
             worker becomes smaller. None: there is no limit.
@@ -382,15 +424,16 @@ def Dataset(
             begins, not before); or a tuple of the smallest and the largest number, between which
             the job chooses by its goodput (throughput times statistical efficiency). None:
             ``batch_size`` holds.
-        collate_fn: ``collate_fn(samples)`` returns the arrays of a batch, as an array, a tuple or a
-            dict; for example it pads samples to the longest of a batch. A dimension that differs
-            among the first, the last and some samples between is None in ``element_spec``. None:
-            samples are stacked.
+        collate_fn: ``collate_fn(samples)`` gets a list of samples, and returns the arrays of a
+            batch, as an array, a tuple or a dict; for example it pads samples to the longest of a
+            batch. A dimension that differs among the first, the last and some samples between is
+            None in ``element_spec``. None: samples are stacked.
 
     Raises:
-        DataError: the source is empty.
-        UsageError: edl cannot number the samples of the source, to tell which are trained, or there
-            is a data set already.
+        DataError: the source is empty, or its columns differ in length.
+        UsageError: edl cannot number the samples of the source, to tell which are trained (those of
+            a ``tf.data.Dataset``, say); there is a data set already; or the batch sizes are out of
+            range, or are set by the job's policy, too.
     """
     now = training.current()
     # Of fit, whose default that is: the data set has an order of its own.
@@ -410,14 +453,14 @@ def Dataset(
 
 
 def _probes(load: Load, first: Batch) -> Iterator[Any]:
-    """Yield batches of one sample each, from up to 16 positions spread over the data set.
+    """Load and yield batches of one sample each, from up to 16 positions spread over the data set.
 
-    The shapes of their arrays tell which dimensions vary. For a stream nothing is yielded.
+    Each item is what ``load`` returns. The shapes of the arrays tell which dimensions vary. For a
+    stream nothing is yielded.
 
     Args:
-        load: a function that returns the arrays of a batch.
-        first: a batch of the data set; the yielded batches are loaded from copies of it with other
-            sample indices.
+        load: a function that takes a batch of sample indices and returns its arrays.
+        first: a batch of the data set, of whose copies with other indices ``load`` is called.
     """
     if not training.current().is_stream:
         total = training.current().worker.loader.progress.source.known_total
@@ -429,7 +472,8 @@ def _probes(load: Load, first: Batch) -> Iterator[Any]:
 def _refuse_validation_split() -> None:
     """Patch Keras so that ``fit`` raises UsageError for an edl.Dataset with ``validation_split``.
 
-    Keras splits arrays only, and would fail with a traceback of its own.
+    Keras splits arrays only, and would fail with a traceback of its own. The patch lasts for the
+    rest of the process; a second call does nothing.
     """
     plain = array_slicing.train_validation_split
 
@@ -447,16 +491,17 @@ def _refuse_validation_split() -> None:
 def _batches_of(feed: PipelineBatchSource, load: Load, signature: Any) -> tf.data.Dataset:
     """Return a ``tf.data.Dataset`` of the batches of ``feed``, loaded by ``load``.
 
-    Each iteration of the data set begins to read ``feed`` anew, and ends the iteration before.
+    Each iterator of the data set ends the iterators before it, and takes the batches that ``feed``
+    has not given to one of them.
 
     ``tf.data.Dataset.from_generator`` is not used: under Python 3.11 its first use makes TensorFlow
     pin glibc's threshold for mmap at 128 KiB, and from then on every larger tensor of the process
     is new memory that must be faulted in (measured: a step of 59 ms of CPU time took 113).
 
     Args:
-        feed: the source of this worker's batches.
-        load: a function that returns the arrays of a batch.
-        signature: the ``tf.TensorSpec``s of a batch, in its structure.
+        feed: the queue of this worker's batches, each a list of sample indices.
+        load: a function that takes such a batch and returns its arrays.
+        signature: the ``tf.TensorSpec``s of a batch's arrays, in their structure.
     """
     specs = tf.nest.flatten(signature)
     nothing = [

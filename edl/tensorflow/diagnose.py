@@ -1,4 +1,7 @@
-"""Define ``edl.tensorflow.diagnose``, which records how a model's layers grow in training."""
+"""Define :func:`layer_balance` of ``edl.tensorflow.diagnose``: a record of how layers grow.
+
+The other names of ``edl.tensorflow.diagnose`` are those of :mod:`edl.diagnose`.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +23,18 @@ __all__ = ["LayerBalance", "LayerRow", "Phases", "layer_balance"]
 def layer_balance(
     model: Any, layers: Iterable[str] | None = None, matrices: bool = False
 ) -> JobBalance:
-    """Return a recorder of how the weights of the layers of ``model`` grow in training.
+    """Return a recorder of the norms of the weights of the layers of ``model`` in training.
 
-    The recorder is an :class:`edl.diagnose.LayerBalance`. Nothing is sent between the workers,
+    The script calls its ``record()`` after an update, as often as it wants; the recorder then reads
+    the variables, and stores a row by the number of samples that the job has trained. Its other
+    methods are those of :class:`edl.diagnose.LayerBalance`. Nothing is sent between the workers,
     since all of them have the same weights.
 
     Args:
         model: a Keras model or layer that is built, a ``tf.Module``, or a list of variables.
-        layers: paths (Keras) or names of variables with two or more dimensions, in the order of the
-            network; None: all such variables that are trained, in the order of ``model.variables``.
+        layers: paths (Keras) or names of floating-point variables with two or more dimensions, in
+            the order of the network, or one such name; None: all such variables of ``model`` that
+            are trainable, in the order in which the model lists them.
         matrices: whether to record, too, how far D_i = W_{i+1}^T W_{i+1} - W_i W_i^T has moved
             since the first record, W_i being the weights of layer i (see :mod:`edl.diagnose`).
 
@@ -57,9 +63,10 @@ def layer_balance(
 
 
 def _read(variable: Any) -> Array:
-    """Return the value of ``variable`` in float64, with one row for each output of the layer.
+    """Return the present value of ``variable`` in float64.
 
-    A Keras kernel has one column for each output, so a matrix is transposed.
+    A matrix, as of a Dense layer, is transposed, so that it has one row for each output: a Keras
+    kernel has one column for each. A variable with more dimensions keeps its axes.
     """
     (weights,) = EagerAccess().read([variable])
     weights = np.asarray(weights, dtype=np.float64)

@@ -1,4 +1,7 @@
-"""Compute digests of TensorFlow's variables and arrays; see :mod:`edl.framework.digest`."""
+"""Compute digests of TensorFlow's variables and arrays, by which workers compare their states.
+
+:func:`digests` computes them. A digest is a CRC-32, see :mod:`edl.framework.digest`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from edl.tensorflow.variables import VariableAccess
 
 
 def size_of(value: Any) -> int | None:
-    """Return the size in bytes of a variable or an array.
+    """Return the size in bytes of a ``tf.Variable`` or a numpy array.
 
     None is returned for any other value, and for a variable whose shape is not fully known.
     """
@@ -25,14 +28,16 @@ def size_of(value: Any) -> int | None:
 
 
 def digests(access: VariableAccess, parts: Iterable[ByteRange]) -> dict[str, int]:
-    """Return a digest of each of ``parts`` by the part's name; a part without a digest is left out.
+    """Return a digest, an integer, of each of ``parts`` by the name of the part's value.
 
-    Workers compare the digests, which are equal for equal values. Values of some types cannot be
-    compared, and have no digest.
+    Workers compare the digests, which are equal for equal values. A part is left out of the result
+    if its value has a type that is not compared: anything but variables, tensors, arrays of
+    numbers, numbers, booleans, texts, bytes and None.
 
     Args:
         access: how the values of variables are read: eagerly, or in a session.
-        parts: byte ranges of variables and arrays, and plain values.
+        parts: byte ranges of variables and arrays, and plain values. A plain value enters the
+            digest as a whole.
     """
     variables: list[ByteRange] = []
     others: list[ByteRange] = []

@@ -1,6 +1,8 @@
 """Define ``hvd.elastic`` for TensorFlow scripts that ``import edl.tensorflow as hvd``.
 
-:mod:`edl.framework.elastic` describes what elastic states and ``run`` do.
+A script makes a :class:`TensorFlowKerasState` or a :class:`TensorFlowState`, and gives it to a
+training function that :func:`run` has wrapped. :mod:`edl.framework.elastic` has the methods that
+both states share (``commit``, ``restore``, ``sync``), and the work of ``run``.
 """
 
 from __future__ import annotations
@@ -45,34 +47,37 @@ _SAID = re.compile(r"^(Horovod has been shut down.*|.*/gloo/.*)$", re.MULTILINE)
 
 
 class _VariablesState(State):
-    """An elastic state of variables, in one or more groups, and of further attributes.
+    """The base class of elastic states of variables, in groups, and of further attributes.
 
     The variables of one attribute, for example of the model or the optimizer, are a group. A
-    further attribute that has ``state_dict()`` and ``load_state_dict()`` stays the same object when
-    the state is restored or received; any other is replaced by a copy.
+    derived class sets ``_access`` before it calls this constructor, and names the groups in
+    :meth:`_variables`. When the state is restored or received, variables are assigned, and a
+    further attribute that has ``state_dict()`` and ``load_state_dict()`` loads its part and stays
+    the same object; any other is replaced by a copy.
     """
 
     _access: VariableAccess
 
     @abstractmethod
     def _variables(self) -> dict[str, list[Any]]:
-        """Return lists of variables, by the attribute to which they belong, such as "model"."""
+        """Return the list of the variables of each group, by group name, such as "model"."""
 
     _size_of = staticmethod(size_of)
 
     def _digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
-        """Return a digest of each of ``parts``, byte ranges of the state, by the part's name.
+        """Return a digest of each of ``parts``, byte ranges of the state, by the name of its value.
 
-        Workers compare the digests, which are equal for equal states.
+        Workers compare the digests, which are equal for equal states. Values of types that are not
+        compared are left out.
         """
         return digests(self._access, parts)
 
     def _values(self) -> dict[str, Any]:
-        """Return the values of the variables and of the other attributes, by attribute.
+        """Return the present values of the variables and of the further attributes, by name.
 
-        For a model or optimizer this is a dict of arrays by the name of the variable. For any other
-        attribute it is the ``state_dict()``, or else the attribute itself, wrapped in a
-        :class:`~edl.framework.elastic.Plain`.
+        For a group of variables this is a dict of arrays by the name of the variable. For any other
+        attribute it is the ``state_dict()``, or else the attribute itself (not a copy), wrapped in
+        a :class:`~edl.framework.elastic.Plain`.
         """
         values: dict[str, Any] = {}
         for group, variables in self._variables().items():
@@ -88,7 +93,8 @@ class _VariablesState(State):
         """Write ``values``, in the form that :meth:`_values` returns, to variables and attributes.
 
         Raises:
-            UsageError: the variables differ from the job's in names or shapes.
+            UsageError: this worker's variables differ from ``values`` in names or shapes. No
+                variable or attribute is changed then.
         """
         written = []
         for group, variables in self._variables().items():
@@ -105,7 +111,10 @@ class _VariablesState(State):
                 getattr(self, name).load_state_dict(value)
 
     def _parts(self) -> set[str]:
-        """Return the names of all attributes of the state, those with variables included."""
+        """Return the names of the groups of variables and of the further attributes.
+
+        They are the keys of the dict from :meth:`_values`.
+        """
         return {*self._names, *self._variables()}
 
     def _copied(self, values: dict[str, Any]) -> dict[str, Any]:
@@ -124,11 +133,14 @@ class _VariablesState(State):
     def _exchanged(self, ring: Ring, root: int, values: dict[str, Any] | None, keep: bool) -> Any:
         """Broadcast the values of this state, as :meth:`_values` returns them, from one worker.
 
+        All workers of the ring call it.
+
         Args:
             ring: the ring of all workers.
             root: the rank that sends.
             values: the values, on the root; None on the other ranks.
-            keep: whether this worker, which takes part in the broadcast, needs the values.
+            keep: whether this worker needs the received values. It takes part in the broadcast in
+                any case.
 
         Returns:
             The values of the root; None unless ``keep``.
@@ -139,11 +151,15 @@ class _VariablesState(State):
 class TensorFlowKerasState(_VariablesState):
     """The elastic state of a Keras model, its optimizer, and further attributes: numbers, objects.
 
+    The script makes one on each worker, and gives it to a function that :func:`run` has wrapped;
+    newcomers receive its values. The constructor builds the optimizer if it is not built, and saves
+    a first copy for ``restore()``. Each attribute is read and set as ``state.name``.
+
     Args:
         model: a model that is built, so that its variables exist.
         optimizer: the optimizer of the model; None: the one that the model is compiled with.
         backend: ignored; Horovod's class has it.
-        attributes: further attributes of the state, by name.
+        attributes: the first values of the further attributes, by name.
 
     Raises:
         UsageError: the model is not built, or has no optimizer.
@@ -169,15 +185,20 @@ class TensorFlowKerasState(_VariablesState):
         super().__init__(**attributes)
 
     def _variables(self) -> dict[str, list[Any]]:
-        """Return the variables of the model and those of the optimizer, as two groups by name."""
+        """Return the variables of the model and those of the optimizer.
+
+        Returns:
+            A dict with the lists "model" and "optimizer".
+        """
         return {"model": list(self.model.weights), "optimizer": list(self.optimizer.variables)}
 
     def _trained(self) -> dict[str, Any]:
         """Return the variables that stay equal on all workers because gradients are averaged.
 
         Returns:
-            A dict with "model" and "optimizer", of dicts of variables by name. Gradients that the
-            optimizer accumulates over several batches are left out.
+            A dict with "model" (the trainable variables) and "optimizer", of dicts of variables by
+            name. Gradients that the optimizer accumulates over several batches are left out, since
+            they are each worker's own.
         """
         # What Keras adds up of several batches is each worker's own until it is averaged.
         own = {id(plain(each)) for each in getattr(self.optimizer, "_accumulated_gradients", ())}
@@ -188,7 +209,11 @@ class TensorFlowKerasState(_VariablesState):
         }
 
     def learning_rates(self) -> dict[str, float]:
-        """Return ``{"learning rate": rate}``, the optimizer's present rate; {} if unknown."""
+        """Return ``{"learning rate": rate}`` with the optimizer's present rate.
+
+        The dict is empty if edl cannot read the rate: in a graph, that of a schedule of Keras' or a
+        tensor.
+        """
         rate = present_rate(self.optimizer)
         if isinstance(rate, tf.Variable):
             (rate,) = self._access.read([rate])
@@ -198,11 +223,16 @@ class TensorFlowKerasState(_VariablesState):
 class TensorFlowState(_VariablesState):
     """The elastic state of TensorFlow variables, and further attributes.
 
+    The script makes one on each worker, and gives it to a function that :func:`run` has wrapped;
+    newcomers receive its values. The constructor saves a first copy for ``restore()``. Each
+    attribute is read and set as ``state.name``.
+
     Args:
         variables: the variables that every worker that joins receives; None: all global variables
-            of the graph.
-        session: the session that holds the variables of a graph; None: the default session.
-        attributes: further attributes of the state, by name.
+            of the default graph, of which there are none in eager execution.
+        session: the session that holds the variables of a graph; None: the default session, or
+            none in eager execution.
+        attributes: the first values of the further attributes, by name.
 
     Raises:
         UsageError: no variables are named and there are no global ones, or there is a graph without
@@ -229,7 +259,7 @@ class TensorFlowState(_VariablesState):
         """Return the trainable variables, which averaged gradients keep equal on all workers.
 
         Returns:
-            A dict with "variables", a dict of variables by name.
+            A dict with one key "variables", whose value is a dict of variables by name.
         """
         return {"variables": variables_by_name(each for each in self.variables if each.trainable)}
 
@@ -241,15 +271,20 @@ class TensorFlowState(_VariablesState):
 def run(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``function`` wrapped so that it trains while workers join and leave.
 
-    ``function(state, ...)`` takes the elastic state first. When workers join, leave or crash, a
-    collective or a commit of the state interrupts it, and it is called again. All workers return
-    after the same commit. If some workers have returned when a crash interrupts the last steps of
-    the others, the others take the state of one that has returned, and return, too. The errors
-    below are those of a call of the wrapped function.
+    The wrapper is called as ``wrapper(state, ...)``, and passes all its arguments to ``function``.
+    When workers join or leave, ``state.commit()`` or ``state.check_host_updates()`` interrupts
+    ``function``, which is called again with the state as it is. When a worker crashes, a collective
+    of the others fails, and ``function`` is called again with the state of the last commit. If some
+    workers have returned when a crash interrupts the last steps of the others, the others take the
+    state of one that has returned, and return, too.
+
+    Returns:
+        The wrapper. It returns what ``function`` returns, or None on a worker that took the final
+        state from another. It raises the errors below.
 
     Raises:
-        UsageError: the state is not one of edl's; a second function is run; or Horovod refuses a
-            collective, and would refuse it again.
+        UsageError: the state is not one of edl's; another wrapped function has ended before; or
+            Horovod refuses a collective, and would refuse it again.
         WorkerEvicted: the leader has evicted this worker from the job.
         JobFailed: the job cannot go on.
     """
@@ -258,7 +293,11 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _broken(error: Exception) -> str | None:
-    """Return Horovod's message in ``error`` if it says that the ring is broken; else None."""
+    """Return the part of the message of ``error`` in which Horovod says that the ring is broken.
+
+    If ``error`` is no error of Horovod's, None is returned. It may be an error that Horovod raises
+    for another reason than a broken ring, too; the caller tells these apart.
+    """
     message = _FRAME.sub("", str(error))
     if not isinstance(error, HorovodInternalError) and not _OF_HOROVOD.search(message):
         return None

@@ -1,9 +1,10 @@
 """Pass a worker's batches from its leases through ``tf.data`` to the steps, in one order.
 
-Two threads take part. The training thread forms batches, between two steps only, a few batches
-before their steps. A reader, a function that ``tf.data`` runs in a thread of its own, takes the
-batches in the same order and loads their samples. A batch is recognised by its place in the order
-alone: the k-th batch that leaves the pipeline is the k-th that was formed.
+The queue is a :class:`PipelineBatchSource`. Two threads take part. The training thread forms
+batches (lists of sample indices), between two steps only, a few batches before their steps. A
+reader, a function that ``tf.data`` runs in a thread of its own, takes the batches in the same order
+and loads their samples. A batch is recognised by its place in the order alone: the k-th batch that
+leaves the pipeline is the k-th that was formed.
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ class _Entry:
     """A batch on its way through ``tf.data``, and whether it was read, loaded and handed out.
 
     Attributes:
-        batch: the positions of the samples, formed from the leases.
+        batch: the positions of the samples, formed from the leases, or those of the warm-up.
         padding: whether it is a padding batch, whose gradients have weight zero.
-        handed_s: when the batch was handed to a step, by the monotonic clock; infinity: not yet.
+        handed_s: when the batch was handed to a step, in seconds of ``time.monotonic()``; infinity:
+            not yet.
         read: whether ``tf.data`` has taken it to load its samples.
-        error: why its samples could not be loaded; None: no error.
+        error: why its samples could not be loaded; None: they are loaded, or not read yet.
     """
 
     batch: Batch
@@ -51,12 +53,12 @@ class _Entry:
 
 
 class PipelineBatchSource:
-    """The batches of one worker on their way from its leases through ``tf.data`` to its steps.
+    """The queue of a worker's batches on the way from its leases through ``tf.data`` to its steps.
 
-    The training thread forms batches and takes them by :meth:`next`, as from any
-    :class:`edl.framework.steps.BatchSource`. The thread of ``tf.data`` loads them by :meth:`read`,
-    or by :meth:`open` and :meth:`take`. A *reader* is one iteration of ``tf.data`` that loads
-    batches. When a new reader begins, the older ones end.
+    :func:`edl.tensorflow.training.current` holds the only one, as ``feed``. The training thread
+    forms batches and takes them by :meth:`next`. A thread of ``tf.data`` loads their samples by
+    :meth:`read`, or by :meth:`open` and :meth:`take`. A *reader* is one iteration of ``tf.data``
+    that loads batches. When a new reader begins, the older ones end.
 
     Args:
         worker: this worker, whose leases the batches are formed from.
@@ -64,7 +66,7 @@ class PipelineBatchSource:
     Attributes:
         ahead: how many batches are formed before the steps that train them. With 0, ``tf.data`` has
             read no batch in advance when workers join or leave.
-        trial: whether ``tf.data`` has taken a batch before any step of the job had begun.
+        trial: whether ``tf.data`` has taken a batch before :meth:`next` was called first.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -87,10 +89,10 @@ class PipelineBatchSource:
 
     @property
     def is_trial(self) -> bool:
-        """Whether the graph of a plain TensorFlow session runs for the first time.
+        """Whether a plain TensorFlow session runs its graph for the first time at the moment.
 
         A session other than ``edl.Session`` begins no steps of the job, so edl lets its first run
-        apply no update.
+        apply no update. It is False from the first step of the job on.
         """
         return self.trial and not self._worker.loader.begun
 
@@ -99,7 +101,8 @@ class PipelineBatchSource:
     def restart(self) -> None:
         """Discard the batches that are formed and not yet trained, as this worker has new leases.
 
-        Batches that ``tf.data`` has read already still come out of it, and count as padding.
+        Batches that ``tf.data`` has read already still come out of it, and turn into padding
+        batches. Called in the training thread.
         """
         with self._change:
             self._unread.clear()
@@ -108,17 +111,23 @@ class PipelineBatchSource:
                 entry.padding = True
 
     def next(self, waits: bool = True) -> tuple[Batch, bool]:
-        """Return the batch of the next step, which is then removed from the pipeline.
+        """Remove the batch of the next step from the queue and return it.
+
+        Before that, batches are formed until ``ahead`` more are in the queue or the leases give
+        none. If there is no batch, the warm-up's batch is returned. The samples themselves come
+        from ``tf.data``: call :meth:`receiving`'s function after this method.
 
         Args:
-            waits: whether to wait for the samples of the next batch. False: if it is known that
-                they are not loaded yet, the warm-up's batch is returned again, as a padding batch.
+            waits: True: return the next batch even if its samples are not loaded yet. False: if it
+                is known that they are not, return the warm-up's batch, as a padding batch, and
+                leave the next batch in the queue.
 
         Returns:
-            The batch, and whether it is padding, whose gradients have weight zero.
+            The batch, and whether it is a padding batch, whose gradients have weight zero. A
+            newcomer's warm-up batch is none.
 
         Raises:
-            DataError: the batch could not be loaded.
+            EdlError: the samples of the batch could not be loaded (a DataError, as a rule).
         """
         sampler = self._worker.loader.sampler
         with self._change:
@@ -144,8 +153,10 @@ class PipelineBatchSource:
         """Let a loop take the samples of its batches from ``arriving``, within a ``with`` block.
 
         ``arriving`` is an iterator of the ``tf.data`` pipeline. The block gets a function without
-        arguments that returns the loaded samples of the batch that :meth:`next` has returned last.
-        When the block ends, ``tf.data`` stops loading, and batches not yet taken are dropped.
+        arguments that waits for the samples of the batch that :meth:`next` has returned last, and
+        returns them. When the block ends, ``tf.data`` stops loading, and batches that no step has
+        taken are dropped; :meth:`form_lost_again` lets them be formed anew. If a second block is
+        entered meanwhile, the function of the first raises UsageError.
         """
         if self._arriving is not None:  # a loop that was left, and whose iterator is kept
             self.end()
@@ -158,10 +169,11 @@ class PipelineBatchSource:
             self.end()
 
     def _receive(self, arriving: Iterator[Any]) -> Any:
-        """Return the loaded samples of the batch that :meth:`next` has returned last.
+        """Wait for the samples of the batch that :meth:`next` has returned last, and return them.
 
-        They are taken from ``arriving``, an iterator of the ``tf.data`` pipeline. If the batch is
-        the warm-up's, returned again as padding, the samples of the warm-up are returned.
+        They are taken from ``arriving``, an iterator of the ``tf.data`` pipeline. If that batch is
+        the warm-up's, returned as padding because the next was not loaded, the samples of the
+        warm-up are returned again.
 
         Raises:
             UsageError: a newer iterator of the data set takes the batches.
@@ -180,9 +192,11 @@ class PipelineBatchSource:
         return data
 
     def _has_come(self) -> bool:
-        """Return whether the samples of the next batch are loaded; True if that is unknown.
+        """Return whether the samples of the next batch are loaded.
 
-        If they are not loaded, another thread begins to wait for them.
+        True is also returned if that is unknown: outside of :meth:`receiving`, before this worker's
+        warm-up, or if no batch is formed. If they are not loaded, another thread begins to wait for
+        them.
         """
         if self._arriving is None or self._warm_up is None or not self._formed:
             return True
@@ -191,9 +205,10 @@ class PipelineBatchSource:
         return self._first.has_come
 
     def _form(self) -> Batch | None:
-        """Form the next batch from the leases and return it; None if enough are formed ahead.
+        """Form the next batch from the leases and return it, without adding it to the queue.
 
-        None is also returned while this worker warms up, or if the leases give no batch.
+        None is returned if more than ``ahead`` batches are in the queue, while this worker warms
+        up, or if the leases give no batch.
         """
         worker = self._worker
         if worker.warming_up or len(self._formed) > self.ahead:
@@ -201,15 +216,18 @@ class PipelineBatchSource:
         return worker.loader.sampler.form(worker.loader.ledger)
 
     def skip(self) -> None:
-        """Remove the batch of the open step from those that ``tf.data`` is to load.
+        """Take from ``tf.data`` the batch that :meth:`next` has returned last, which it would load.
 
-        It is for ``edl.next_batch()``, which loads the batch itself.
+        It is for ``edl.next_batch()``, which loads the batch itself, right after :meth:`next`.
         """
         with self._change:
             self._unread.popleft()
 
     def end(self) -> None:
-        """Let ``tf.data`` stop loading, and drop the formed batches that no step has taken."""
+        """End all readers, so ``tf.data`` loads no more, and drop the batches that no step took.
+
+        Any thread may call it.
+        """
         with self._change:
             self._abandoned |= any(not entry.padding for entry in self._formed)
             self._reader += 1
@@ -218,10 +236,9 @@ class PipelineBatchSource:
             self._change.notify_all()
 
     def form_lost_again(self) -> None:
-        """Return the samples of the batches that :meth:`end` has dropped to the sampler.
+        """Let the sampler form the batches that :meth:`end` has dropped again, in this epoch.
 
-        The sampler forms batches of them again, so that they are trained in this epoch. Call it
-        between two steps.
+        It does nothing if none was dropped since the last call. Call it between two steps.
         """
         with self._change:
             gave_up, self._abandoned = self._abandoned, False
@@ -229,9 +246,9 @@ class PipelineBatchSource:
             self._worker.loader.sampler.restart()
 
     def close(self) -> None:
-        """Let ``tf.data`` stop loading, and wait up to a second until its threads have left Python.
+        """End all readers, and wait up to 1 s until the threads of ``tf.data`` have left Python.
 
-        Called before the interpreter exits.
+        Called once, before the interpreter exits.
         """
         self.end()
         with self._change:
@@ -258,7 +275,8 @@ class PipelineBatchSource:
     def _put(self, batch: Batch, padding: bool) -> None:
         """Append ``batch`` to the batches that ``tf.data`` is to load and steps are to take.
 
-        ``padding`` says whether it is a padding batch, whose gradients have weight zero.
+        ``padding`` says whether it is a padding batch, whose gradients have weight zero. The caller
+        holds the lock of the queue.
         """
         entry = _Entry(batch, padding)
         self._formed.append(entry)
@@ -267,10 +285,11 @@ class PipelineBatchSource:
     # --- tf.data's thread
 
     def read(self, load: Callable[[Any], Any]) -> Iterator[Any]:
-        """Yield the loaded samples of each batch, in order, until this method is called again.
+        """Yield the loaded samples of each batch, in order, waiting until the batch is formed.
 
-        The iterator ends, too, when :meth:`end` is called. ``load(batch)`` returns the samples of a
-        batch, loaded.
+        The iterator is for a thread of ``tf.data``. It ends when this method, :meth:`open` or
+        :meth:`end` is called, or after a batch that could not be loaded. ``load(batch)`` returns
+        the samples of a batch, loaded.
         """
         number = self.open()
         while (samples := self.take(number, load)) is not None:
@@ -287,17 +306,19 @@ class PipelineBatchSource:
             return self._reader
 
     def take(self, number: int, load: Callable[[Any], Any]) -> Any:
-        """Return the samples of the next batch, loaded as soon as the batch is formed.
+        """Wait until the next batch is formed, load its samples, and return them.
 
-        Called in the thread of ``tf.data``. An error of edl's that ``load`` raises, for a damaged
-        file say, is raised in the training thread, when that thread takes the batch.
+        Called in a thread of ``tf.data``. If ``load`` raises an error of edl's, for a damaged file
+        say, the training thread raises it instead: when it takes the batch, or at once if it has
+        taken it. Any other error is raised here.
 
         Args:
             number: the number of the iteration, from :meth:`open`.
             load: a function of a batch that returns its samples, loaded.
 
         Returns:
-            What ``load`` returned; None if the iteration has ended.
+            What ``load`` returned; None if the iteration has ended or ``load`` has raised an error
+            of edl's.
         """
         if (entry := self._take(number)) is None:
             return None
@@ -313,7 +334,8 @@ class PipelineBatchSource:
     def _fail(self, entry: _Entry, error: EdlError) -> None:
         """Record in ``entry`` the ``error`` for which its batch could not be loaded.
 
-        If a step has taken the batch already, the error is raised in the training thread.
+        :meth:`next` raises it when a step takes the batch. If a step has taken the batch already,
+        the error is raised in the training thread now.
         """
         with self._change:
             entry.error = error
@@ -322,9 +344,10 @@ class PipelineBatchSource:
             self._raise_in_trainer(error)
 
     def _raise_in_trainer(self, error: EdlError) -> None:
-        """Raise ``error`` in the training thread, while that thread waits for ``tf.data``'s batch.
+        """Raise ``error`` in the training thread, as soon as that thread runs Python code again.
 
-        If the calling thread is the training thread, ``error`` is raised in the call.
+        If the training thread has ended, or is the calling thread, the call itself raises
+        ``error``. Otherwise the call returns.
         """
         if not raise_in(self._thread, error):
             raise error
@@ -346,10 +369,11 @@ class PipelineBatchSource:
     def _wait(self, number: int) -> _Entry | None:
         """Wait for a batch to load, and return its entry; None if the iteration has ended.
 
-        ``number`` is the number of the iteration, from :meth:`open`. If no step has begun, the
-        batch of a warm-up is returned once, for the trial run of a session that is not edl's. After
-        that, UsageError is raised in the training thread if no step has begun within ``UNBEGUN_S``
-        seconds. None is also returned when the program ends.
+        ``number`` is the number of the iteration, from :meth:`open`. The caller holds the lock of
+        the queue. If :meth:`next` was never called, the batch of a warm-up is returned once, for
+        the trial run of a session that is not edl's. After that, if no step has begun within
+        ``UNBEGUN_S`` seconds, UsageError is raised in the training thread, and None is returned.
+        None is also returned when the main thread has ended.
         """
         if not (self._begun or self.trial):
             # A session that does not know the job: its first run is a trial for nothing.
