@@ -69,9 +69,10 @@ STEPS_ARE_MADE = (
 
 
 class _EpochIsOver:
-    """The true value to which edl sets Keras' ``stop_training`` to end an epoch, not the training.
+    """The class of ``EPOCH_IS_OVER``, to which edl sets ``stop_training`` to end an epoch only.
 
-    Callbacks of the script set True, so the two can be told apart.
+    The object counts as true, so Keras leaves its loop over the batches. A callback of the script
+    that wants to end the training sets True instead, which ``is not EPOCH_IS_OVER``.
     """
 
     def __bool__(self) -> bool:
@@ -93,15 +94,18 @@ class KerasCallback(keras.callbacks.Callback):
     metrics over the samples that all workers have trained in the epoch. Other numbers in the logs
     are averaged over the workers, weighted with the samples that each has trained.
 
+    ``fit`` raises UsageError if the model was compiled with another optimizer, or if ``fit`` was
+    given something else than an ``edl.Dataset``, or callbacks that differ between workers or cannot
+    work in a job.
+
     Args:
-        max_steps: training ends when the job has made this many updates (``edl.step()``), even
-            inside an epoch, on all workers alike; give ``fit`` at least as many epochs as these
-            updates take. None: it ends after the epochs of ``fit``.
+        max_steps: training ends when the job has made this many updates (``edl.step()``, over all
+            fits), even inside an epoch, on all workers alike; give ``fit`` at least as many epochs
+            as these updates take. None: it ends after the epochs of ``fit``.
 
     Raises:
-        UsageError: the model was compiled with another optimizer, or ``fit`` was given something
-            else than an ``edl.Dataset``, or callbacks that differ between workers or cannot work in
-            a job.
+        UsageError: ``edl.init()`` was not called, or ``max_steps`` is not a whole number of at
+            least 1.
     """
 
     def __init__(self, max_steps: int | None = None) -> None:
@@ -118,27 +122,27 @@ class KerasCallback(keras.callbacks.Callback):
 
     @property
     def last(self) -> _LastCallback:
-        """The callback of edl's that runs after all others of this ``fit``.
+        """The callback of edl's that runs after all other callbacks of the newest ``fit``.
 
         Raises:
-            UsageError: this callback was not given to ``fit`` among its callbacks.
+            UsageError: this callback was not given to ``fit`` itself among its callbacks.
         """
         if self._last is None:
             raise UsageError("give edl.KerasCallback() to model.fit itself, among its callbacks")
         return self._last
 
     def _arranged(self, others: list[Any], model: Any) -> list[Any]:
-        """Return all callbacks of ``fit`` in the order in which they run.
+        """Return all callbacks of ``fit`` in the order in which they run, as a new list.
 
-        This callback is the first, then come ``others`` (in place of each one that writes files, a
-        wrapper which lets it write on rank 0 only), and a :class:`_LastCallback` is the last. If
-        the job has done this fit already, the list has only a
-        :class:`~edl.tensorflow.fits.PassedOver`, which skips the fit, and Keras' ``History`` if
-        there is one.
+        This callback is the first, then come ``others`` with a progress bar (each callback that
+        writes files or to the terminal is replaced by a wrapper that lets it write on rank 0 only),
+        and a :class:`_LastCallback` is the last. If a newcomer's job has done this fit already, the
+        list has only a :class:`~edl.tensorflow.fits.PassedOver`, which skips the fit, and Keras'
+        ``History`` if ``others`` has it. ``model`` is recorded as the model that ``fit`` trains.
 
         Args:
             others: the callbacks that ``fit`` has beside this one.
-            model: the model that is fitted.
+            model: the compiled model that is fitted.
 
         Raises:
             UsageError: the model or one of the callbacks cannot work in a job.
@@ -168,7 +172,14 @@ class KerasCallback(keras.callbacks.Callback):
         return [self, *shown, self._last]
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Check the arguments of ``fit``, begin a fit of the job, create the model's weights."""
+        """Check the arguments of ``fit``, begin a fit of the job, create the model's weights.
+
+        From now on ``fit`` takes the batches of the data set, and :meth:`metrics` is there.
+
+        Raises:
+            UsageError: there is no edl.Dataset, or ``fit`` was not given it to train on, or was
+                given it to validate on, or was given ``steps_per_epoch``.
+        """
         now = self._training
         if now.newest_dataset is None:
             raise UsageError("model.fit needs an edl.Dataset to train on")
@@ -180,7 +191,11 @@ class KerasCallback(keras.callbacks.Callback):
             _build(self.model, now.newest_dataset)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Move the job to the epoch that ``fit`` counts as ``epoch``, and reset the metrics."""
+        """Move the job to the epoch that ``fit`` counts as ``epoch``, and count its samples from 0.
+
+        Raises:
+            UsageError: the job trains another epoch.
+        """
         self._training.fits.begin_epoch(epoch)
         self._samples, self._whole = 0, {}
         self.metrics.restore()
@@ -188,24 +203,32 @@ class KerasCallback(keras.callbacks.Callback):
 
     @property
     def metrics(self) -> EpochMetrics:
-        """The metrics of the model that ``fit`` trains, with results over all workers."""
+        """The metrics of the model that ``fit`` trains, by which the workers combine theirs.
+
+        They are made in :meth:`on_train_begin`, anew for each ``fit``.
+        """
         metrics = self._training.metrics
         assert metrics is not None
         return metrics
 
     @property
     def batch(self) -> int:
-        """The index in its epoch, from 0, of the last batch handed out; equal on all workers."""
+        """The index in its epoch, from 0, of the batch that :meth:`begin_batch` has begun last.
+
+        It counts the job's batches, and is equal on all workers.
+        """
         return self._training.batch
 
     def begin_batch(self) -> int:
         """Begin a step of the job with the next batch, before any callback is told of the batch.
 
+        The worker may switch to another ring before the step.
+
         Returns:
-            The index of the batch in its epoch.
+            The index of the batch in its epoch, from 0, equal on all workers.
 
         Raises:
-            UsageError: the epoch is over.
+            UsageError: the epoch is over, or the batch before was not trained.
         """
         now = self._training
         if not now.begin_step():
@@ -219,11 +242,11 @@ class KerasCallback(keras.callbacks.Callback):
         return now.batch
 
     def with_steps(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Return ``params``, Keras' parameters of ``fit``, with the job's steps per epoch.
+        """Return a copy of ``params``, Keras' parameters of ``fit``, with the job's step count.
 
-        The number replaces ``params["steps"]``, which Keras has set to None. Until this worker's
-        first batch it is ``len(dataset)``, and from then on the number for the present workers. It
-        is None for a stream, whose length is unknown.
+        The number of steps per epoch replaces ``params["steps"]``, which Keras has set to None. At
+        first it is ``len(dataset)``; :meth:`begin_batch` sets it in the same dict to the number for
+        the present workers. It is None for a stream, whose length is unknown.
         """
         loader = self._training.worker.loader
         progress = loader.progress  # without data, on_train_begin says so
@@ -233,6 +256,8 @@ class KerasCallback(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Complete the step of the batch, so that the ledger counts its samples as done.
+
+        A padding batch is taken out of the metrics again.
 
         Raises:
             UsageError: ``fit`` has trained a batch that is not from the edl.Dataset.
@@ -250,9 +275,16 @@ class KerasCallback(keras.callbacks.Callback):
     def end_batches(self, logs: Any) -> None:
         """Combine the metrics of all workers after the last batch of the epoch.
 
-        After this call Keras reads the numbers of the epoch from the metrics, unless the model's
-        ``train_step`` returns other numbers. ``logs`` are the numbers that ``train_step`` has
-        returned for this worker's last batch.
+        All workers call it, and each waits for all. After this call Keras reads the job's numbers
+        of the epoch from the metrics. If the model's ``train_step`` returns numbers of its own,
+        :meth:`on_epoch_end` replaces them.
+
+        Args:
+            logs: the numbers that ``train_step`` has returned for this worker's last batch, by
+                name; None: it has returned none.
+
+        Raises:
+            UsageError: the workers have different metrics.
         """
         worker = self._training.worker
         end_batch(worker)  # who has missed the last step gets what is kept here, not later
@@ -261,15 +293,21 @@ class KerasCallback(keras.callbacks.Callback):
     def on_test_begin(self, logs: Any = None) -> None:
         """Let the metrics compute results from this worker's batches again, for the validation.
 
-        Before this call they return the job's results of the epoch, which ``fit`` has read by now.
+        It undoes the means that replace the results of metrics whose state is no sum. ``fit`` has
+        read the job's results of the epoch by now. Keras resets the metrics itself.
         """
         self.metrics.restore()  # fit has taken the numbers of the epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Replace this worker's numbers in ``logs`` by the job's, and end this worker's epoch.
 
-        Results of metrics were combined by :meth:`end_batches`. Any other number is replaced by its
-        mean over the workers, weighted with the samples that each has trained in the epoch.
+        All workers call it, and each waits for all. Results of metrics were combined by
+        :meth:`end_batches`. Any other number, such as ``val_loss``, is replaced by its mean over
+        the workers, weighted with the samples that each has trained in the epoch. Arrays stay as
+        they are.
+
+        Raises:
+            UsageError: the workers have numbers of different names.
         """
         now = self._training
         self.metrics.restore()
@@ -284,10 +322,11 @@ class KerasCallback(keras.callbacks.Callback):
             logs.update({**self._whole, **job_metrics(rows, list(numbers))})
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Record this call of ``fit`` as done in the job.
+        """Compare the states of all workers, and record this call of ``fit`` as done in the job.
 
-        On a newcomer that has skipped the fit, because the job had done it before, write the job's
-        numbers into Keras' ``History``.
+        All workers call it, and each waits for all. On a newcomer that has skipped the fit, because
+        the job had done it before, nothing is compared, and the job's numbers are written into
+        Keras' ``History``.
         """
         now = self._training
         now.fitting, self.model._initial_epoch = False, None
@@ -303,14 +342,17 @@ class KerasCallback(keras.callbacks.Callback):
 class _LastCallback(keras.callbacks.Callback):
     """The callback that runs after all other callbacks of the ``fit``.
 
+    :meth:`KerasCallback._arranged` makes one for each ``fit``.
+
     Args:
         now: the data source, the optimizers and the open step of this process.
-        writers: the wrappers of the callbacks that write files.
+        writers: the wrappers of the callbacks that write files or to the terminal.
         first: edl's callback that runs before all others.
         history: Keras' ``History`` of the fit; None: it has none.
 
     Attributes:
-        passed: the fits that the job has done, if this fit is one of them; empty if not.
+        passed: all fits that the job has done, in order, if this newcomer's fit is one of them and
+            so is skipped; empty if not.
         history: Keras' ``History`` of the fit; None: it has none.
         states: the states of the callbacks, which newcomers and checkpoints receive.
     """
@@ -334,7 +376,8 @@ class _LastCallback(keras.callbacks.Callback):
     def set_params(self, params: Any) -> None:
         """Keep ``params``, Keras' parameters of ``fit``, and give its ``verbose`` to newcomers.
 
-        On a newcomer, the job's ``verbose`` replaces it when the worker receives the job's state.
+        On a newcomer, the job's ``verbose`` replaces the one of its own call when the worker
+        receives the job's state.
         """
         super().set_params(params)
         self.states.verbose = params.get("verbose", 0)
@@ -347,10 +390,14 @@ class _LastCallback(keras.callbacks.Callback):
                 writer.set_params({**self.params, "verbose": verbose})
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Warm up, join the job, and set the epoch with which ``fit`` begins.
+        """Warm up a newcomer, join the job, and set the epoch with which ``fit`` begins.
+
+        That is the job's next epoch. If the job has done this fit already, or was resumed after its
+        end, it is ``epochs``, so that Keras runs none.
 
         Raises:
-            UsageError: the job has already made the updates that ``max_steps`` allows.
+            UsageError: the job has already made the updates that ``max_steps`` allows, before a fit
+                that is not the first.
         """
         now, epochs = self._training, self.params["epochs"]
         now.worker.loader.progress.epochs = epochs + now.fits.shift
@@ -369,9 +416,10 @@ class _LastCallback(keras.callbacks.Callback):
         self.model._initial_epoch = begin
 
     def _describe(self) -> None:
-        """Publish the names and shapes of the model's and the optimizer's variables in the job.
+        """Let newcomers ask for the names and shapes of the model's and the optimizer's variables.
 
-        A newcomer compares its own with them.
+        A newcomer compares its own with them before it joins. Nothing is done in a job that no
+        worker can join, or in a script with several optimizers.
         """
         now = self._training
         if now.worker.is_shared and not now.reduction.several:
@@ -382,9 +430,9 @@ class _LastCallback(keras.callbacks.Callback):
     def before_epoch(self, epoch: int) -> None:
         """Keep a copy of the job's state if this worker has joined in the midst of ``epoch``.
 
-        Keras then calls ``on_epoch_begin`` of callbacks whose states, received from the job, have
-        begun the epoch already. Since this may change their states and the model's,
-        :meth:`on_epoch_begin` restores the copy.
+        The number is Keras'. Keras then calls ``on_epoch_begin`` of callbacks whose states,
+        received from the job, have begun the epoch already. Since this may change their states and
+        the model's, :meth:`on_epoch_begin` restores the copy. On other workers nothing is done.
         """
         assert self._training.replica is not None
         if self.states.begun == epoch:
@@ -393,9 +441,10 @@ class _LastCallback(keras.callbacks.Callback):
             self._entered["tracked"][NAME] = self.states.received
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Restore the job's state that :meth:`before_epoch` has kept, if there is one.
+        """Restore the copy of the job's state that :meth:`before_epoch` has kept, and drop it.
 
-        It is called when all other callbacks have begun the epoch.
+        It is called when all other callbacks have begun the epoch. If no copy was kept, only the
+        number of the epoch is recorded for newcomers.
         """
         entered, self._entered = self._entered, None
         if entered is not None:
@@ -407,7 +456,9 @@ class _LastCallback(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Set ``stop_training`` after the step in which the job ends the epoch or the training.
 
-        After the last batch of an epoch, the metrics of all workers are combined.
+        If a callback of this worker has set it, a request goes to all workers instead. After the
+        last batch of an epoch, the metrics of all workers are combined, and each worker waits for
+        all.
         """
         worker = self._training.worker
         self._take_back()
@@ -425,7 +476,8 @@ class _LastCallback(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Agree with all workers whether to stop, and whether rank 0 has written its files.
 
-        If rank 0 died before it wrote them, its successor writes them.
+        All workers call it, and each waits for all. All stop if a callback of one worker wants to.
+        If rank 0 died before it wrote its files of the epoch, the present rank 0 writes them.
         """
         worker = self._training.worker
         if not worker.loader.progress.stop:
@@ -440,8 +492,9 @@ class _LastCallback(keras.callbacks.Callback):
     def _take_back(self) -> None:
         """Turn a ``stop_training`` that a callback has set into a request to all workers.
 
-        ``stop_training`` is set to False again. All workers receive this worker's request, and
-        stop training after the same step.
+        ``stop_training`` is set to False again. The request goes to all workers with this worker's
+        next step record or at the end of the epoch, and all stop training after that same step. If
+        no callback has set ``stop_training``, nothing is done.
         """
         if self.model.stop_training and self.model.stop_training is not EPOCH_IS_OVER:
             worker = self._training.worker
@@ -451,7 +504,10 @@ class _LastCallback(keras.callbacks.Callback):
             self.model.stop_training = False
 
     def _stop(self, reason: str) -> None:
-        """Set ``stop_training``, and log that all workers stop after this step, with ``reason``."""
+        """Set ``stop_training``, and log that all workers stop after this step.
+
+        ``reason`` says why, in the log of this process and in the job's event log.
+        """
         self.model.stop_training = True
         worker = self._training.worker
         message = f"all workers stop training after step {worker.step}: {reason}"
@@ -459,7 +515,10 @@ class _LastCallback(keras.callbacks.Callback):
         worker.log_event(TrainingStoppedDetails(), message)
 
     def _warm_up(self) -> None:
-        """Train a newcomer's first batch alone, which builds the graph, and discard the result."""
+        """Train a newcomer's first batch alone, which builds the graph, and discard the result.
+
+        Called before the newcomer joins the ring.
+        """
         now = self._training
         now.steps.warm_up()
         arriving = iter(now.newest_dataset)
@@ -478,11 +537,12 @@ def _is_number(value: Any) -> bool:
 def _check_compiled(model: Any, now: training.Training) -> None:
     """Refuse a compiled ``model`` that edl cannot train, and turn off XLA in it.
 
-    ``now`` holds the data source, the optimizers and the open step of this process.
+    ``now`` holds the data source, the optimizers and the open step of this process. In a script
+    with several optimizers, that of ``compile`` may be any, as ``train_step`` applies the others.
 
     Raises:
         UsageError: the model's optimizer is no ``edl.Optimizer``, or the model was compiled with
-            ``steps_per_execution``.
+            ``steps_per_execution`` other than 1.
     """
     optimizer = model.optimizer
     if not is_elastic(optimizer) and not now.reduction.several:  # which its train_step applies
@@ -500,10 +560,11 @@ def _check_compiled(model: Any, now: training.Training) -> None:
 
 
 def _build_all(now: training.Training, model: Any) -> None:
-    """Create the variables of ``model`` and its optimizer on a worker that does not train this fit.
+    """Create the variables of ``model`` and its optimizer on a newcomer that skips a fit.
 
-    It is for a newcomer that skips a fit which the job has done. ``now`` holds the data source, the
-    optimizers and the open step of this process.
+    It skips a fit that the job has done already, so no first step creates them. In a script with
+    several optimizers nothing is done. ``now`` holds the data source, the optimizers and the open
+    step of this process.
     """
     if not now.reduction.several:
         _build(model, now.newest_dataset)
@@ -512,10 +573,11 @@ def _build_all(now: training.Training, model: Any) -> None:
 
 
 def _build(model: Any, dataset: Any) -> None:
-    """Create the variables of ``model`` by passing zeros through it, if some do not exist yet.
+    """Create the variables of ``model`` by calling it with zeros, if a layer of it is not built.
 
     A subclassed model may have layers without any variables after ``model.build()``, as Keras
-    warns. The zeros have the shapes of ``dataset``'s batches.
+    warns. The zeros have the shapes of the first component of ``dataset``'s batches (the features),
+    or of the whole batch if it is no tuple.
     """
     if _lacks_variables(model):
         spec = dataset.element_spec

@@ -1,7 +1,8 @@
 """Check the arguments of ``model.fit`` from its callbacks, before it trains a wrong step.
 
-Keras tells its callbacks neither the data nor the number of steps, so they are read from the frame
-of the call of ``fit`` on the stack. If there is no such frame, nothing is checked.
+:func:`check_arguments` does it. Keras tells its callbacks neither the data nor the number of steps,
+so they are read from the frame of the call of ``fit`` on the stack. If there is no such frame,
+nothing is checked.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ def check_arguments(model: Any) -> int:
     """Check the arguments of the running ``model.fit``, and return its ``initial_epoch``.
 
     Args:
-        model: the model whose ``fit`` is looked for on the stack.
+        model: the model whose innermost ``fit`` is looked for on the stack of the calling thread.
 
     Returns:
-        The number of the first epoch; 0 if there is no call of ``fit`` on the stack.
+        The index of the first epoch, as Keras counts; 0 if there is no call of ``fit`` on the
+        stack.
 
     Raises:
         UsageError: ``fit`` was not given the edl.Dataset to train on, or was given it to validate
@@ -54,7 +56,11 @@ def check_arguments(model: Any) -> int:
 
 
 def _arguments(model: Any) -> Mapping[str, Any] | None:
-    """Return the arguments of the running ``model.fit`` by name; None if no such call is found."""
+    """Return the arguments of the running ``model.fit`` by name; None if no such call is found.
+
+    They are ``x``, ``validation_data``, ``steps_per_epoch`` and ``initial_epoch``, with their
+    present values in the call's frame.
+    """
     frame = sys._getframe()
     while (caller := frame.f_back) is not None:
         frame = caller
@@ -73,7 +79,10 @@ def _flat(data: Any) -> list[Any]:
 
 
 def _called(data: Any) -> str:
-    """Return a phrase that names the type of ``data``, such as "a list", for error messages."""
+    """Return a phrase that names the type of ``data``, such as "a list", for error messages.
+
+    For a data set of TensorFlow's it is "another tf.data.Dataset".
+    """
     if isinstance(data, tf.data.Dataset):
         return "another tf.data.Dataset"
     return f"a {type(data).__name__}"

@@ -32,15 +32,19 @@ LOOP_AFTER_FIT = (
 
 
 class Fits:
-    """The calls of ``model.fit`` that this process's script has made so far.
+    """A record of the calls of ``model.fit`` that this process's script has made so far.
+
+    :func:`edl.tensorflow.training.current` holds the only one, as ``fits``. Each call of ``fit`` is
+    recorded by :meth:`begin`, then :meth:`begin_epoch` for each epoch, then :meth:`end`; or by
+    :meth:`pass_over` alone if it is skipped.
 
     Args:
         worker: this worker.
 
     Attributes:
-        done: for each fit that is done, in order, the epochs that the job had then trained, and the
-            numbers of its ``History``. Fits that this worker skipped, because the job had done them
-            before it came, are among them.
+        done: a record of each fit that is done, in order: how many epochs the job had then trained
+            over all fits, and the numbers of Keras' ``History``. Fits that this worker skipped,
+            because the job had done them before it came, are among them.
         shift: the job's number of an epoch minus Keras' number of it, in the present fit.
     """
 
@@ -55,28 +59,31 @@ class Fits:
         return self.done[-1].until if self.done else 0
 
     def begin(self, first: int) -> None:
-        """Begin a call of ``fit``, whose epoch ``first`` follows the last fit's.
+        """Begin a call of ``fit``: its first epoch follows the last epoch of the fit before.
 
-        ``first`` is the call's ``initial_epoch``.
+        Newcomers learn from now on that the script is in this fit. ``first`` is Keras' number of
+        its first epoch, the ``initial_epoch`` of the call.
         """
         self.shift = self._before - first
         self._worker.fits.begin(self.done)
 
     @property
     def is_fresh(self) -> bool:
-        """Whether the present fit is not the first, and the job has trained no batch of it yet."""
+        """Whether the present fit is a further one, and the job has not begun its first epoch yet."""
         return self._worker.loader.epoch < self._before
 
     @property
     def next_epoch(self) -> int:
-        """The epoch that the job trains or begins next, as Keras numbers it in the present fit."""
+        """The epoch that the job is in, or the present fit's first one, as Keras numbers it."""
         return max(self._worker.loader.epoch, self._before) - self.shift
 
     def begin_epoch(self, epoch: int) -> None:
-        """Move the job to the epoch that Keras counts as ``epoch``.
+        """Move the job to its next epoch if the present one is trained, or is of an earlier fit.
+
+        ``epoch`` is the number, as Keras counts in this fit, that the job's epoch must then have.
 
         Raises:
-            UsageError: the job is in another epoch.
+            UsageError: the job's epoch has another number then.
         """
         loader = self._worker.loader
         if loader.ledger.finished:
@@ -91,10 +98,17 @@ class Fits:
             )
 
     def end(self, history: Any) -> None:
-        """Record the present fit as done, after all workers have compared their states.
+        """Compare the states of all workers, record the present fit as done, and save a checkpoint.
 
-        ``history`` is Keras' ``History`` of the fit, whose numbers are stored for newcomers; None:
-        the fit has none.
+        All workers call it, and each waits for all. Rank 0 saves the checkpoint, and the call does
+        not wait for the file. Newcomers learn from now on that the fit is done.
+
+        Args:
+            history: Keras' ``History`` of the fit, whose numbers are stored for newcomers; None:
+                the fit has none.
+
+        Raises:
+            StateDiffers: the workers' states differ, and the job ends.
         """
         self._worker.fits.compare_states()
         ledger = self._worker.loader.ledger
@@ -108,7 +122,8 @@ class Fits:
         """Record the present fit as done without training, since the job has done it already.
 
         Args:
-            done: all fits that the job has done, in order.
+            done: all fits that the job has done, in order. The present one has as index the number
+                of fits that this worker has recorded.
             history: Keras' ``History`` of this call, into which the job's numbers are written;
                 None: the call has none.
         """
@@ -121,6 +136,8 @@ class Fits:
 
     def check_model(self, model: Any, before: Any) -> None:
         """Refuse a further fit of a ``model`` that shares no variable with the model ``before``.
+
+        Before the first fit is done, any model is accepted.
 
         Args:
             model: the model that is fitted.
@@ -139,15 +156,16 @@ class Fits:
 class PassedOver(keras.callbacks.Callback):
     """A callback with which a worker skips a fit that the job has done: Keras runs no epoch.
 
-    It takes the place of all callbacks that the script has given to ``fit``.
+    It takes the place of all callbacks that the script has given to ``fit``, but for Keras'
+    ``History``.
 
     Args:
-        fits: the fits of this worker's script.
+        fits: the record of the fits of this worker's script.
         done: all fits that the job has done, in order.
         history: Keras' ``History`` of this call, into which the job's numbers are written; None:
             the call has none.
-        build: a function that creates the variables of model and optimizer, as the first step
-            would.
+        build: a function without arguments that creates the variables of model and optimizer, as
+            the first step would.
     """
 
     def __init__(
@@ -168,11 +186,14 @@ class PassedOver(keras.callbacks.Callback):
 
 
 def history_among(callbacks: Sequence[Any]) -> Any:
-    """Return Keras' ``History`` among ``callbacks``; None if there is none."""
+    """Return the first ``keras.callbacks.History`` in ``callbacks``; None if there is none."""
     found = (one for one in callbacks if isinstance(one, keras.callbacks.History))
     return next(found, None)
 
 
 def _as_numbers(history: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Return ``history``, the values of each epoch by metric, as JSON values (no arrays)."""
+    """Return a copy of ``history``, a list of one value for each epoch by metric, as JSON values.
+
+    Arrays and scalars of numpy become lists and numbers of Python.
+    """
     return {name: [np.asarray(one).tolist() for one in values] for name, values in history.items()}
