@@ -14,11 +14,15 @@ def gather(value: Any) -> Array:
     """Return the rows of all workers' arrays in one array, in rank order, the same on all workers.
 
     All workers call it at the same place in their scripts, between two steps and outside of a
-    ``tf.function``.
+    ``tf.function``, and each waits for all. In a newcomer's warm-up the result has this worker's
+    rows only.
 
     Args:
         value: an array, a tensor or a number. The first dimension may differ between workers. If it
             is a number, the result has one element for each worker.
+
+    Returns:
+        A numpy array of the type of ``value``.
 
     Raises:
         UsageError: shapes differ beyond the first dimension, or types differ; or the call is in the
@@ -33,11 +37,16 @@ def gather(value: Any) -> Array:
 def sum(value: Any) -> Array:
     """Return the elementwise sum of all workers' arrays, the same on all workers.
 
-    Integers, and booleans counted as int64, are added exactly, other numbers in double precision.
-    The result has the type of ``value``; for booleans it is int64.
+    All workers call it at the same place in their scripts, between two steps and outside of a
+    ``tf.function``, and each waits for all. In a newcomer's warm-up the result is its own
+    ``value``. Integers, and booleans counted as int64, are added exactly, other numbers in double
+    precision.
 
     Args:
         value: an array, a tensor or a number, of the same shape on all workers.
+
+    Returns:
+        A numpy array with the shape and type of ``value``; for booleans the type is int64.
 
     Raises:
         UsageError: shapes or types differ; or the call is in the midst of a step, or outside of the

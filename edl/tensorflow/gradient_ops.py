@@ -1,14 +1,16 @@
 """Reduce gradients by operations of a TensorFlow graph, one of Horovod's allreduces for each.
 
-So each gradient is on its way while backward computes the next, as in plain Horovod. What plain
-Horovod's operations cannot do needs a patch of its source (gradients-outlive-the-ring in
+:func:`average` adds such an operation to a graph, and :func:`averages` runs a graph of them from
+Python. Each gradient is on its way while backward computes the next, as in plain Horovod. What
+plain Horovod's operations cannot do needs a patch of its source (gradients-outlive-the-ring in
 edl/install/patches). With the patch, when the ring breaks, an operation named ``edl_gradient*``
-ends without an error that would end the whole graph, and is counted here as failed; and while
-nothing is to be sent, such an operation returns its input.
+ends without an error that would end the whole graph, and is counted here as failed
+(:func:`failure`); and while nothing is to be sent (:func:`start_sending`), such an operation
+returns its input.
 
 Horovod matches what the workers send by name, and knows an operation that runs eagerly by its type
-alone. So Python sends through a graph of its own (:func:`averages`), under the same names: in one
-step, one worker may send in its graph what another sends again after a repair.
+alone. So Python sends through a graph of its own, under the same names: in one step, one worker may
+send in its graph what another sends again after a repair.
 """
 
 from __future__ import annotations
@@ -35,12 +37,15 @@ AVAILABLE = hasattr(_library, "horovod_edl_send_gradients")  # this Horovod has 
 
 
 def on_wire(gradient: Any) -> Any:
-    """Return ``gradient`` in a type that Horovod's binding can send: bfloat16 becomes float32."""
+    """Return ``gradient`` as a tensor of a type that Horovod's binding can send.
+
+    A bfloat16 tensor becomes float32; other types stay.
+    """
     return tf.cast(gradient, WIRE_DTYPE.get(gradient.dtype, gradient.dtype))
 
 
 def weighted(gradient: Any, weight: Any) -> Any:
-    """Return ``gradient`` times ``weight``, a scalar float64 tensor.
+    """Return ``gradient`` times ``weight``, a scalar float64 tensor, in the type of ``gradient``.
 
     If ``weight`` is 0, the result is zeros, even for an infinite ``gradient``.
     """
@@ -49,13 +54,17 @@ def weighted(gradient: Any, weight: Any) -> Any:
 
 
 def average(sent: Any, number: int, optimizer: int = 0) -> Any:
-    """Return the mean of one gradient over the ring, as an operation of the graph.
+    """Add an operation to the graph that computes the mean of one gradient over the ring.
 
     Args:
-        sent: this worker's gradient, in a type that Horovod can send.
-        number: the index of the gradient among those of its optimizer, which stands in the
-            operation's name.
-        optimizer: the number of the optimizer, from 0, which also stands in the name.
+        sent: this worker's gradient, a dense tensor of a type that Horovod can send.
+        number: the index of the gradient among those of its optimizer, from 0, which stands in the
+            operation's name. It must be the same on all workers.
+        optimizer: the index of the optimizer in the script, from 0, which also stands in the name.
+
+    Returns:
+        The mean, a tensor. If the operation fails or sends nothing, it is no mean: see
+        :func:`failure` and :func:`start_sending`.
     """
     return mpi_ops.MPI_LIB.horovod_allreduce(
         sent,
@@ -72,11 +81,17 @@ def average(sent: Any, number: int, optimizer: int = 0) -> Any:
 def averages(sent: Sequence[Any], optimizer: int = 0) -> list[Any]:
     """Average gradients over the ring from Python, all at once, and return their means.
 
-    The graph that does the work is traced once for tensors of the same shapes and types.
+    The call waits for all workers. If the ring breaks, it returns without an error, with values
+    that are no means: ask :func:`failure` then. The graph that does the work is traced once for
+    tensors of the same shapes and types.
 
     Args:
-        sent: this worker's gradients, in types that Horovod can send.
-        optimizer: the number of the optimizer, from 0.
+        sent: this worker's gradients, in types that Horovod can send, in the same order on all
+            workers.
+        optimizer: the index of the optimizer in the script, from 0.
+
+    Returns:
+        The means as eager tensors, in the order of ``sent``.
     """
     with context.eager_mode():
         # Not by calling it: that would run operation by operation while the script has
@@ -90,7 +105,8 @@ def averages(sent: Sequence[Any], optimizer: int = 0) -> list[Any]:
 def _averages(optimizer: int) -> Any:
     """Return the ``tf.function`` that averages all gradients of one optimizer over the ring.
 
-    ``optimizer`` is its number, from 0.
+    The function takes the gradients as arguments and returns the list of their means. ``optimizer``
+    is the index of the optimizer in the script, from 0.
     """
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
@@ -101,23 +117,27 @@ def _averages(optimizer: int) -> Any:
 
 
 def start_sending(sends: bool) -> None:
-    """Switch whether the graph's gradient operations send their inputs, or return them unsent.
+    """Switch whether this process's gradient operations send their inputs or return them unsent.
 
-    The count of :func:`sent` is set to 0, and the reason of :func:`failure` to None. ``sends`` is
-    True for sending.
+    The switch holds for all graphs until the next call. The count of :func:`sent` is set to 0, and
+    the reason of :func:`failure` to None. ``sends`` is True for sending. Before the first call
+    nothing is sent.
     """
     _library.horovod_edl_send_gradients(ctypes.c_bool(sends))
 
 
 def sent() -> int:
-    """Return how many gradients the graph has sent since the last :func:`start_sending`."""
+    """Return how many gradient operations have begun to send since the last :func:`start_sending`.
+
+    Those that failed are counted, too.
+    """
     return int(_library.horovod_edl_sent_gradients())
 
 
 def failure() -> str | None:
-    """Return why gradients could not be reduced since the last :func:`start_sending`.
+    """Return why the last gradient that failed since :func:`start_sending` could not be reduced.
 
-    The reason is Horovod's message; None if all were reduced.
+    The reason is Horovod's message; None if none has failed.
     """
     reason = ctypes.create_string_buffer(_REASON_BYTES)
     if not _library.horovod_edl_failed_gradients(reason, ctypes.c_size_t(_REASON_BYTES)):
