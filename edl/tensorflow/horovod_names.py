@@ -68,14 +68,21 @@ _TAPE = inspect.signature(_horovod.DistributedGradientTape)
 def DistributedOptimizer(optimizer: Any, *arguments: Any, **named: Any) -> Any:
     """Return ``optimizer`` changed to average gradients as Horovod does, for ``elastic.run``.
 
-    The arguments are those of Horovod's function of this name: ``arguments`` by position, ``named``
-    by name. Gradients of all workers count equally. (``edl.Optimizer`` weights them by their
-    samples, and belongs to ``edl.Dataset``.) A Keras optimizer is changed and stays the same
-    object: Horovod's own wrapper overrides methods that Keras 3 does not call, and so averages
-    nothing.
+    Gradients of all workers count equally. (``edl.Optimizer`` weights them by their samples, and
+    belongs to ``edl.Dataset``.) A Keras optimizer is changed and stays the same object: Horovod's
+    own wrapper overrides methods that Keras 3 does not call, and so averages nothing. Any other
+    optimizer is given to Horovod's function, and a new object is returned.
+
+    Args:
+        optimizer: an optimizer of Keras or of ``tf.compat.v1.train``.
+        arguments: further arguments of Horovod's function of this name by position: ``name``,
+            ``device_dense`` and so on.
+        named: further arguments of Horovod's function by name. For a Keras optimizer ``op`` is
+            Average or Sum, ``process_set`` is the global one and ``backward_passes_per_step`` is 1.
 
     Raises:
-        UsageError: edl is not initialised, or an argument has no meaning for this optimizer.
+        UsageError: edl is not initialised, an argument has another value than these, or the Keras
+            optimizer was wrapped before.
     """
     current_worker()
     if isinstance(optimizer, keras.optimizers.Optimizer):
@@ -86,17 +93,21 @@ def DistributedOptimizer(optimizer: Any, *arguments: Any, **named: Any) -> Any:
 def DistributedGradientTape(gradtape: Any, *arguments: Any, **named: Any) -> Any:
     """Return a tape whose ``gradient`` returns the mean gradients over all workers.
 
-    In a script with ``edl.Dataset`` and ``edl.Optimizer`` the tape is a
-    :class:`edl.tensorflow.tape.JobTape`. In a script for Horovod, without them, the tape is
-    Horovod's, and its ``gradient`` accepts variables of Keras 3, too.
+    In a script with ``edl.Dataset`` or ``edl.Optimizer`` the tape is a
+    :class:`edl.tensorflow.tape.JobTape`, which weights the workers by their samples. In a script
+    for Horovod, without them, the tape is Horovod's, counts all workers equally, and its
+    ``gradient`` accepts variables of Keras 3, too.
 
     Args:
         gradtape: the ``tf.GradientTape`` that computes this worker's gradients.
-        arguments: further arguments of Horovod's class by position, in a script for Horovod.
-        named: further arguments of Horovod's class by name.
+        arguments: further arguments of Horovod's class by position (``device_dense`` and so on), in
+            a script for Horovod.
+        named: further arguments of Horovod's class by name, such as ``compression``, ``op`` or
+            ``scale_local_gradients``.
 
     Raises:
-        UsageError: the script has ``edl.Optimizer``, and further arguments were given.
+        UsageError: the script has ``edl.Dataset`` or ``edl.Optimizer``, and further arguments were
+            given; or edl is not initialised.
     """
     now = training.current()
     if now.has_optimizer or now.load is not None:
@@ -112,8 +123,17 @@ def DistributedGradientTape(gradtape: Any, *arguments: Any, **named: Any) -> Any
 def broadcast_variables(variables: Iterable[Any], *arguments: Any, **named: Any) -> Any:
     """Assign the values that ``variables`` have on one rank to them on all workers.
 
-    Variables of Keras 3 are accepted, too. ``arguments`` and ``named`` are the further arguments of
-    Horovod's function of this name, ``root_rank`` first.
+    All workers call it, with the same variables in the same order. In eager execution the call
+    waits until the values are assigned.
+
+    Args:
+        variables: variables of TensorFlow or of Keras 3.
+        arguments: further arguments of Horovod's function by position, with ``root_rank``, the rank
+            that sends, as the first.
+        named: further arguments of Horovod's function by name.
+
+    Returns:
+        What Horovod's function returns; in a graph, the operation that assigns the values.
     """
     return _horovod.broadcast_variables([plain(each) for each in variables], *arguments, **named)
 
@@ -121,10 +141,16 @@ def broadcast_variables(variables: Iterable[Any], *arguments: Any, **named: Any)
 def _horovod_tape(gradtape: Any, *arguments: Any, **named: Any) -> Any:
     """Return Horovod's tape around ``gradtape``, changed to work with Keras 3 in an elastic job.
 
-    Its methods take Keras 3 variables. The gradients of variables that the script has registered as
-    local (not averaged over the workers) are divided by the number of workers, by edl: in an
-    elastic job Horovod's tape would divide them by an integer, which TensorFlow refuses.
-    ``arguments`` and ``named`` are the further arguments of Horovod's class.
+    Its ``gradient``, ``register_local_source`` and ``get_local_and_global_gradients`` take Keras 3
+    variables, too, and ``gradient`` takes and returns lists only. If the script has registered
+    variables as local (not averaged over the workers), edl divides their gradients by the number of
+    workers, unless ``scale_local_gradients=False`` is given: in an elastic job Horovod's tape would
+    divide them by an integer, which TensorFlow refuses.
+
+    Args:
+        gradtape: the ``tf.GradientTape`` that computes this worker's gradients.
+        arguments: further arguments of Horovod's class by position.
+        named: further arguments of Horovod's class by name.
     """
     asked = _TAPE.bind(gradtape, *arguments, **named)
     scales = asked.arguments.get("scale_local_gradients", True)
@@ -158,8 +184,8 @@ def _horovod_tape(gradtape: Any, *arguments: Any, **named: Any) -> Any:
 def _by_size(gradient: Any) -> Any:
     """Return ``gradient`` divided by the number of workers in the ring; None stays None.
 
-    It is for the gradient of a variable that is not averaged over the workers: it is scaled like
-    the gradients that are means over the workers.
+    Both a tensor and ``IndexedSlices`` are accepted. It is for the gradient of a variable that is
+    not averaged over the workers: it is scaled like the gradients that are means over the workers.
     """
     if gradient is None:
         return None
@@ -189,10 +215,13 @@ def _keras_optimizer(  # noqa: PLR0913 (the signature of Horovod's function for 
     """Let a Keras optimizer average its gradients over the workers before it applies them.
 
     The method ``apply`` of ``optimizer`` is replaced, and ``optimizer`` is returned. The further
-    arguments are those of Horovod's ``DistributedOptimizer`` for Keras, with the same meaning.
+    arguments are those of Horovod's ``DistributedOptimizer`` for Keras. Three of them have no
+    effect: ``average_aggregated_gradients``, ``scale_local_gradients`` and ``use_locking``.
 
     Raises:
-        UsageError: an argument is not supported, or the optimizer was wrapped before.
+        UsageError: ``op`` is not Average or Sum, ``process_set`` is not the global one,
+            ``backward_passes_per_step`` is not 1, ``gradient_predivide_factor`` is given with Sum,
+            or the optimizer was wrapped before.
     """
     del average_aggregated_gradients  # says something of more than one backward pass
     del scale_local_gradients, use_locking  # of local variables; of TensorFlow 1

@@ -1,7 +1,9 @@
 """Define ``edl.tensorflow.keras``, which takes the place of ``horovod.tensorflow.keras``.
 
 A Keras script changes ``import horovod.tensorflow.keras as hvd`` into
-``import edl.tensorflow.keras as hvd``.
+``import edl.tensorflow.keras as hvd``. ``hvd.DistributedOptimizer`` averages the gradients,
+``hvd.callbacks`` has Horovod's callbacks, and ``hvd.elastic`` lets workers join and leave. A name
+of Horovod's that edl does not offer raises UsageError with advice.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Define ``hvd.callbacks`` for Keras scripts: Horovod's callbacks, written for Keras 3."""
+"""Define ``hvd.callbacks`` for Keras scripts: Horovod's callbacks, written for Keras 3.
+
+A script gives them to ``model.fit(callbacks=[...])`` on all workers alike.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,8 @@ __all__ = [
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     """A callback that gives all workers the variables of ``root_rank`` after the first batch.
 
-    Within a function that ``elastic.run`` has wrapped it does nothing, since the state is broadcast
-    there.
+    It does so once, in the first ``fit`` that it is given to. Within a function that
+    ``elastic.run`` has wrapped it does nothing, since the state is broadcast there.
 
     Args:
         root_rank: the rank whose model and optimizer variables are broadcast.
@@ -39,7 +42,10 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._done = False
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Broadcast the variables of model and optimizer after the first batch of the script."""
+        """Broadcast the variables of model and optimizer in the first call, outside of ``run``.
+
+        Later calls do nothing.
+        """
         if self._done or elastic.is_running():
             return
         variables = [*self.model.weights, *self.model.optimizer.variables]
@@ -51,7 +57,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 class MetricAverageCallback(keras.callbacks.Callback):
     """A callback that replaces the metrics of an epoch by their means over all workers.
 
-    Put it before callbacks that read the metrics.
+    All workers count equally, whatever the number of their samples. Put it before callbacks that
+    read the metrics.
 
     Args:
         device: the TensorFlow device on which the allreduce runs; empty: TensorFlow chooses.
@@ -62,7 +69,11 @@ class MetricAverageCallback(keras.callbacks.Callback):
         self._device = device
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Replace each number in ``logs`` by its mean over all workers."""
+        """Replace each number in ``logs`` by its mean over all workers, and wait for all workers.
+
+        The names in ``logs`` must be the same on all workers. If ``logs`` is None or empty, nothing
+        is done.
+        """
         if not logs:
             return
         names = sorted(logs)
@@ -80,12 +91,12 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
     Args:
         initial_lr: the learning rate that is multiplied.
-        multiplier: a function of the epoch, or a number m: the multiplier is then m to the power of
-            ``epoch - start_epoch``.
+        multiplier: a function of the epoch (from 0) that returns a factor, or a number m: the
+            factor is then m to the power of ``epoch - start_epoch``.
         start_epoch: the learning rate is left alone before this epoch.
         end_epoch: the learning rate is left alone from this epoch on; None: it never is.
-        staircase: True: set the rate once an epoch; False: before each batch, with fractions of an
-            epoch.
+        staircase: True: set the rate once an epoch; False: before each batch, with ``epoch`` plus
+            the fraction of the epoch that is done.
         steps_per_epoch: the number of batches of an epoch, to compute those fractions; None: it is
             read from ``fit``.
     """
@@ -114,6 +125,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Read the number of batches of an epoch from ``fit``, if it is needed and was not given.
 
+        It is needed for ``staircase=False`` only.
+
         Raises:
             ValueError: ``fit`` does not know the number.
         """
@@ -127,7 +140,10 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Set the learning rate before each batch; with ``staircase``, before batch 0 only."""
+        """Set the learning rate before each batch; with ``staircase``, before batch 0 only.
+
+        Nothing is done before ``start_epoch`` and from ``end_epoch`` on.
+        """
         ended = self.end_epoch is not None and self._epoch >= self.end_epoch
         if self._epoch < self.start_epoch or ended:
             return
@@ -138,14 +154,14 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
             self._set(self._epoch)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Add the present learning rate to ``logs`` as ``lr``."""
+        """Add the present learning rate to ``logs`` as ``lr``; do nothing if ``logs`` is None."""
         if logs is not None:
             logs["lr"] = float(self.model.optimizer.learning_rate)
 
     def _set(self, epoch: float) -> None:
         """Set the optimizer's learning rate to ``initial_lr * multiplier(epoch)``.
 
-        ``epoch`` may have a fraction.
+        ``epoch`` counts from 0, and may have a fraction.
         """
         self.model.optimizer.learning_rate.assign(self.initial_lr * self.multiplier(epoch))
 
@@ -153,9 +169,9 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
     """A callback that raises the learning rate over the first epochs, for large batches.
 
-    The rate goes from ``initial_lr / size``, size being the number of workers, to ``initial_lr``,
-    the rate for all workers together (Goyal et al., "Accurate, Large Minibatch SGD", 2017, section
-    2.2).
+    Before each batch the rate is set on a straight line from about ``initial_lr / size``, size
+    being the present number of workers, to ``initial_lr``, the rate for all workers together (Goyal
+    et al., "Accurate, Large Minibatch SGD", 2017, section 2.2). After the warm-up it is left alone.
 
     Args:
         initial_lr: the learning rate that is reached.
@@ -186,9 +202,9 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Add the learning rate to ``logs``, and print it when it has reached ``initial_lr``.
+        """Add the learning rate to ``logs`` as ``lr``.
 
-        Rank 0 prints it, if ``verbose`` is above 0, at the end of the last epoch of the warm-up.
+        At the end of the last epoch of the warm-up, rank 0 prints it if ``verbose`` is above 0.
         """
         super().on_epoch_end(epoch, logs)
         assert self.end_epoch is not None

@@ -1,4 +1,8 @@
-"""Define ``hvd.elastic`` for Keras scripts: the state, and callbacks that commit it in ``fit``."""
+"""Define ``hvd.elastic`` for Keras scripts: the state, and callbacks that commit it in ``fit``.
+
+A script makes a :class:`KerasState`, and calls ``model.fit`` with the callbacks in a function that
+:func:`run` has wrapped.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +26,18 @@ __all__ = [
 class KerasState(TensorFlowKerasState):
     """The elastic state of a Keras model, its optimizer, and further attributes.
 
-    It is a :class:`~edl.tensorflow.elastic.TensorFlowKerasState` under the name that Horovod has
-    for Keras scripts.
+    It is ``KerasState(model, optimizer=None, **attributes)``, a
+    :class:`~edl.tensorflow.elastic.TensorFlowKerasState` under the name that Horovod has for Keras
+    scripts.
     """
 
 
 class CommitStateCallback(keras.callbacks.Callback):
     """A callback that commits ``state`` after every ``batches_per_commit`` batches and each epoch.
 
-    A commit keeps a copy of the state, to which the workers return after a crash. Put this callback
-    after the callbacks that update the state.
+    A commit keeps a copy of the state, to which the workers return after a crash. When workers join
+    or leave, it raises HostsUpdatedInterrupt out of ``fit``, and the function that ``elastic.run``
+    has wrapped is called again. Put this callback after the callbacks that update the state.
 
     Args:
         state: the elastic state.
@@ -54,7 +60,11 @@ class CommitStateCallback(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Commit the state if ``batches_per_commit`` batches were trained since the last commit.
 
-        A worker that warms up commits after each batch.
+        On a newcomer that warms up it calls ``commit`` after each batch, which saves nothing and
+        ends the warm-up.
+
+        Raises:
+            HostsUpdatedInterrupt: workers join or leave, or the warm-up ends.
         """
         worker = current_worker()
         worker.script.beat()
@@ -64,7 +74,11 @@ class CommitStateCallback(keras.callbacks.Callback):
             self._state.commit()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Commit the state at the end of an epoch."""
+        """Commit the state at the end of an epoch.
+
+        Raises:
+            HostsUpdatedInterrupt: workers join or leave, or a newcomer's warm-up ends.
+        """
         self._state.commit()
 
 
@@ -72,10 +86,11 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
     """A callback that keeps in ``state.batch`` how many batches of the epoch are trained.
 
     If ``fit`` is called again in the middle of an epoch, this callback ends the first epoch of the
-    call after the batches that are left. ``fit`` must know its number of steps per epoch for that.
+    call after the batches that are not trained yet. ``fit`` must know its number of steps per epoch
+    for that; otherwise the first epoch has its full length.
 
     Args:
-        state: the elastic state, with an attribute ``batch``.
+        state: the elastic state, with an attribute ``batch``, 0 at first.
     """
 
     def __init__(self, state: Any) -> None:
@@ -88,7 +103,10 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
         self._before = self._state.batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Count ``batch`` in ``state.batch``, and end the epoch if all its batches are trained."""
+        """Count ``batch`` in ``state.batch``, and end the epoch if all its batches are trained.
+
+        ``batch`` is Keras' index of the batch in this call's epoch, from 0.
+        """
         self._state.batch = self._before + batch + 1
         steps = self.params.get("steps")
         if steps and self._state.batch >= steps and not self.model.stop_training:
@@ -104,8 +122,10 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
 class UpdateEpochStateCallback(keras.callbacks.Callback):
     """A callback that counts in ``state.epoch`` the epochs of all calls of ``fit`` so far.
 
+    Each call must begin with Keras' epoch 0 (``initial_epoch=0``), for the rest of the epochs.
+
     Args:
-        state: the elastic state, with an attribute ``epoch``.
+        state: the elastic state, with an attribute ``epoch``, 0 at first.
     """
 
     def __init__(self, state: Any) -> None:
@@ -114,9 +134,12 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):
         self._before = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Remember how many epochs were trained before this call of ``fit``."""
+        """Remember ``state.epoch``, how many epochs were trained before this call of ``fit``."""
         self._before = self._state.epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Set ``state.epoch`` to the number of epochs trained in all calls of ``fit``."""
+        """Set ``state.epoch`` to the number of epochs trained in all calls of ``fit``.
+
+        ``epoch`` is Keras' index of the epoch in this call, from 0.
+        """
         self._state.epoch = self._before + epoch + 1
