@@ -69,7 +69,7 @@ class Fits:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether the present fit is a further one, and the job has not begun its first epoch yet."""
+        """Whether the present fit is not the first, and the job has not begun its epochs yet."""
         return self._worker.loader.epoch < self._before
 
     @property
