@@ -1,11 +1,11 @@
-"""Share what the callbacks of a ``fit`` remember: with newcomers, and in checkpoints.
+"""Share what the callbacks of a ``fit`` remember, by :class:`CallbackStates`.
 
-A callback with ``state_dict()`` and ``load_state_dict()`` says itself what it remembers. Any other
-callback remembers the attributes that have changed since ``fit`` began, if they are data
-(:mod:`values`). An attribute that a constructor has set and training has not changed keeps the
-value of the script, also in a job that is resumed with other settings. The model, functions and
-open files are not data. For other objects each worker keeps its own value, and a log message says
-so.
+Newcomers and checkpoints get the states. A callback with ``state_dict()`` and ``load_state_dict()``
+says itself what it remembers. Any other callback remembers the attributes that have changed since
+its first ``fit`` began, if they are data (:mod:`values`). An attribute that a constructor has set
+and training has not changed keeps the value of the script, also in a job that is resumed with other
+settings. The model, functions and open files are not data. For other objects each worker keeps its
+own value, and a log message says so.
 """
 
 from __future__ import annotations
@@ -40,11 +40,18 @@ _MISSING: Any = object()
 
 
 class _Memory:
-    """The state of one callback: the attributes that have changed since its first ``fit`` began.
+    """A memory of one callback, over all its fits: it reads and restores the callback's state.
+
+    The state of a callback is what its ``state_dict()`` returns, or else its attributes that have
+    changed since its first ``fit`` began.
 
     Args:
-        callback: the callback, in its first fit, before training begins.
+        callback: the callback, in its first fit, before training begins; it is held by a weak
+            reference.
         model: the model that is fitted.
+
+    Attributes:
+        name: the name of the callback's class.
     """
 
     def __init__(self, callback: Any, model: Any) -> None:
@@ -70,14 +77,15 @@ class _Memory:
         return self._of()
 
     def is_of(self, model: Any) -> None:
-        """Set the model of the callback to ``model``, whose variables are no part of its state."""
+        """Set the model of the callback's fit, whose variables are no part of its state."""
         self._models = {id(plain(each)) for each in variables_of(model) or []}
 
     def state(self) -> Any:
-        """Return the callback's state: its ``state_dict()``, or a dict of its changed attributes.
+        """Return the callback's state: its ``state_dict()``, or its changed attributes by name.
 
         Changed attributes are those that are data and differ from their values before the first
-        fit. They are stored as by :func:`edl.tensorflow.keras_callbacks.values.taken`.
+        fit, or did not exist then. Their values are stored in the form that
+        :func:`edl.tensorflow.keras_callbacks.values.taken` returns.
         """
         if isinstance(self.callback, Trackable):
             return self.callback.state_dict()
@@ -93,7 +101,8 @@ class _Memory:
         """Restore in the callback a ``state`` that :meth:`state` has returned on any worker.
 
         Attributes that are not in ``state`` get the values again that they had before the first
-        fit. Such values of more than ``SMALL_BYTES`` bytes are not kept, and not restored.
+        fit, unless these have more than ``SMALL_BYTES`` (1 MiB) bytes: those stay as they are. An
+        object with variables is restored only if the callback has one under that name.
         """
         if isinstance(self.callback, Trackable):
             self.callback.load_state_dict(state)
@@ -107,7 +116,7 @@ class _Memory:
                 setattr(self.callback, name, self._put(name, stored))
 
     def _attributes(self) -> list[tuple[str, Any]]:
-        """Return pairs of name and value of the callback's attributes.
+        """Return pairs of name and value of the callback's attributes, in order of creation.
 
         The model and Keras' ``params`` are left out.
         """
@@ -117,7 +126,8 @@ class _Memory:
         """Return ``value`` as plain data; ``_MISSING`` if it is not part of the callback's state.
 
         Plain data are those of :func:`edl.tensorflow.keras_callbacks.values.taken`. The model and
-        its layers do not belong to the state of a callback, nor do values that are no data.
+        its layers do not belong to the state of a callback, nor do values that are no data, of
+        which a log message may tell.
 
         Args:
             name: the name of the attribute.
@@ -134,7 +144,11 @@ class _Memory:
             return _MISSING
 
     def _put(self, name: str, stored: Any) -> Any:
-        """Return the value of the attribute ``name`` from ``stored``, which :meth:`_taken` made."""
+        """Return the value of the attribute ``name`` from ``stored``, which :meth:`_taken` made.
+
+        The caller sets the attribute to it. Where possible it is the attribute's present object
+        with new contents.
+        """
         mine = restored_value(stored, getattr(self.callback, name, None))
         if isinstance(self.callback, MonitorCallback) and name == "min_delta":
             return -mine if self.callback.monitor_op is keras.ops.less else mine
@@ -143,7 +157,8 @@ class _Memory:
     def _is_of_the_model(self, value: Any) -> bool:
         """Return whether ``value`` is the model, or layers or weights of it, alone or in a list.
 
-        Newcomers receive such values as part of the model.
+        Newcomers receive such values as part of the model. A tuple counts as a list; for an empty
+        one False is returned.
         """
         if isinstance(value, PLAIN):
             return False
@@ -154,6 +169,9 @@ class _Memory:
 
     def _warn_once(self, name: str, value: Any, what: NoData) -> None:
         """Log once that each worker keeps its own value of an attribute, if training has set it.
+
+        Nothing is logged for functions, open files and loggers, or for the object that the
+        attribute already held before the first fit.
 
         Args:
             name: the name of the attribute.
@@ -176,6 +194,7 @@ class _Memory:
 class CallbackStates:
     """The states of all callbacks of a ``fit``, which newcomers and checkpoints receive.
 
+    There is one in a process, for all fits; :meth:`follow` gives it the callbacks of each new fit.
     It is tracked in the job's state, by ``state_dict()`` and ``load_state_dict()``, like an object
     that a script gives to ``edl.track``.
 
@@ -184,10 +203,10 @@ class CallbackStates:
 
     Attributes:
         verbose: the ``verbose`` of the job's ``fit``: 0, 1 or 2.
-        begun: the newest epoch whose ``on_epoch_begin`` has been called, on all workers but those
-            that join in it; -1 before the first.
-        received: the state that this worker has loaded last; empty: it has loaded none.
-        told_verbose: a function that is called with ``verbose`` when a newcomer receives it.
+        begun: the newest epoch, as Keras counts in this fit, whose ``on_epoch_begin`` has been
+            called on the workers that began it; -1 before the first.
+        received: the dict that :meth:`load_state_dict` was given last; empty: it was given none.
+        told_verbose: a function that :meth:`load_state_dict` calls with the job's ``verbose``.
     """
 
     edl_compared = False  # a callback may remember times and other numbers of its worker's own
@@ -206,12 +225,13 @@ class CallbackStates:
     def follow(self, callbacks: Sequence[Any], remembers: Sequence[bool], model: Any) -> None:
         """Hold the states of the callbacks of a new fit, in place of those of the last fit.
 
-        A callback's state is the attributes that differ from their values before its first fit,
-        also on a newcomer, which has not trained that fit.
+        A callback's state is the attributes that differ from their values before its first fit. A
+        callback that was in an earlier fit keeps those first values.
 
         Args:
-            callbacks: all callbacks of the fit, in order.
-            remembers: for each callback, whether it has a state; if not, only its name is compared.
+            callbacks: all callbacks of the fit beside edl's, in order.
+            remembers: for each callback, whether it has a state; if not, only the name of its class
+                is compared between workers.
             model: the model that is fitted.
         """
         self._callbacks = list(callbacks)
@@ -235,7 +255,12 @@ class CallbackStates:
         return memory
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a dict of the callbacks' class names and states, ``verbose`` and ``begun``."""
+        """Return the names, states, ``verbose`` and ``begun`` of the callbacks.
+
+        Returns:
+            A dict of ``names`` (the callbacks' class names) and ``states`` (None for a callback
+            without one), both in the order of the callbacks, ``verbose`` and ``begun``.
+        """
         return {
             "names": list(self._names),
             "states": [memory.state() if memory else None for memory in self._memories],
@@ -246,8 +271,14 @@ class CallbackStates:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the states of the job's callbacks in this worker's callbacks.
 
-        ``state`` is what :meth:`state_dict` returns. If it is from a checkpoint, whose script may
-        have had other callbacks, each callback gets the state of a callback of the same class.
+        If ``state`` is from a checkpoint, whose script may have had other callbacks, each callback
+        gets the state of the next callback of the same class; if there is none, it stays as it is,
+        and a log message says so. The ``verbose`` of ``state`` is taken over from another worker
+        only.
+
+        Args:
+            state: what :meth:`state_dict` has returned on another worker, or when a checkpoint was
+                saved.
 
         Raises:
             JobFailed: the job begins with different callbacks on its workers.
@@ -277,7 +308,7 @@ class CallbackStates:
 
         Raises:
             UsageError: this worker is a newcomer.
-            JobFailed: the job begins with different callbacks on its workers.
+            JobFailed: this worker is no newcomer; the whole job ends.
         """
         mine, worker = self._names, self._worker
         here = _without(mine, theirs)
@@ -298,7 +329,7 @@ class CallbackStates:
 
 
 def _without(names: Sequence[str], others: Sequence[str]) -> list[str]:
-    """Return ``names`` without ``others``; each item of ``others`` removes one equal name."""
+    """Return a copy of ``names`` without ``others``; each of these removes one equal name."""
     left = list(names)
     for name in others:
         if name in left:

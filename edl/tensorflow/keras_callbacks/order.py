@@ -1,8 +1,9 @@
 """Put the callbacks of a ``fit`` in the order that edl needs, and refuse those that cannot work.
 
-Keras makes the list of callbacks inside of ``fit``, and gives no access to it. So the class of the
-list is changed once, for the process: a list that has a ``KerasCallback`` is put in order before
-its callbacks are told of the model. Other lists are left alone.
+Keras makes the list of callbacks inside of ``fit``, and gives no access to it. So
+:func:`watch_lists` changes the class of the list once, for the process: a list that has a
+``KerasCallback`` is put in order before its callbacks are told of the model. Other lists are left
+alone.
 
 Keras numbers the batches that this process has taken in the epoch. A worker that joins in the midst
 of an epoch would begin at 0, and a callback that computes a learning rate from the number would set
@@ -37,31 +38,33 @@ Arrange = Callable[[Any, list[Any], Any], list[Any]]  # (edl's callback, the oth
 class Numbering(Protocol):
     """An object that gives Keras' list of callbacks the job's numbers of the batches of an epoch.
 
-    Without it Keras passes the count of the batches that this process has taken.
+    ``KerasCallback`` is one. Without it Keras passes the count of the batches that this process has
+    taken.
 
     Attributes:
-        batch: the index in its epoch of the batch that was handed out last.
+        batch: the index in its epoch, from 0, of the batch that :meth:`begin_batch` has begun last.
     """
 
     batch: int
     """The index in the epoch of the batch that was handed out last."""
 
     def begin_batch(self) -> int:
-        """Begin a step of the job with the next batch, and return its index in the epoch."""
+        """Begin a step of the job with the next batch; return its index in the epoch, from 0."""
 
     def with_steps(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Return ``params``, Keras' parameters of ``fit``, with the job's steps per epoch."""
+        """Return a copy of ``params``, Keras' parameters, with the job's steps per epoch."""
 
 
 @functools.cache
 def watch_lists(kind: type[Any], arrange: Arrange) -> None:
     """Patch Keras so that each list with a callback of ``kind`` becomes what ``arrange`` returns.
 
-    The patch lasts for the rest of the process. It raises UsageError for a list with two callbacks
-    of ``kind``, or with a callback that cannot work in a job.
+    The patch lasts for the rest of the process; a second call with the same arguments does nothing.
+    From then on ``fit`` raises UsageError for a list with two callbacks of ``kind``, or with one of
+    Keras' callbacks that cannot work in a job.
 
     Args:
-        kind: the class of edl's callback.
+        kind: the class of edl's callback, a :class:`Numbering`.
         arrange: called as ``arrange(callback, others, model)`` with edl's callback, the list of
             the other callbacks and the model; returns all callbacks in order.
     """
@@ -83,7 +86,11 @@ def watch_lists(kind: type[Any], arrange: Arrange) -> None:
 
 
 def _number_batches(callbacks: Any, job: Numbering) -> None:
-    """Patch Keras' list ``callbacks`` to pass the batch numbers of ``job`` to its callbacks."""
+    """Patch Keras' list ``callbacks`` to pass the batch numbers of ``job`` to its callbacks.
+
+    Each beginning of a batch then begins a step of the job, and the parameters get the job's steps
+    per epoch.
+    """
     begin, end, params = (
         callbacks.on_train_batch_begin,
         callbacks.on_train_batch_end,
@@ -97,8 +104,8 @@ def _number_batches(callbacks: Any, job: Numbering) -> None:
 def with_progress(others: list[Any]) -> list[Any]:
     """Return ``others``, the callbacks beside edl's, with a progress bar added if there is none.
 
-    Keras makes no bar if ``verbose`` is 0, and a newcomer may receive another ``verbose`` from the
-    job.
+    The result is ``others`` itself, or a new list with the bar at its end. Keras makes no bar if
+    ``verbose`` is 0, and a newcomer may receive another ``verbose`` from the job.
     """
     if any(isinstance(callback, ProgbarLogger) for callback in others):
         return others
@@ -106,7 +113,10 @@ def with_progress(others: list[Any]) -> list[Any]:
 
 
 def _check(callbacks: list[Any]) -> None:
-    """Raise UsageError, which names a replacement, if one of ``callbacks`` cannot work in a job."""
+    """Raise UsageError if one of ``callbacks`` is a BackupAndRestore or OrbaxCheckpoint of Keras.
+
+    These cannot work in a job; the message names what to use instead.
+    """
     for callback in callbacks:
         for kind, why in _REFUSED.items():
             if isinstance(callback, kind):

@@ -1,9 +1,10 @@
 """Convert the values of attributes to data that can be sent, and back, and compare them.
 
-Data are None, booleans, numbers, text, bytes, numpy arrays and scalars, TensorFlow's tensors, and
-lists, tuples, dicts, sets and deques of these. Of an object that has variables (a ``tf.Variable``,
-a metric, a model), the values of the variables are sent, and are assigned to the variables of the
-object that is there.
+:func:`taken` and :func:`restored_value` convert, :func:`value_fingerprint` compares. Data are None,
+booleans, numbers, text, bytes, numpy arrays and scalars, TensorFlow's tensors, and lists, tuples,
+dicts, sets and deques of these. Of an object that has variables (a ``tf.Variable``, a metric, a
+model), the values of the variables are sent, and are assigned to the variables of the object that
+the receiver has in its place.
 """
 
 from __future__ import annotations
@@ -25,17 +26,19 @@ NUMBERS = "biufc"  # kinds of arrays; of others those that TensorFlow has, as bf
 
 
 class NoData(Exception):
-    """The error for a value that cannot be sent to other workers.
+    """The error that :func:`taken` raises for a value that cannot be sent to other workers.
 
     Its text is the type of the value.
     """
 
 
 def taken(value: Any) -> Any:
-    """Return ``value`` as plain data: a copy in lists, dicts and arrays, to be sent.
+    """Return a copy of ``value`` as plain data, to be sent to other workers.
 
-    Later changes of ``value`` do not reach the copy. A container, tensor or object with variables
-    becomes a dict with one item, whose key names the kind; :func:`restored_value` is the inverse.
+    Later changes of ``value`` do not reach the copy. None, booleans, numbers, texts and bytes are
+    returned as they are, a numpy array as a copy. Anything else becomes a dict with one item, whose
+    key names the kind: a container, a numpy scalar, a tensor, or the variables of an object.
+    :func:`restored_value` is the inverse.
 
     Raises:
         NoData: something in ``value`` cannot be sent to other workers.
@@ -64,8 +67,13 @@ def taken(value: Any) -> Any:
 def restored_value(stored: Any, mine: Any) -> Any:
     """Return the value from which :func:`taken` has made ``stored``, to replace ``mine``.
 
-    ``mine`` is the present value of the attribute; None: there is none. Lists, dicts, sets and
-    variables in it stay the same objects where possible, and get new contents.
+    Lists, dicts, sets, deques and objects with variables in ``mine`` stay the same objects where
+    their kind is that of ``stored``, and get new contents; then the result is ``mine`` itself.
+
+    Args:
+        stored: a result of :func:`taken`.
+        mine: the value to replace; None: there is none. If ``stored`` has the values of an object's
+            variables and ``mine`` has no variables, ``mine`` is returned unchanged.
     """
     if not isinstance(stored, dict):
         return stored.copy() if isinstance(stored, np.ndarray) else stored
@@ -113,7 +121,7 @@ def _put_dict(items: list[Any], mine: Any) -> Any:
 def value_fingerprint(stored: Any) -> Any:
     """Return a small value that is equal for equal values of ``stored``, which :func:`taken` made.
 
-    An array is replaced by its type, shape and checksum.
+    An array is replaced by its type, shape and checksum, and NaN is equal to itself.
     """
     if isinstance(stored, np.ndarray):
         return ("array", stored.dtype.name, stored.shape, zlib.crc32(bytes_of(stored).data))
@@ -133,7 +141,7 @@ def is_small(stored: Any) -> bool:
 
 
 def _arrays(stored: Any) -> list[np.ndarray[Any, Any]]:
-    """Return all arrays in ``stored``, which :func:`taken` has made."""
+    """Return all arrays in ``stored``, which :func:`taken` has made, at any depth."""
     if isinstance(stored, np.ndarray):
         return [stored]
     if isinstance(stored, dict):
