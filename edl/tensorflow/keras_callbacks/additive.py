@@ -1,11 +1,11 @@
-"""Decide whether the state of a Keras metric is a sum over the batches.
+"""Decide whether the state of a Keras metric is a sum over the batches: :func:`is_additive`.
 
-The states of Keras' own metrics are such sums. The source code of a user's metric is read:
-``update_state``, and the methods that it calls, may use a variable of the state only to add to it,
-by ``v.assign_add(...)`` or ``v.assign(v + ...)``, or through other metrics that the metric holds.
-So a maximum is no sum, a running mean ``v.assign_add((x - v) / n)`` is none, and neither is code
-that is not understood. The attribute ``edl_additive`` (True or False) of a metric's class overrules
-this.
+The states of Keras' own metrics are taken for such sums. The source code of a user's metric is
+read: ``update_state``, and the methods that it calls, may use a variable of the state only to add
+to it, by ``v.assign_add(...)`` or ``v.assign(v + ...)``, or through other metrics that the metric
+holds. So a maximum is no sum, a running mean ``v.assign_add((x - v) / n)`` is none, and neither is
+code that is not understood. The attribute ``edl_additive`` (True or False) of a metric's class
+overrules this.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ HARMLESS = {"shape", "dtype", "name", "ndim"}  # attributes of a variable that a
 def is_additive(metric: Any) -> bool:
     """Return whether the state of ``metric`` is a sum, so that states of workers can be added.
 
-    It is a sum if each batch only adds to it.
+    It is a sum if each batch only adds to its variables, and to the states of the metrics that it
+    holds. The attribute ``edl_additive`` of its class overrules this. False is returned if that
+    cannot be told from the source code.
     """
     said = getattr(type(metric), "edl_additive", None)
     if said is not None:
@@ -37,7 +39,9 @@ def is_additive(metric: Any) -> bool:
 def _only_adds(metric: Any) -> bool:
     """Return whether the code of ``metric`` changes the variables of its state by adding only.
 
-    The source of those of its classes that are not Keras' is read; Keras' own classes only add.
+    The source of ``update_state``, and of what it calls, is read in those of its classes that are
+    not Keras'; Keras' own classes are taken to add only. False is returned if some source cannot be
+    read, or if the code changes no variable at all, since the state is then kept elsewhere.
     """
     own = []
     for kind in type(metric).__mro__:
@@ -84,7 +88,8 @@ def _definitions(kinds: list[type], name: str) -> Iterator[ast.FunctionDef | Non
 def _parsed(function: Any) -> ast.FunctionDef | None:
     """Return the syntax tree of ``function``, a method or property; None if it has no source.
 
-    For a value that cannot be called, it is the tree of an empty function.
+    For a value that cannot be called, such as a class's constant, it is the tree of a function
+    without content.
     """
     if isinstance(function, property):
         function = function.fget
@@ -111,7 +116,11 @@ def _is_self(node: ast.AST) -> bool:
 
 
 def _uses_state(method: ast.FunctionDef, metric: Any) -> bool:
-    """Return whether ``method`` uses variables of ``metric`` for more than adding to them."""
+    """Return whether ``method`` uses variables of ``metric`` for more than adding to them.
+
+    To read a variable's shape, type or name, to compare it with None, and to set the attribute that
+    holds it do not count.
+    """
     allowed: set[int] = set()
     for node in ast.walk(method):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -134,7 +143,8 @@ def _added_to(call: ast.Call, function: ast.Attribute) -> set[int]:
 
     Args:
         call: a call of a method.
-        function: the expression that is called, as ``self.total.assign_add``.
+        function: the expression that is called, such as ``self.total.assign_add``; it is
+            ``call.func``.
 
     Returns:
         The ids (``id()``) of nodes in ``call``; an empty set if the call does not add to a
@@ -150,9 +160,14 @@ def _added_to(call: ast.Call, function: ast.Attribute) -> set[int]:
 
 
 def _addend(value: ast.AST, target: str) -> ast.AST | None:
-    """Return the node equal to ``target`` if ``value`` is a sum ``target + ...``; else None.
+    """Return the first node in the sum ``value`` that is equal to ``target``.
 
-    ``target`` is the text that ``ast.dump`` returns for a node.
+    ``value`` may be the node itself, ``target + ...``, ``target - ...``, or the same with ``add``
+    and ``subtract``. If it is anything else, None is returned.
+
+    Args:
+        value: the syntax tree of the expression.
+        target: the text that ``ast.dump`` returns for the node that is looked for.
     """
     if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add | ast.Sub):
         terms = [value.left, value.right][: 1 + isinstance(value.op, ast.Add)]

@@ -1,4 +1,8 @@
-"""Build and read the rows of floats, equal in length, that workers exchange when an epoch ends."""
+"""Build and read the rows of floats, equal in length, that workers exchange when an epoch ends.
+
+:func:`metrics_row` and :func:`job_metrics` are for the means of numbers in the logs,
+:func:`end_row` and :func:`met` for the stop and the files.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +20,9 @@ ROOM = 32  # for metrics in a row; with more of them, as much again
 def metrics_row(worker: int, samples: int, metrics: Mapping[str, float]) -> list[float]:
     """Return the row with this worker's metrics of an epoch, for :func:`job_metrics`.
 
-    The row holds the worker's id, the number of samples, a checksum of the metrics' names, the
-    metrics, and zeros. The zeros fill it up to a multiple of ``ROOM`` metrics, so that workers with
-    different metrics nearly always have rows of the same length.
+    The row holds the worker's id, the number of samples, a checksum of the metrics' names in order,
+    the metrics, and zeros. The zeros fill it up to a multiple of ``ROOM`` (32) metrics, at least
+    one, so that workers with different metrics nearly always have rows of the same length.
 
     Args:
         worker: this worker's id.
@@ -39,7 +43,8 @@ def job_metrics(rows: Sequence[Sequence[float]], names: Sequence[str]) -> dict[s
         names: the names of this worker's metrics, in the order of its row.
 
     Raises:
-        UsageError: some workers have other metrics than rank 0; the message names them.
+        UsageError: some workers have other metrics than rank 0, or the same in another order; the
+            message names these workers.
     """
     odd = [f"w{row[0]:.0f}" for row in rows if row[2] != rows[0][2]]
     if odd:
@@ -53,11 +58,13 @@ def job_metrics(rows: Sequence[Sequence[float]], names: Sequence[str]) -> dict[s
 
 @dataclass(frozen=True)
 class Met:
-    """The agreement of all workers at the end of an epoch, after its callbacks have run.
+    """The agreement of all workers at the end of an epoch, which :func:`met` returns.
+
+    Its callbacks have run by then.
 
     Attributes:
         stop: why all workers stop training; empty if they go on.
-        written: whether rank 0 had written its files of the epoch.
+        written: whether the worker that was rank 0 had written its files of the epoch.
     """
 
     stop: str  # why all stop; empty when they do not
@@ -70,7 +77,7 @@ def end_row(worker: int, wants_to_stop: bool, wrote: bool) -> list[float]:
     Args:
         worker: this worker's id.
         wants_to_stop: whether a callback of this worker wants to stop the training.
-        wrote: whether this worker, as rank 0, has written its files.
+        wrote: whether this worker is rank 0, and so has written the files of the epoch.
 
     Returns:
         The three arguments as numbers, in order.
@@ -81,7 +88,8 @@ def end_row(worker: int, wants_to_stop: bool, wrote: bool) -> list[float]:
 def met(rows: Sequence[Sequence[float]]) -> Met:
     """Return whether all workers stop training, and whether rank 0 has written the epoch's files.
 
-    ``rows`` are the rows of :func:`end_row` of all workers. All stop if one worker wants to.
+    ``rows`` are the rows of :func:`end_row` of all workers, in any order. All stop if one worker
+    wants to; the reason names the workers that do.
     """
     stops, reason = stopping([int(row[0]) for row in rows if row[1]])
     return Met(stop=reason if stops else "", written=any(row[2] for row in rows))

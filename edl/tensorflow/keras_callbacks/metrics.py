@@ -1,10 +1,10 @@
-"""Compute Keras' metrics of an epoch over the samples of all workers.
+"""Compute Keras' metrics of an epoch over the samples of all workers: :class:`EpochMetrics`.
 
 The state of a Keras metric is a sum over the batches, or several sums (a total and a count, a
 confusion matrix, true positives by threshold), and the result is computed from the state. So at the
 end of an epoch the workers add up their states, and Keras computes the job's result from the sums,
 the same on all workers: History, callbacks and logs have the numbers that one process would have.
-Padding batches are subtracted from a state.
+After a padding batch the states are set back to what they were before it.
 
 A user's own metric may keep something else, a maximum for example
 (:mod:`~edl.tensorflow.keras_callbacks.additive`). The job's result of such a metric is the mean of
@@ -35,7 +35,10 @@ State = list[Any]
 
 
 class EpochMetrics:
-    """The metrics of a model that ``fit`` trains, with results over the samples of all workers.
+    """The metrics of a model that ``fit`` trains, combined over the samples of all workers.
+
+    Call :meth:`begin_batch` and :meth:`end_batch` around each batch, :meth:`of_job` after the last
+    batch of an epoch, and :meth:`restore` after ``fit`` has read the results.
 
     Args:
         model: the compiled Keras model.
@@ -49,7 +52,7 @@ class EpochMetrics:
         self._replaced: list[Any] = []  # metrics whose result is the job's mean for now
 
     def begin_batch(self, weight: int) -> None:
-        """Remember the states of the metrics before a padding batch; do nothing before another one.
+        """Remember the states of the metrics before a padding batch; before another, do nothing.
 
         ``weight`` is the number of samples that count in the batch, 0 for padding.
         """
@@ -59,7 +62,10 @@ class EpochMetrics:
             self._before = dict(zip(map(id, variables), _read(variables), strict=True))
 
     def end_batch(self) -> None:
-        """Restore the states of the metrics after a padding batch, which must not count in them."""
+        """Restore the states of the metrics after a padding batch, which must not count in them.
+
+        After any other batch, do nothing.
+        """
         before, self._before = self._before, None
         if before is None:
             return
@@ -70,7 +76,8 @@ class EpochMetrics:
     def results(self) -> dict[str, Any]:
         """Return the present results of all metrics by name, as Keras gives them to callbacks.
 
-        A result is a float, or an array.
+        They are computed from this worker's states, or from the sums after :meth:`combine`. A
+        result is a float, or an array; that of a metric with several results is one item for each.
         """
         found: dict[str, Any] = {}
         for name, value in self._model.get_metrics_result().items():
@@ -81,12 +88,13 @@ class EpochMetrics:
     def of_job(self, logs: Mapping[str, Any], worker: Worker, samples: int) -> dict[str, Any]:
         """Combine the metrics of all workers; return the job's values of the numbers in ``logs``.
 
-        All workers call it between two steps, after the last step of the epoch.
+        All workers call it between two steps, after the last step of the epoch, and each waits for
+        all. The states stay combined as after :meth:`combine`.
 
         Args:
-            logs: what ``train_step`` has returned for this worker's last batch. A number there
-                belongs to a metric if it equals the metric's result, or if all names in ``logs``
-                are the names of metrics.
+            logs: what ``train_step`` has returned for this worker's last batch, by name. A number
+                there belongs to the metric of its name if the names are exactly those of all
+                metrics; else to the metric whose result it equals.
             worker: this worker.
             samples: how many samples this worker has trained in the epoch.
 
@@ -115,8 +123,9 @@ class EpochMetrics:
     def combine(self, worker: Worker, samples: int) -> None:
         """Add up the states of the metrics over all workers; the sums stay until Keras resets them.
 
-        For a metric whose state is no sum, ``result()`` becomes the mean of the workers' results.
-        All workers call it between two steps, after the last step of the epoch.
+        For a metric whose state is no sum, ``result()`` returns the mean of the workers' results
+        until :meth:`restore` is called. All workers call it between two steps, after the last step
+        of the epoch, and each waits for all.
 
         Args:
             worker: this worker.
@@ -141,11 +150,16 @@ class EpochMetrics:
         """Add the metric states of workers that leave to the states of one worker that stays.
 
         So the job's results of the epoch include the samples of the workers that leave. The worker
-        that stays is the one of the lowest rank. All workers of the ring call it between two steps.
+        that stays is the one of the lowest rank; at least one worker stays. States that are no sums
+        are not handed over. All workers of the ring call it between two steps, and each waits for
+        all.
 
         Args:
             worker: this worker.
             leaving: the ids of the workers that leave.
+
+        Raises:
+            UsageError: the workers have different metrics.
         """
         sums = [metric for metric in _leaves(self._model.metrics) if is_additive(metric)]
         variables = [variable for metric in sums for variable in metric.variables]
@@ -160,7 +174,11 @@ class EpochMetrics:
                 variable.assign(value.astype(_numpy_type(variable)))
 
     def restore(self) -> None:
-        """Undo :meth:`combine`'s means: each metric's result is computed from its state again."""
+        """Let each metric compute its result from its own state again.
+
+        It undoes the means that :meth:`combine` has set for metrics whose state is no sum. Sums
+        that :meth:`combine` has made stay.
+        """
         for metric in self._replaced:
             del metric.result
         self._replaced.clear()
@@ -168,12 +186,13 @@ class EpochMetrics:
     def _take_mean(self, metric: Any, worker: Worker, samples: int) -> None:
         """Let ``metric.result()`` be the mean of all workers' results, weighted by their samples.
 
-        This is for a metric whose state is no sum; a warning says so once. :meth:`restore` undoes
-        it.
+        This is for a metric whose state is no sum; rank 0 logs a warning that says so, once for
+        each metric. :meth:`restore` undoes it. All workers call it for the same metric, and each
+        waits for all.
 
         Args:
             metric: a metric of the model on this worker.
-            worker: this worker; all workers call this method for the same metric.
+            worker: this worker.
             samples: how many samples this worker has trained in the epoch.
         """
         if metric.name not in self._told:
@@ -193,12 +212,15 @@ class EpochMetrics:
         self._replaced.append(metric)
 
     def _variables(self) -> list[Any]:
-        """Return the variables in which the metrics of the model hold their states, in order."""
+        """Return the variables in which the metrics of the model hold their states.
+
+        They are in the order of ``model.metrics``, the same on all workers.
+        """
         return [v for metric in _leaves(self._model.metrics) for v in metric.variables]
 
 
 def _leaves(metrics: Iterable[Any]) -> list[Any]:
-    """Return ``metrics`` in one list, in which a metric that holds metrics is replaced by them."""
+    """Return a list of ``metrics``, in which a metric that holds metrics is replaced by them."""
     found: list[Any] = []
     for metric in metrics:
         inner = getattr(metric, "metrics", None)
@@ -209,11 +231,12 @@ def _leaves(metrics: Iterable[Any]) -> list[Any]:
 def _source(name: str, value: Any, results: Mapping[str, Any]) -> str | None:
     """Return the name of the metric whose result equals ``value``.
 
-    None is returned if no metric, or several of other names than ``name``, have that result.
+    If several have that result, it is the one named ``name``. None is returned if no metric has it,
+    or several of other names have.
 
     Args:
-        name: the name of the number in the logs; a metric of this name is preferred.
-        value: the number.
+        name: the name of the number in the logs.
+        value: the number or array.
         results: the results of all metrics, by name.
     """
     same = [other for other, result in results.items() if _is_same(value, result)]
@@ -252,15 +275,15 @@ def _numpy_type(variable: Any) -> Any:
 
 
 def _added(payloads: Sequence[bytes], like: State) -> State:
-    """Return the sums of the workers' metric states, elementwise.
+    """Return the sums of the workers' metric states, elementwise, as new arrays.
 
     Args:
-        payloads: the bytes of each worker's state.
+        payloads: the bytes of each worker's state: those of its arrays, one after the other.
         like: a state, one array for each variable, with the shapes and types of all workers'
-            states.
+            states; its values are not read.
 
     Raises:
-        UsageError: the states have different sizes.
+        UsageError: the payloads have different sizes.
     """
     if len({len(payload) for payload in payloads}) > 1:
         raise UsageError(
