@@ -1,7 +1,8 @@
 """Warn once about a Keras loss that is not a mean over the samples of a batch.
 
-A loss has a ``reduction``, and receives the mask that layers before it have made. Both are known
-when the loss is called. In a graph that is when it is traced, so steps get no slower.
+:func:`watch_losses` turns the warning on. A loss has a ``reduction``, and receives the mask that
+layers before it have made. Both are known when the loss is called. In a graph that is when it is
+traced, so steps get no slower.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ WEIGHTED = "and edl weights the gradient of each worker with its samples, as for
 def watch_losses() -> None:
     """Patch Keras to log a warning about the first loss in training that is no mean over samples.
 
-    The patch lasts for the rest of the process.
+    Only rank 0 logs it, once, when a loss is called within a step. The patch lasts for the rest of
+    the process; a second call does nothing.
     """
     plain = keras.losses.Loss.__call__
     told: list[str] = []
@@ -49,12 +51,14 @@ def watch_losses() -> None:
 def why_loss_is_no_mean(loss: Any, is_masked: bool, is_weighted: bool, in_fit: bool) -> str | None:
     """Return why ``loss`` is no mean over the samples of a batch; None if it may be one.
 
+    The reason is a sentence for a warning, which says what to change.
+
     Args:
         loss: a ``keras.losses.Loss``.
         is_masked: whether layers have masked entries of the predictions.
         is_weighted: whether the loss is given sample weights.
         in_fit: whether ``fit`` trains. A script's own loop may divide a sum by the samples, so
-            outside of ``fit`` a loss that is a sum is no reason.
+            outside of ``fit`` None is returned for a loss with the reduction "sum" or "none".
     """
     if loss.reduction in ("sum", "none", None):
         if not in_fit:

@@ -1,9 +1,10 @@
-"""Let callbacks that write files or to the terminal write on rank 0 only.
+"""Let callbacks that write files, to the terminal or to a server write on rank 0 only.
 
-The script gives such callbacks on all workers. The worker that is rank 0 at the time of a write
-makes it, so when rank 0 dies, its successor continues. Until all workers have exchanged rows at the
-end of an epoch (:meth:`Writer.met`), each worker keeps the numbers that are to be written, so that
-it can write them if rank 0 dies before it does.
+:func:`standing_in` returns the :class:`Writer` that takes the place of such a callback. The script
+gives the callbacks on all workers. The worker that is rank 0 at the time of a write makes it, so
+when rank 0 dies, its successor continues. Until all workers have exchanged rows at the end of an
+epoch (:meth:`Writer.met`), each worker keeps the numbers that are to be written, so that it can
+write them if rank 0 dies before it does.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ _HOOKS = [
 
 
 class Writer(keras.callbacks.Callback):
-    """A callback that takes the place of one that writes, and lets it write on rank 0 only.
+    """The base class of callbacks that stand in for one that writes, and let rank 0 alone write.
 
-    The other callback writes files, or text to the terminal.
+    The other callback writes files, to the terminal or to a server.
 
     Args:
         callback: the callback that writes.
@@ -54,24 +55,25 @@ class Writer(keras.callbacks.Callback):
         return self._worker.rank == 0 and not self._worker.warming_up
 
     def set_params(self, params: Any) -> None:
-        """Keep ``params``, Keras' parameters of ``fit``, and give them to the callback."""
+        """Keep ``params``, Keras' parameters of ``fit``; give it to the callback on all workers."""
         super().set_params(params)
         self.callback.set_params(params)
 
     def met(self, written: bool) -> None:
         """Write the files of the epoch that has ended if its rank 0 has died before it did so.
 
-        Called when the workers have exchanged rows at the end of the epoch. ``written`` says
-        whether the rank 0 of the epoch has written its files; if not, the present rank 0 writes.
+        Called on all workers when they have exchanged rows at the end of the epoch. ``written``
+        says whether the rank 0 of the epoch has written its files; if not, the present rank 0
+        writes.
         """
         raise NotImplementedError
 
 
 class Gated(Writer):
-    """A writer that calls the hooks of its callback on rank 0 only.
+    """A writer that calls the hooks of its callback on rank 0 only, and does nothing elsewhere.
 
     On a worker that is or becomes rank 0, the callback's ``on_train_begin`` is called right before
-    its first other hook.
+    its first other hook, and then ``on_epoch_begin`` if an epoch is under way.
 
     Args:
         callback: the callback that writes.
@@ -85,7 +87,11 @@ class Gated(Writer):
         self._unwritten: tuple[int, dict[str, Any]] | None = None  # an epoch's end
 
     def hook(self, name: str, *arguments: Any, **named: Any) -> None:
-        """Call the callback's hook ``name`` with ``arguments`` and ``named``, on rank 0 only."""
+        """Call the callback's hook ``name`` with ``arguments`` and ``named``, on rank 0 only.
+
+        If it is the first, ``on_train_begin`` is called before. If the callback was never begun,
+        ``on_train_end`` is not called.
+        """
         if not self.writes or (name == "on_train_end" and not self._begun):
             return
         self._begin()
@@ -98,16 +104,16 @@ class Gated(Writer):
         """
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Call the callback's ``on_epoch_begin`` on rank 0; other workers remember ``epoch`` only.
+        """Call the callback's ``on_epoch_begin`` on rank 0, and remember ``epoch`` on all workers.
 
-        A worker that becomes rank 0 in the epoch calls it then.
+        A worker that becomes rank 0 within the epoch calls it before the next hook.
         """
         self._epoch = None
         self.hook("on_epoch_begin", epoch, logs)
         self._epoch = epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Call the callback's ``on_epoch_end`` on rank 0; other workers keep epoch and ``logs``.
+        """Call the callback's ``on_epoch_end`` on rank 0; keep ``epoch`` and ``logs`` everywhere.
 
         If rank 0 dies before all workers have exchanged rows, :meth:`met` calls it on its
         successor.
@@ -118,14 +124,19 @@ class Gated(Writer):
     def met(self, written: bool) -> None:
         """Call the callback's ``on_epoch_end`` if the epoch's rank 0 died before it did so.
 
-        ``written`` says whether the epoch's rank 0 has called it. If not, the present rank 0 does.
+        ``written`` says whether the epoch's rank 0 has called it. If not, the present rank 0 does,
+        unless the callback's file shows that the dead one has written. Then the kept epoch is
+        dropped.
         """
         if not written and self._unwritten is not None and not self._has_written():
             self._end_epoch()
         self._epoch = self._unwritten = None
 
     def _end_epoch(self) -> None:
-        """Call the callback's ``on_epoch_end`` with the kept epoch and logs, on rank 0 only."""
+        """Call the callback's ``on_epoch_end`` with the kept epoch and logs, on rank 0 only.
+
+        Then :meth:`flush` is called.
+        """
         assert self._unwritten is not None
         epoch, logs = self._unwritten
         if self.writes:
@@ -134,14 +145,18 @@ class Gated(Writer):
             self.flush()
 
     def _has_written(self) -> bool:
-        """Return whether a dead rank 0 has already written the end of the epoch to the file.
+        """Return whether another worker has written the kept epoch to the callback's file.
 
-        The file is the callback's. False is returned for callbacks whose files do not show it.
+        Here it is False; a subclass whose file shows it overrides this.
         """
         return False
 
     def _begin(self) -> None:
-        """Call the callback's ``on_train_begin`` on this worker, if it was not called yet."""
+        """Call the callback's ``on_train_begin`` on this worker, if it was not called yet.
+
+        If the job has made updates before, :meth:`resume` is called first. If an epoch is under
+        way, ``on_epoch_begin`` is called, too.
+        """
         if self._begun:
             return
         self._begun = True
@@ -154,7 +169,10 @@ class Gated(Writer):
             self.callback.on_epoch_begin(self._epoch)
 
     def resume(self) -> None:
-        """Prepare the callback to append to files of other workers or runs; here do nothing."""
+        """Prepare the callback to append to files of other workers or runs; here do nothing.
+
+        Called before ``on_train_begin``, in a job that has made updates.
+        """
 
     def began(self) -> None:
         """Adjust the callback after its ``on_train_begin``, in a subclass; here do nothing."""
@@ -181,7 +199,10 @@ class GatedCSV(Gated):
     """A writer for ``CSVLogger``, whose file gets one line for each epoch, even if rank 0 dies."""
 
     def resume(self) -> None:
-        """Let the callback append to its file, from which an incomplete last line is removed."""
+        """Let the callback append to its file, from which an incomplete last line is removed.
+
+        If there is no such file, only the mode of the callback is set.
+        """
         self.callback.append = True
         path = self.callback.filename
         with contextlib.suppress(OSError), open(path, "rb+") as file:
@@ -189,7 +210,7 @@ class GatedCSV(Gated):
             file.truncate(text.rfind(b"\n") + 1)  # half a line of one that was killed
 
     def _has_written(self) -> bool:
-        """Return whether the last line of the file is for the epoch that has ended."""
+        """Return whether the file's last whole line is for the kept epoch; False without a file."""
         assert self._unwritten is not None
         try:
             with open(self.callback.filename, "rb") as file:
@@ -203,7 +224,7 @@ class GatedTensorBoard(Gated):
     """A writer for ``TensorBoard``: each rank 0 writes its own event files to one directory."""
 
     def began(self) -> None:
-        """Set the callback's count of batches to the job's number of steps.
+        """Set the callback's count of batches to the number of updates that the job has made.
 
         The callback numbers its records by this count.
         """
@@ -218,7 +239,7 @@ class GatedTensorBoard(Gated):
 class GatedProgress(Gated):
     """A writer for Keras' progress bar, which does not give the bar the number of steps of ``fit``.
 
-    That number would be wrong when workers join or leave.
+    That number would be wrong when workers join or leave; the bar learns it from the epoch before.
 
     Args:
         callback: the progress bar.
@@ -236,14 +257,16 @@ class GatedProgress(Gated):
         super().set_params({**params, "steps": None})
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Begin the bar of ``epoch``; if the set of workers has changed, reset the bar's length."""
+        """Begin the bar of ``epoch`` on rank 0; reset its length if workers have joined or left."""
         if self._generation != self._worker.generation:
             self._generation, self.callback.target = self._worker.generation, None
         super().on_epoch_begin(epoch, logs)
 
 
 class Saver(Writer):
-    """A writer for ``ModelCheckpoint``: all workers track the best value, and rank 0 saves.
+    """A writer for ``ModelCheckpoint``: all workers track the best value, and rank 0 alone saves.
+
+    The callback's method that decides whether to save is replaced, so it returns False elsewhere.
 
     Args:
         callback: the ``ModelCheckpoint``.
@@ -291,14 +314,14 @@ class Saver(Writer):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Let the callback decide whether to save the model; if so, rank 0 saves it.
 
-        Other workers remember that the save is due: :meth:`met` makes it on the successor of rank 0
-        if rank 0 dies before it has saved.
+        Other workers remember that a save was decided: :meth:`met` makes it on the successor of
+        rank 0 if rank 0 dies before it has saved.
         """
         self._unsaved = None
         self.callback.on_epoch_end(epoch, logs)
 
     def met(self, written: bool) -> None:
-        """Save the model if a save was due and the epoch's rank 0 died before it made the save.
+        """Save the model if the callback has decided to and the epoch's rank 0 died before that.
 
         ``written`` says whether the epoch's rank 0 has saved the model. If not, the present rank 0
         does.
@@ -325,7 +348,8 @@ for _name in _HOOKS:
 class _Unsaved:
     """A wrapper of the model whose save methods save on rank 0 only, and do nothing elsewhere.
 
-    All other attributes and calls are passed on to the model.
+    These are ``save``, ``save_weights`` and ``export``. All other attributes and calls are passed
+    on to the model.
 
     Args:
         model: the Keras model.
@@ -360,10 +384,11 @@ WRITERS: list[tuple[type, type[Writer]]] = [
 
 
 def standing_in(callback: Any, worker: Worker) -> Writer | None:
-    """Return the writer that lets ``callback`` write on rank 0 only, in its place in a ``fit``.
+    """Return a new writer that lets ``callback`` write on rank 0 only, in its place in a ``fit``.
 
-    None is returned if the callback is of no class that edl knows to write. ``worker`` is this
-    worker.
+    There are writers for ModelCheckpoint, CSVLogger, TensorBoard, RemoteMonitor and the progress
+    bar of Keras, and for classes derived from them. For any other callback None is returned.
+    ``worker`` is this worker.
     """
     for kind, writer in WRITERS:
         if isinstance(callback, kind):
