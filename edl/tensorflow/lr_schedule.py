@@ -1,4 +1,9 @@
-"""Set the learning rate of Keras optimizers by the number of samples that the job has trained."""
+"""Set the learning rate of Keras optimizers by the number of samples that the job has trained.
+
+A script gives an optimizer an :class:`LRSchedule` as its learning rate. The functions of this
+module are for the other modules of edl: :func:`follow_policy` reads the schedule from the job's
+policy file, and :func:`correct_momentum` corrects the momentum before an update.
+"""
 
 from __future__ import annotations
 
@@ -39,17 +44,19 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
     An update gets the rate at the number of samples that the job has trained, those of the update
     included, over all epochs: the same rate on all workers, also on a newcomer and in a job that is
-    resumed. Between updates it is the rate of the last one. A graph asks for the rate with each
-    update, so no change of the workers traces the graph anew.
+    resumed. A graph asks for the rate with each update, so no change of the workers traces the
+    graph anew.
 
     Args:
-        schedule: a schedule of :mod:`edl.schedules`, or its configuration, as in a saved model.
-        scaling: by which factor a changed global batch multiplies the rate; None: by none. A
-            momentum that contains the rate, such as that of Keras' SGD, is multiplied by the same
-            change.
+        schedule: a schedule of :mod:`edl.schedules`, or its configuration as :meth:`get_config`
+            returns it.
+        scaling: a :class:`edl.schedules.Scaling`, the rule by which the rate follows the global
+            batch; None: the global batch does not change the rate. A momentum that contains the
+            rate, such as that of Keras' SGD, is multiplied by the same change.
 
     Raises:
-        UsageError: ``schedule`` is no schedule of :mod:`edl.schedules`.
+        UsageError: ``schedule`` is no schedule of :mod:`edl.schedules`, or ``edl.init()`` was not
+            called and the scaling needs the gradient noise scale.
     """
 
     def __init__(
@@ -67,20 +74,28 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
             current_worker().loader.progress.noise.asked = True
 
     def __call__(self, step: Any) -> Any:
-        """Return the learning rate of the update to be made; ``step``, Keras' count, is ignored."""
+        """Return the learning rate of the update that this worker makes next.
+
+        It is a float32, or in a graph a float32 tensor. ``step``, Keras' count of updates, is
+        ignored.
+        """
         return asked(self._now)
 
     def momentum_factor(self) -> Any:
         """Return the factor by which to multiply the momentum right before an update.
 
-        It is the factor by which the scaling has changed the learning rate since the update before,
-        as a number or, in a graph, a tensor. It is for a momentum that contains the learning rate,
-        as SGD's.
+        It is the scaling's factor for this update divided by that for the update before: a float32
+        or, in a graph, a float32 tensor. It is for a momentum that contains the learning rate, as
+        SGD's. Without a scaling it is 1.
         """
         return asked(self._change)
 
     def last(self) -> float:
-        """Return the learning rate of the job's last update, which must be equal on all workers."""
+        """Return the learning rate of the job's last update, which must be equal on all workers.
+
+        It may be an update that this worker has missed. Before the first update it is the rate at 0
+        samples.
+        """
         return self._at(last_update(current_worker().loader.progress))
 
     def _now(self) -> np.float32:
@@ -90,8 +105,8 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
     def _at(self, update: Update) -> float:
         """Return the learning rate of ``update``: the schedule's rate times the scaling's factor.
 
-        ``update`` has the update's number, the samples that the job has trained with it, and the
-        sizes of the global batches until then.
+        ``update`` has the update's number, how many samples the job has trained when it is made
+        (those of the update included), and the sizes of the global batches until then.
         """
         return self._factor(update, update.noise) * self.schedule.at(update.after)
 
@@ -126,7 +141,11 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
         return scaling.at(update.number, update.batches, noise.changes)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the schedule's class name and arguments for a saved model, without the scaling."""
+        """Return the constructor's arguments for a saved model, without the scaling.
+
+        The only one is ``schedule``, a dict of the schedule's class name (``schedule``) and its
+        arguments.
+        """
         kind = type(self.schedule).__name__
         return {"schedule": {"schedule": kind, **dataclasses.asdict(self.schedule)}}
 
@@ -134,10 +153,13 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
 def follow_policy(optimizer: Any, several: bool) -> None:
     """Give ``optimizer`` the learning rate of the table [learning_rate] in the job's policy file.
 
-    Nothing is changed if the job has no policy, or the policy no table [learning_rate].
+    Its ``learning_rate`` is set to an :class:`LRSchedule`. If the table has a scaling only, the
+    optimizer's own rate stays and is scaled. Nothing is changed if the job has no policy, or the
+    policy no table [learning_rate].
 
     Args:
-        optimizer: the optimizer of the script.
+        optimizer: the optimizer of the script; of a LossScaleOptimizer, the one that it wraps is
+            changed.
         several: whether the script has other optimizers, too.
 
     Raises:
@@ -165,7 +187,7 @@ def follow_policy(optimizer: Any, several: bool) -> None:
 
 
 def refuse_beside_policy(others: Sequence[Any]) -> None:
-    """Raise UsageError if the script and the job's policy both set the learning rate.
+    """Raise UsageError if the script sets the learning rate; the job's policy does so already.
 
     ``others`` are the schedules or callbacks with which the script sets it; if the list is empty,
     nothing is raised.
@@ -181,11 +203,12 @@ def check_scaling(optimizer: Any) -> None:
     """Raise an error if ``optimizer`` has a scaling of its rate that its updates do not follow.
 
     The scaling is that of an :class:`LRSchedule`, by which the rate follows the global batch. An
-    optimizer without a scaling is never refused.
+    optimizer without a scaling is never refused. The optimizer in a LossScaleOptimizer is checked,
+    too.
 
     Raises:
-        UsageError: the updates of the optimizer are not proportional to the rate, or it accumulates
-            gradients, so that some steps make no update.
+        UsageError: the optimizer is Ftrl or Adafactor, whose updates are not proportional to the
+            rate, or it accumulates gradients, so that some steps make no update.
     """
     for one in with_inner(optimizer):
         if not _is_scaled(one):
@@ -206,7 +229,8 @@ def check_scaling(optimizer: Any) -> None:
 def warn_of_a_changed_batch(optimizers: Sequence[Any], before: int, now: int) -> None:
     """Log a warning for each schedule of Keras' that does not follow a change of the global batch.
 
-    It is logged once for each schedule, which counts updates, not samples.
+    Such a schedule counts updates, not samples. An :class:`LRSchedule` causes no warning. Each
+    schedule causes one warning in the process, at the first change.
 
     Args:
         optimizers: the optimizers of the script.
@@ -232,17 +256,18 @@ def warn_of_a_changed_batch(optimizers: Sequence[Any], before: int, now: int) ->
 def last_rates(optimizer: Any) -> list[float]:
     """Return the last update's learning rate of each :class:`LRSchedule` in ``optimizer``.
 
-    The list is empty without an :class:`LRSchedule`. One may be in ``optimizer`` itself, or in the
-    optimizer that a LossScaleOptimizer wraps. No variable holds its rate.
+    One may be in ``optimizer`` itself, or in the optimizer that a LossScaleOptimizer wraps; if
+    neither has one, the list is empty. Workers compare these rates, which no variable holds.
     """
     rates = (getattr(one, "_learning_rate", None) for one in with_inner(optimizer))
     return [rate.last() for rate in rates if isinstance(rate, LRSchedule)]
 
 
 def present_rate(optimizer: Any) -> Any:
-    """Return the present learning rate of ``optimizer``: a number or a variable.
+    """Return the present learning rate of ``optimizer``: a number or a ``tf.Variable``.
 
-    None is returned if the rate is unknown: in a graph, a schedule of Keras' or a tensor.
+    For an :class:`LRSchedule` it is the rate of the last update. None is returned if the rate is
+    unknown: a tensor or a function, and in a graph a schedule of Keras'.
     """
     for one in with_inner(optimizer):
         rate = getattr(one, "_learning_rate", None)
@@ -281,10 +306,11 @@ def check_alone(optimizers: Sequence[Any]) -> None:
 
 
 def correct_momentum(optimizer: Any) -> None:
-    """Multiply the momentum of ``optimizer`` by the relative change of its learning rate.
+    """Multiply the momentum of ``optimizer`` by the scaling's change of the learning rate.
 
-    Call it before each update, for the change since the update before. Only a momentum that
-    contains the rate is changed, and only if an :class:`LRSchedule` has a scaling.
+    Call it before each update, for the change since the update before; in a graph it adds
+    operations. Only a momentum that contains the rate (SGD, RMSprop) is changed, and only if an
+    :class:`LRSchedule` has a scaling.
     """
     for one in with_inner(optimizer):
         if _is_scaled(one) and momentums_within(one):
@@ -294,7 +320,8 @@ def correct_momentum(optimizer: Any) -> None:
 def momentums_within(one: Any) -> list[Any]:
     """Return the momentum variables of the optimizer ``one`` that contain the learning rate.
 
-    The list is empty for optimizers other than Keras' SGD and RMSprop.
+    The list is empty for optimizers other than Keras' SGD and RMSprop, and for these without a
+    momentum.
     """
     if not isinstance(one, _WITHIN):
         return []
@@ -305,14 +332,15 @@ def momentums_within(one: Any) -> list[Any]:
 def scale_momentum(one: Any, factor: Any) -> None:
     """Multiply the momentum variables of the optimizer ``one`` by ``factor``.
 
-    Only momentums that contain the learning rate are changed (SGD, RMSprop).
+    Only momentums that contain the learning rate are changed (SGD, RMSprop); for any other
+    optimizer nothing is done. ``factor`` is a number or a scalar tensor.
     """
     for momentum in momentums_within(one):
         momentum.assign(momentum * tf.cast(factor, momentum.dtype))
 
 
 def _is_scaled(optimizer: Any) -> bool:
-    """Return whether ``optimizer`` has an :class:`LRSchedule` that follows the global batch."""
+    """Return whether ``optimizer`` itself has an :class:`LRSchedule` with a scaling."""
     rate = getattr(optimizer, "_learning_rate", None)
     return isinstance(rate, LRSchedule) and rate.scaling is not None
 
@@ -325,9 +353,10 @@ def with_inner(optimizer: Any) -> Iterator[Any]:
 
 
 def asked(ask: Any) -> Any:
-    """Return ``ask()``; in a graph, a float32 tensor that calls ``ask`` whenever the graph runs.
+    """Return ``ask()``; in a graph, a tensor that calls ``ask`` whenever the graph runs.
 
-    ``ask`` is a function without arguments that returns a float32.
+    The tensor is a float32 scalar. ``ask`` is a function without arguments that returns a float32.
+    In a graph one of TensorFlow's threads calls it.
     """
     if tf.executing_eagerly():
         return ask()

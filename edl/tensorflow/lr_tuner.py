@@ -1,10 +1,10 @@
 """Define ``edl.LRTuner``, which tunes the learning rate in training, the same on all workers.
 
 :mod:`edl.framework.lr_tuner` describes what is measured when, and how all workers agree on it. The
-learning rate stays a variable of the Keras optimizer, which is set in the graph right before each
-update, when every worker knows how many samples that update has. If an update is to be measured,
+learning rate stays a variable of the Keras optimizer, which is set right before each update, in the
+graph too, when every worker knows how many samples that update has. If an update is to be measured,
 the variables' values before and after it are kept. The loss is evaluated on the batch of the next
-update, so the callback takes that batch from the data set, and passes it to Keras' step.
+update, so in ``fit`` the callback takes that batch from the data set, and passes it to Keras' step.
 """
 
 from __future__ import annotations
@@ -61,21 +61,24 @@ class LRTuner(keras.callbacks.Callback):
     The tuner begins at a tenth of the optimizer's own rate. First it explores, with the highest
     rate for which the loss does not grow; then it exploits, with the rate that minimises the loss.
     When the rate changes by more than 1 %, a momentum that contains the rate, as that of ``SGD``,
-    is scaled, too.
+    is scaled, too. Newcomers and checkpoints get its state.
 
     Args:
         optimizer: the ``edl.Optimizer`` of the script, its only one, of Keras.
         loss_of: ``loss_of(batch)`` returns the mean loss of a batch, from a forward pass as in
             training; it is traced. None, with ``fit``: the loss of the compiled model.
         total: samples of the whole training: those of an epoch times the epochs.
-        explore: how many of these samples the exploration takes; None: half of them.
-        share: the largest fraction of the time of all steps that measurements take.
+        explore: how many of these samples, at the beginning, the exploration takes; None: half of
+            them.
+        share: the largest fraction of the time of all steps that measurements take, above 0, up to
+            1.
         max_lr: the highest learning rate that the tuner sets; None: 1,000 times the optimizer's
             own.
 
     Raises:
         UsageError: the optimizer is not edl's, has a schedule, or a rate that is no factor of its
-            updates; the training has begun; or the other arguments are out of range.
+            updates; it has a tuner already; the training has begun; or the other arguments are out
+            of range.
     """
 
     edl_compared = False  # its script's, as a schedule; the learning rate itself is compared
@@ -110,14 +113,16 @@ class LRTuner(keras.callbacks.Callback):
 
     @property
     def reason(self) -> str:
-        """The last decision of the tuner, and the reason for it, as a sentence."""
+        """A sentence with the tuner's last decision about the learning rate, and why it was so."""
         return self._tuner.reason
 
     def step(self, batch: Any) -> None:
-        """Evaluate the loss on ``batch``, if a measurement is due, and tune the learning rate.
+        """Evaluate the loss on ``batch`` if the update before is measured, and tune the rate.
 
         All workers call it in a loop of the script's own, after the update of ``batch`` and before
-        the next batch. With ``fit`` the callback calls it. ``batch`` is what ``loss_of`` takes.
+        the next batch. With ``fit`` the callback calls it. If a measurement is made, the call waits
+        for all workers, and the new rate holds from the next update on. ``batch`` is what
+        ``loss_of`` takes.
 
         Raises:
             UsageError: the update of the batch is not made, or there is no ``loss_of``.
@@ -139,18 +144,28 @@ class LRTuner(keras.callbacks.Callback):
         self._tuner.end_update(worker, lambda at: self._probe.losses(at, loss.of(batch)))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the tuning (rates, losses, decisions), the same on all workers."""
+        """Return the state of the tuning (rates, losses, decisions) as JSON values.
+
+        It is equal on all workers.
+        """
         return self._tuner.snapshot()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore ``state_dict``, the state of the tuning of another worker or of a checkpoint."""
+        """Continue from what :meth:`state_dict` has returned on another worker or for a checkpoint.
+
+        A measurement that was under way here is dropped.
+        """
         self._tuner.restore(state_dict)
 
     def before_update(self) -> Sequence[Any]:
         """Set the learning rate right before an update; in a graph, add operations that do so.
 
+        ``edl.Optimizer`` calls it. If the update is to be measured, the variables' values are kept,
+        too.
+
         Returns:
-            Tensors that the update has to wait for (``tf.control_dependencies``).
+            Tensors that the update has to wait for (``tf.control_dependencies``); their values have
+            no use.
 
         Raises:
             UsageError: the optimizer has been given a schedule.
@@ -174,7 +189,14 @@ class LRTuner(keras.callbacks.Callback):
     # --- with fit
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Trace the loss, and replace Keras' train function by :meth:`_train` for this fit."""
+        """Trace the loss, and replace Keras' train function by :meth:`_train` for this fit.
+
+        The loss is not traced yet if batches are ragged or sparse.
+
+        Raises:
+            UsageError: the optimizer has been given a schedule; or there is no ``loss_of``, and the
+                model has a ``train_step`` of its own.
+        """
         now, model = training.current(), self.model
         _refuse_schedule(self._inner)
         if self._loss is None:
@@ -188,7 +210,10 @@ class LRTuner(keras.callbacks.Callback):
         self._plain, model.train_function = model.train_function, self._train
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Measure and tune after the update of the batch, as :meth:`step` does."""
+        """Measure and tune after the update of the batch, by :meth:`step` with the kept batch.
+
+        ``batch``, Keras' number, is not used.
+        """
         trained, self._batch = self._batch, None
         self.step(trained)
 
@@ -199,9 +224,9 @@ class LRTuner(keras.callbacks.Callback):
     def _train(self, arriving: Any) -> Any:
         """Run Keras' train function on the next batch of ``arriving``, an iterator of the data set.
 
-        The result is that of Keras' function. If the last update is measured with this batch, the
-        batch is kept: Keras' function would take it from ``arriving`` inside of the graph, where
-        Python cannot see it.
+        The result is that of Keras' function. If the update before is measured with this batch, the
+        batch is kept for :meth:`on_train_batch_end`: Keras' function would take it from
+        ``arriving`` inside of the graph, where Python cannot see it.
         """
         if not self._tuner.measures:
             return self._plain(arriving)
@@ -218,15 +243,15 @@ class LRTuner(keras.callbacks.Callback):
     def _prepare(self, batch: Any) -> None:
         """Build the graphs that evaluate the loss, outside of the steps whose time is measured.
 
-        Called while no other worker waits for this one. ``batch`` has the structure and types of a
-        batch of the training.
+        Called once, while no other worker waits for this one. ``batch`` has the structure and types
+        of a batch of the training.
         """
         assert self._loss is not None
         self._probe.prepare(self._loss.of(batch))
         self._prepared = True
 
     def _begin_update(self) -> np.float32:
-        """Return the learning rate of an update; keep the variables if it is to be measured.
+        """Return the learning rate of the next update; keep the variables if it is to be measured.
 
         Called right before an update that this worker makes, in whatever thread makes it.
         """
@@ -253,7 +278,7 @@ def check_callbacks(tuner: LRTuner | None, callbacks: Iterable[Any]) -> None:
     has a table [learning_rate].
 
     Args:
-        tuner: the tuner of the optimizer; None: there is none.
+        tuner: the tuner of the optimizer; None: there is none, and only the policy is checked.
         callbacks: the callbacks that ``fit`` was given.
 
     Raises:
@@ -273,14 +298,20 @@ def check_callbacks(tuner: LRTuner | None, callbacks: Iterable[Any]) -> None:
 
 
 def _sets_rate(callback: Any) -> bool:
-    """Return whether ``callback`` is one of Keras' or Horovod's that set the learning rate."""
+    """Return whether ``callback`` is one of Keras' or Horovod's that set the learning rate.
+
+    These are LearningRateScheduler, ReduceLROnPlateau, LearningRateScheduleCallback and classes
+    derived from them.
+    """
     return bool(SETS_RATE & {kind.__name__ for kind in type(callback).__mro__})
 
 
 def _check(optimizer: Any, now: training.Training) -> None:
     """Raise UsageError if the learning rate of ``optimizer`` cannot be tuned.
 
-    ``now`` holds the data source, the optimizers and the open step of this process.
+    It must be a Keras optimizer that ``edl.Optimizer`` has wrapped, the only one of the script,
+    without a tuner or schedule, before the first batch, and each step must be an update by its
+    rate. ``now`` holds the data source, the optimizers and the open step of this process.
     """
     kind = type(optimizer).__name__
     if not is_elastic(optimizer):
@@ -306,7 +337,7 @@ def _check(optimizer: Any, now: training.Training) -> None:
 
 
 def _refuse_schedule(optimizer: Any) -> None:
-    """Raise UsageError if the learning rate of ``optimizer`` is a schedule, not a variable."""
+    """Raise UsageError if the learning rate of ``optimizer`` is no variable, but a schedule."""
     rate = optimizer._learning_rate
     if not isinstance(rate, keras.Variable):
         refuse_beside(getattr(rate, "__name__", type(rate).__name__))
@@ -319,6 +350,9 @@ def _innermost(optimizer: Any) -> Any:
 
 def _compiled(model: Any) -> Callable[[Any], Any]:
     """Return a function that returns the loss of a batch as ``fit`` computes it for ``model``.
+
+    The function takes a batch of ``fit``, such as a tuple (x, y), runs a forward pass as in
+    training, and returns a scalar tensor.
 
     Raises:
         UsageError: the model has a ``train_step`` of its own, so its loss is unknown.
