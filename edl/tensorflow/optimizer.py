@@ -1,10 +1,10 @@
 """Define ``edl.tensorflow.Optimizer``, which makes an optimizer's updates the steps of the job.
 
-The one method through which an optimizer applies gradients is replaced, on that object only. The
+It replaces the method through which the optimizer applies gradients, on that object only. The
 new method reduces the gradients first, unless :mod:`edl.tensorflow.tape` has done it, and applies
 them only if all were reduced. In an optimizer of TensorFlow 1, the method that computes gradients
-is replaced, too, and returns the job's. The object keeps its class, because Keras checks the class,
-and saved models have the class's name.
+is replaced, too, and returns the means over all workers. The object keeps its class, because Keras
+checks the class, and saved models have the class's name.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ def Optimizer(
 
 
 def Optimizer(optimizer: Any, model: Any = None, *, backward_passes_per_step: int = 1) -> Any:
-    """Let ``optimizer`` apply the mean gradient over the global batch of all workers.
+    """Let ``optimizer`` apply the mean gradient over the global batch of all workers; return it.
 
-    The same object is returned. An update is applied as a whole or not at all. Keras' own clipping
-    (``clipnorm`` and the like) sees the means. A script that changes gradients before they are
-    applied computes them with :func:`edl.tensorflow.DistributedGradientTape`, or, in a graph, with
-    ``compute_gradients`` of the optimizer.
+    An update is applied as a whole or not at all. Keras' own clipping (``clipnorm`` and the like)
+    sees the means. A script that changes gradients before they are applied computes them with
+    :func:`edl.tensorflow.DistributedGradientTape`, or, in a graph, with ``compute_gradients`` of
+    the optimizer. If the job's policy file has a table [learning_rate], the optimizer gets that
+    rate.
 
     A script may have several of Keras' optimizers, each with its model, for a GAN for example. With
     each batch any of them may apply gradients, in an order that is equal on all workers. Between
@@ -56,14 +57,18 @@ def Optimizer(optimizer: Any, model: Any = None, *, backward_passes_per_step: in
         optimizer: one of ``tf.keras.optimizers``, its name or its configuration, or, in a graph,
             one of ``tf.compat.v1.train``.
         model: the variables that every newcomer receives: a Keras model, a ``tf.Module``, or a list
-            of variables. Not needed for ``model.fit``, nor in a graph. None: all variables that
-            were created since ``edl.init()``.
+            of variables. None: in ``model.fit`` those of its model, in a graph the global
+            variables, else all variables that were created since ``edl.init()``.
         backward_passes_per_step: must be 1; a Keras optimizer accumulates gradients by itself.
 
+    Returns:
+        ``optimizer``, the same object; for a name or a configuration, a new Keras optimizer.
+
     Raises:
-        UsageError: ``edl.init()`` was not called, the optimizer was wrapped already, or it does not
-            fit the mode that TensorFlow is in (eager or graph); one of several names no model, or
-            comes after the first batch.
+        UsageError: ``edl.init()`` was not called; the optimizer was wrapped already, is of another
+            kind, or does not fit the mode that TensorFlow is in (eager or graph); one of several
+            names no model, or comes after the first batch; or both the script and the policy set a
+            schedule.
     """
     now = training.current()
     if isinstance(optimizer, str | dict):  # as Keras' compile() takes them
@@ -110,7 +115,7 @@ def Optimizer(optimizer: Any, model: Any = None, *, backward_passes_per_step: in
 
 
 def is_elastic(optimizer: Any) -> bool:
-    """Return whether ``optimizer`` was wrapped by :func:`Optimizer`."""
+    """Return whether ``optimizer`` itself, not one inside it, was wrapped by :func:`Optimizer`."""
     return any(optimizer is one for one in _elastic)
 
 
@@ -118,7 +123,8 @@ def _keras_apply(optimizer: Any, reduction: GradientReduction) -> None:
     """Replace ``apply`` of a Keras optimizer by a method that first averages over all workers.
 
     Keras' ``apply_gradients`` calls ``apply``, too. ``reduction`` reduces the optimizer's
-    gradients.
+    gradients. The new method makes the update, or no update if the step was skipped, and returns
+    None.
     """
     plain, reduction.noise.optimizer = optimizer.apply, optimizer
 
@@ -149,15 +155,18 @@ def _keras_apply(optimizer: Any, reduction: GradientReduction) -> None:
 def _graph_apply(optimizer: Any, reduction: GradientReduction) -> None:
     """Replace the two methods of a ``tf.compat.v1.train`` optimizer that handle gradients.
 
-    ``compute_gradients`` then returns the job's gradients, and ``apply_gradients`` reduces
-    gradients that are not reduced yet, by ``reduction``. ``minimize`` calls both methods, too.
+    ``compute_gradients`` then returns the means over all workers, and ``apply_gradients`` reduces
+    gradients that are not reduced yet, by ``reduction``, and returns an operation that makes the
+    update or none. ``minimize`` calls both methods, too.
     """
     compute, plain = optimizer.compute_gradients, optimizer.apply_gradients
 
     def compute_gradients(*arguments: Any, **named: Any) -> list[tuple[Any, Any]]:
-        """Return the job's gradients as pairs (gradient, variable); the script may clip them.
+        """Return the means over all workers as pairs (gradient, variable), for the script to clip.
 
-        The arguments are those of the optimizer's own ``compute_gradients``.
+        The arguments are those of the replaced ``compute_gradients``: the loss, and by name
+        ``var_list`` and the others. The gradient is None for a variable on which the loss does not
+        depend.
         """
         gradients, variables = _unzipped(compute(*arguments, **named))
         return list(zip(reduce_early(gradients, variables), variables, strict=True))
@@ -185,7 +194,8 @@ def _unzipped(pairs: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
 def _if(proceed: Any, apply: Any) -> None:
     """Call ``apply``, a function without arguments that makes an update, if ``proceed`` is true.
 
-    If ``proceed`` is a tensor, the graph decides whether to apply, each time it runs.
+    ``proceed`` is a bool or a scalar boolean tensor. If it is a tensor, the graph decides whether
+    to apply, each time it runs.
     """
     if isinstance(proceed, bool):
         if proceed:

@@ -1,13 +1,14 @@
 """Exchange messages between workers inside of forward and backward passes, in Keras and in graphs.
 
-TensorFlow runs operations that do not depend on each other in any order. An exchange is matched
-with those of the other workers by its position in the order alone, so :func:`in_turn` runs the
-exchanges of a graph in the order in which they were built, which is the same on all workers. If a
-graph calls two functions that have exchanges, each function seems to write one resource, and
-TensorFlow never runs two such calls at once, so their order is kept, too.
+Layers with ``synchronized=True`` use it, by :func:`in_turn`. TensorFlow runs operations that do not
+depend on each other in any order. An exchange is matched with those of the other workers by its
+position in the order alone, so :func:`in_turn` runs the exchanges of a graph in the order in which
+they were built, which is the same on all workers. If a graph calls two functions that have
+exchanges, each function seems to write one resource, and TensorFlow never runs two such calls at
+once, so their order is kept, too.
 
-Each message carries the number of its exchange in the graph. If the numbers of the workers differ
-all the same, an error is raised.
+Each message carries the number of its exchange in the graph (:func:`numbered`). If the numbers of
+the workers differ all the same, UsageError is raised.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class _EagerNumbers:
         self._next = 0
 
     def take(self) -> int:
-        """Return the next number of an exchange; each step of the job begins at 1."""
+        """Count and return the next number of an exchange; each step of the job begins at 1."""
         worker = process.current_worker()
         step = (id(worker), worker.steps.begun)
         if step != self._step:
@@ -62,9 +63,10 @@ _eager_numbers = _EagerNumbers()
 
 
 def next_number() -> int:
-    """Return the number of an exchange that is about to be built, from 1 in each graph.
+    """Count and return the number of an exchange that is about to be built, from 1 in each graph.
 
-    In eager execution the numbers begin at 1 in each step of the job.
+    Each call returns the next number. In eager execution the numbers begin at 1 in each step of the
+    job.
     """
     if tf.executing_eagerly():
         return _eager_numbers.take()
@@ -77,13 +79,14 @@ def next_number() -> int:
 def exchange_of_step() -> tuple[Exchange | None, int]:
     """Return a function that exchanges messages with all workers, and the weight of the batch.
 
-    The weight is that of this worker's batch in the open step. In a script with an elastic state it
-    is 1, because Horovod's optimizer counts all workers alike.
+    The weight is how many samples count in this worker's batch of the open step, 0 for a padding
+    batch. In a script with an elastic state it is 1, because Horovod's optimizer counts all workers
+    alike.
 
     Returns:
-        A function that sends bytes to all workers and returns theirs, and the number of samples
-        that count in this worker's batch. They are None and 0 if no other worker takes part: in a
-        warm-up, in a job of one, between steps.
+        A pair of the function and the weight. The function sends bytes to all workers, waits for
+        theirs, and returns all in rank order. The pair is (None, 0) if no other worker takes part:
+        in a warm-up, in a job of one, between steps, before ``edl.init()``.
 
     Raises:
         UsageError: the script has several optimizers.
@@ -100,7 +103,9 @@ def exchange_of_step() -> tuple[Exchange | None, int]:
 
 
 def _exchange_of_script(payload: bytes) -> list[bytes]:
-    """Send ``payload`` to all workers and return their payloads, in a script with an elastic state.
+    """Send ``payload`` to all workers, and return all payloads in rank order.
+
+    It is for a script with an elastic state.
 
     Raises:
         HorovodInternalError: the ring is broken; the error interrupts the function that
@@ -116,12 +121,12 @@ def numbered(exchange: Exchange, number: int, row: Vector) -> list[bytes]:
     """Exchange rows with all workers, and check that all of them are at the same exchange.
 
     Args:
-        exchange: a function that sends bytes to all workers and returns theirs.
+        exchange: a function that sends bytes to all workers and returns theirs in rank order.
         number: the number of the exchange in the graph or step, which is sent with the row.
         row: this worker's numbers.
 
     Returns:
-        The rows of all workers, as bytes, without ``number``.
+        The rows of all workers in rank order, as bytes of float64, without ``number``.
 
     Raises:
         UsageError: some workers are at another exchange, or their rows have another length.
@@ -134,21 +139,24 @@ def numbered(exchange: Exchange, number: int, row: Vector) -> list[bytes]:
 
 
 class Act(Protocol):
-    """A function that a layer calls in a forward or backward pass, to combine workers' numbers."""
+    """A function that a layer calls in a forward or backward pass, to combine workers' numbers.
+
+    :func:`in_turn` calls it.
+    """
 
     def __call__(self, row: Vector, exchange: Exchange | None, weight: int) -> Vector:
         """Exchange numbers with the other workers, and return those with which the pass continues.
 
         Args:
             row: this worker's numbers.
-            exchange: a function that sends bytes to all workers and returns theirs; None: no other
-                worker takes part.
-            weight: how many samples count in this worker's batch.
+            exchange: a function that sends bytes to all workers and returns theirs in rank order;
+                None: no other worker takes part, and the result is that of this worker alone.
+            weight: how many samples count in this worker's batch; 0 if ``exchange`` is None.
         """
 
 
 def in_turn(act: Act, row: Any, length: int | None) -> Any:
-    """Call ``act`` for the open step, and return its result as a tensor.
+    """Call ``act`` for the open step, and return its result as a float64 tensor with one axis.
 
     In a graph ``act`` is called whenever the graph runs, after the exchanges that were added to the
     graph before.
@@ -156,7 +164,7 @@ def in_turn(act: Act, row: Any, length: int | None) -> Any:
     Args:
         act: a function that exchanges numbers; in a graph it runs in one of TensorFlow's threads.
         row: this worker's numbers, a float64 tensor with one axis.
-        length: the length of the result, a float64 tensor with one axis; None: unknown.
+        length: the number of elements of the result; None: unknown.
 
     Raises:
         UsageError: XLA is to compile the graph.
@@ -201,8 +209,9 @@ def _resource() -> Any:
 def _from_graph(act: Act) -> Callable[[Vector], Vector]:
     """Return a function of this worker's row that calls ``act``, for ``tf.numpy_function``.
 
-    An error of ``act`` is raised by the training thread, and the graph continues as if this worker
-    were alone.
+    If ``act`` raises an error, the training thread raises it, and the graph continues with the
+    result that ``act`` returns when no other worker takes part. Only a HorovodInternalError, of a
+    broken ring in a script with an elastic state, is raised in the graph.
     """
 
     def from_graph(row: Vector) -> Vector:
