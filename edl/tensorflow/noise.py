@@ -1,8 +1,9 @@
 """Measure the squared norms of TensorFlow's gradients, for the gradient noise scale.
 
-A graph hands its gradients to Python in the steps in which a measurement is due, and in no others.
-For an optimizer of Adam's kind, a gradient g is measured as g / (sqrt(v) + epsilon), where v is
-Adam's mean of squared gradients, as in :mod:`edl.torch.noise`.
+:class:`KerasNoise` measures them. A graph hands its gradients to Python in the steps in which a
+measurement is due, and in no others. For an optimizer of Adam's kind, a gradient g is measured as
+g / (sqrt(v) + epsilon), where v is Adam's mean of squared gradients after bias correction, and
+epsilon its constant.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ Array = npt.NDArray[Any]
 class KerasNoise(NoiseMeter):
     """A meter of the squared norms of one optimizer's gradients, for the gradient noise scale.
 
-    Of a large gradient one eighth of the numbers is read in a measurement, and their squares are
-    counted eight times.
+    ``wants`` says whether the open step is to be measured; :meth:`show_reduced` measures it. Of a
+    gradient with 4,096 numbers or more, one eighth is read in a measurement, another one each time,
+    and the squares are counted eight times.
 
     Attributes:
         optimizer: the Keras optimizer; None if the script has another kind.
@@ -36,6 +38,9 @@ class KerasNoise(NoiseMeter):
         self, own: Sequence[Any], mean: Sequence[Any], variables: Sequence[Any]
     ) -> None:
         """Record the squared norms of a step's gradients: this worker's own, and the job's means.
+
+        The norms enter this worker's next step record. A worker that is alone in its ring keeps its
+        gradients, and measures those of two steps together.
 
         Args:
             own: the gradients of this worker, tensors or arrays.
@@ -51,9 +56,14 @@ class KerasNoise(NoiseMeter):
     def _seen(self, gradients: Sequence[Any], denominators: Sequence[Array | None]) -> Looked:
         """Return the numbers of each gradient that are measured, divided by its denominators.
 
-        Each item is a flat array, and how often it counts: one eighth of a large gradient counts 8
-        times, a small gradient is read as a whole and counts once. ``denominators`` has one array
-        for each gradient, from :meth:`_denominators`, or None to divide by nothing.
+        Args:
+            gradients: tensors or arrays.
+            denominators: for each gradient an array from :meth:`_denominators`, or None to divide
+                by nothing.
+
+        Returns:
+            For each gradient a pair: a flat array, and how often it counts (8 for one eighth of a
+            large gradient, 1 for a small gradient as a whole).
         """
         seen = []
         for gradient, denominator in zip(gradients, denominators, strict=True):
@@ -62,10 +72,10 @@ class KerasNoise(NoiseMeter):
         return seen
 
     def _part(self, tensor: Any) -> tuple[Array, int]:
-        """Return the numbers of ``tensor`` that are measured, flat, and how often they count.
+        """Return the numbers of ``tensor`` to measure in this step, flat, and how often they count.
 
-        One eighth of a large tensor is returned, and counts 8 times; a small tensor is returned as
-        a whole, and counts once.
+        One eighth of a tensor with 4,096 numbers or more is returned, and counts 8 times; a smaller
+        tensor is returned as a whole, and counts once.
         """
         numbers = _array(tensor).reshape(-1)
         part, times = self._looked_at(len(numbers))
@@ -74,9 +84,15 @@ class KerasNoise(NoiseMeter):
     def _denominators(self, variables: Sequence[Any]) -> Sequence[Array | None]:
         """Return sqrt(v) + epsilon for the measured numbers of each gradient.
 
-        v is Adam's mean of squared gradients, epsilon Adam's constant. ``variables`` are those of
-        the gradients. All items are None if the optimizer is not of Adam's kind, or has made fewer
-        than ``LEAST_STEPS`` updates.
+        v is Adam's mean of squared gradients after bias correction, epsilon Adam's constant.
+
+        Args:
+            variables: the variables of the gradients.
+
+        Returns:
+            One array for each variable, in order; None for one that the optimizer does not train.
+            All are None if the optimizer is not of Adam's kind, or has made fewer than
+            ``LEAST_STEPS`` (5) updates.
         """
         optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)
         velocities = getattr(optimizer, "_velocities", None)
@@ -103,9 +119,9 @@ class KerasNoise(NoiseMeter):
         return np.asarray(np.sqrt(self._part(velocity)[0] / correction) + epsilon)
 
     def _unit(self) -> float:
-        """Return the square of the factor by which a LossScaleOptimizer scales gradients.
+        """Return the square of the factor by which a LossScaleOptimizer has scaled the gradients.
 
-        It is 1 without a LossScaleOptimizer.
+        It is 1 if the optimizer is not a LossScaleOptimizer.
         """
         scale = getattr(self.optimizer, "dynamic_scale", None)  # of a LossScaleOptimizer
         return 1.0 if scale is None else float(_array(scale)) ** 2

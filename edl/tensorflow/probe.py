@@ -1,10 +1,10 @@
 """Evaluate the loss at other learning rates than the one with which an update was made.
 
-An update with another learning rate would have moved the variables along the same line, from where
-they were before the update through where they are after it, in proportion to that rate. So their
-values before and after are enough, whatever the optimizer is, as long as its update is a multiple
-of its learning rate. A value that is kept is no copy yet: TensorFlow makes one when the variable is
-written to.
+A :class:`Probe` keeps an update, and a :class:`TracedLoss` is the loss. An update with another
+learning rate would have moved the variables along the same line, from where they were before the
+update through where they are after it, in proportion to that rate. So their values before and after
+are enough, whatever the optimizer is, as long as its update is a multiple of its learning rate. A
+value that is kept is no copy yet: TensorFlow makes one when the variable is written to.
 
 An evaluation leaves no trace: what is trained, and whatever else its graph may change (BatchNorm's
 averages, the state of Keras' random generators, metrics), is bit for bit what it was. All
@@ -32,6 +32,8 @@ NOT_DENSE = (tf.RaggedTensor, tf.SparseTensor)
 class Evaluation:
     """The loss of one batch as a function without arguments, called at other values of the weights.
 
+    :meth:`TracedLoss.of` returns one.
+
     Attributes:
         graph: the concrete function of the loss.
         batch: tensors in the structure that ``graph`` takes.
@@ -48,18 +50,20 @@ class Evaluation:
     def __call__(self) -> float:
         """Return the mean loss of the batch for the present values of the variables.
 
+        The call may change variables other than the weights, such as BatchNorm's averages.
+
         Raises:
-            UsageError: the loss is not a number.
+            UsageError: ``loss_of`` has returned something else than one number.
         """
         loss = self.graph(self.batch)
         return mean_loss(loss.numpy() if hasattr(loss, "numpy") else loss)
 
 
 class TracedLoss:
-    """A loss function as a TensorFlow graph, which is traced once for batches of any size.
+    """A loss function as a TensorFlow graph, traced once for batches of one structure and any size.
 
     Args:
-        loss_of: a function that returns the mean loss of a batch.
+        loss_of: a function that takes a batch and returns its mean loss.
     """
 
     def __init__(self, loss_of: Callable[[Any], Any]) -> None:
@@ -72,6 +76,8 @@ class TracedLoss:
 
     def trace(self, spec: Any) -> Any:
         """Return the graph (a concrete function) of the loss for batches of the specs ``spec``.
+
+        A graph that was traced before is returned again.
 
         Args:
             spec: the ``tf.TensorSpec``s of a batch, in its structure.
@@ -87,7 +93,7 @@ class TracedLoss:
         return graph
 
     def of(self, batch: Any) -> Evaluation:
-        """Return the loss of ``batch`` as an :class:`Evaluation`.
+        """Return the loss of ``batch`` as an :class:`Evaluation`, without evaluating it.
 
         Args:
             batch: tensors or arrays, in any structure.
@@ -101,7 +107,10 @@ class TracedLoss:
 
 
 class Probe:
-    """The trained variables' values before and after one update, to compute losses between them.
+    """A copy of the trained variables before and after one update, to compute losses between them.
+
+    Call :meth:`begin` and :meth:`end` around the update, :meth:`losses` as often as needed, then
+    :meth:`forget`.
 
     Args:
         optimizer: the Keras optimizer that makes the update.
@@ -120,15 +129,19 @@ class Probe:
         return bool(self._after)
 
     def begin(self) -> None:
-        """Keep the trained variables' values; called right before an update, in its thread."""
+        """Keep the trained variables' values, in place of an update that was kept before.
+
+        Called right before an update, in its thread.
+        """
         with context.eager_mode():
             self._made = self._updates()
             self._before, self._after = _values(self._parameters()), []
 
     def end(self) -> None:
-        """Keep the trained variables' values after an update; do nothing if it was not made.
+        """Keep the trained variables' values after the update that followed :meth:`begin`.
 
-        The update is the one that followed :meth:`begin`. A LossScaleOptimizer may have skipped it.
+        Nothing is done if :meth:`begin` was not called, or if the optimizer has made no update
+        since; a LossScaleOptimizer may have skipped it.
         """
         if self._before and self._updates() != self._made:
             self._after = _values(self._parameters())
@@ -140,8 +153,8 @@ class Probe:
     def prepare(self, evaluation: Evaluation) -> None:
         """Evaluate the loss once, so that all graphs that :meth:`losses` needs are built.
 
-        ``evaluation`` is the loss of a batch with the shapes and types of the training's. The
-        optimizer must be built.
+        The variables keep their values. ``evaluation`` is the loss of a batch with the shapes and
+        types of the training's. The optimizer must be built.
         """
         now = _values(self._parameters())
         self._along(now, now, (0.0,), evaluation)
@@ -149,16 +162,19 @@ class Probe:
     def losses(self, at: Sequence[float], evaluation: Evaluation) -> list[float]:
         """Return the losses that the update would have led to with several other learning rates.
 
+        An update must be kept (:meth:`holds`). The variables have their present values back
+        afterwards.
+
         Args:
-            at: a number e for each learning rate, which is (1 + e) times that of the update (see
-                :mod:`edl.core.policy.lr_fit`): -1 is before the update, 0 after it.
+            at: a number e for each learning rate, which is (1 + e) times that of the update: -1 is
+                before the update, 0 after it.
             evaluation: computes the loss of a batch.
 
         Returns:
-            One loss for each point, in order.
+            One loss for each number in ``at``, in order.
 
         Raises:
-            UsageError: a loss is not a number.
+            UsageError: ``loss_of`` has returned something else than one number.
         """
         assert self.holds
         return self._along(self._before, self._after, at, evaluation)
@@ -168,7 +184,7 @@ class Probe:
     ) -> list[float]:
         """Return the losses of ``evaluation`` at points on the line from ``before`` to ``after``.
 
-        All variables have their present values back afterwards.
+        All variables have their present values back afterwards, also after an error.
 
         Args:
             before: the values of the trained variables at the point -1.
@@ -176,6 +192,9 @@ class Probe:
             at: the points at which the loss is computed: -1 is at ``before``, 0 at ``after``, other
                 numbers are between or beyond them.
             evaluation: computes the loss of a batch.
+
+        Returns:
+            One loss for each point, in order.
         """
         parameters = self._parameters()
         trained = {id(variable) for variable in parameters}
@@ -197,7 +216,7 @@ class Probe:
         return found
 
     def _parameters(self) -> list[Any]:
-        """Return the variables that the optimizer trains."""
+        """Return the TensorFlow variables that the optimizer trains, in its order."""
         return [plain(variable) for variable in self._optimizer._trainable_variables]
 
     def _updates(self) -> int:
@@ -206,9 +225,10 @@ class Probe:
 
 
 def example_of(spec: Any) -> Any:
-    """Return a batch of one sample, all zeros, of the ``tf.TensorSpec``s in ``spec``.
+    """Return a batch of one sample, all zeros, in the structure of ``spec``.
 
-    A dimension that is None has length 1.
+    ``spec`` has the ``tf.TensorSpec``s of a batch. A dimension that is None, such as the number of
+    samples, has length 1.
     """
 
     def zeros(leaf: Any) -> Any:
@@ -221,7 +241,8 @@ def _moving(variables: Sequence[Any]) -> Any:
     """Return a function that moves ``variables`` along the line between two lists of values.
 
     The function takes both lists, and the position on the line, a float64 tensor: 0 is at the first
-    list, 1 at the second, and other numbers are between or beyond them.
+    list, 1 at the second, and other numbers are between or beyond them. It assigns the values, and
+    returns nothing.
     """
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
@@ -248,9 +269,10 @@ def _tensor(value: Any) -> Any:
 
 
 def _spec(tensor: Any) -> Any:
-    """Return the ``tf.TensorSpec`` of ``tensor`` with None for the number of samples.
+    """Return the ``tf.TensorSpec`` of ``tensor`` with None for the first dimension, the samples.
 
-    For a ragged or sparse tensor its type spec is returned.
+    A tensor without dimensions keeps its shape. For a ragged or sparse tensor its type spec is
+    returned.
     """
     if isinstance(tensor, NOT_DENSE):
         return tf.type_spec_from_value(tensor)
@@ -284,5 +306,8 @@ def _refuse_operations(graph: Any) -> None:
 
 
 def _has_seed(definition: Any) -> bool:
-    """Return whether operations with the ``definition`` (``OpDef``) have a seed as an attribute."""
+    """Return whether operations with the ``definition`` (``OpDef``) have an attribute ``seed2``.
+
+    TensorFlow's random operations have it whose state is in no variable.
+    """
     return any(each.name == "seed2" for each in definition.attr)

@@ -1,7 +1,8 @@
-"""Seed the random generators of TensorFlow and Keras; see :mod:`edl.framework.random_numbers`.
+"""Seed the random generators of TensorFlow and Keras, so that no two workers draw the same numbers.
 
-Keras' layers (Dropout, GaussianNoise, augmentation) keep their seed in a variable. That variable is
-no part of the job's state: a newcomer with the seed of another worker would draw the same numbers.
+:class:`Seeder` seeds them, and :mod:`edl.framework.random_numbers` decides when. Keras' layers
+(Dropout, GaussianNoise, augmentation) keep their seed in a variable. That variable is no part of
+the job's state: a newcomer with the seed of another worker would draw the same numbers.
 """
 
 from __future__ import annotations
@@ -24,17 +25,26 @@ SEED_STATE = "seed_generator_state"  # the name of a layer's variable for its se
 
 
 def is_seed(name: str) -> bool:
-    """Return whether the variable with the path ``name`` holds the seed of a Keras layer."""
+    """Return whether the variable with the path ``name`` holds the seed of a Keras layer.
+
+    ``name`` is a key of :func:`edl.tensorflow.variables.variables_by_name`.
+    """
     return name.partition("#")[0].rpartition("/")[2].partition(":")[0] == SEED_STATE
 
 
 def last_seed() -> int:
-    """Return the seed of the last ``tf.random.set_seed``; 0 if there was none."""
+    """Return the seed that the script or edl has given to ``tf.random.set_seed`` last.
+
+    It is 0 if there was none.
+    """
     return int(context.global_seed() or 0)
 
 
 class Seeder:
     """A function that seeds all random generators of TensorFlow and Keras in this process.
+
+    These are TensorFlow's global generator, that of ``keras.random``, and those of the models'
+    layers. Call it as ``seeder(seed)``.
 
     Args:
         variables: a function without arguments that returns a pair (path, variable) for each of
@@ -45,7 +55,11 @@ class Seeder:
         self._variables = variables
 
     def __call__(self, seed: int) -> None:
-        """Seed all generators from ``seed``; do nothing in a script that builds graphs."""
+        """Seed all generators from ``seed``; do nothing in a script that builds graphs.
+
+        The seed variable of each layer gets a value that depends on ``seed``, its path and its
+        present value.
+        """
         if not tf.executing_eagerly():  # the seeds of a graph are in its operations
             return
         tf.random.set_seed(seed % 2**31)
@@ -63,9 +77,10 @@ def own_operation_seeds(worker: Worker) -> Iterator[None]:
     """Give random operations that are created in a ``with`` block seeds of this worker's own.
 
     It is for the functions given to ``Dataset.map``: all workers create the same operations, which
-    would draw the same numbers on each worker. Nothing is changed if the script has set no
-    seed, the job is to have the same random numbers on all workers, or this worker is rank 0 of the
-    first ring, which keeps the script's seed. ``worker`` is this worker.
+    would draw the same numbers on each worker. After the block TensorFlow's global seed is what it
+    was. Nothing is changed if the script has set no seed, the job is to have the same random
+    numbers on all workers, or this worker is rank 0 of the first ring, which keeps the script's
+    seed. ``worker`` is this worker.
     """
     now = context.context()
     first = not worker.warming_up and worker.generation <= 1
