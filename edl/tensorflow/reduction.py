@@ -1,19 +1,16 @@
 """Reduce the gradients of a step to their means over the global batch: all of them or none.
 
-The update is that of one process with the whole batch (promise 5 of
-docs/explanation/guarantees.md).
+By :class:`GradientReduction` the update is that of one process with the whole batch.
 
 In a graph each gradient is an operation of its own, on its way while backward computes the next
 (:mod:`edl.tensorflow.gradient_ops`). The graph calls back into this process twice (docs/adr/0008):
 :meth:`GradientReduction._begin` when the first gradient is there, and
-:meth:`~GradientReduction._end` when all are reduced, or some have failed. After the second call the
-local gradients can be sent again, by a loop in the graph, in a ring that was repaired without the
-graph noticing. The number of workers is not in the graph, so no change of membership traces it
-anew.
+:meth:`~GradientReduction._end` when all are reduced, or some have failed. After the second call a
+loop in the graph can send the local gradients again, in a ring that was repaired meanwhile. The
+number of workers is not in the graph, so no change of membership traces it anew.
 
-With several optimizers each has a reduction of its own. The gradients of one optimizer are reduced
-and applied before those of the next are reduced, in a graph, too; that is the next step of the same
-batch.
+With several optimizers each has a reduction of its own. The gradients of one are reduced and
+applied before those of the next are reduced, in a graph, too: the next step of the same batch.
 
 :mod:`edl.framework.reduction` decides whether a step is applied, sent again or skipped.
 """
@@ -55,11 +52,11 @@ END, AGAIN = REDUCED = ("edl_end", "edl_reduce")  # call backs, as the operation
 
 
 class GradientReduction:
-    """The reduction of one optimizer's gradients over all workers, step by step.
+    """The reduction of one ``edl.Optimizer``'s gradients over all workers, step by step.
 
     Args:
         worker: this worker.
-        feed: the source of this worker's batches.
+        feed: the queue of this worker's batches.
         rounds: the order in which the script's optimizers have their gradients reduced in a step.
 
     Attributes:
@@ -84,12 +81,12 @@ class GradientReduction:
         self._one_at_a_time = threading.Lock()
 
     def cannot_repair(self, why: str) -> None:
-        """Let this worker end with an error that contains ``why``, if a ring breaks in a step."""
+        """Let this worker end with a RingError that says ``why`` if a ring breaks in a step."""
         self._reduction.cannot_repair = why
 
     @property
     def done(self) -> bool:
-        """Whether the gradients of the last batch that was handed out are reduced."""
+        """Whether the gradients of the batch that was handed out last are reduced or not needed."""
         return self._reduction.done
 
     @property
@@ -98,7 +95,7 @@ class GradientReduction:
         return len(self._rounds.optimizers) > 1
 
     def end_step(self) -> None:
-        """Complete the open step in the ledger, if its gradients are reduced.
+        """Complete the open step in the ledger; do nothing if its gradients are not reduced yet.
 
         Raises:
             Exception: an error that occurred inside a graph, and ends this worker.
@@ -113,7 +110,7 @@ class GradientReduction:
     def raise_pending(self) -> None:
         """Raise the error that occurred inside a graph and ends this worker; else do nothing.
 
-        Raised inside the graph, it would become an error of TensorFlow's.
+        It is for the training thread: inside the graph it would become an error of TensorFlow's.
         """
         pending, self._pending = self._pending, None
         if pending is not None:
@@ -122,7 +119,7 @@ class GradientReduction:
     def reduce(
         self, gradients: Sequence[Any], variables: Sequence[Any], early: bool = False
     ) -> tuple[list[Any], Any]:
-        """Replace gradients by the means over the global batch, eagerly or in a graph.
+        """Return the means of gradients over the global batch, eagerly or as tensors of a graph.
 
         Args:
             gradients: tensors, ``IndexedSlices`` (which become dense), or None, which stays None. A
@@ -132,7 +129,10 @@ class GradientReduction:
                 it asks :meth:`applies_early`.
 
         Returns:
-            The means, and whether to apply them: a bool, or a scalar boolean tensor in a graph.
+            The means in order, and whether to apply them: a bool, in a graph a boolean tensor.
+
+        Raises:
+            UsageError: no batch is left to reduce, Horovod refuses the gradients, or XLA is on.
         """
         local = [
             _nothing(variable) if gradient is None else tf.convert_to_tensor(gradient)
@@ -156,8 +156,8 @@ class GradientReduction:
     def applies_early(self) -> bool:
         """Return whether to apply the gradients that a tape has reduced; call it once in a step.
 
-        False is returned in a trial run of a session, and if the other workers have completed the
-        step without this one.
+        False is returned in a trial run of a session, if no worker has samples, and if the other
+        workers have completed the step without this one.
 
         Raises:
             UsageError: no gradients were reduced, or they are applied already.
@@ -188,9 +188,9 @@ class GradientReduction:
     def exchange(self) -> Callable[[bytes], list[bytes]] | None:
         """Return a function that exchanges messages with all workers in the open step.
 
-        The function takes this worker's message and returns those of all workers in rank order.
-        None is returned if no step is open, no other worker takes part in the step, or the graph
-        of a session is on its first run, which makes no update.
+        The function takes this worker's message and returns those of all workers in rank order; it
+        repairs a broken ring. None is returned if no step is open, no other worker takes part in
+        the step, or the graph of a session is on its first run, which makes no update.
 
         Raises:
             UsageError: the script has several optimizers.
@@ -313,8 +313,8 @@ class GradientReduction:
         """Begin the step's reduction; called back by the graph when its first gradient is computed.
 
         Returns:
-            Whether the graph's operations send the gradients, without a factor; if not, they return
-            them unsent, and :meth:`_end` decides whether they are sent later.
+            A numpy bool: True if the graph's operations send the gradients, without a factor; False
+            if they return them unsent, and :meth:`_end` decides whether they are sent later.
         """
 
         def begin() -> bool:
@@ -348,9 +348,9 @@ class GradientReduction:
         return np.float64(weights.sent), np.float64(weights.received)
 
     def _send(self, sends: bool) -> None:
-        """Switch whether the graph's gradient operations send their inputs, or return them unsent.
+        """Switch whether gradient operations send their inputs (``sends``), or return them unsent.
 
-        ``sends`` is True for sending.
+        With True, this worker's step record is sent, too, unless it was sent before.
         """
         gradient_ops.start_sending(sends)
         if sends:
@@ -377,10 +377,9 @@ class GradientReduction:
         return np.int64(self.from_graph(end, Branch.SKIP))
 
     def _begin_update(self) -> None:
-        """Count the update of this optimizer as made, if the script has several optimizers.
+        """Count the update of this optimizer in the job, if the script has several optimizers.
 
-        The update is made right after this call. Gradients that the next optimizer reduces belong
-        to another step.
+        It is made right after this call. The next optimizer's gradients belong to another step.
         """
         if self.several and self._reduction.step.is_decided:
             self._reduction.apply()
@@ -388,8 +387,8 @@ class GradientReduction:
     def from_graph(self, act: Callable[[], Answer], otherwise: Answer) -> Answer:
         """Call ``act`` for a graph, in a thread of TensorFlow's, and pass its errors on.
 
-        The training thread waits for the graph meanwhile, and raises the error of ``act``. Only one
-        call of this method runs at a time.
+        The training thread waits for the graph meanwhile. It raises a UsageError of ``act`` at
+        once, and any other in :meth:`raise_pending`. Only one call of this method runs at a time.
 
         Args:
             act: a function without arguments.
@@ -397,6 +396,9 @@ class GradientReduction:
 
         Returns:
             What ``act`` returned, or ``otherwise``.
+
+        Raises:
+            UsageError: that of ``act``, in the training thread or if it is the step's second.
         """
         try:
             with self._one_at_a_time, activity.training_here():
@@ -426,7 +428,7 @@ class GradientReduction:
     # --- from Python
 
     def _complete(self, gradients: list[Any]) -> tuple[list[Any], bool]:
-        """Reduce this worker's ``gradients`` eagerly over the global batch.
+        """Reduce ``gradients`` eagerly over the global batch, which waits for all workers.
 
         Returns:
             The means, and whether to apply them.
@@ -451,7 +453,7 @@ class GradientReduction:
         return means, applies
 
     def _averages(self, gradients: list[Any], weights: Weights) -> list[Any]:
-        """Average ``gradients`` over the ring from Python, and return their means.
+        """Average ``gradients`` over the ring from Python, and return their means in order.
 
         Args:
             gradients: the gradients of this worker.
@@ -573,8 +575,8 @@ def _hold() -> None:
 def _nothing(variable: Any) -> Any:
     """Return zeros to send for a ``variable`` that has no gradient on this worker.
 
-    All workers must send as many tensors. The zeros have another shape than a gradient of
-    ``variable``: if another worker has a gradient for it, Horovod refuses both.
+    All workers must send as many tensors. The zeros have one dimension more than ``variable``: if
+    another worker has a gradient for it, Horovod refuses both.
     """
     rank = tf.TensorShape(variable.shape).rank or 0
     return tf.zeros((1,) * (rank + 1), tf.as_dtype(variable.dtype))
