@@ -96,9 +96,10 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         """The handle by which TensorFlow iterates this data set, or makes other data sets of it.
 
         Raises:
-            UsageError: the reader is not a method of this class. Batches that leave in another way
-                (``tf.data.Dataset.zip``, ``copy_to_device``, an iterator of TensorFlow's own, loops
-                that AutoGraph has taken apart) would not be the batches of the job's steps.
+            UsageError: another code than a method of this class reads it. Batches that leave in
+                another way (``tf.data.Dataset.zip``, ``copy_to_device``, an iterator of
+                TensorFlow's own, loops that AutoGraph has taken apart) would not be the batches of
+                the job's steps.
         """
         if tf.inside_function():
             _check_outside()
@@ -225,11 +226,11 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
             now.finish_step()  # of the batch after which the script has left its loop
 
     def __iter__(self) -> Iterator[Any]:
-        """Return an iterator over this worker's batches of the current epoch, without those it had.
+        """Return an iterator over the batches of the epoch that this worker has yet to train.
 
-        In a loop over ``epochs()``, a step of the job begins with each batch. In ``fit`` it is
-        TensorFlow's own iterator, and :class:`edl.tensorflow.KerasCallback` begins the steps. If
-        two iterators are open, the older one raises UsageError at its next batch.
+        In a loop over ``epochs()``, a step of the job begins with each batch; if two such iterators
+        are open, the older one raises UsageError at its next batch. In ``fit`` it is TensorFlow's
+        own iterator, and :class:`edl.tensorflow.KerasCallback` begins the steps.
 
         Raises:
             UsageError: the data set is iterated outside of ``fit`` and of ``dataset.epochs()``, all
@@ -298,7 +299,10 @@ def _reader() -> str:
 
 
 def _called(made: Any) -> str:
-    """Return the name of the class of the data set ``made`` with an article, as "a ZipDataset"."""
+    """Return the name of the class of the data set ``made`` with the article "a": "a ZipDataset".
+
+    A leading underscore and a suffix ``V1`` or ``V2`` are left out.
+    """
     name = type(made).__name__.strip("_").removesuffix("V2").removesuffix("V1")
     return f"a {name}"
 
@@ -401,10 +405,10 @@ def Dataset(
 
     or in ``model.fit(dataset, epochs=10, callbacks=[edl.KerasCallback()])``.
 
-    Every sample of an epoch enters the model exactly once, whichever workers join or leave
-    meanwhile. All workers leave an epoch after the same step. If this worker has no samples left
-    and others do, it gets a padding batch: samples of the epoch's beginning, whose gradients have
-    weight zero. The last batches of an epoch may be smaller. ``map``, ``prefetch`` and
+    Every sample of an epoch is trained exactly once, whichever workers join or leave meanwhile. All
+    workers leave an epoch after the same step. If this worker has no samples left and others do, it
+    gets a padding batch: as a rule the first samples of the epoch, with gradients of weight zero.
+    The last batches of an epoch may be smaller. ``map``, ``prefetch`` and
     ``with_options`` may be applied to the data set. A script calls this function once.
 
     Args:

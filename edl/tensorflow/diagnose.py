@@ -1,4 +1,4 @@
-"""Define :func:`layer_balance` of ``edl.tensorflow.diagnose``: a record of how layers grow.
+"""Define ``edl.tensorflow.diagnose.layer_balance``, which records how a model's layers grow.
 
 The other names of ``edl.tensorflow.diagnose`` are those of :mod:`edl.diagnose`.
 """

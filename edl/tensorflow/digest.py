@@ -30,9 +30,9 @@ def size_of(value: Any) -> int | None:
 def digests(access: VariableAccess, parts: Iterable[ByteRange]) -> dict[str, int]:
     """Return a digest, an integer, of each of ``parts`` by the name of the part's value.
 
-    Workers compare the digests, which are equal for equal values. A part is left out of the result
-    if its value has a type that is not compared: anything but variables, tensors, arrays of
-    numbers, numbers, booleans, texts, bytes and None.
+    Workers compare the digests, which are equal for equal values. Variables, eager tensors, numpy
+    arrays and scalars, numbers, booleans, texts, bytes and None are compared. A part with another
+    value, or with an array of Python objects, is left out of the result.
 
     Args:
         access: how the values of variables are read: eagerly, or in a session.

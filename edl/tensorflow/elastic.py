@@ -211,8 +211,8 @@ class TensorFlowKerasState(_VariablesState):
     def learning_rates(self) -> dict[str, float]:
         """Return ``{"learning rate": rate}`` with the optimizer's present rate.
 
-        The dict is empty if edl cannot read the rate: in a graph, that of a schedule of Keras' or a
-        tensor.
+        The dict is empty if edl cannot read the rate: if it is a tensor or a function, or in a
+        graph a schedule of Keras'.
         """
         rate = present_rate(self.optimizer)
         if isinstance(rate, tf.Variable):
@@ -293,10 +293,11 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _broken(error: Exception) -> str | None:
-    """Return the part of the message of ``error`` in which Horovod says that the ring is broken.
+    """Return the line of the message of ``error`` in which Horovod says that the ring is broken.
 
-    If ``error`` is no error of Horovod's, None is returned. It may be an error that Horovod raises
-    for another reason than a broken ring, too; the caller tells these apart.
+    If Horovod has raised ``error`` without such a line, the whole message is returned: the reason
+    may be another one than a broken ring, and the caller tells these apart. If ``error`` is not
+    Horovod's, None is returned.
     """
     message = _FRAME.sub("", str(error))
     if not isinstance(error, HorovodInternalError) and not _OF_HOROVOD.search(message):

@@ -123,8 +123,8 @@ class PipelineBatchSource:
                 leave the next batch in the queue.
 
         Returns:
-            The batch, and whether it is a padding batch, whose gradients have weight zero. A
-            newcomer's warm-up batch is none.
+            The batch, and whether it is a padding batch, whose gradients have weight zero. During a
+            newcomer's warm-up the second part is False.
 
         Raises:
             EdlError: the samples of the batch could not be loaded (a DataError, as a rule).
@@ -258,8 +258,9 @@ class PipelineBatchSource:
     def watch(self, iterator: object) -> None:
         """Let ``tf.data`` stop loading when ``iterator``, its newest iterator, is deleted.
 
-        TensorFlow's destructor of an iterator waits for the iterator's thread, and that thread may
-        wait in :meth:`take` for a batch.
+        Call it with each new iterator; that of an older one then does nothing. TensorFlow's
+        destructor of an iterator waits for the iterator's thread, and that thread may wait in
+        :meth:`take` for a batch.
         """
         self._iteration += 1
         weakref.finalize(iterator, self._end_iteration, self._iteration)

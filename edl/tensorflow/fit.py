@@ -90,9 +90,10 @@ class KerasCallback(keras.callbacks.Callback):
     its epochs follow those of the fit before.
 
     ``dataset`` is an ``edl.Dataset``, and the model is compiled with an ``edl.Optimizer``. All
-    workers are given the same callbacks, in any order. At the end of an epoch, the callbacks see
-    metrics over the samples that all workers have trained in the epoch. Other numbers in the logs
-    are averaged over the workers, weighted with the samples that each has trained.
+    workers are given the same callbacks in the same order, among which this one may stand anywhere.
+    At the end of an epoch, the callbacks see metrics over the samples that all workers have trained
+    in the epoch. Other numbers in the logs are averaged over the workers, weighted with the samples
+    that each has trained.
 
     ``fit`` raises UsageError if the model was compiled with another optimizer, or if ``fit`` was
     given something else than an ``edl.Dataset``, or callbacks that differ between workers or cannot
@@ -191,10 +192,13 @@ class KerasCallback(keras.callbacks.Callback):
             _build(self.model, now.newest_dataset)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Move the job to the epoch that ``fit`` counts as ``epoch``, and count its samples from 0.
+        """Begin the job's next epoch, the one that ``fit`` counts as ``epoch``.
+
+        A worker that has joined within an epoch stays in it. The samples of the epoch are counted
+        from 0.
 
         Raises:
-            UsageError: the job trains another epoch.
+            UsageError: the job's epoch is not ``epoch``.
         """
         self._training.fits.begin_epoch(epoch)
         self._samples, self._whole = 0, {}
@@ -203,7 +207,7 @@ class KerasCallback(keras.callbacks.Callback):
 
     @property
     def metrics(self) -> EpochMetrics:
-        """The metrics of the model that ``fit`` trains, by which the workers combine theirs.
+        """The metrics of the model that ``fit`` trains, which workers can combine.
 
         They are made in :meth:`on_train_begin`, anew for each ``fit``.
         """
@@ -392,8 +396,8 @@ class _LastCallback(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Warm up a newcomer, join the job, and set the epoch with which ``fit`` begins.
 
-        That is the job's next epoch. If the job has done this fit already, or was resumed after its
-        end, it is ``epochs``, so that Keras runs none.
+        That is the epoch that the job is in or begins next. If the job has done this fit already,
+        or was resumed after its end, it is ``epochs``, so that Keras runs none.
 
         Raises:
             UsageError: the job has already made the updates that ``max_steps`` allows, before a fit

@@ -74,7 +74,10 @@ class Fits:
 
     @property
     def next_epoch(self) -> int:
-        """The epoch that the job is in, or the present fit's first one, as Keras numbers it."""
+        """The number of the epoch that the job is in, as Keras counts in the present fit.
+
+        Before the job has begun an epoch of this fit, it is the number of the fit's first epoch.
+        """
         return max(self._worker.loader.epoch, self._before) - self.shift
 
     def begin_epoch(self, epoch: int) -> None:

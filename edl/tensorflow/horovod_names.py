@@ -1,8 +1,10 @@
 """Define the names of ``horovod.tensorflow`` that ``edl.tensorflow`` offers to Horovod scripts.
 
-``import horovod.tensorflow as hvd`` becomes ``import edl.tensorflow as hvd``. The collectives are
-Horovod's own, in the present ring; they fail when it breaks, and ``elastic.run`` deals with that. A
-newcomer that warms up is alone in a ring of one, whatever its ``rank()`` says.
+``import horovod.tensorflow as hvd`` becomes ``import edl.tensorflow as hvd``.
+:func:`DistributedOptimizer`, :func:`DistributedGradientTape` and :func:`broadcast_variables` are
+edl's, for Keras 3. The collectives are Horovod's own, in the present ring; they fail when it
+breaks, and ``elastic.run`` deals with that. A newcomer that warms up is alone in a ring of one,
+whatever its ``rank()`` says.
 """
 
 from __future__ import annotations

@@ -24,9 +24,10 @@ Array = npt.NDArray[Any]
 class KerasNoise(NoiseMeter):
     """A meter of the squared norms of one optimizer's gradients, for the gradient noise scale.
 
-    ``wants`` says whether the open step is to be measured; :meth:`show_reduced` measures it. Of a
-    gradient with 4,096 numbers or more, one eighth is read in a measurement, another one each time,
-    and the squares are counted eight times.
+    A :class:`~edl.tensorflow.reduction.GradientReduction` has one as ``noise``. Its ``wants`` says
+    whether the open step is to be measured; :meth:`show_reduced` measures it. Of a gradient with
+    4,096 numbers or more, one eighth is read in a measurement, another one each time, and the
+    squares are counted eight times.
 
     Attributes:
         optimizer: the Keras optimizer; None if the script has another kind.

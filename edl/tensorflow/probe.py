@@ -308,6 +308,6 @@ def _refuse_operations(graph: Any) -> None:
 def _has_seed(definition: Any) -> bool:
     """Return whether operations with the ``definition`` (``OpDef``) have an attribute ``seed2``.
 
-    TensorFlow's random operations have it whose state is in no variable.
+    TensorFlow's random operations whose state is in no variable have one.
     """
     return any(each.name == "seed2" for each in definition.attr)

@@ -132,7 +132,7 @@ class GradientReduction:
             The means in order, and whether to apply them: a bool, in a graph a boolean tensor.
 
         Raises:
-            UsageError: no batch is left to reduce, Horovod refuses the gradients, or XLA is on.
+            UsageError: no batch is left, Horovod refuses the gradients, or XLA compiles the graph.
         """
         local = [
             _nothing(variable) if gradient is None else tf.convert_to_tensor(gradient)
@@ -567,7 +567,7 @@ class GradientReduction:
 
 
 def _hold() -> None:
-    """Let the graph's gradient operations send nothing until the next ring is built."""
+    """Let the graph's gradient operations send nothing until edl lets them, in the next ring."""
     if gradient_ops.AVAILABLE:
         gradient_ops.start_sending(False)
 

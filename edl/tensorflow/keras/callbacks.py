@@ -42,9 +42,9 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._done = False
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Broadcast the variables of model and optimizer in the first call, outside of ``run``.
+        """Broadcast the variables of model and optimizer, in the first call only.
 
-        Later calls do nothing.
+        Within a function that ``elastic.run`` has wrapped, nothing is done.
         """
         if self._done or elastic.is_running():
             return

@@ -122,7 +122,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
 class UpdateEpochStateCallback(keras.callbacks.Callback):
     """A callback that counts in ``state.epoch`` the epochs of all calls of ``fit`` so far.
 
-    Each call must begin with Keras' epoch 0 (``initial_epoch=0``), for the rest of the epochs.
+    Give each call of ``fit`` ``epochs=total - state.epoch``, and no ``initial_epoch``.
 
     Args:
         state: the elastic state, with an attribute ``epoch``, 0 at first.

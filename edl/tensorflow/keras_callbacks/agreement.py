@@ -21,8 +21,8 @@ def metrics_row(worker: int, samples: int, metrics: Mapping[str, float]) -> list
     """Return the row with this worker's metrics of an epoch, for :func:`job_metrics`.
 
     The row holds the worker's id, the number of samples, a checksum of the metrics' names in order,
-    the metrics, and zeros. The zeros fill it up to a multiple of ``ROOM`` (32) metrics, at least
-    one, so that workers with different metrics nearly always have rows of the same length.
+    the metrics, and zeros. The zeros fill the room for metrics up to a multiple of ``ROOM`` (32),
+    so that workers with different metrics nearly always have rows of the same length.
 
     Args:
         worker: this worker's id.
@@ -58,9 +58,7 @@ def job_metrics(rows: Sequence[Sequence[float]], names: Sequence[str]) -> dict[s
 
 @dataclass(frozen=True)
 class Met:
-    """The agreement of all workers at the end of an epoch, which :func:`met` returns.
-
-    Its callbacks have run by then.
+    """What all workers have agreed on at the end of an epoch: a result of :func:`met`.
 
     Attributes:
         stop: why all workers stop training; empty if they go on.

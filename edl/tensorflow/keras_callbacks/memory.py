@@ -100,9 +100,10 @@ class _Memory:
     def load(self, state: Any) -> None:
         """Restore in the callback a ``state`` that :meth:`state` has returned on any worker.
 
-        Attributes that are not in ``state`` get the values again that they had before the first
-        fit, unless these have more than ``SMALL_BYTES`` (1 MiB) bytes: those stay as they are. An
-        object with variables is restored only if the callback has one under that name.
+        A callback with ``load_state_dict()`` gets it by that. In any other, attributes that are not
+        in ``state`` get the values again that they had before the first fit, unless these have more
+        than ``SMALL_BYTES`` (1 MiB) bytes: those stay as they are. An object with variables is
+        restored only if the callback has one under that name.
         """
         if isinstance(self.callback, Trackable):
             self.callback.load_state_dict(state)
@@ -272,9 +273,9 @@ class CallbackStates:
         """Restore the states of the job's callbacks in this worker's callbacks.
 
         If ``state`` is from a checkpoint, whose script may have had other callbacks, each callback
-        gets the state of the next callback of the same class; if there is none, it stays as it is,
-        and a log message says so. The ``verbose`` of ``state`` is taken over from another worker
-        only.
+        gets the state of the first callback of the same class that no other has got. If there is
+        none, the callback stays as it is, and a log message says so. If ``state`` is from another
+        worker, its ``verbose`` holds here, too, and :attr:`told_verbose` is called with it.
 
         Args:
             state: what :meth:`state_dict` has returned on another worker, or when a checkpoint was

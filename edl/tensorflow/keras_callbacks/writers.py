@@ -62,9 +62,9 @@ class Writer(keras.callbacks.Callback):
     def met(self, written: bool) -> None:
         """Write the files of the epoch that has ended if its rank 0 has died before it did so.
 
-        Called on all workers when they have exchanged rows at the end of the epoch. ``written``
-        says whether the rank 0 of the epoch has written its files; if not, the present rank 0
-        writes.
+        Each subclass implements it. It is called on all workers when they have exchanged rows at
+        the end of the epoch. ``written`` says whether the rank 0 of the epoch has written its
+        files; if not, the present rank 0 writes.
         """
         raise NotImplementedError
 
