@@ -346,7 +346,8 @@ def _keeping(name: str) -> Any:
 def _looking(name: str) -> Any:
     """Return ``tf.data.Dataset``'s method ``name``, changed so that it may read an ElasticDataset.
 
-    ``name`` is the name of a method that does not take batches for training, such as ``options``.
+    Its arguments and its result are those of TensorFlow's method. ``name`` is the name of a method
+    that does not take batches for training, such as ``options``.
     """
     plain = getattr(dataset_ops.UnaryUnchangedStructureDataset, name)
 

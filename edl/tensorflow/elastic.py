@@ -118,9 +118,10 @@ class _VariablesState(State):
         return {*self._names, *self._variables()}
 
     def _copied(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return a copy of ``values``, as :meth:`_values` returns them.
+        """Return a copy of ``values``, which have the form that :meth:`_values` returns.
 
-        Later updates do not change the copy.
+        Arrays and tensors become new numpy arrays, and all else is deeply copied. Later updates do
+        not change the copy.
         """
 
         def leaf(value: Any, _where: str) -> Any:

@@ -266,7 +266,7 @@ class PipelineBatchSource:
         weakref.finalize(iterator, self._end_iteration, self._iteration)
 
     def _end_iteration(self, number: int) -> None:
-        """Let ``tf.data`` stop loading if the deleted iterator is its newest one.
+        """Let ``tf.data`` stop loading if the deleted iterator is its newest one; else do nothing.
 
         ``number`` is the number of the deleted iterator: :meth:`watch` counts the iterators from 1.
         """

@@ -103,8 +103,8 @@ class Fits:
     def end(self, history: Any) -> None:
         """Compare the states of all workers, record the present fit as done, and save a checkpoint.
 
-        All workers call it, and each waits for all. Rank 0 saves the checkpoint, and the call does
-        not wait for the file. Newcomers learn from now on that the fit is done.
+        All workers call it, and each waits for all. If the job saves checkpoints, rank 0 saves one,
+        and the call does not wait for the file. Newcomers learn from now on that the fit is done.
 
         Args:
             history: Keras' ``History`` of the fit, whose numbers are stored for newcomers; None:
@@ -112,6 +112,7 @@ class Fits:
 
         Raises:
             StateDiffers: the workers' states differ, and the job ends.
+            NewcomerDiffers: this worker is a newcomer whose state differs; the others go on.
         """
         self._worker.fits.compare_states()
         ledger = self._worker.loader.ledger

@@ -286,9 +286,9 @@ def present_rate(optimizer: Any) -> Any:
 def check_alone(optimizers: Sequence[Any]) -> None:
     """Refuse a learning rate that follows the global batch, in a script with several optimizers.
 
-    It is refused for an optimizer whose momentum contains the rate. The momentum has to be
-    corrected in each step in which the rate changes, and each optimizer takes part in some of the
-    steps only.
+    It is refused for an optimizer whose momentum contains the rate (SGD, RMSprop). The momentum has
+    to be corrected in each step in which the rate changes, and each optimizer takes part in some of
+    the steps only.
 
     Args:
         optimizers: all optimizers of the script.

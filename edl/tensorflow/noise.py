@@ -114,8 +114,8 @@ class KerasNoise(NoiseMeter):
     def _denominator(self, velocity: Any, correction: float, epsilon: float) -> Array:
         """Return sqrt(v / ``correction``) + ``epsilon`` for the measured numbers of one gradient.
 
-        v is ``velocity``, Adam's mean of squared gradients; ``correction`` is Adam's bias
-        correction, and ``epsilon`` its constant.
+        v is ``velocity``, Adam's mean of squared gradients; ``correction`` is its bias correction
+        1 - beta_2^t after t updates, and ``epsilon`` Adam's constant. The result is flat.
         """
         return np.asarray(np.sqrt(self._part(velocity)[0] / correction) + epsilon)
 

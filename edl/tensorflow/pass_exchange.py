@@ -43,7 +43,10 @@ WITH_XLA = (
 
 
 class _EagerNumbers:
-    """A counter that numbers the exchanges of a step in eager execution, from 1 in each step."""
+    """A counter that numbers the exchanges of a step in eager execution; :meth:`take` counts.
+
+    There is one in a process. It begins at 1 in each step.
+    """
 
     def __init__(self) -> None:
         self._step = (0, 0)
@@ -186,10 +189,11 @@ def in_turn(act: Act, row: Any, length: int | None) -> Any:
 
 
 def _write_nothing() -> list[Any]:
-    """Return an operation that seems to write a resource, to keep function calls in order.
+    """Add an operation to the graph that seems to write a resource, and return it in a list.
 
-    TensorFlow never runs two calls at once that write the same resource. The result is a list with
-    that operation, or an empty list in a graph of TensorFlow 1, which calls no functions.
+    It keeps function calls in order: TensorFlow never runs two calls at once that write the same
+    resource. In a graph of TensorFlow 1, which calls no functions, nothing is added, and the list
+    is empty.
     """
     if not tf.compat.v1.executing_eagerly_outside_functions():
         return []  # a graph of TensorFlow 1 calls none
@@ -210,8 +214,9 @@ def _from_graph(act: Act) -> Callable[[Vector], Vector]:
     """Return a function of this worker's row that calls ``act``, for ``tf.numpy_function``.
 
     If ``act`` raises an error, the training thread raises it, and the graph continues with the
-    result that ``act`` returns when no other worker takes part. Only a HorovodInternalError, of a
-    broken ring in a script with an elastic state, is raised in the graph.
+    result that ``act`` returns when no other worker takes part. Two errors are raised in the graph:
+    a HorovodInternalError of a broken ring, in a script with an elastic state, and a further
+    UsageError in the same step.
     """
 
     def from_graph(row: Vector) -> Vector:

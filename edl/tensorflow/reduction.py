@@ -418,7 +418,7 @@ class GradientReduction:
             return otherwise
 
     def _unseen(self) -> str | None:
-        """Return a phrase about the wait while the graph waits for others' gradients; else None.
+        """Return a phrase about the wait if the graph has sent all gradients and waits; else None.
 
         :mod:`edl.worker.activity` calls this, since no thread of Python's waits.
         """
@@ -482,7 +482,7 @@ class GradientReduction:
         return _typed(averages, gradients)
 
     def _trace(self, gradients: list[Any]) -> None:
-        """Build once the graph by which Python averages gradients of the types of ``gradients``.
+        """Build the graph by which Python averages ``gradients``, in the first call only.
 
         Nothing is sent. Called when no other worker waits for this one, in a warm-up for example.
         """
@@ -528,7 +528,7 @@ class GradientReduction:
         """Raise UsageError unless there is a batch whose gradients are yet to be reduced.
 
         With several optimizers, each reduction is a step of its own: if the batch's last step is
-        done, begin the next one with the same batch.
+        done, begin the next one with the same batch. Reduced gradients must have been applied.
         """
         if self.several:
             if any(each.step.state is StepState.REDUCED for each in self._rounds.optimizers):

@@ -244,9 +244,10 @@ class CallbackStates:
         self.begun = -1
 
     def _memory_of(self, callback: Any, model: Any) -> _Memory:
-        """Return the object that keeps the state of ``callback`` over all fits.
+        """Return the :class:`_Memory` of ``callback``, the same one in all its fits.
 
-        A new one is made in the callback's first fit. ``model`` is the model that is fitted.
+        A new one is made in the callback's first fit, and deleted with the callback. ``model`` is
+        the model that is fitted now.
         """
         memory = self._known.get(id(callback))
         if memory is None:

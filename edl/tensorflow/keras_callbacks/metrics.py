@@ -248,7 +248,8 @@ def _source(name: str, value: Any, results: Mapping[str, Any]) -> str | None:
 def _is_same(one: Any, other: Any) -> bool:
     """Return whether two results are equal but for the rounding of a compiled step (1e-5 relative).
 
-    ``one`` and ``other`` are numbers or arrays; NaN equals NaN.
+    ``one`` and ``other`` are numbers or arrays; NaN equals NaN. Results of different shapes, or
+    that are no numbers, are not equal.
     """
     if np.shape(one) != np.shape(other):
         return False
