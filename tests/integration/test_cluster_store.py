@@ -380,10 +380,10 @@ class TestHosts:
         wait_until(lambda: other.nodes.session.epoch == 2)
         host.register(HostOffer(5), lambda _: False)
         host.report(HostReport(0))
-        assert store.snapshot().hosts[0].report == HostReport(0)
+        wait_until(lambda: store.snapshot().hosts[0].report == HostReport(0))
         host.withdraw()
         host.withdraw()
-        assert store.snapshot().hosts[0].offer is None
+        wait_until(lambda: store.snapshot().hosts[0].offer is None)
 
     def test_a_host_belongs_to_one_process(self, store: ClusterStore, other: ClusterStore) -> None:
         first, second = HostRegistration(store.nodes, "a", A), HostRegistration(other.nodes, "a", B)

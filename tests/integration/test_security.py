@@ -317,7 +317,7 @@ class TestCommands:
         assert "the secret of job j is another than those" in quick("status j")
         shell.environment["EDL_SECRET"] = secret
         assert quick("status j", 0) == quick("status", 0) == ""
-        assert "there is no job named 'k'; known jobs: j" in quick("status k")
+        assert "there is no job named 'k'; known jobs: j" in quick("status k", 94)
 
         del shell.environment["EDL_SECRET"]
         copy = tmp_path / "copied"
