@@ -47,16 +47,20 @@ _stopped = False
 
 
 def arm() -> None:
-    """Declare that this process is a worker with a launcher, which is told how the process ends."""
+    """Declare that this process has a launcher, which is to be told how the process ends.
+
+    Without this call :func:`say_refused` and this module's exit handler do nothing.
+    """
     global _armed
     _armed = True
 
 
 def fails(code: int = 1) -> None:
-    """Record that an exception ends the script, and the exit code of the process.
+    """Record that an exception ends the script; the process itself is not ended by this call.
 
     Args:
-        code: the exit code, which the launcher is told.
+        code: the exit code of the process, which the launcher will be told; it replaces a code that
+            was recorded before.
     """
     global _code
     _code = code
@@ -65,24 +69,25 @@ def fails(code: int = 1) -> None:
 def has_begun() -> bool:
     """Return whether edl's exit handler (``atexit``) has begun to run, so this process is ending.
 
-    A signal handler need not end the process then. Exit handlers that a script has registered after
+    edl's handler of SIGTERM then does nothing. Exit handlers that a script has registered after
     ``edl.init()`` run before edl's, so the result is still False in them.
     """
     return _closing
 
 
 def ends_well() -> bool:
-    """Return whether the script has ended, or is ending, with success and by its own decision.
+    """Return whether nothing is known against an end of the script by its own will, with code 0.
 
-    The result is False if the script exits in its own handler for a signal, because a signal asks
-    this worker to end, and not the whole job.
+    This is asked when the script has ended; while it runs normally the result is True. It is False
+    after an uncaught exception or another exit code than 0, and if the script has exited inside a
+    signal handler, because a signal asks this worker to end, and not the whole job.
     """
     shown = getattr(sys, "last_value", None) if not hasattr(sys, "ps1") else None
     return _code == 0 and not _by_signal and not isinstance(shown, Exception)
 
 
 def _in_signal_handler() -> bool:
-    """Return whether the calling code runs inside a signal handler that the script has set."""
+    """Return whether the calling code runs inside a Python function that is set for a signal."""
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
     codes = {getattr(getattr(each, "__func__", each), "__code__", None) for each in handlers}
     frame: FrameType | None = sys._getframe()
@@ -94,11 +99,11 @@ def _in_signal_handler() -> bool:
 
 
 class ScriptExit(SystemExit):
-    """The exception that ``sys.exit()`` and ``exit()`` raise in a worker, to record the exit code.
+    """The exception that ``sys.exit()`` and ``exit()`` raise once edl is imported.
 
     The interpreter does not tell exit handlers the exit code. If no ``except`` catches this
     exception, Python drops it after the last frame of the script has gone; at that moment its code
-    is recorded as the code of the process.
+    is recorded as the code of the process. In any thread but the main one nothing is recorded.
 
     Args:
         *arguments: the arguments of SystemExit: an exit code, a message, or nothing.
@@ -123,7 +128,7 @@ class ScriptExit(SystemExit):
 
 
 def _see_exits() -> None:
-    """Replace ``sys.exit()`` and ``exit()`` by functions that raise :class:`ScriptExit`.
+    """Let ``sys.exit()``, ``exit()`` and ``quit()`` raise :class:`ScriptExit` from now on.
 
     A plain ``raise SystemExit`` in the script raises no ScriptExit, so its code is not recorded.
     """
@@ -151,9 +156,10 @@ def _see_exits() -> None:
 def say_ended(word: str = ENDED) -> None:
     """Tell the launcher which stage the end of this process has reached, by renaming the process.
 
-    The new name is ``word`` and the exit code; the launcher reads it. A wrapper around this
-    process, such as a shell script, keeps its own name, so the launcher sees that only the script
-    has ended. Files that the script left open are flushed before.
+    The new name is ``word``, a colon, and the exit code recorded so far; the launcher reads it from
+    the list of processes. If the job was told to end, another word stands for ``word``. A wrapper
+    around this process, such as a shell script, keeps its own name, so the launcher sees that only
+    the script has ended. Files that the script left open are flushed before.
 
     Args:
         word: :data:`~edl.core.host.process.EXITING` while exit handlers may still run,
@@ -165,10 +171,11 @@ def say_ended(word: str = ENDED) -> None:
 
 
 def say_refused() -> None:
-    """Tell the launcher, if there is one, that this worker ends because the job has refused it.
+    """Tell the launcher that this worker ends because the job has refused it.
 
-    The launcher then does not start the worker again. Call this before the other workers can see
-    that this process is gone.
+    Call ``fails(REFUSED_EXIT)`` before: by this exit code the launcher knows not to start the
+    worker again. Call both before the other workers can see that this process is gone. Nothing
+    happens without a launcher (see :func:`arm`).
     """
     if _armed:
         say_ended(EXITING)
@@ -177,20 +184,21 @@ def say_refused() -> None:
 class Closing:
     """A guard for the end of a worker's process: it calls ``close``, and limits its time.
 
-    Once ``close`` has taken :data:`BREAK_S` seconds, ``unblock`` is called. Once it has taken
-    :data:`CLOSE_S` and ``settle_s()`` seconds more, the launcher is told that the process has
-    ended. The thread that watches ``close`` is started by :meth:`start`, because no thread can be
-    started at the end of a process.
+    Make one, and call :meth:`start`; the rest happens when Python ends. Once ``close`` has taken
+    :data:`BREAK_S` seconds, ``unblock`` is called. Once it has taken :data:`CLOSE_S` and
+    ``settle_s()`` seconds more, the launcher is told that the process has ended, and soon ends it.
 
     Args:
-        close: a function that leaves the ring and the coordination service.
-        unblock: a function that breaks the ring, so ``close`` does not wait in it.
+        close: a function that leaves the ring and ends the session with ZooKeeper.
+        unblock: a function that breaks the ring, so ``close`` does not wait in it. It is called in
+            the watching thread, as ``settle_s`` is.
         settle_s: a function that returns how many more seconds ``close`` may take, for a checkpoint
             that is being written.
         script_ended: a function that is called before ``close`` if the script has ended with
             success. It may wait for other workers and start threads, because Python still works
-            fully then and no exit handler has run.
-        stopped: a function that returns whether the process ends because its job was told to end.
+            fully then and no exit handler has run. An exception of it is printed or logged.
+        stopped: a function that returns whether the process ends because its job was told to end;
+            the launcher is told that, too. It is called once, right before ``close``.
     """
 
     def __init__(
@@ -208,9 +216,10 @@ class Closing:
         self._trains_in: tuple[int, threading.Thread] | None = None
 
     def start(self) -> None:
-        """Register exit handlers that call ``script_ended`` and ``close``.
+        """Register exit handlers that call ``script_ended`` and ``close`` when Python ends.
 
-        Also start the thread that limits their time. Call this in the training thread.
+        Also start the thread that watches ``close``, because no thread can be started at the end of
+        a process. Call this once, in the training thread.
         """
         self._trains_in = os.getpid(), threading.current_thread()
         threading.Thread(target=self._watch, name="edl-ending", daemon=True).start()
@@ -254,8 +263,8 @@ class Closing:
 class _AfterHandlers:
     """An object whose ``__del__`` the interpreter runs right after the last exit handler.
 
-    It tells the launcher that only the interpreter is left, and ends the process at once if the job
-    has refused this worker.
+    For this, :func:`_last` puts one into ``sys.ps2``. It tells the launcher that only the
+    interpreter is left, and ends the process at once if the job has refused this worker.
     """
 
     def __del__(self) -> None:
@@ -268,9 +277,10 @@ def _last() -> None:
     """Tell the launcher that the script has ended, and speed up the interpreter's own end.
 
     The garbage collections at the interpreter's end skip all objects that exist now, because there
-    is nothing to free. The launcher is not told if Python still waits for processes of
-    :mod:`multiprocessing`. Nothing happens in a process that is no worker. This is the last of
-    edl's exit handlers to run; those that were registered before edl was imported run later.
+    is nothing to free. If Python still waits for processes of :mod:`multiprocessing`, the launcher
+    is not told here, but after the last exit handler. Nothing happens without a launcher (see
+    :func:`arm`). This is the last of edl's exit handlers to run; those that were registered before
+    edl was imported run later.
     """
     if not _armed:
         return
@@ -283,13 +293,16 @@ def _last() -> None:
 
 
 def _waits_for_processes() -> bool:
-    """Return whether Python will wait for :mod:`multiprocessing`'s child processes at its end."""
+    """Return whether a child process of :mod:`multiprocessing` runs for which Python waits.
+
+    At its end Python waits for all that are no daemons.
+    """
     library = sys.modules.get("multiprocessing")
     return library is not None and any(not one.daemon for one in library.active_children())
 
 
 def _flush_files() -> None:
-    """Flush the regular files that the script left open, so no buffered data is lost.
+    """Flush the regular files that the script left open for writing, so no buffered data is lost.
 
     Python itself flushes a file when the file is freed, but a file in a reference cycle may never
     be freed at the interpreter's end.

@@ -10,6 +10,9 @@ from typing import Any
 class FirstBatch:
     """A thread that loads a newcomer's first batch from an iterator.
 
+    It begins to load when the object is made. The training thread asks :attr:`has_come`, and ends
+    the thread by :meth:`take` or :meth:`discard`.
+
     Args:
         batches: the iterator; no other thread may use it until :meth:`take` or :meth:`discard`
             returns.
@@ -28,7 +31,7 @@ class FirstBatch:
 
     @property
     def has_come(self) -> bool:
-        """Whether the batch is loaded, or loading it has failed."""
+        """Whether :meth:`take` need not wait: the batch is loaded, there is none, or it failed."""
         return self._come.is_set()
 
     def take(self) -> Any:
@@ -53,8 +56,9 @@ class FirstBatch:
         """Return whether the framework's loader may form one more batch; False after a discard.
 
         The loader calls this before it forms each batch after the first. In this object's thread
-        the call waits until :meth:`take` or :meth:`discard` is called, because which samples the
-        second batch has depends on the steps that are trained until then.
+        the call marks the first batch as loaded. Then it waits until :meth:`take` or
+        :meth:`discard` is called, because which samples the second batch has depends on the steps
+        that are trained until then. In other threads it returns at once.
         """
         if threading.current_thread() is self._thread:
             self._come.set()

@@ -1,4 +1,4 @@
-"""Tell the launcher through two files that a worker has trained its first step.
+"""Tell the launcher through two files that a worker has trained its first step (:func:`tell`).
 
 1. An empty file says that the worker has trained a step. The launcher limits the number of starts
    that end without such a file. It is written at once, even while ZooKeeper cannot be reached: a
@@ -30,12 +30,14 @@ logger = logging.getLogger(__name__)
 def tell(trained_file: str, imports_file: str) -> None:
     """Tell the launcher that this worker has trained a step, and which modules it has imported.
 
-    If a file cannot be written, a warning is logged.
+    Both files are written before the return. If one cannot be written, a warning is logged, and
+    the call returns.
 
     Args:
-        trained_file: the path of a file to create; empty: no launcher looks for it.
-        imports_file: the path of the file for the list of modules, which is written unless it
-            exists; empty: no launcher needs it.
+        trained_file: the path of an empty file to create, which says that a step is trained; it may
+            exist. An empty text: no launcher looks for such a file.
+        imports_file: the path of the file for the list of modules; a file that exists stays as it
+            is. An empty text: no launcher needs the list.
     """
     try:
         if trained_file:
@@ -47,7 +49,9 @@ def tell(trained_file: str, imports_file: str) -> None:
 
 
 def write_imports(path: Path, started_with: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Write the names of all imported modules to a file, completely or not at all.
+    """Write the names of the imported modules to a file, completely or not at all.
+
+    A file that exists is replaced.
 
     The file is JSON, readable by this user only, with the keys ``modules`` and ``own`` (the two
     results of :func:`divided`) and ``environment`` (the changed variables by name; null: removed).
@@ -83,9 +87,10 @@ def divided(modules: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
         modules: the modules by name, as in :data:`sys.modules`.
 
     Returns:
-        The names of the modules that come from Python or from installed packages; and a dict of the
-        script's own modules, from name to file. They are listed apart because their files may have
-        changed when the next worker starts.
+        A pair: the names of the modules that come from Python or from installed packages; and a
+        dict of the script's own modules, from name to absolute path. These are listed apart because
+        their files may have changed when the next worker starts. The script itself, modules without
+        a file, and second names of a module are in neither.
     """
     roots = tuple(f"{root}{os.sep}" for root in _roots())
     installed: list[str] = []
@@ -106,7 +111,7 @@ def divided(modules: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
 
 
 def _roots() -> set[str]:
-    """Return the folders in which Python and installed packages lie, edl's own folder included."""
+    """Return the absolute paths of the folders of Python, of installed packages, and of edl."""
     kinds = ("stdlib", "platstdlib", "purelib", "platlib")
     roots = {sysconfig.get_path(kind) for kind in kinds}
     roots |= {*site.getsitepackages(), site.getusersitepackages()}

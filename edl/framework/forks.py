@@ -4,7 +4,7 @@ A fork has copies of the worker's connections, and of the port that the worker l
 fork lives, other workers cannot see that the worker is gone: no connection closes, and the port
 does not refuse. The fork also has the worker's handler for SIGTERM, which asks the worker to leave
 the job. With this handler SIGTERM would not end the fork, and ``multiprocessing.Pool``, which ends
-its processes by this signal, would wait for them for ever.
+its processes by this signal, would wait for them for ever. :func:`free_all_forks` does all of it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _held = threading.local()  # the signal masks from before the forks that this th
 
 
 def free_all_forks() -> None:
-    """Make every future fork of this process close its internet sockets, and let SIGTERM end it."""
+    """Make every future fork of this process close its internet sockets, and let SIGTERM end it.
+
+    A fork is a child process that Python makes by ``os.fork()``. Only the first call has an effect.
+    """
     end_forks_by_sigterm()
     _free_from_the_network()
 
@@ -31,8 +34,9 @@ def free_all_forks() -> None:
 def end_forks_by_sigterm() -> None:
     """Let SIGTERM end every future fork of this process, even right after the fork was made.
 
-    SIGTERM is blocked in the forking thread until the fork has the default handler, so a signal
-    that comes earlier waits. Only the first call has an effect.
+    Each fork gets the default handler of SIGTERM; this process keeps its own. The signal is blocked
+    in the forking thread until then, so one that comes earlier waits. Only the first call has an
+    effect.
     """
     os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_let_sigterm_end)
 
@@ -48,9 +52,10 @@ def _free_from_the_network() -> None:
 
 @contextmanager
 def holding_sigterm() -> Iterator[None]:
-    """Block SIGTERM in this thread during the ``with`` block.
+    """Block SIGTERM in this thread during the ``with`` block; one that comes meanwhile waits.
 
-    A process that is forked within the block starts with SIGTERM blocked.
+    A process that is forked within the block starts with SIGTERM blocked. At the end of the block
+    the thread's signal mask is again what it was before.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
@@ -74,10 +79,10 @@ def _let_sigterm_end() -> None:
 
 
 def let_go_of_the_network() -> None:
-    """Replace every internet socket of this process, a fork, by the null device.
+    """Replace every internet socket of this process, a fork, by the null device ``/dev/null``.
 
-    The descriptor numbers stay in use. So code that still knows one of them cannot close, by that
-    number, a file that was opened later.
+    Unix sockets and the sockets of the parent stay as they are. The descriptor numbers stay in use.
+    So code that still knows one of them cannot close, by that number, a file that was opened later.
     """
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for descriptor in [int(name) for name in os.listdir("/proc/self/fd")]:

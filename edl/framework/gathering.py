@@ -23,16 +23,21 @@ LENGTH_BYTES = 8
 def gather_arrays(arrays: Mapping[str, Array], empty_fits: bool = False) -> list[dict[str, Array]]:
     """Return the arrays of all workers: one dict by name for each worker, in rank order.
 
-    All workers must call this at the same point, with the same names and types. Shapes may differ.
+    All workers must call this at the same point between two steps, with the same names and types;
+    each waits for all. Shapes may differ. In a newcomer's warm-up the only dict is its own.
 
     Args:
         arrays: this worker's arrays, by name.
-        empty_fits: whether an array without elements may be of any type; it is then converted to
-            the type of the other workers' arrays.
+        empty_fits: whether an array without elements may be of any type. It is then converted to
+            the type of the first worker whose array has elements.
+
+    Returns:
+        New arrays, which may be changed.
 
     Raises:
         UsageError: if names or types differ, or if this is called inside a step or outside of the
             training.
+        RingBroken: if a worker is gone, in a script with an elastic state.
     """
     forms = [[name, str(array.dtype), [*array.shape]] for name, array in sorted(arrays.items())]
     header = json.dumps(forms).encode()
@@ -107,8 +112,11 @@ def _read(payload: bytes) -> dict[str, Array]:
 def _with_fitting_types(found: list[dict[str, Array]]) -> list[dict[str, Array]]:
     """Return the arrays of all workers, with empty ones converted to the type of the others.
 
+    The type is that of the first worker whose array of this name has elements. If no worker has
+    elements, the types stay.
+
     Args:
-        found: the arrays by name, one dict for each worker in rank order.
+        found: the arrays by name, one dict for each worker in rank order; not changed.
     """
     types: dict[str, Any] = {}
     for each in found:

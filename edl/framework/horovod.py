@@ -1,4 +1,4 @@
-"""Call Horovod's ``init()`` for edl; edl's build of Horovod refuses a call by a script."""
+"""Call Horovod's ``init()`` for edl (:func:`call_init`); edl's Horovod refuses a script's call."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ from edl.horovod_build import EDL_CALLS
 
 
 def call_init(init: Callable[[], Any]) -> None:
-    """Call ``init``, the ``init()`` of one of Horovod's bindings, marked as a call by edl.
+    """Call ``init``, marked as a call by edl; its exceptions pass through, its result is dropped.
 
-    edl's build of Horovod raises an error for a call without this mark.
+    The mark is a class attribute of HorovodBasics, which is True during the call. edl's build of
+    Horovod raises an error for a call without this mark.
+
+    Args:
+        init: the function ``init()`` of one of Horovod's bindings, such as ``horovod.torch.init``.
     """
     setattr(HorovodBasics, EDL_CALLS, True)
     try:

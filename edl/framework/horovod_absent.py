@@ -1,5 +1,6 @@
 """Raise an error with advice for each function of Horovod that edl does not offer.
 
+:func:`absent` makes the function that raises it, and ABSENT has the advice by name.
 docs/guides/horovod-scripts.md lists the same functions with the same advice.
 """
 
@@ -63,8 +64,8 @@ def absent(module: str) -> Callable[[str], Any]:
     """Return a ``__getattr__`` for a module of edl that replaces one of Horovod's modules.
 
     Python calls it for ``module.NAME`` and ``from module import NAME`` when the module lacks NAME.
-    It raises a UsageError with advice for a name that Horovod has, and an AttributeError for any
-    other name.
+    It raises a UsageError with advice for a name in ABSENT or INTERNAL, and an AttributeError for
+    any other name; it never returns.
 
     Args:
         module: the name of edl's module, for the error messages.

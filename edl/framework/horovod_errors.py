@@ -1,4 +1,4 @@
-"""Recognise, by the error's message, a collective that Horovod refuses in an intact ring.
+"""Recognise, by its message, an error by which Horovod refuses a collective in an intact ring.
 
 Horovod raises the same exception as for a broken ring, but a repair of the ring would only lead to
 the same refusal. The messages are those of Horovod's controller.cc and common.h.
@@ -19,11 +19,15 @@ _NO_ADASUM = "No Adasum operation enabled"
 
 
 def refusal(message: str, hint: str) -> UsageError | None:
-    """Return a usage error if Horovod refused a call that it would refuse in any ring; else None.
+    """Return a UsageError to raise if Horovod refused a call that it would refuse in any ring.
 
     Args:
         message: the text of the exception that Horovod has raised.
         hint: what every worker must do, for the error message, such as ``build the same model``.
+
+    Returns:
+        The error, with Horovod's message; None if the message is another one, as that of a ring
+        that broke.
     """
     if _NO_ADASUM in message:
         return UsageError(f"op=Adasum is not there: {ADASUM}")
@@ -33,12 +37,13 @@ def refusal(message: str, hint: str) -> UsageError | None:
 
 
 def classify_error(message: str) -> CollectiveFailed | UsageError:
-    """Return the error to raise for a collective that has failed.
+    """Return the error that the caller raises for a collective of a model that has failed.
 
     Args:
         message: the text of the exception that Horovod has raised.
 
     Returns:
-        A UsageError if Horovod refuses the call, and a CollectiveFailed if the ring is broken.
+        A UsageError if Horovod would refuse the call in any ring, with the advice to build the same
+        model on every worker; else a CollectiveFailed: the ring is taken as broken.
     """
     return refusal(message, "build the same model") or CollectiveFailed(message)

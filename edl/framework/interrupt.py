@@ -12,19 +12,21 @@ from edl.framework import process
 def raise_in(thread: int, error: EdlError) -> bool:
     """Raise an error in another thread, as soon as that thread runs Python code again.
 
-    This is for a thread that waits inside a call of a framework, such as ``fit``, which then seems
-    to raise ``error``. (An error raised in the framework's own thread would reach the script with
-    another type, and the framework would print a traceback.) If the framework is raising an error
-    of its own at that moment, pybind11 wraps ``error`` in a RuntimeError, which
-    :func:`edl.framework.process.unhiding` turns back into ``error``.
+    The call does not wait for that. It is for a thread that waits inside a call of a framework,
+    such as ``fit``, which then seems to raise ``error``. (An error raised in the framework's own
+    thread would reach the script with another type, and the framework would print a traceback.) If
+    the framework is raising an error of its own at that moment, pybind11 wraps ``error`` in a
+    RuntimeError, which :func:`edl.framework.process.unhiding` turns back into ``error``.
 
     Args:
         thread: the identifier of the other thread, as :func:`threading.get_ident` returns it.
-        error: the error to raise.
+        error: the error to raise. The thread gets a new exception of a subclass of its class, with
+            the same arguments.
 
     Returns:
         Whether the error will be raised in that thread. False if there is no such thread, or if it
-        is the calling thread, which can raise the error itself.
+        is the calling thread, which must raise the error itself. ``unhiding`` knows the error in
+        each case.
     """
     process.hide(error)
     if thread == threading.get_ident():

@@ -7,8 +7,8 @@ updates, because the choice depends only on values that are equal on all workers
 not make the update (a newcomer, or a worker that missed the step) takes part with weight 0.
 :mod:`edl.core.policy.lr_tuner` has the rules that turn a measurement into a learning rate.
 
-Each framework adds a :class:`Probe`, which keeps an update, evaluates the loss, and sets the
-optimizer's learning rate.
+Each framework's ``edl.LRTuner`` holds a :class:`Tuner` and a :class:`Probe` (which keeps the copy),
+evaluates the loss, and sets the rate that :meth:`Tuner.rate` returns.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ Losses = Callable[[Sequence[float]], list[float]]  # at the points e, see edl.co
 
 
 class Probe(Protocol):
-    """The interface to keep and drop a copy of one update: the weights before and after it.
+    """The interface to keep a copy of one update of the model: the weights before and after it.
 
-    The copy is kept until the loss is evaluated at points on the line through these weights.
+    The copy is kept until the loss is evaluated at points on the line through these weights. A
+    further update replaces it.
     """
 
     @property
@@ -48,23 +49,25 @@ class Probe(Protocol):
         """Whether the probe holds a whole update: :meth:`begin` and :meth:`end` were called."""
 
     def begin(self) -> None:
-        """Begin to keep an update; call this right before the optimizer makes the update."""
+        """Copy the weights before an update; call this right before the optimizer makes it."""
 
     def end(self) -> None:
-        """Complete the kept update after the optimizer made it; do nothing if none was begun."""
+        """Copy the weights after the update; do nothing if :meth:`begin` was not called for it."""
 
     def forget(self) -> None:
-        """Drop the kept update."""
+        """Drop the copy of the update, whether it is whole, only begun, or not there."""
 
 
 class Tuner:
     """A tuner of the job's learning rate: one on each worker, all in equal states.
 
-    It keeps and measures updates; the rules are in :mod:`edl.core.policy.lr_tuner`.
+    Around each update, call :meth:`rate` and :meth:`begin_update` before it and :meth:`end_update`
+    after it. The rules are in :mod:`edl.core.policy.lr_tuner`.
 
     Args:
         tuning: the settings that the script gave to ``edl.LRTuner``.
-        rate: the learning rate that the script gave its optimizer.
+        rate: the learning rate that the script gave its optimizer; training begins at a tenth of
+            it.
         probe: the framework's probe, which keeps the updates to measure.
     """
 
@@ -78,16 +81,19 @@ class Tuner:
 
     @property
     def reason(self) -> str:
-        """A sentence with the tuner's last decision about the learning rate, and the reason."""
+        """A text for people: the last decision about the learning rate, and its reason.
+
+        Before the first decision it says that nothing is measured yet.
+        """
         return self._state.reason
 
     @property
     def measures(self) -> bool:
-        """Whether the loss along the last update will be measured (in the next update's batch)."""
+        """Whether the last update will be measured, by the next call of :meth:`end_update`."""
         return self._state.measures
 
     def rate(self, update: Update) -> float:
-        """Return the learning rate with which the optimizer makes an update.
+        """Return the learning rate for an update; call this before the optimizer makes it.
 
         Args:
             update: the update: its number, and the samples trained before and after it.
@@ -99,18 +105,19 @@ class Tuner:
         return self._state.snapshot()
 
     def restore(self, values: dict[str, Any]) -> None:
-        """Continue from the state that :meth:`snapshot` returned, and drop a kept update.
+        """Replace this tuner's state, and drop the probe's copy of an update.
 
         Args:
-            values: the result of :meth:`snapshot`.
+            values: the result of :meth:`snapshot`, of another worker or from a checkpoint.
         """
         self._state = TunerState.restore(values)
         self._probe.forget()
 
     def begin_update(self, worker: Worker, update: Update) -> None:
-        """Keep the coming update if it is to be measured; call this right before the update.
+        """Copy the weights before an update if it is to be measured; call this right before it.
 
-        Nothing is kept in a warm-up, or when other workers have made the update already.
+        Nothing is copied in a warm-up, or when other workers have made the update already and this
+        worker has received their state.
 
         Args:
             worker: the worker that this process is.
@@ -125,15 +132,18 @@ class Tuner:
         self._extra_s += self._copied_s
 
     def end_update(self, worker: Worker, losses: Losses) -> None:
-        """Measure the previous update if it was kept; call this between update and batch.
+        """Measure the update before the last one if it was chosen; else finish the last one's copy.
 
-        All workers must call this at the same point.
+        All workers must call this after each update and before the next batch. In a measurement
+        they exchange their losses, so each waits for all, and the rules may change the learning
+        rate. Otherwise the last update is chosen for measurement if the rules say so, and its copy
+        is completed.
 
         Args:
             worker: the worker that this process is.
             losses: a function that takes points along the *previous* update (see
                 :func:`edl.core.policy.lr_fit.points`), and returns the loss at each of them, in the
-                batch of the present update. Called only if the previous update is measured and this
+                batch of the last update. Called only if the previous update is measured and this
                 worker has made it.
         """
         began_s = now_s()
@@ -156,12 +166,14 @@ class Tuner:
     def _measure(self, worker: Worker, update: Update, losses: Losses) -> None:
         """Exchange the losses along the previous update, and let the rules decide by their mean.
 
-        The rules either change the learning rate or ask for another measurement.
+        The rules change the learning rate, keep it, or ask for another measurement. All workers
+        call this, and wait for each other. The probe's copy is dropped.
 
         Args:
             worker: the worker that this process is.
             update: the present update, in whose batch the losses are evaluated.
-            losses: as for :meth:`end_update`.
+            losses: a function of points along the previous update that returns the loss at each;
+                called only if this worker has made that update.
         """
         at = points(self._state.reach)
         weight, found = 0.0, [0.0] * len(at)
@@ -189,7 +201,8 @@ def tuning_of(
             ``total``.
         share: the largest fraction of the training time that measurements may take; above 0, up to
             1.
-        max_lr: the highest learning rate; None: :data:`RANGE` times ``rate``.
+        max_lr: the highest learning rate; None: 1000 (:data:`RANGE`) times ``rate``. The lowest is
+            a thousandth of ``rate``.
 
     Raises:
         UsageError: if a value is out of range.
@@ -223,7 +236,11 @@ def mean_loss(loss: Any) -> float:
 
 
 def refuse(why: str) -> NoReturn:
-    """Raise a UsageError: ``edl.LRTuner`` cannot be used as the script asks, because of ``why``."""
+    """Raise a UsageError: ``edl.LRTuner`` cannot be used as the script asks.
+
+    Args:
+        why: the reason, which the message gives after "edl.LRTuner: ".
+    """
     raise UsageError(f"edl.LRTuner: {why}")
 
 
@@ -233,15 +250,21 @@ def refuse_several() -> NoReturn:
 
 
 def refuse_beside(other: str) -> NoReturn:
-    """Raise a UsageError: ``other``, such as a scheduler, sets the same learning rate."""
+    """Raise a UsageError: something else sets the learning rate that ``edl.LRTuner`` shall set.
+
+    Args:
+        other: what sets it, for the message, such as the name of a scheduler's class.
+    """
     refuse(f"{other} sets the same learning rate; leave one of them out")
 
 
 def refuse_unscaled(kind: str) -> NoReturn:
-    """Raise a UsageError: the learning rate of this class of optimizer does not scale its updates.
+    """Raise a UsageError: ``edl.LRTuner`` cannot tune an optimizer of this class.
+
+    The learning rate of such an optimizer is no factor of its updates.
 
     Args:
-        kind: the name of the optimizer's class.
+        kind: the name of the optimizer's class, for the message.
     """
     refuse(f"the learning rate of {kind} is no factor of its updates, so it has no tuner")
 
@@ -253,6 +276,10 @@ def _told(rows: Sequence[Sequence[float]], update: Update) -> MeasuredUpdate:
         rows: one row from each worker: the weight of its losses, the seconds that measuring took,
             the seconds of a step (0: unknown), and the losses.
         update: the update in whose batch the losses were evaluated.
+
+    Returns:
+        The weighted means of the losses (None if all weights are 0), the time of the slowest
+        worker for measuring, and the mean time of a step.
     """
     means = weighted_means([[row[0], *row[3:]] for row in rows])
     known = any(row[0] > 0 for row in rows)

@@ -11,10 +11,15 @@ from edl.framework.process import current_worker
 
 
 def batch_weight() -> int:
-    """Return how many samples of this worker's batch count in :func:`mean`; 0 for a padding batch.
+    """Return how many samples of this worker's batch count in :func:`mean`.
 
-    The batch is the one that is being trained, or between two steps the one that was trained last.
-    A warm-up's first batch has the weight of its samples, although its result is discarded.
+    The batch is the one that the script got last, whether it is trained yet or not. The result is 0
+    for a padding batch and before the first batch. A newcomer's warm-up batch counts with its
+    samples, although its result is discarded.
+
+    Raises:
+        UsageError: if ``edl.init()`` was not called, or the script has an elastic state and so no
+            batches that edl knows.
     """
     return current_worker().steps.batch_weight
 
@@ -31,7 +36,7 @@ def mean(value: Any, weight: float | None = None) -> float | dict[str, float]:
     """Return the weighted mean of ``value`` over all workers: the same on all, even if one dies.
 
     All workers must call this at the same points, after the update of a batch and before the next
-    batch.
+    batch; each waits for all. While this worker warms up, the result is its own value.
 
     Args:
         value: a number, a tensor with one element, or a dict of these with the same keys on all
@@ -44,8 +49,10 @@ def mean(value: Any, weight: float | None = None) -> float | dict[str, float]:
         worker is 0.
 
     Raises:
-        UsageError: if this is called inside a step or outside of the training, or if a value is not
-            a number or the weight is negative.
+        UsageError: if this is called inside a step or outside of the training, if a value is not a
+            number or the weight is negative, or if workers give different numbers of values. With
+            an elastic state also if ``weight`` is None.
+        RingBroken: if a worker is gone, in a script with an elastic state.
     """
     if weight is None:
         weight = batch_weight()

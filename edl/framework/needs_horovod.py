@@ -1,6 +1,7 @@
 """Raise an ImportError that says how to install Horovod, if Horovod is not installed.
 
-Modules of edl that need Horovod import this module before they import Horovod.
+The error is raised when this module is imported; it offers nothing else. Modules of edl that need
+Horovod import it before they import Horovod.
 """
 
 from __future__ import annotations

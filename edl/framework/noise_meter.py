@@ -1,6 +1,7 @@
 """Measure squared norms of gradients, from which the gradient noise scale is computed.
 
-Two norms are measured: of each worker's own gradient, and of the job's mean gradient.
+Two norms are measured (:class:`NoiseMeter`): of each worker's own gradient, and of the job's mean
+gradient. The noise scale is the number of samples that a global batch should have.
 :mod:`edl.worker.gradient_noise` chooses the steps in which this is done. The scale is defined in
 :mod:`edl.core.step.noise_scale`.
 """
@@ -32,6 +33,9 @@ class NoiseMeter(ABC):
     that is alone measures the gradients of two consecutive steps and their mean, so it keeps those
     of the earlier step.
 
+    Each framework has a subclass, and calls :meth:`show` in each step in which :attr:`wants` is
+    true.
+
     Args:
         worker: the worker that this process is.
     """
@@ -44,7 +48,8 @@ class NoiseMeter(ABC):
     def wants(self) -> bool:
         """Whether to measure the open step, so its gradients must be given to :meth:`show`.
 
-        False in a warm-up, in steps that need not be measured, and for a script with several
+        True in the steps that the noise estimate chooses, and for a lone worker also in the step
+        after each of them. False between two steps, in a warm-up, and for a script with several
         optimizers, because the gradients of each have another noise scale.
         """
         loader = self._worker.loader
@@ -53,10 +58,12 @@ class NoiseMeter(ABC):
         return loader.progress.noise.is_due(loader.progress.step) or self._follows
 
     def show(self, own: Callable[[], Looked], mean: Callable[[], Looked]) -> None:
-        """Measure the gradients of the open step, and add the norms to the worker's noise estimate.
+        """Measure the gradients of the open step, for the estimate of the noise scale.
 
-        Call this after the allreduce, before clipping or the optimizer changes the gradients. Both
-        functions return pairs: a flat slice of a gradient, and how often the slice counts.
+        The norms are stored, and go to the other workers with the next step record. Call this after
+        the allreduce, before clipping or the optimizer changes the gradients. Both functions return
+        pairs: a flat slice of a gradient, and how often the slice counts. If this worker has no
+        samples in the step, nothing is measured and neither is called.
 
         Args:
             own: returns this worker's own gradients, which :meth:`_own_factor` scales.
@@ -77,11 +84,14 @@ class NoiseMeter(ABC):
     def _looked_at(self, size: int) -> tuple[slice, int]:
         """Return the slice of a flat gradient to read in this step, and how often it counts.
 
-        The slice is all of a small gradient, which counts once, or one eighth of a large one, which
-        counts 8 times.
+        The slice is all of a small gradient (below 4096 elements), which counts once, or one eighth
+        of a large one, which counts 8 times.
 
         Args:
             size: the number of elements of the gradient.
+
+        Returns:
+            A pair: the slice, and how often it counts.
         """
         if size < LARGE:
             return slice(None), 1
@@ -101,8 +111,9 @@ class NoiseMeter(ABC):
     def _alone(self, own: Looked) -> None:
         """Measure a lone worker's gradients together with its gradients of the step before.
 
-        If the earlier gradients were not kept, or their step had another number of samples, only
-        keep ``own``, for the next step.
+        If the earlier gradients were not kept, or their step had another number of samples, nothing
+        is measured, and a copy of ``own`` is kept for the next step. Else nothing is kept after the
+        call.
 
         Args:
             own: this worker's gradients: pairs of a flat slice, and how often the slice counts.
@@ -122,9 +133,11 @@ class NoiseMeter(ABC):
     def _own_factor(self) -> float:
         """Return the factor that turns this worker's gradients into the mean over its own samples.
 
-        The factor is 1 unless gradients are accumulated: then they are sums over several batches,
-        weighted by their samples (:mod:`edl.core.step.weighting`). The job's mean gradients need no
-        factor; they are a mean over all samples.
+        The factor is 1 unless gradients are accumulated. Then they are sums over several batches,
+        each weighted with its samples over b, and the factor is b times the mean number of batches
+        per worker over this worker's samples; b is the nominal batch size
+        (:mod:`edl.core.step.weighting`). The step records of all workers must have arrived. The
+        job's mean gradients need no factor; they are a mean over all samples.
         """
         share = self._worker.loader.step_input.share(0)
         if not share.summed:
@@ -136,7 +149,7 @@ class NoiseMeter(ABC):
         return batch_size * batches / float(mine)
 
     def _unit(self) -> float:
-        """Return the square of the factor that a loss scaler has multiplied the gradients by.
+        """Return the square of the factor by which a loss scaler has multiplied the open gradients.
 
         It is 1 here; a framework with loss scalers overrides this method.
         """
@@ -146,6 +159,8 @@ class NoiseMeter(ABC):
     def _square(self, gradients: Looked) -> float:
         """Return the squared norm of all ``gradients`` together.
 
+        It is the sum, over all pairs, of the part's squared norm times how often the part counts.
+
         Args:
             gradients: pairs of a part of a gradient, flat, and how often this part counts.
         """
@@ -153,12 +168,13 @@ class NoiseMeter(ABC):
     def _square_of_sum(self, kept: Looked, own: Looked, unit: float) -> float:
         """Return the squared norm of the sum of two steps' gradients, kept + own / sqrt(unit).
 
-        The result is 0 if ``kept`` and ``own`` are not of the same parts of the gradients.
+        The result is 0 if the parts in ``kept`` and ``own`` differ in number or length.
 
         Args:
-            kept: the gradients of the step before, without loss scale.
-            own: the gradients of the open step.
-            unit: the square of the loss scale in ``own``.
+            kept: the gradients of the step before, without loss scale, as pairs of a flat part and
+                how often it counts.
+            own: the gradients of the open step, in the same form.
+            unit: the square of the loss scale in ``own``; 1 without one.
         """
         if [len(a) for a, _ in kept] != [len(b) for b, _ in own]:
             return 0.0

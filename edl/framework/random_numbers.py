@@ -1,4 +1,4 @@
-"""Give each worker random numbers of its own in the training thread, none of them twice.
+"""Give each worker random numbers of its own in the training thread (:class:`RandomNumbers`).
 
 All workers run one script, which seeds its random generators, so all would draw the same dropout
 masks and the same noise: the samples of a step would not be independent, and a newcomer would
@@ -26,13 +26,20 @@ KEPT = 0  # the rank, in a job that begins, whose numbers are those of the scrip
 
 
 def seed_python(seed: int) -> None:
-    """Seed the global random generators of Python (:mod:`random`) and NumPy with ``seed``."""
+    """Seed the global random generators of Python (:mod:`random`) and NumPy.
+
+    Args:
+        seed: a whole number from 0; NumPy gets its lowest 32 bits.
+    """
     random.seed(seed)
     np.random.seed(seed % 2**32)
 
 
 class RandomNumbers:
     """A seeder of a worker's random generators; no two workers draw the same numbers.
+
+    The generators are those of Python, NumPy and the framework. None is seeded if the setting
+    ``same_random`` asks for the same numbers on all workers.
 
     Args:
         worker: the worker that this process is.
@@ -56,9 +63,10 @@ class RandomNumbers:
         self._begin("warm-up", self._worker.id, 0)
 
     def enter(self) -> None:
-        """Seed this worker's generators when it has the job's state, before it trains.
+        """Seed this worker's generators; call this once, when it has the job's state.
 
-        Rank 0 of a job that begins keeps the script's own seeds.
+        In a job that begins, rank 0 keeps the script's own seeds, and the seeds of the others
+        depend on their ranks. Later they depend on the worker's id and the job's step.
         """
         worker = self._worker
         if worker.generation > 1 or worker.step > 0:
@@ -71,7 +79,9 @@ class RandomNumbers:
     def look(self) -> None:
         """Seed this worker's generators anew if the script has seeded them since edl did.
 
-        Call this between two batches. The script's new seed enters the worker's own seed.
+        Call this between two batches. The worker's new seed is derived from the script's new seed.
+        Nothing happens if the script has not seeded, on a worker that keeps the script's own seeds,
+        and before :meth:`warm_up` or :meth:`enter`.
         """
         if self._own is not None and self._read() != self._seen:
             self._begin(*self._own)
