@@ -1,7 +1,7 @@
 """Measure squared norms of gradients, from which the gradient noise scale is computed.
 
 Two norms are measured (:class:`NoiseMeter`): of each worker's own gradient, and of the job's mean
-gradient. The noise scale is the number of samples that a global batch should have.
+gradient. The noise scale, a number of samples, says how large a global batch is worth its cost.
 :mod:`edl.worker.gradient_noise` chooses the steps in which this is done. The scale is defined in
 :mod:`edl.core.step.noise_scale`.
 """

@@ -52,20 +52,25 @@ _elastic_state: str | None = None  # the class of the state that follows the job
 def start(binding: Callable[[], Binding], settings: dict[str, Any]) -> None:
     """Make this process a worker of its job and let it take part: the core of ``edl.init()``.
 
+    In a job that begins, the call waits until the job's first ring is built, with this worker in
+    it. In a job that trains already, it returns with this worker in its warm-up. Without a launcher
+    the worker is the only one of a job of its own.
+
     A second call has no effect, except at a Python prompt or in a notebook without a launcher:
     there each call ends the job of one worker and begins another, because cells of a notebook are
     run again.
 
     Args:
         binding: returns the binding of the framework to Horovod; called once, if a worker is made.
-        settings: the arguments that the script gave to ``edl.init()``, by name.
+        settings: the arguments that the script gave to ``edl.init()``, by name. Those that the job
+            decides are ignored with a warning if there is a launcher.
 
     Raises:
         ConfigError: if a setting has no usable value.
-        CoordinationError: if ZooKeeper cannot be reached, or the job is not there.
-        JobFailed: if the job did not start in time.
-        UsageError: if this process is a child that a worker has started, or was started by a
-            launcher without elasticity.
+        ZooKeeperUnreachable: if ZooKeeper cannot be reached.
+        UnknownJob: if ZooKeeper has no job of this name.
+        JobFailed: if the job did not start in time, or has ended.
+        UsageError: if multiprocessing has started this process, or a launcher without elasticity.
     """
     global _worker
     settings_now = config.load(**settings)
@@ -108,8 +113,11 @@ def start(binding: Callable[[], Binding], settings: dict[str, Any]) -> None:
 def _end_at_prompt(worker: Worker) -> bool:
     """End the job of ``worker`` if it was begun at a Python prompt without a launcher.
 
+    Then this process has no worker, no tracked objects and no model any more.
+
     Returns:
-        True if the job was ended; False if it has a launcher, or Python runs a script.
+        True if the job was ended; False, with nothing changed, if it has a launcher, or if Python
+        runs a script.
     """
     global _worker, _replica, _elastic_state
     if worker.is_shared or not hasattr(sys, "ps1"):
@@ -125,15 +133,20 @@ def _end_at_prompt(worker: Worker) -> bool:
 
 
 def is_over(worker: Worker) -> bool:
-    """Return whether a later ``edl.init()`` at a Python prompt has ended the job of ``worker``."""
+    """Return whether ``edl.init()``, called again at a Python prompt, has ended a worker's job.
+
+    Args:
+        worker: a worker that an earlier ``edl.init()`` of this process has made.
+    """
     return worker in _over
 
 
 def _worker_of(settings: config.Config, binding: Binding) -> Worker:
-    """Return a new worker with a Horovod ring; without a launcher its job has one worker only.
+    """Return a new worker, which is not started yet: it is in no job and no ring.
 
     Args:
-        settings: the settings of the process; without a launcher they name no job.
+        settings: the settings of the process. If they name no job, there is no launcher, and the
+            worker is the only one of its job.
         binding: the binding of the framework to Horovod.
     """
     ring = gloo_ring(binding, settings.own_address, settings.connect_timeout_s)
@@ -144,18 +157,22 @@ def _worker_of(settings: config.Config, binding: Binding) -> Worker:
 
 
 def shutdown() -> None:
-    """Leave the job for good; edl calls this itself at the end of the process."""
+    """Leave the ring and the job for good; wait for a checkpoint that is being written.
+
+    Nothing happens before ``edl.init()`` and in a second call. At the end of the process edl leaves
+    the job by itself.
+    """
     if _worker is not None:
         _worker.close()
 
 
 def is_initialized() -> bool:
-    """Return whether this process has a worker, which ``edl.init()`` makes."""
+    """Return whether ``edl.init()`` has made this process a worker; still True after shutdown()."""
     return _worker is not None
 
 
 def current_worker() -> Worker:
-    """Return this process's worker.
+    """Return the worker that ``edl.init()`` has made in this process.
 
     Raises:
         UsageError: if ``edl.init()`` was not called.
@@ -166,13 +183,27 @@ def current_worker() -> Worker:
 
 
 def rank() -> int:
-    """Return this worker's rank in the ring, from 0; never 0 while this worker warms up."""
+    """Return this worker's rank in the ring of all workers, from 0.
+
+    A newcomer that warms up expects the last rank, so the result is never 0 then.
+
+    Raises:
+        UsageError: if ``edl.init()`` was not called, or in the code that reads a stream of samples,
+            which must be the same on all workers.
+    """
     refuse_in_stream("edl.rank()")
     return current_worker().rank
 
 
 def size() -> int:
-    """Return the number of workers in the ring."""
+    """Return the number of workers in the ring of all workers.
+
+    A newcomer that warms up counts the workers that it found at its start, and itself.
+
+    Raises:
+        UsageError: if ``edl.init()`` was not called, or in the code that reads a stream of samples,
+            which must be the same on all workers.
+    """
     refuse_in_stream("edl.size()")
     return current_worker().size
 
@@ -181,66 +212,94 @@ def local_rank() -> int:
     """Return this worker's slot on its host, from 0, for choosing a device; it never changes.
 
     Unlike Horovod's local rank, the number does not change when another worker leaves. Two workers
-    of a host have the same number only while one replaces the other and no slot is free.
+    of a host have the same number only while one replaces the other and no slot of the host is
+    without a worker. Without a launcher the number is 0.
     """
     return current_worker().local_rank
 
 
 def local_size() -> int:
-    """Return how many workers of this host are in the ring; 1 while this worker warms up."""
+    """Return how many workers on this worker's host are in the ring, itself included.
+
+    The result is 1 while this worker warms up.
+    """
     return current_worker().ring.place.local_size
 
 
 def cross_rank() -> int:
-    """Return the index of this host among the hosts with a worker of the same local rank, from 0.
+    """Return the index of this host, from 0, among the hosts with a worker of the same local rank.
 
-    This is Horovod's local rank: the index of a worker among those of its host, without gaps. It
-    may differ from the result of :func:`local_rank`.
+    "Local rank" here is Horovod's: the index of a worker among the workers of its host, without
+    gaps. It may differ from the result of :func:`local_rank`. The result is 0 while this worker
+    warms up.
     """
     return current_worker().ring.place.cross_rank
 
 
 def cross_size() -> int:
-    """Return how many hosts have a worker of the same local rank as this worker, as in Horovod."""
+    """Return how many hosts have a worker with this worker's local rank, this host included.
+
+    "Local rank" is Horovod's, as in :func:`cross_rank`. The result is 1 while this worker warms up.
+    """
     return current_worker().ring.place.cross_size
 
 
 def generation() -> int:
-    """Return the number of the ring's generation, which grows with each change of its members."""
+    """Return the number of the ring's generation, which grows with each change of the ring.
+
+    It is 0 while this worker warms up, and always in a job without a launcher.
+    """
     return current_worker().generation
 
 
 def step() -> int:
-    """Return how many optimizer updates the job has made."""
+    """Return how many optimizer updates the job has made since it began, on all workers together.
+
+    An update that all workers make together counts once; updates before a restart count as well. In
+    a script with an elastic state the result is the number of saves of this state. It is 0 until a
+    newcomer has got the job's state.
+    """
     return current_worker().step
 
 
 def leader() -> str:
-    """Return the name, such as ``w0``, of the worker whose daemon decides about membership."""
+    """Return the name, such as ``w0``, of the worker whose daemon decides about membership.
+
+    It is this worker's own name while no leader is known, and in a job without a launcher.
+    """
     return f"w{current_worker().leader.worker}"
 
 
 def is_leader() -> bool:
-    """Return whether this worker's daemon is the leader, which decides about membership."""
+    """Return whether this worker's daemon is the leader, which decides about membership.
+
+    Also True while no leader is known, and in a job without a launcher. So use rank 0, and not the
+    leader, for work that exactly one worker must do.
+    """
     worker = current_worker()
     return worker.leader.worker == worker.id
 
 
 def is_warming_up() -> bool:
-    """Return whether this worker is a newcomer in its warm-up, whose result is discarded."""
+    """Return whether this worker is a newcomer that still warms up, and so is in no common ring.
+
+    In its warm-up it trains a batch alone; the result is discarded.
+    """
     return current_worker().warming_up
 
 
 def track(check: Callable[[dict[str, Any]], None], objects: dict[str, Any]) -> None:
-    """Let newcomers and checkpoints get the states of the script's ``objects``.
+    """Let newcomers and checkpoints get the states of the script's ``objects``, from now on.
+
+    The objects are added to those of earlier calls; all or none of them are added.
 
     Args:
         check: a function that raises UsageError for objects that cannot be tracked.
         objects: the objects, by the name that each has in the job.
 
     Raises:
-        UsageError: if ``check`` does, if another object has one of the names, or if the script has
-            an elastic state, to which the objects must be given.
+        UsageError: if ``check`` does, if another object has one of the names, if ``edl.init()`` was
+            not called, or if the script has an elastic state, to which the objects must be given.
     """
     current_worker()
     check(objects)
@@ -252,10 +311,10 @@ def track(check: Callable[[dict[str, Any]], None], objects: dict[str, Any]) -> N
 
 
 def let_state_follow(state_name: str) -> None:
-    """Declare that the script has an elastic state, so ``edl.track`` must not be used.
+    """Declare that the script has an elastic state; from now on ``edl.track`` raises a UsageError.
 
     Args:
-        state_name: the name of the state's class, for error messages.
+        state_name: the name of the state's class, for error messages; it replaces an earlier one.
 
     Raises:
         UsageError: if an object was given to ``edl.track`` before.
@@ -266,10 +325,11 @@ def let_state_follow(state_name: str) -> None:
 
 
 def _refuse_beside_state(objects: dict[str, Any]) -> None:
-    """Raise a UsageError if ``objects`` are tracked in a script that has an elastic state.
+    """Raise a UsageError if a script has both tracked objects and an elastic state.
 
     Args:
-        objects: the objects given to ``edl.track``, by name; nothing happens if there are none.
+        objects: the objects given to ``edl.track``, by name; nothing happens if there are none, or
+            if no elastic state was declared. The error names the first of them.
     """
     for name in objects if _elastic_state is not None else ():
         raise UsageError(
@@ -281,19 +341,23 @@ def _refuse_beside_state(objects: dict[str, Any]) -> None:
 def checkpoint(directory: str | os.PathLike[str], every_s: float = 300.0, keep: int = 3) -> None:
     """Save the job's state in a directory regularly, so the job can outlive its workers.
 
-    The state is the model, the optimizer, tracked objects, the step and the ledger. Call this
-    before training begins. One worker writes: at the first step, then every ``every_s`` seconds,
-    and before the job ends in any orderly way. When all workers die, the restarted ones continue
-    from the newest file. `edl run --resume` does so in a new job, with any number of workers.
+    The state is the model, the optimizer, tracked objects, the step and the ledger. Call this on
+    all workers before training begins; nothing is saved by the call itself. Rank 0 saves before the
+    first step, then between two steps when ``every_s`` seconds have passed, and when the job
+    finishes or is stopped. It copies the state, and a thread writes the file. When all workers die,
+    the restarted ones continue from the newest file. `edl run --resume` does so in a new job, with
+    any number of workers.
 
     Args:
-        directory: a directory that all hosts share, used for this training only.
-        every_s: seconds between two checkpoints.
-        keep: how many of the newest checkpoints are kept.
+        directory: a directory that all hosts share, used for this training only; it is created if
+            it does not exist.
+        every_s: seconds from one checkpoint to the next; above 0.
+        keep: how many of the newest checkpoints are kept, at least 1; older ones are deleted.
 
     Raises:
         CheckpointError: if nothing can be written into the directory.
-        UsageError: if called twice, after training has begun, or with a value out of range.
+        UsageError: if called twice, after training has begun, before ``edl.init()``, or with a
+            value out of range.
     """
     worker = current_worker()
     worker.checkpointing.attach(Path(directory), every_s, keep)
@@ -301,7 +365,10 @@ def checkpoint(directory: str | os.PathLike[str], every_s: float = 300.0, keep: 
 
 
 def on_resize(callback: Callable[[int, int], None]) -> None:
-    """Call ``callback(old_size, new_size)`` on this worker after it joins and after each switch.
+    """Call ``callback(old_size, new_size)`` on this worker after each change of its ring.
+
+    The changes are: this worker joins, a planned switch, and a repair after a crash. The training
+    thread calls it, after the callbacks of earlier calls of this function.
 
     Args:
         callback: a function of two numbers of workers: those in the ring before and after.
@@ -310,13 +377,15 @@ def on_resize(callback: Callable[[int, int], None]) -> None:
 
 
 def attach_replica(replica: FrameworkReplica) -> None:
-    """Let this worker share the state in ``replica``, and the objects that were tracked before.
+    """Let this worker send, receive and save the state in ``replica`` from now on.
+
+    The objects that ``edl.track`` has collected before are added to it.
 
     Args:
-        replica: the framework's copy of the model and the optimizer.
+        replica: the framework's access to the model and the optimizer of this process.
 
     Raises:
-        UsageError: if this worker has a replica already.
+        UsageError: if this worker has a replica already, or a tracked object does not fit it.
     """
     global _replica
     current_worker().attach_replica(replica)
@@ -326,12 +395,12 @@ def attach_replica(replica: FrameworkReplica) -> None:
 
 
 def _refuse_child() -> None:
-    """Raise a UsageError if multiprocessing has started this process, so it is no worker.
+    """Raise a UsageError if :mod:`multiprocessing` has started this process; else do nothing.
 
-    Such a process would take part in the job under its parent's id. Processes that are spawned or
-    come from a fork server run the script's top level again before they know their parent;
-    multiprocessing itself recognises them then by the attribute ``_inheriting``, which is read
-    here.
+    Such a child of a worker would take part in the job under its parent's id. Processes that are
+    spawned or come from a fork server run the script's top level again before they know their
+    parent; multiprocessing itself recognises them then by the attribute ``_inheriting``, which is
+    read here.
     """
     inheriting = getattr(multiprocessing.current_process(), "_inheriting", False)
     if inheriting or multiprocessing.parent_process() is not None:
@@ -358,8 +427,10 @@ def _let_others_repair(registers_at_s: float | None) -> None:
 def _leave_on_sigterm(worker: Worker) -> None:
     """Set a SIGTERM handler that lets ``worker`` leave at the next switch.
 
-    Forks of this process, such as data loader processes, have no such handler: SIGTERM ends them at
-    once.
+    In the warm-up, and in a job without launcher and checkpoints, the handler ends the process at
+    once, with exit code 0. Python allows handlers in the main thread only: in another thread none
+    is set. Forks of this process, such as data loader processes, have no such handler: SIGTERM ends
+    them at once.
     """
     end_forks_by_sigterm()
 
@@ -372,7 +443,9 @@ def _leave_on_sigterm(worker: Worker) -> None:
 
 
 def _begin_again_under_edl_worker() -> NoReturn:
-    """Replace this process by `edl-worker`, which starts the script again as its child.
+    """Replace this process by `edl-worker`, which starts the script again as its child process.
+
+    The call does not return.
 
     This is for a script that elastic horovodrun has started directly. Horovod's driver would not
     only see the end of such a process, but exclude its host or end the job (docs/adr/0009).
@@ -391,7 +464,8 @@ def _begin_again_under_edl_worker() -> NoReturn:
 def hide(error: EdlError) -> None:
     """Remember ``error``, which a framework may replace by an error of its own.
 
-    :func:`unhiding` then raises the remembered error in place of the framework's.
+    :func:`unhiding` then raises the remembered error in place of the framework's. Only the error of
+    the last call is remembered, for all threads.
     """
     global _hidden
     _hidden = error
@@ -402,7 +476,7 @@ def unhiding() -> Iterator[None]:
     """Raise the error that :func:`hide` has remembered, in place of a framework's error for it.
 
     An error that leaves the ``with`` block is replaced if its text contains the text of the
-    remembered error.
+    remembered error. Errors of edl (EdlError) and all others pass as they are.
     """
     try:
         yield
@@ -413,7 +487,10 @@ def unhiding() -> Iterator[None]:
 
 
 def _hidden_in(error: BaseException) -> EdlError | None:
-    """Return the error that :func:`hide` remembered if ``error`` has its text in it; else None."""
+    """Return the error that :func:`hide` remembered last if ``error`` stands for it; else None.
+
+    That is so if the text of ``error`` contains its text, and ``error`` is no EdlError itself.
+    """
     stands = _hidden is not None and not isinstance(error, EdlError) and str(_hidden) in str(error)
     return _hidden if stands else None
 
@@ -421,8 +498,10 @@ def _hidden_in(error: BaseException) -> EdlError | None:
 def speak_in_sentences() -> None:
     """Print an :class:`EdlError` that ends the script as one sentence, without a traceback.
 
-    This sets ``sys.excepthook``. It is called when edl is imported, and again by ``edl.init()``, in
-    case the script has set another hook since.
+    This sets ``sys.excepthook``, which then also records the exit code for the launcher: 1, or
+    REFUSED_EXIT for a worker that the job has refused. Other errors go to the hook that was set
+    before. The function is called when edl is imported, and again by ``edl.init()``, in case the
+    script has set another hook since; else a second call does nothing.
     """
     global _hook
     previous = sys.excepthook
@@ -446,10 +525,10 @@ def speak_in_sentences() -> None:
 
 
 def _own_log() -> OwnLog | None:
-    """Keep writes to this worker's log file from failing, even on a full disk.
+    """Keep writes to standard output and error from failing if they go to the worker's log file.
 
     Returns:
-        The log file, guarded; None if the launcher has named no log file for this worker.
+        The guarded log file; None, with nothing changed, if no launcher has named one.
     """
     if not (path := config.log_of_worker()):
         return None
@@ -461,9 +540,9 @@ def _own_log() -> OwnLog | None:
 def guard_output() -> None:
     """Keep writes to standard output and error from failing (full disk) if they go to a log file.
 
-    The log is the file that the launcher has named for this worker. Output that cannot be written
-    is left out. This is called when edl is imported, and in a process that is forked from one that
-    has imported edl.
+    The log is the file that the launcher has named for this worker; without one nothing happens.
+    Output that cannot be written is left out. This is called when edl is imported, and in a worker
+    that the launcher forks from a process that has imported edl.
     """
     global _log
     _log = _own_log()
