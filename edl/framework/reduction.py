@@ -1,6 +1,7 @@
-"""Decide what becomes of the gradients of each step.
+"""Decide what becomes of the gradients of each step (:class:`StepReduction`).
 
-No other module decides about it. The decisions are: how the gradients are weighted; whether the
+No other module decides about it. To *reduce* a gradient is to average it over all workers by an
+allreduce. The decisions are: how the gradients are weighted; whether the
 step is dropped, completed in another ring after a break, or superseded because other workers had
 completed it; whether the optimizer makes its update. The states of a step and the transitions
 between them are a table in :mod:`edl.core.step.step_state`. A framework only sends gradients, waits
@@ -50,11 +51,11 @@ NOTHING = Weights(Averaging.NONE)
 
 
 class Branch(IntEnum):
-    """The branch that a TensorFlow graph takes after the gradients of a step were exchanged.
+    """The branch that a TensorFlow graph takes after it has exchanged gradients, or kept them.
 
-    ``SKIP``: make no update. ``APPLY``: update with the averages. ``AGAIN``: send the local
-    gradients, weighted or in a new ring. ``SHOW``: measure the averages for the gradient noise
-    scale, then update with them.
+    ``SKIP``: make no update. ``APPLY``: update with the averages. ``AGAIN``: send this worker's own
+    gradients, because they must be weighted, or because the ring broke. ``SHOW``: measure the
+    averages for the gradient noise scale, then update with them.
     """
 
     SKIP = 0  # nothing is applied
@@ -73,6 +74,9 @@ _BRANCHES = {
 class ReductionOrder:
     """The order in which the optimizers of a script had gradients reduced in the open step.
 
+    One object is shared by all optimizers. After a repair of the ring, :meth:`repeat` does the
+    reductions again.
+
     Attributes:
         optimizers: the :class:`StepReduction` of each optimizer of the script, by its number.
     """
@@ -83,11 +87,12 @@ class ReductionOrder:
         self._rounds: list[StepReduction] = []
 
     def add(self, step: int, reduced: StepReduction) -> None:
-        """Record that an optimizer has had its gradients reduced in a step.
+        """Record that an optimizer has had its gradients reduced in a step, after all earlier ones.
 
         Args:
-            step: the number of the step on this worker; a new number begins a new order.
-            reduced: the optimizer's part of the step.
+            step: the number of the step on this worker, from 1. A number other than that of the
+                call before drops the order that was recorded for the earlier step.
+            reduced: the optimizer, by its part of the steps. One optimizer may be added repeatedly.
         """
         if self._step != step:
             self._step, self._rounds = step, []
@@ -96,8 +101,8 @@ class ReductionOrder:
     def repeat(self, step: int) -> None:
         """Repeat all reductions of the step with number ``step``, in their order, in a new ring.
 
-        Each reduction records itself again with :meth:`add`. Nothing happens if ``step`` is not the
-        step that was recorded last.
+        The call returns when the last one is done. Each reduction records itself again with
+        :meth:`add`. Nothing happens if ``step`` is not the step that was recorded last.
         """
         if self._step == step:
             rounds, self._rounds = self._rounds, []
@@ -108,8 +113,11 @@ class ReductionOrder:
 class StepReduction:
     """One optimizer's part of each step of a worker: how its gradients are reduced and applied.
 
-    The object lives as long as the optimizer. What all optimizers of a script share (the batch, the
-    step record, the end of the step) is in ``worker``.
+    In each step a framework calls :meth:`complete` (or :meth:`begin` and :meth:`end`), then
+    :meth:`apply`, and at last :meth:`end_step`. The object lives as long as the optimizer.
+    What all optimizers of a script share (the batch, the step record, the end of the step) is in
+    ``worker``. All but :attr:`is_sending` is for the training thread, or a thread for which it
+    waits.
 
     Args:
         worker: the worker that this process is.
@@ -120,10 +128,11 @@ class StepReduction:
 
     Attributes:
         weights: the factors that the gradients of the open step are multiplied by.
-        cannot_repair: why this script cannot repair a ring inside a step; empty if it can.
+        cannot_repair: why this script cannot repair a ring inside a step, which the framework sets;
+            empty if it can.
         number: the number of this optimizer in the script, from 0.
-        repeat: a function that reduces this optimizer's gradients of the open step again, in a new
-            ring.
+        repeat: a function without arguments that reduces this optimizer's gradients of the open
+            step again, in a new ring. At first it is :meth:`reopen`; a framework may replace it.
     """
 
     def __init__(
@@ -156,12 +165,19 @@ class StepReduction:
 
     @property
     def done(self) -> bool:
-        """Whether no gradient of this optimizer is left to reduce in the present step."""
+        """Whether no gradient of this optimizer is left to reduce in the present step.
+
+        So it is after the reduction, in a step that changes nothing, after the update, and after an
+        error that ends this worker. It is False between two steps.
+        """
         return self.step.done
 
     @property
     def is_sending(self) -> bool:
-        """Whether gradients of this optimizer are being sent. Any thread may read this."""
+        """Whether gradients of this optimizer are on their way, sent and not yet back as averages.
+
+        Any thread may read this.
+        """
         return self._step.state is StepState.SENDING
 
     # --- a framework that calls
@@ -169,8 +185,8 @@ class StepReduction:
     def complete(self, average: Callable[[Weights], Averages]) -> Averages | None:
         """Turn this worker's gradients into the mean over the global batch, or drop them.
 
-        If the ring breaks, it is repaired, and the gradients are sent again, until the averages are
-        there or it is known that none are needed.
+        All workers call this in each step. If the ring breaks, it is repaired, and the gradients
+        are sent again, until the averages are there or it is known that none are needed.
 
         Args:
             average: a function of the weights of this step. It sends all gradients that are not
@@ -179,7 +195,11 @@ class StepReduction:
                 again in the next ring when it raises RingBroken.
 
         Returns:
-            The averages that ``average`` has returned; None if nothing had to be sent.
+            The averages that ``average`` has returned. None if nothing had to be sent: this worker
+            is alone, no worker has samples, or other workers had completed the step.
+
+        Raises:
+            RingError: if the ring broke and this script cannot repair it inside a step.
         """
         while True:
             weights = self.agree()
@@ -213,7 +233,7 @@ class StepReduction:
         """Whether :meth:`exchange` may be called: all workers are in the passes of one step.
 
         The passes are forward and backward. False while this worker warms up, is alone in its ring,
-        or is between two steps.
+        or is between two steps, and after the gradients were reduced.
         """
         loader = self._worker.loader
         alone = self._worker.warming_up or self._worker.ring.alone
@@ -223,13 +243,16 @@ class StepReduction:
         """Send a message to all workers inside the open step; return all messages in rank order.
 
         All workers must call this at the same point of the same batch, where :attr:`exchanges` is
-        true. If a worker dies meanwhile, the ring is repaired, and gradients that were being sent
-        are sent again.
+        true; each waits for all. If a worker dies meanwhile, the ring is repaired, all survivors
+        get the same answer, and gradients that were being sent are sent again later.
 
         Args:
             payload: this worker's message, of any size.
             hold: called before a repair; it must keep other threads from sending gradients
                 afterwards.
+
+        Raises:
+            RingError: if the ring broke and this script cannot repair it inside a step.
         """
 
         def repair(error: RingBroken, _since: float) -> None:
@@ -245,8 +268,9 @@ class StepReduction:
     def begin(self) -> bool:
         """Return whether TensorFlow's graph shall send its gradients at once, without a factor.
 
-        That is the case if all batches are full and the ring is intact. If the result is True, the
-        caller calls :meth:`sending` next.
+        That is the case if all batches are full and the ring is intact; the call waits for the step
+        records, which say so. If the result is True, the caller calls :meth:`sending` next. If it
+        is False, the graph sends nothing, and calls :meth:`end`.
         """
         weights = self._prospect()
         return weights is not None and weights.averaging is Averaging.PLAIN
@@ -255,7 +279,13 @@ class StepReduction:
         """Return the branch that TensorFlow's graph takes, after it has sent gradients or nothing.
 
         Args:
-            received: a function that raises RingBroken unless all sent gradients have come back.
+            received: a function that raises RingBroken unless all sent gradients have come back;
+                called only if gradients were sent.
+
+        Returns:
+            APPLY if the gradients are the averages, or those of a lone worker. AGAIN if they must
+            be sent with weights or in a new ring; the ring is not repaired yet. SKIP if no worker
+            has samples, or other workers had completed the step. Never SHOW.
         """
         if self.step.state is StepState.SENDING:
             try:
@@ -268,9 +298,10 @@ class StepReduction:
         return _BRANCHES.get(self.step.state, Branch.SKIP)
 
     def reopen(self) -> None:
-        """Open a reduced step again, for more gradients or to send the same ones in another ring.
+        """Open a reduced or dropped step again, for more gradients or to send the same ones again.
 
-        If other workers have completed the step, it is marked as superseded and not opened.
+        Nothing happens in any other state of the step. If other workers have completed the step, it
+        is marked as superseded and not opened.
         """
         if self.step.state not in REOPENED:
             return
@@ -284,8 +315,9 @@ class StepReduction:
     def apply(self) -> bool:
         """Record that this optimizer comes to its update; return whether it shall make the update.
 
-        False if the step was dropped because no worker has samples, or if other workers had
-        completed it.
+        Call this once in a step, after the reduction. False if the step was dropped because no
+        worker has samples, or if other workers had completed it. The optimizer counts as having
+        come to its update in both cases.
         """
         applies = self.step.state is StepState.REDUCED
         self._on(StepEvent.APPLY)
@@ -295,7 +327,9 @@ class StepReduction:
     def end_step(self) -> None:
         """End the step after its update was made or skipped, and mark its samples as done.
 
-        The ledger records the samples of all workers.
+        Call this once for a step, in a script with one optimizer. (With several, the framework ends
+        the worker's step itself.) The ledger has recorded the samples of all workers before the
+        return.
         """
         ended = self.step.after(StepEvent.END)
         self._worker.loader.end()
@@ -304,23 +338,27 @@ class StepReduction:
     def refuse(self) -> None:
         """Mark the step as refused: nothing more is sent or updated in it.
 
-        Called for an error that the script has made in its use of edl; the caller raises that
-        error.
+        Called for an error that the script has made in its use of edl; the caller then raises that
+        error. The script may catch it and go on with its next batch.
         """
         self._on(StepEvent.REFUSE)
         self.weights.agreed = None
 
     def fail(self) -> None:
-        """Mark the step as ended by an error that ends this worker; the caller raises the error."""
+        """Mark the step as ended by an error that ends this worker; the caller then raises it.
+
+        No further step can begin.
+        """
         self._on(StepEvent.FAIL)
         self.weights.agreed = None
 
     # --- decisions
 
     def _catch_up(self) -> None:
-        """Compute the weights for the worker's newest batch.
+        """Compute the weights for the batches that the worker has handed out in the open step.
 
-        If the batch begins a new step, first begin that step for this optimizer.
+        If the last batch begins a new step, first begin that step for this optimizer. Nothing
+        happens if no batch was handed out since the last call.
         """
         loader = self._worker.loader
         if self._changes == loader.changes:
@@ -332,7 +370,10 @@ class StepReduction:
         self.weights.weigh()
 
     def _prospect(self) -> Weights | None:
-        """Return the weights of the gradients in the present ring; None if the ring is broken."""
+        """Wait for the step records in the present ring; return the weights that follow from them.
+
+        None if the ring is broken, which is recorded; it is not repaired here.
+        """
         self._catch_up()
         try:
             return self.weights.agree()
@@ -343,9 +384,13 @@ class StepReduction:
     def agree(self) -> Weights:
         """Return the weights of the gradients in an intact ring; repair a broken ring before.
 
-        When a worker dies, the survivors complete the step with the gradients that they hold. If
-        other workers had completed it already, the repair has put their state into the model, and
-        this worker must change nothing: the returned weights then say that it sends no gradients.
+        The call waits for the step records of all workers. When a worker dies, the survivors
+        complete the step with the gradients that they hold. If other workers had completed it
+        already, the repair has put their state into the model, and this worker must change nothing:
+        the returned weights then say that it sends no gradients.
+
+        Raises:
+            RingError: if the ring broke and this script cannot repair it inside a step.
         """
         while True:
             if self.step.state is StepState.BROKEN:
@@ -362,8 +407,9 @@ class StepReduction:
     def _repair(self) -> None:
         """Repair the ring, and mark this step's gradients to be sent again in the new ring.
 
-        If other workers had completed the step, it is marked as superseded, and nothing is sent
-        again.
+        The ring is repaired before the return, and reductions of earlier rounds of the step are
+        repeated. If other workers had completed the step, it is marked as superseded, and nothing
+        is sent again.
 
         Raises:
             RingError: if the script cannot repair a ring inside a step (see ``cannot_repair``).
@@ -390,7 +436,9 @@ class StepReduction:
         """Mark this optimizer's gradients to be sent again in a new ring.
 
         The StepReduction of another optimizer of the script calls this after it has repaired the
-        ring. Gradients that were being sent in the broken ring are lost.
+        ring. Gradients that were being sent in the broken ring are lost. If other workers had
+        completed the step, it is marked as superseded instead. The state stays the same if this
+        optimizer has sent nothing in the open step.
         """
         self._forget()
         loader = self._worker.loader
@@ -407,7 +455,8 @@ class StepReduction:
     def _complete_by_peers(self) -> None:
         """Mark the step as completed by other workers, whose state is in the model now.
 
-        The repair of the ring has brought that state.
+        The repair of the ring has brought that state. Nothing happens if this optimizer has made
+        its update, or has not begun the step.
         """
         if self._step.state in SUPERSEDED_FROM:
             self._on(StepEvent.SUPERSEDE)
@@ -416,7 +465,8 @@ class StepReduction:
         """Decide what becomes of a step in which this worker sent no gradient.
 
         If the worker is alone, its local gradients are the mean. If no worker has samples, the step
-        is dropped. The agreed weights say which of these holds.
+        is dropped. The agreed weights say which of these holds; in any other case the state of the
+        step stays as it is.
         """
         agreed = self.weights.agreed
         if agreed is not None and agreed.averaging is Averaging.LOCAL:
@@ -441,10 +491,14 @@ class StepReduction:
             failpoints.reached("reduced")
 
     def _broke(self, error: RingBroken) -> None:
-        """Record that the ring broke with ``error``; it is repaired before the next sending."""
+        """Record that the ring broke with ``error``; :meth:`agree` repairs it later."""
         self._on(StepEvent.BREAK)
         self.weights.agreed, self._error = None, error
 
     def _on(self, event: StepEvent) -> None:
-        """Take the step to the state that follows ``event`` in the table of transitions."""
+        """Take the step to the state that follows ``event`` in the table of transitions.
+
+        Raises:
+            IllegalTransition: the table does not allow the event in the present state.
+        """
         self._step = self.step.after(event)

@@ -1,6 +1,7 @@
 """Send, save and compare the state that all workers share: model, optimizer and tracked objects.
 
-This module needs no framework. Each framework adds how its arrays are read, sent and written.
+*Tracked* objects are those that the script gave to ``edl.track``. Each framework subclasses
+:class:`FrameworkReplica`, and adds how its arrays are read, sent and written.
 :mod:`edl.framework.state` defines how a state is sent.
 """
 
@@ -22,6 +23,8 @@ from edl.worker.progress import Receive
 def add_tracked(tracked: dict[str, Any], objects: Mapping[str, Any]) -> None:
     """Add ``objects`` to the objects in ``tracked``, all or none of them.
 
+    An object that is tracked already under the same name stays.
+
     Args:
         tracked: the tracked objects by name; changed in place.
         objects: the new objects by name.
@@ -36,13 +39,13 @@ def add_tracked(tracked: dict[str, Any], objects: Mapping[str, Any]) -> None:
 
 
 class FrameworkReplica(ABC):
-    """This process's copy of what all workers share: model, optimizer and tracked objects.
+    """The access to what all workers share: this process's model, optimizer and tracked objects.
 
     A state is a dict of containers, arrays, and whatever the tracked objects return. Under the key
     "tracked" it has the states of the tracked objects; the framework defines the other keys.
 
     Args:
-        kind: the name of the optimizer's class, for checkpoints.
+        kind: the name of the optimizer's class, for checkpoints, which load only into the same.
 
     Attributes:
         framework: the name of the framework, for checkpoints.
@@ -62,7 +65,7 @@ class FrameworkReplica(ABC):
         self._parts = StateArrays(self.compared, self.size_of)
 
     def rename(self, kinds: Sequence[str]) -> None:
-        """Set the names of the optimizers' classes, which checkpoints record, if there are several.
+        """Replace the name of the optimizer's class, which checkpoints record, by several names.
 
         Args:
             kinds: the names of the classes, in the order of the optimizers.
@@ -85,7 +88,10 @@ class FrameworkReplica(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """Return the present state of model, optimizer and tracked objects; copy no array."""
+        """Return the present state of model, optimizer and tracked objects.
+
+        No array is copied, so the next update changes the arrays in the result.
+        """
 
     @abstractmethod
     def load(self, state: dict[str, Any], receive: Receive) -> None:
@@ -93,20 +99,30 @@ class FrameworkReplica(ABC):
 
         Args:
             state: a whole state, as :meth:`state` returns it.
-            receive: which part to load: nothing, what the last update has changed, what a resync
-                replaces (all but what is each worker's own), or all.
+            receive: which part to load. ``STEP``: what the last update has changed; ``RESYNC``: all
+                but what each worker keeps for itself; ``ALL``: all. Never ``NOTHING``.
 
         Raises:
-            UsageError: if the state is of another model, or has other tracked objects.
+            UsageError: if the state has other tracked objects. For a state of another model, any of
+                the exceptions in ``misfits``.
         """
 
     @abstractmethod
     def copied(self, state: dict[str, Any]) -> Any:
-        """Return ``state``, with a copy of each array, in the form that checkpoint files hold."""
+        """Return a copy of a state in the form that checkpoint files hold.
+
+        Each array is copied, so later updates do not change the result.
+
+        Args:
+            state: the result of :meth:`state`, perhaps with further keys.
+        """
 
     @abstractmethod
     def uncopied(self, state: Any) -> dict[str, Any]:
-        """Return a state for :meth:`load` from ``state``, the result of an earlier :meth:`copied`.
+        """Return a state for :meth:`load` from the content of a checkpoint file.
+
+        Args:
+            state: the result of an earlier :meth:`copied`, perhaps of another process.
 
         Raises:
             CheckpointError: if ``state`` has something that this framework does not know, or is of
@@ -117,8 +133,8 @@ class FrameworkReplica(ABC):
     def compared(self) -> dict[str, Any]:
         """Return, in nested dicts, the values of the state that must be equal on all workers.
 
-        Buffers (such as the statistics of batch normalisation) are not among them, because each
-        worker has its own.
+        The values are the arrays themselves, not copies. Buffers (such as the statistics of batch
+        normalisation) are not among them, because each worker has its own.
         """
 
     @staticmethod
@@ -128,17 +144,19 @@ class FrameworkReplica(ABC):
 
     @abstractmethod
     def digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
-        """Return the digest of each byte range in ``parts`` by the name of its value.
+        """Return checksums (CRC-32) of parts of the state, by the names of their values.
 
-        A value of a type that is not compared is left out.
+        Args:
+            parts: byte ranges, each with its value and the name of the value. A value of a type
+                other than arrays, numbers and texts is left out of the result.
         """
 
     @abstractmethod
     def learning_rates(self) -> dict[str, float]:
         """Return the present learning rates, to compare them between workers.
 
-        The keys are the names under which error messages mention the learning rates. See
-        :class:`edl.worker.state_check.Compared`.
+        The keys are the names under which error messages mention the learning rates, such as
+        "learning rate".
         """
 
     def signature(self) -> dict[str, str]:
@@ -152,15 +170,24 @@ class FrameworkReplica(ABC):
     # --- what all have in common
 
     def digests(self, group: StateGroup = WHOLE) -> dict[str, int]:
-        """Return the digests of the values in ``group`` by value name, to compare workers.
+        """Return checksums (CRC-32) of a part of this worker's state, to compare workers.
 
-        A group is one of the equal parts into which the state is cut by bytes; the default is all
-        of the state. See :class:`edl.worker.state_check.Compared`.
+        Args:
+            group: which part: the bytes of all values are laid end to end and cut into groups of
+                equal size, and this is one of them. The default is the whole state.
+
+        Returns:
+            The checksum of each value's bytes in the group, by the name of the value.
         """
         return self.digested(self._parts.within(group))
 
     def track(self, objects: Mapping[str, Any]) -> None:
-        """Add ``objects``, by name, to the tracked ones, so newcomers and checkpoints get them.
+        """Add objects to the tracked ones, so newcomers and checkpoints get their states.
+
+        All or none of them are added.
+
+        Args:
+            objects: the objects by name.
 
         Raises:
             UsageError: if :meth:`check` refuses an object, or if another object has its name.
@@ -169,15 +196,16 @@ class FrameworkReplica(ABC):
         add_tracked(self._tracked, objects)
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
-        """Send the state if this worker is rank ``root``; else receive the part it needs.
+        """Send the state if this worker is rank ``root``; else receive and load the part it needs.
 
-        See :class:`edl.worker.replica.Replica`.
+        Nothing happens in a ring of one worker.
 
         Args:
-            ring: the ring to broadcast in; all its workers call this.
+            ring: the ring to broadcast in; all its workers call this, and wait for each other.
             root: the rank that sends.
-            receive: which part this worker takes: nothing, what the last update has changed, what a
-                resync replaces (all but what is each worker's own), or all.
+            receive: which part this worker loads, unless it is the root. ``NOTHING``; ``STEP``:
+                what the last update has changed; ``RESYNC``: all but what each worker keeps for
+                itself; ``ALL``: all.
 
         Raises:
             RingBroken: if a worker is gone; a receiver's state is then unchanged.
@@ -199,26 +227,26 @@ class FrameworkReplica(ABC):
     def end_batch(self, step: int, epoch: int) -> None:
         """Keep copies of the tracked objects at the end of a batch, after loading received copies.
 
-        A worker that missed the last update has received the copies of another worker (see
-        :mod:`edl.framework.tracked_copies`). See :class:`edl.worker.replica.Replica`.
+        Only a worker that missed the last update has received copies, from another worker; it loads
+        them if they were made at the same step and epoch (:mod:`edl.framework.tracked_copies`).
 
         Args:
             step: the number of the job's complete steps.
-            epoch: the job's epoch.
+            epoch: the number of the job's epoch, from 0.
         """
         self._copies.end_batch((step, epoch), self.objects_from_gradients())
 
     def capture(self) -> Any:
         """Return a copy of the state for a checkpoint file, with the name of the optimizer's class.
 
-        See :class:`edl.checkpoint.store.Durable`.
+        Later steps do not change the copy. :meth:`restore` takes it.
         """
         return self.copied({**self.state(), "optimizer_kind": self._kind})
 
     def restore(self, state: Any) -> None:
         """Load ``state``, which was read from a checkpoint file, into model, optimizer and objects.
 
-        See :class:`edl.checkpoint.store.Durable`.
+        It is the result of :meth:`capture`, perhaps of another process.
 
         Raises:
             CheckpointError: if the state is of another optimizer or model, or has other tracked
@@ -240,7 +268,7 @@ class FrameworkReplica(ABC):
             raise CheckpointError(f"the checkpoint does not fit this script: {error}") from error
 
     def things(self) -> dict[str, Trackable]:
-        """Return by name the tracked objects that have ``state_dict()`` and ``load_state_dict()``.
+        """Return by name the tracked objects whose states ``state_dict()`` returns.
 
         These are all tracked objects, unless a subclass leaves out objects that it sends as arrays.
         """
@@ -249,15 +277,16 @@ class FrameworkReplica(ABC):
     def objects_from_gradients(self) -> Mapping[str, Trackable]:
         """Return by name the tracked objects that a script may change with a step's gradients.
 
-        An example is an average of the weights. Copies of these objects are kept for a worker that
-        missed the last update, see :meth:`end_batch`.
+        An example is a history of gradient norms. Copies of these objects are kept for a worker
+        that missed the last update, see :meth:`end_batch`. Here the result is that of
+        :meth:`compared_things`; a framework may leave some out.
         """
         return self.compared_things()
 
     def compared_things(self) -> dict[str, Trackable]:
         """Return by name the tracked objects that must be equal on all workers.
 
-        An object is left out if its attribute ``edl_compared`` is False.
+        They are those of :meth:`things`, without objects whose attribute ``edl_compared`` is False.
         """
         return {
             name: thing

@@ -1,4 +1,8 @@
-"""Declare a script's training data to its worker, and log which damaged data edl leaves out."""
+"""Declare a script's training data to its worker, once in a job.
+
+The data loader of each framework calls :func:`asked_batching`, and then :func:`attach_source` for
+samples that have numbers, or :func:`attach_stream`.
+"""
 
 from __future__ import annotations
 
@@ -36,17 +40,19 @@ def asked_batching(
 ) -> Batching:
     """Return the batch sizes of the job, from a script's arguments and the job's policy.
 
-    The four sizes are arguments of the script's data loader, checked here; None: not given.
+    The four sizes are arguments of the script's data loader, in samples, and are checked here. If
+    the policy (a TOML file of the job) has a table [batch], its sizes hold; ``batch_size`` is then
+    used only if the table has none.
 
     Args:
         worker: the worker that this process is.
         what: the name of the script's call, for error messages.
-        batch_size: samples in a batch of one worker.
-        max_global_batch: the most samples in a batch of all workers together.
+        batch_size: samples in a batch of one worker; 1 if the script has given none.
+        max_global_batch: the most samples in a batch of all workers together; None: no limit.
         global_batch: samples of all workers together in each step; or a pair of the fewest and the
-            most, between which the job chooses.
+            most, between which the job chooses; None: it depends on the number of workers.
         micro_batch: the most samples that a worker trains at once; it trains a larger batch in
-            pieces.
+            pieces. None: the whole batch.
 
     Raises:
         UsageError: if a size is not usable, or if the policy has a table [batch] and the script
@@ -78,8 +84,11 @@ def asked_batching(
 def is_numbered(dataset: Any) -> bool:
     """Return whether the samples of a data set can be read by number.
 
-    A data set is numbered if it has ``__len__`` and ``__getitem__`` and is not an IterableDataset
-    of PyTorch, which inherits a ``__getitem__``.
+    That is so if it has ``__len__`` and ``__getitem__``, and none of its classes has the name
+    IterableDataset, as PyTorch's, which inherits a ``__getitem__``.
+
+    Args:
+        dataset: any object; its methods are not called.
     """
     if any(base.__name__ == "IterableDataset" for base in type(dataset).__mro__):
         return False
@@ -88,6 +97,12 @@ def is_numbered(dataset: Any) -> bool:
 
 def stream_of(dataset: Any) -> ShardReader:
     """Return a reader of the samples of ``dataset``, which are not numbered, in order.
+
+    The result is ``dataset`` itself if it is a ShardReader, as ``edl.data.stream`` returns it.
+
+    Args:
+        dataset: a ShardReader, or an object that can be iterated over and whose ``state_dict()``
+            and ``load_state_dict()`` save and set its position.
 
     Raises:
         UsageError: if ``dataset`` is a class, or has no ``state_dict()`` and ``load_state_dict()``
@@ -110,21 +125,22 @@ def attach_stream(
     seed: int,
     prefetch_batches: int,
 ) -> Source:
-    """Declare ``stream`` as the worker's training data, and return the data's description.
+    """Declare ``stream`` as the job's training data, and return the data's description.
+
+    All workers must declare the same data. The worker then is in epoch 0.
 
     Args:
         worker: the worker that this process is.
         stream: the reader of the samples.
-        batches: the batch sizes.
+        batches: the batch sizes, as :func:`asked_batching` returns them.
         shuffle: whether to shuffle the order of the shards.
         seed: the seed of that order.
-        prefetch_batches: how many batches are formed ahead of need.
+        prefetch_batches: how many batches the loader forms ahead of the one in training.
 
     Raises:
         DataError: if the stream has no shards, or too many.
         UsageError: if the worker has training data already, if ``batches`` has a global batch or a
-            micro-batch, or if a data set without shards is to be shuffled. See
-            :meth:`edl.worker.loader_progress.LoaderProgress.attach`.
+            micro-batch, or if a data set without shards is to be shuffled.
     """
     if batches.global_batch or batches.micro_batch:
         raise UsageError(
@@ -159,23 +175,24 @@ def attach_source(
     seed: int,
     prefetch_batches: int,
 ) -> Source:
-    """Declare a numbered data set as the worker's training data, and return its description.
+    """Declare a numbered data set as the job's training data, and return its description.
 
-    If edl has left damaged parts out of the data set's files, the job's event log says so.
+    All workers must declare the same data. The worker then is in epoch 0. If edl has left damaged
+    parts out of the data set's files, rank 0 writes events about them into the job's event log,
+    after the return.
 
     Args:
         worker: the worker that this process is.
-        dataset: the data set.
+        dataset: the data set, whose samples can be read by number.
         total: the number of samples in it.
-        batches: the batch sizes.
+        batches: the batch sizes, as :func:`asked_batching` returns them.
         shuffle: whether to shuffle the samples in each epoch.
         seed: the seed of the shuffled order.
-        prefetch_batches: how many batches are formed ahead of need.
+        prefetch_batches: how many batches the loader forms ahead of the one in training.
 
     Raises:
         DataError: if the data set is empty.
-        UsageError: if the worker has training data already. See
-            :meth:`edl.worker.loader_progress.LoaderProgress.attach`.
+        UsageError: if the worker has training data already.
     """
     fingerprint = fingerprint_of(dataset)
     kind = AlignedSource if batches.global_batch else Source

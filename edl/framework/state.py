@@ -1,8 +1,8 @@
 """Send a state from the state source to other workers: a description, and then the arrays.
 
 The state source pickles a description of its state, in which each array is replaced by a reference,
-and sends it in one message. The bytes of the arrays follow in a few large pieces. Pickles are
-exchanged only between the workers of one ring.
+and sends it in one message. The bytes of the arrays follow in a few large pieces
+(:func:`exchange_state`). Pickles are exchanged only between the workers of one ring.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Reference:
         shape: the shape of the array.
         dtype: the type of its elements, as the framework names it.
         size: its size in bytes.
-        device: the type of the device that it is on; the receiver has its own device of that type.
+        device: the type of the device that it is on, such as "cpu" or "cuda". The received array is
+            on the receiver's own device of that type.
     """
 
     index: int
@@ -44,27 +45,33 @@ class Trackable(Protocol):
     """The interface of an object that ``edl.track`` accepts: its state can be read and loaded."""
 
     def state_dict(self) -> Any:
-        """Return the state of the object."""
+        """Return the state of the object: nested containers, arrays, and values to be pickled."""
 
     def load_state_dict(self, state: Any) -> Any:
-        """Take over ``state``, the result of :meth:`state_dict` of an object of the same type."""
+        """Replace this object's state by ``state``; the result is ignored.
+
+        Args:
+            state: the result of :meth:`state_dict` of the same object, or of the one that another
+                worker tracks under the same name.
+        """
 
 
 class Arrays(Protocol[Array]):
     """The interface by which a framework recognises its arrays in a state, and sends them."""
 
     def refer(self, value: Any, index: int) -> tuple[Array, Reference] | None:
-        """Return the array to send for ``value``, and a reference to it; None if it is no array.
+        """Return a pair, the array to send for ``value`` and a reference to it; None if no array.
 
         Args:
-            value: a value of the state.
-            index: the number that the reference gets.
+            value: a value of the state: an array of the framework or anything else.
+            index: the number that the reference gets: that of the array in the state, from 0.
         """
 
     def empty(self, reference: Reference) -> Array:
-        """Return a new array without elements that has the type and shape of ``reference``.
+        """Return a new array for the reference to an array without elements, which is not sent.
 
-        Such arrays are not sent, because they have no bytes.
+        Args:
+            reference: says the type, shape and device of the new array.
         """
 
     def broadcast(
@@ -72,12 +79,14 @@ class Arrays(Protocol[Array]):
     ) -> dict[int, Array]:
         """Send arrays from the rank ``root`` to all workers; return the received ones by index.
 
+        All workers of the ring call this, also those that need nothing, and wait for each other.
+
         Args:
             sent: the references of all arrays of the state.
             arrays: on the root, the arrays in the order of their indices; None on all other
                 workers.
             root: the rank that sends.
-            keep: whether this worker needs what it receives; else it gets an empty dict.
+            keep: whether this worker needs what it receives; else the result is an empty dict.
 
         Raises:
             CollectiveFailed: if a worker is gone.
@@ -96,11 +105,13 @@ def exchange_state(
 
     Args:
         arrays: the framework's way to send arrays.
-        ring: the ring to broadcast in; all its workers must call this.
+        ring: the ring to broadcast in; all its workers must call this, and wait for each other.
         root: the rank that sends.
-        state: the state, on the root; None on all others.
+        state: the state, on the root: containers, arrays and values to be pickled. It is not used
+            on the others.
         keep: whether this worker needs the state. False on the root.
-        dumps: pickles the description of the state, which has no arrays.
+        dumps: a function that pickles the description of the state, which has references in place
+            of arrays.
 
     Returns:
         The received state; None where ``keep`` is false.
@@ -120,15 +131,16 @@ def exchange_state(
 
 
 def map_leaves(value: Any, leaf: Callable[[Any, str], Any], where: str = "state") -> Any:
-    """Return a copy of nested containers, with each other value replaced by ``leaf(value, where)``.
+    """Return a copy of nested containers in which each leaf is replaced by ``leaf(value, place)``.
 
-    Containers are dicts, lists and plain tuples; any other value is a leaf.
+    Containers are dicts, lists and plain tuples; any other value is a leaf. Leaves are visited in
+    the order of the containers.
 
     Args:
         value: the containers, or a single leaf.
         leaf: a function of a leaf and its place that returns the leaf's replacement.
-        where: the place of ``value``, written as Python code; each leaf gets its own, such as
-            ``state['model'][0]``.
+        where: the place of ``value``, written as Python code. The place of a leaf begins with it,
+            such as ``state['model'][0]``.
     """
     if isinstance(value, dict):
         return {key: map_leaves(item, leaf, f"{where}[{key!r}]") for key, item in value.items()}
@@ -146,10 +158,10 @@ def describe(
 
     Args:
         state: the state: containers, arrays and other values.
-        taken: a list to which the arrays are appended, in the order of their references.
-        refer: a function of a value and the index of its reference. It returns the array to send
-            for the value, and the reference; None if the value is no array (see
-            :meth:`Arrays.refer`).
+        taken: a list to which the arrays are appended; the index of a reference is the place of its
+            array in this list.
+        refer: a function of a value and the index of its reference. It returns a pair, the array to
+            send for the value and the reference; None if the value is no array.
     """
 
     def leaf(value: Any, _where: str) -> Any:
@@ -169,9 +181,10 @@ def fill(description: Any, arrays: Mapping[int, Array], empty: Callable[[Referen
     This is the inverse of :func:`describe`.
 
     Args:
-        description: a copy of the state in which references stand in place of arrays.
+        description: a copy of the state in which references stand in place of arrays; not changed.
         arrays: the received arrays by the index of their references.
-        empty: a function of a reference that makes an array without elements, which is not sent.
+        empty: a function of a reference that makes its array; called for each reference whose array
+            is not in ``arrays``, because it has no elements and was not sent.
     """
 
     def leaf(value: Any, _where: str) -> Any:
@@ -183,7 +196,11 @@ def fill(description: Any, arrays: Mapping[int, Array], empty: Callable[[Referen
 
 
 def references(description: Any) -> list[Reference]:
-    """Return all references in ``description``, which stand in place of arrays, sorted by index."""
+    """Return all references in a description, sorted by index.
+
+    Args:
+        description: a copy of a state in which references stand in place of arrays.
+    """
     found: list[Reference] = []
 
     def look(value: Any, _where: str) -> None:
@@ -199,11 +216,12 @@ def transfers(
 ) -> Iterator[list[Reference]]:
     """Yield groups of references; the arrays of each group are sent in one collective.
 
-    A large array is sent alone. The small arrays of a device are sent together, in groups of about
-    ``large_bytes``. Arrays without elements are not sent.
+    A large array is sent alone. The small arrays of a device are sent together, until a group has
+    ``large_bytes`` or more. Arrays without elements are in no group. The groups depend only on the
+    arguments, so they are the same on all workers.
 
     Args:
-        all_references: the references of all arrays of a state.
+        all_references: the references of all arrays of a state, in any order.
         large_bytes: the size in bytes from which an array is large.
     """
     small: list[Reference] = []
@@ -222,6 +240,9 @@ def transfers(
 
 
 def few(texts: list[str]) -> str:
-    """Return the first three of ``texts`` joined by semicolons, and how many more there are."""
+    """Return the first three of ``texts`` joined by semicolons, then "and <number> more" if any.
+
+    The result is empty for an empty list.
+    """
     rest = len(texts) - 3
     return "; ".join(texts[:3]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,4 +1,4 @@
-"""Compute the factors that one optimizer's gradients are multiplied by in the open step."""
+"""Compute the factors that one optimizer's gradients are multiplied by (:class:`StepWeights`)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ ALONE = Weights(Averaging.LOCAL)
 class StepWeights:
     """The factors that the gradients of one optimizer are multiplied by in the open step.
 
+    :class:`edl.framework.reduction.StepReduction` has one, and calls :meth:`weigh` for each batch
+    and :meth:`agree` before gradients are sent. The factors are 0 before the first batch.
+
     Args:
         worker: the worker that this process is.
         number: the number of the optimizer in the script, from 0.
@@ -21,9 +24,10 @@ class StepWeights:
             and batches) of all workers; None: the records are not there yet, or are of a broken
             ring.
         sends_early: whether gradients may be sent in this step before the records have arrived.
-        sent: the factor for the gradients that this worker sends; 0 without samples.
-        part: with accumulated gradients, the factor for the gradients of the present batch before
-            they are added to those of the earlier batches.
+        sent: the factor for the gradients that this worker sends: its samples over the nominal
+            batch size, or 1 if its gradients are added up over batches; 0 without samples.
+        part: with accumulated gradients, the factor for the gradients of the batch that was handed
+            out last, before they are added to those of the earlier batches.
     """
 
     def __init__(self, worker: Worker, number: int) -> None:
@@ -36,21 +40,24 @@ class StepWeights:
 
     @property
     def share(self) -> Share:
-        """This worker's samples and batches in the open step."""
+        """How many samples and batches this worker has for this optimizer in the open step.
+
+        The samples are 0 if the optimizer has made an update with them on another worker.
+        """
         return self._worker.loader.step_input.share(self._number)
 
     @property
     def local_scale(self) -> float:
         """The factor that turns a lone worker's gradients into the mean over its samples.
 
-        It is 1 in a step in which gradients are sent to other workers.
+        It is 1 in a step in which gradients are sent to other workers, and before :meth:`agree`.
         """
         if self.agreed is None or self.agreed.averaging is not Averaging.LOCAL:
             return 1.0
         return self.agreed.received
 
     def weigh(self, early: bool = True) -> None:
-        """Compute the factors ``sent`` and ``part`` anew, from the worker's present batches.
+        """Compute ``sent``, ``part`` and ``sends_early`` anew, from the batches of the open step.
 
         Args:
             early: whether gradients may be sent before the step records have arrived, if this
@@ -73,7 +80,7 @@ class StepWeights:
         in place of the mean.
 
         Raises:
-            RingBroken: if the ring is broken.
+            RingBroken: if the ring is broken; ``agreed`` is None then.
         """
         worker, self.agreed = self._worker, None
         if worker.warming_up:
@@ -86,5 +93,9 @@ class StepWeights:
 
     @property
     def _batch_size(self) -> int:
-        """The nominal batch size, in samples, equal on all workers; see ``Source.batch_size``."""
+        """The nominal batch size, in samples, equal on all workers.
+
+        It is the job's global batch if it has one (the smallest of a range), else the batch of one
+        worker.
+        """
         return self._worker.loader.progress.source.batch_size

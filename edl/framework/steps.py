@@ -1,6 +1,7 @@
 """Hand out the batches of a script's training loop: epochs, padding, and a newcomer's warm-up.
 
-The loader or data set of each framework implements :class:`BatchSource`, the queue of batches.
+:class:`BatchSteps` does so, for the loader or data set of each framework, which implements
+:class:`BatchSource`, the queue of batches.
 """
 
 from __future__ import annotations
@@ -25,24 +26,29 @@ class BatchSource(Protocol):
     """
 
     def restart(self) -> None:
-        """Drop all batches in the queue, because this worker's leases have changed."""
+        """Drop the batches in the queue, because this worker's leases have changed.
+
+        Later batches are formed from the new leases. The call is made between two steps.
+        """
 
     def form_lost_again(self) -> None:
         """Form again the batches that were lost untrained; call this between two steps.
 
         They are lost if the framework ends the iterator that has formed them, such as at the end of
-        a call of Keras' ``fit``.
+        a call of Keras' ``fit``. Nothing happens if none was lost.
         """
 
     def next(self, waits: bool = True) -> tuple[Batch, bool]:
-        """Return the batch whose data the script gets next, and whether it counts for nothing.
-
-        A batch counts for nothing if it is a newcomer's warm-up batch or a padding batch. A padding
-        batch is handed out when this worker has no samples left and others have, or, with ``waits``
-        false, when the data of its next batch are not loaded yet (if the framework can tell).
+        """Take the next batch from the queue; wait until its data are loaded, if that takes time.
 
         Args:
-            waits: whether to wait for data that are still being loaded.
+            waits: False: if it is known that the data of the next batch are not loaded yet, a
+                padding batch is returned in its place, and the next call may return the batch.
+
+        Returns:
+            A pair: the batch whose data the script gets next, and whether it is a padding batch,
+            whose samples count for nothing. One is returned also when this worker has no samples
+            left.
         """
 
 
@@ -51,7 +57,7 @@ def asked_length(what: str, count: int | None, max_steps: int | None) -> None:
 
     Args:
         what: the script's call, for the error message.
-        count: the number of epochs; None: not given.
+        count: the number of epochs, which is not checked; None: not given.
         max_steps: the number of updates; None: not given.
 
     Raises:
@@ -83,7 +89,8 @@ NO_STEP = (
 def end_batch(worker: Worker) -> None:
     """End the batch that ``worker``'s script has trained, and keep copies of tracked objects.
 
-    Call this before the next batch, and at an epoch's end.
+    A worker that missed the last update loads the copies of another worker instead of its own. In a
+    warm-up no copies are kept. Call this before the next batch, and at an epoch's end.
     """
     loader = worker.loader
     loader.end_batch()
@@ -92,18 +99,19 @@ def end_batch(worker: Worker) -> None:
 
 
 class BatchSteps:
-    """The training loop of one worker's script: it hands out batches and ends their steps.
+    """The training loop of one worker's script: it hands out batches and ends them.
 
-    Between two steps it lets the worker switch to another ring.
+    A framework's loader yields from :meth:`epochs`, and calls :meth:`begin` for each batch of an
+    epoch. Between two steps the worker may switch to another ring.
 
     Args:
         worker: the worker that this process is.
         feed: the queue of batches for the script.
         unfinished: returns an error message for a script that asks for a batch before it has made
             the update of the last one.
-        end_batch: called when the script asks for its next batch, or has left its loop over an
-            epoch. It completes a step whose update the script has skipped after its gradients were
-            reduced.
+        end_batch: called without arguments when the script asks for its next batch, has left its
+            loop over an epoch, or has ended. It completes a step whose update the script has
+            skipped after its gradients were reduced.
         numbers: the seeder of the training thread's random generators; None: the script's own seeds
             stay.
     """
@@ -131,10 +139,10 @@ class BatchSteps:
         self._is_new = False  # it has come into the ring, and has trained nothing there yet
 
     def check_may_iterate(self, outside: str) -> None:
-        """Check that the script may begin to iterate over its batches.
+        """Check that the script may begin to iterate over its batches; change nothing.
 
         Args:
-            outside: the error message for a script that does not iterate inside an epoch.
+            outside: the message of the error if the script is in no epoch of :meth:`epochs`.
 
         Raises:
             UsageError: if the script is in no epoch, or if all samples of the epoch are trained.
@@ -148,14 +156,17 @@ class BatchSteps:
             )
 
     def epochs(self, count: int | None = None, max_steps: int | None = None) -> Iterator[int]:
-        """Yield the numbers of the epochs to train, from the job's current epoch on.
+        """Yield the numbers of the epochs to train: from the job's current epoch to ``count - 1``.
 
-        A newcomer gets an epoch for its warm-up before these. See
-        :meth:`edl.torch.DataLoader.epochs`.
+        A newcomer first gets an epoch with one batch for its warm-up, before it joins the ring.
+        After the last epoch all workers end the job together, and no training can begin again.
 
         Args:
             count: the number of epochs of the job; None: as many as ``max_steps`` updates take.
-            max_steps: how many updates the job makes; None: no limit.
+            max_steps: how many updates the job makes in all, also inside an epoch; None: no limit.
+
+        Raises:
+            UsageError: see :meth:`enter`.
         """
         worker = self._worker
         self.limit(max_steps)
@@ -173,38 +184,42 @@ class BatchSteps:
         worker.finishing.finish(early=self.made_all_steps)
 
     def warm_up(self) -> None:
-        """Seed a newcomer's random generators for its warm-up, right before its first batch.
+        """Seed a newcomer's random generators for its warm-up; call this before its first batch.
 
-        By then the script has made its model and optimizer.
+        By then the script has made its model and optimizer. Nothing happens if this object was made
+        without a seeder.
         """
         if self._numbers is not None:
             self._numbers.warm_up()
 
     def limit(self, max_steps: int | None) -> None:
-        """Set how many updates the job makes at most.
+        """Set how many updates the job makes at most; a later call replaces the limit.
 
         Args:
-            max_steps: the number of updates; None: only the epochs end the training.
+            max_steps: the number of updates since the job began, at least 1; None: only the epochs
+                end the training.
         """
         self._max_steps = max_steps
 
     @property
     def made_all_steps(self) -> bool:
-        """Whether the job has made as many updates as :meth:`limit` allows."""
+        """Whether the job has made as many updates as :meth:`limit` allows; False without limit."""
         return self._max_steps is not None and self._worker.step >= self._max_steps
 
     def enter(self) -> None:
         """Enter the job's training; a newcomer, which has warmed up before, joins the ring here.
 
-        The script has made its model and optimizer by then. From this call on the epoch and the
-        step are the job's.
+        The call waits until this worker has the job's state, which a newcomer receives and a
+        resumed job loads. The script has made its model and optimizer by then. From this call on
+        the epoch and the step are the job's, and the random generators are seeded.
 
         Raises:
             UsageError: if the script has trained to its end before, if its loader belongs to an
                 earlier job of this process, or if the script has several optimizers and lets the
                 job choose the batch size.
-            FitIsDone: if the job is in a later call of Keras' ``fit`` than the script, which skips
-                the present one.
+            FitIsDone: if the job is in a later call of Keras' ``fit`` than the script, which then
+                skips the present one.
+            NewcomerDiffers: if this newcomer's model differs from the job's.
         """
         if is_over(self._worker):
             raise UsageError(
@@ -224,10 +239,11 @@ class BatchSteps:
     def _check_batching(self) -> None:
         """Check that a script with several optimizers does not let the job choose the batch size.
 
-        The job chooses by the noise of its gradients, which is measured with one optimizer only.
+        The script lets it choose if it gives a range as its global batch. The job chooses by the
+        noise of its gradients, which is measured with one optimizer only.
 
         Raises:
-            UsageError: if the script has several optimizers and lets the job choose.
+            UsageError: if the script has several optimizers and gives a range.
         """
         progress = self._worker.loader.progress
         if progress.optimizers > 1 and progress.source.batching.is_chosen:
@@ -240,7 +256,10 @@ class BatchSteps:
     def begin(self) -> bool:
         """Begin a step on the next batch; return True, or False when the epoch is over.
 
-        Within a step of accumulated gradients, add the next batch to the step.
+        Within a step of accumulated gradients, add the next batch to the step. Otherwise, first end
+        the batch before, and make a switch to another ring if the workers have agreed on one. The
+        epoch is over, too, when the job has made all its updates, and after the one batch of a
+        warm-up.
 
         Raises:
             UsageError: if the script has not trained the batch that it got last.
@@ -277,10 +296,10 @@ class BatchSteps:
         return True
 
     def _others_train(self) -> bool:
-        """Return whether other workers train samples in the next step, so this newcomer may pad.
+        """Return whether this newcomer may train a padding batch, because others train samples.
 
-        It may train a padding batch if the state source (a worker that has the job's state, and so
-        is no newcomer) has leased samples for a whole batch.
+        It may if the worker that sent the job's state (and so is no newcomer) has leased samples
+        for a whole batch, and if the kind of the training data allows it.
         """
         root, loader = self._worker.steps.state_source, self._worker.loader
         source = loader.progress.source
@@ -290,10 +309,13 @@ class BatchSteps:
         return root != self._worker.id and loader.ledger.held_samples(root) >= enough
 
     def _add(self) -> None:
-        """Add one more batch, or piece of a batch, to the open step, which adds up their gradients.
+        """Hand out one more batch, or piece of a batch, for the open step, which adds up gradients.
+
+        A padding batch is handed out if this worker has no samples left.
 
         Raises:
-            UsageError: if more than :data:`MOST_PADDING` batches of the step count for nothing.
+            UsageError: if more than 1000 (:data:`MOST_PADDING`) batches of the step count for
+                nothing, so the script seems to make no update.
         """
         worker = self._worker
         if worker.loader.step_input.is_exhausted:
@@ -309,6 +331,8 @@ class BatchSteps:
 
     def _within(self, epoch: int) -> Iterator[int]:
         """Yield ``epoch`` once, for the script to train it; then end the epoch's last batch.
+
+        Batches that were formed before the epoch are dropped first.
 
         Args:
             epoch: the number of the epoch, from 0.
