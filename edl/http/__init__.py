@@ -1,1 +1,1 @@
-"""Serve the HTTP port of a worker's daemon, and send requests to it; use no ring, no ZooKeeper."""
+"""Serve the HTTP port of a worker's daemon, and send requests to it, without ring or ZooKeeper."""

@@ -1,4 +1,8 @@
-"""Send plain HTTP requests with a deadline to the daemons of workers, and ask which are alive."""
+"""Send plain HTTP requests with time-outs to the daemons of workers, and ask which are alive.
+
+:func:`fetch` and :func:`send_change` send one request, :func:`answering` asks many workers. All
+functions block the calling thread until the answers have come.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +30,22 @@ END_TOLD_S = 5.0  # for one worker to answer that it knows
 def fetch(
     address: str, port: int, path: str, timeout_s: float, generation: int = 0
 ) -> tuple[int, bytes]:
-    """Send a GET to a worker's daemon, and return the status and the body of the answer.
+    """Send a GET to a worker's daemon; return a pair, the status and the body of the answer.
+
+    An answer with an error status, such as 404, is returned like any other.
 
     Args:
         address: The address of the worker.
         port: The port of its daemon.
-        path: The path to get.
+        path: The path to get, with the query if there is one.
         timeout_s: How long to wait for the connection, and then for each piece of data, in seconds.
             A server answers a GET of a rendezvous key when the key was put, or after 20 s; so for
             such a path give more than 20.
-        generation: The number of the generation, for the error only.
+        generation: The number of the generation that the error names; 0: none.
 
     Raises:
         ConnectionRefusedError: no process listens there, so the worker is gone.
-        RendezvousFailed: no complete answer came in time.
+        RendezvousFailed: no complete answer came: a time-out, a broken connection, or no HTTP.
     """
     return _request("GET", address, port, path, None, timeout_s, generation)[:2]
 
@@ -47,18 +53,21 @@ def fetch(
 def http_put(
     address: str, port: int, path: str, body: bytes, timeout_s: float, generation: int = 0
 ) -> tuple[int, bytes]:
-    """Send a PUT to a worker's daemon, and return the status and the body of the answer.
+    """Send an unsigned PUT to a worker's daemon; return a pair, the answer's status and body.
+
+    An answer with an error status is returned like any other.
 
     Args:
         address: The address of the worker.
         port: The port of its daemon.
-        path: The path to put to.
-        body: What to put.
-        timeout_s: How long to wait for the connection, and then for each piece of data.
-        generation: The number of the generation, for the error only.
+        path: The path to put to, such as that of a rendezvous key.
+        body: The body of the request: the value to put.
+        timeout_s: How long to wait for the connection, and then for each piece of data, in seconds.
+        generation: The number of the generation that the error names; 0: none.
 
     Raises:
-        ConnectionRefusedError, RendezvousFailed: as :func:`fetch`.
+        ConnectionRefusedError: no process listens there, so the worker is gone.
+        RendezvousFailed: no complete answer came: a time-out, a broken connection, or no HTTP.
     """
     return _request("PUT", address, port, path, body, timeout_s, generation)[:2]
 
@@ -75,6 +84,9 @@ def send_change(
 ) -> tuple[int, bytes]:
     """Send a signed request that changes something in a worker, and return the answer.
 
+    It is sent twice: first unsigned, to get a nonce, then signed. If the first answer is no demand
+    for a signature, it is returned, and nothing more is sent.
+
     Args:
         key: The key of the job, from :func:`edl.http.signing.http_key`.
         worker: The id of the worker that the request is for.
@@ -87,10 +99,12 @@ def send_change(
         body: The body of the request.
 
     Returns:
-        Status and body. The status is 401 if the port belongs to another worker or another job.
+        A pair: status and body. The status is 401 if the signature was not accepted, because the
+        port belongs to another worker or another job.
 
     Raises:
-        ConnectionRefusedError, RendezvousFailed: as :func:`fetch`.
+        ConnectionRefusedError: no process listens there, so the worker is gone.
+        RendezvousFailed: no complete answer came: a time-out, a broken connection, or no HTTP.
     """
     response = _request(method, address, port, path, body, timeout_s, 0)
     scheme, _, nonce = response.challenge.partition(" ")
@@ -102,10 +116,14 @@ def send_change(
 
 
 def script_of(member: RingMember) -> ScriptOfJob | None:
-    """Ask ``member``, a worker, for its model's tensor shapes and its fits (calls of ``fit``).
+    """Ask a worker's daemon for the shapes of its model's tensors and its calls of Keras' ``fit``.
+
+    Args:
+        member: The worker, with the address and port of its daemon.
 
     Returns:
-        The shapes and fits; None if the worker gives no valid answer within ``MODEL_S`` seconds.
+        The shapes, and the calls of ``fit`` that are done or begun; None if the worker gives no
+        valid answer, or none within 5 s (``MODEL_S``). Nothing is raised.
     """
     try:
         status, body = fetch(member.address, member.port, MODEL_PATH, MODEL_S)
@@ -119,24 +137,30 @@ def script_of(member: RingMember) -> ScriptOfJob | None:
 
 @dataclass(frozen=True)
 class Health:
-    """The result of asking a worker's daemon for the health of the worker.
+    """The result of asking a worker's daemon for the health of the worker, by :func:`ask`.
 
     Attributes:
-        liveness: Whether the daemon answered, and what it means if it did not.
-        report: The JSON object of the answer: the worker's progress and activity; empty without
-            one.
+        liveness: ``ALIVE`` if the daemon answered, ``REFUSED`` if no process listens at its port,
+            ``SILENT`` if no answer came.
+        report: The JSON object of the answer: the worker's name, progress and activity; empty
+            without an answer, or if that is no JSON object.
     """
 
     liveness: Liveness
     report: Mapping[str, Any] = field(default_factory=dict)  # what it says of itself
 
     def answer(self, run: str) -> ProbeResult:
-        """Return the liveness with the id of the worker that answered, to prove a worker's death.
+        """Return the liveness with the name of the worker that answered, to prove a worker's death.
 
         The port of a dead worker may now belong to another worker, of this job or of another one.
 
         Args:
             run: The identifier of the start of the job that the worker belongs to.
+
+        Returns:
+            The liveness, and the name that the answer gives, such as "w3"; " of another job" is
+            added if it was given with another identifier. The name is None without an answer that
+            has one.
         """
         name = self.report.get("worker")
         if name is not None and self.report.get("run", run) != run:
@@ -147,14 +171,17 @@ class Health:
 def ask(address: str, port: int, timeout_s: float) -> Health:
     """Ask the daemon at a port for the health of its worker.
 
+    If the connection breaks before the answer, the daemon is asked once more.
+
     Args:
         address: The address of the worker.
         port: The port of its daemon.
         timeout_s: How long to wait for the connection, and then for each piece of data, in seconds.
 
     Returns:
-        ``ALIVE`` with the worker's report, after any HTTP answer; ``REFUSED`` if no process listens
-        there; ``SILENT`` if no answer came in time.
+        ``ALIVE`` with the worker's report, after any HTTP answer, even an error; ``REFUSED`` if no
+        process listens there; ``SILENT`` if no answer came in time, or the connection broke twice.
+        Nothing is raised.
     """
     for _ in range(2):
         try:
@@ -170,16 +197,18 @@ def ask(address: str, port: int, timeout_s: float) -> Health:
 
 
 def ask_all(ports: Mapping[int, tuple[str, int]], timeout_s: float) -> dict[int, Health]:
-    """Ask the daemons at all ``ports`` for their health, many at the same time.
+    """Ask the daemons at all ``ports`` for their health, up to 32 at the same time.
 
-    So the call takes about one time-out if all workers of a host are out of reach.
+    So the call takes about one time-out if all workers of a host are out of reach. It returns when
+    all have answered or timed out.
 
     Args:
-        ports: Address and port of each daemon, by worker id.
-        timeout_s: How long to wait for each answer, as in :func:`ask`.
+        ports: A pair, address and port, of each daemon, by worker id.
+        timeout_s: How long to wait for each connection, and then for each piece of data, in
+            seconds.
 
     Returns:
-        The health of each worker (liveness and report), by worker id.
+        The health of each worker in ``ports`` (liveness and report), by worker id.
     """
     answers: dict[int, Health] = {}
     open_ = list(ports.items())[::-1]
@@ -208,11 +237,14 @@ def ask_all(ports: Mapping[int, tuple[str, int]], timeout_s: float) -> dict[int,
 def answering(members: Iterable[RingMember], run: str, timeout_s: float) -> frozenset[int]:
     """Return the ids of the workers of ``members`` that answer on their own port, so are alive.
 
+    All are asked at the same time. A worker that is not in the result need not be dead.
+
     Args:
         members: The workers to ask.
         run: The identifier of the start of the job; an answer of a worker of another start does not
             count.
-        timeout_s: How long to wait for each answer, as in :func:`ask`.
+        timeout_s: How long to wait for each connection, and then for each piece of data, in
+            seconds.
     """
     answers = ask_all({member.id: (member.address, member.port) for member in members}, timeout_s)
     return frozenset(
@@ -223,9 +255,10 @@ def answering(members: Iterable[RingMember], run: str, timeout_s: float) -> froz
 
 
 def tell_end(key: str, members: Iterable[RingMember], reason: str) -> int:
-    """Tell the workers ``members``, all at once, that their job ends.
+    """Tell the workers ``members``, all at the same time, that their job ends.
 
-    See :mod:`edl.daemon.ending`.
+    The call returns when each has confirmed or failed, after 5 s (``END_TOLD_S``) of silence at
+    most. It does not wait until the workers have ended.
 
     Args:
         key: The key of the job, from :func:`edl.http.signing.http_key`.
@@ -233,7 +266,7 @@ def tell_end(key: str, members: Iterable[RingMember], reason: str) -> int:
         reason: Why the job ends, as a sentence.
 
     Returns:
-        How many workers have confirmed that they know it.
+        How many workers have confirmed that they know it. An error of the others is not raised.
     """
     told: list[int] = []
 
@@ -257,7 +290,7 @@ def tell_end(key: str, members: Iterable[RingMember], reason: str) -> int:
 
 
 def _object(body: bytes) -> Mapping[str, Any]:
-    """Return the JSON object in the HTTP ``body``; an empty one if the body has none."""
+    """Return the JSON object in the HTTP ``body``; an empty one if the body is anything else."""
     try:
         value = json.loads(body)
     except ValueError:
@@ -269,9 +302,12 @@ def rendezvous_path(port: int, scope: str, key: str) -> str:
     """Return the HTTP path of a key in the rendezvous store of a daemon.
 
     Args:
-        port: The port of the daemon.
+        port: The port of the daemon, which is a part of the path.
         scope: The random name under which the store keeps the keys of one generation.
-        key: The key, "<horovod scope>/<key>".
+        key: The key, in the form "<horovod scope>/<key>".
+
+    Returns:
+        The path "/<scope>:<port>/<key>".
     """
     return f"/{scope}:{port}/{key}"
 
@@ -282,8 +318,8 @@ class _Response(NamedTuple):
     Attributes:
         status: The status code.
         body: The body.
-        challenge: The header ``WWW-Authenticate``, which holds the nonce to sign with; empty
-            without one.
+        challenge: The header ``WWW-Authenticate``, "EDL <nonce>" with the nonce to sign with; empty
+            if the answer has no such header.
     """
 
     status: int
@@ -309,12 +345,13 @@ def _request(
         port: The port of the server.
         path: The path, with the query if there is one.
         body: The body; None for none.
-        timeout_s: How long to wait for the connection, and then for each piece of data.
-        generation: The number of the generation, for the error only.
+        timeout_s: How long to wait for the connection, and then for each piece of data, in seconds.
+        generation: The number of the generation that the error names; 0: none.
         signed: The value of the header ``Authorization``; empty for none.
 
     Raises:
-        ConnectionRefusedError, RendezvousFailed: as :func:`fetch`.
+        ConnectionRefusedError: no process listens there.
+        RendezvousFailed: no complete answer came: a time-out, a broken connection, or no HTTP.
     """
     connection = http.client.HTTPConnection(address, port, timeout=timeout_s)
     try:

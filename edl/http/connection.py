@@ -1,5 +1,6 @@
 """Handle one HTTP/1.1 connection to a daemon's port: one request, one answer, then close.
 
+:class:`Connection` does it, for :class:`edl.http.server.DaemonServer`.
 The target may be in origin form or absolute form; the length of a body is its Content-Length. A
 request that is malformed, too large or too slow is answered with a status 4xx, and the connection
 is closed. No request can raise an error in the event loop.
@@ -44,9 +45,9 @@ class HttpRequest:
     Attributes:
         method: The HTTP method.
         path: The path as it was sent, without the query; nothing is percent-decoded.
-        query: The part of the target after "?"; empty without one.
-        body: The body.
-        authorization: The header ``Authorization``; empty without one.
+        query: The part of the target after the first "?"; empty without one.
+        body: The body; empty without one.
+        authorization: The value of the header ``Authorization``; empty without one.
     """
 
     method: str
@@ -57,7 +58,7 @@ class HttpRequest:
 
     @property
     def target(self) -> str:
-        """The path, with "?" and the query if there is one."""
+        """The path and, if the query is not empty, "?" and the query."""
         return f"{self.path}?{self.query}" if self.query else self.path
 
 
@@ -69,8 +70,8 @@ class Response:
         status: The status code.
         body: The body.
         content_type: The header ``Content-Type``.
-        nonce: With the status 401, the nonce with which the client may sign the request; else
-            empty.
+        nonce: With the status 401, the nonce with which the client may sign the request, sent in
+            the header ``WWW-Authenticate``; empty: no such header.
     """
 
     status: int
@@ -80,7 +81,11 @@ class Response:
 
 
 class _TooLarge(Exception):
-    """The error of a request that is too large; ``status`` is the HTTP status to answer."""
+    """The error that a callback of the parser raises to refuse a request that is too large.
+
+    Attributes:
+        status: The HTTP status to answer: 413, 414 or 431.
+    """
 
     def __init__(self, status: int) -> None:
         self.status = status
@@ -89,11 +94,12 @@ class _TooLarge(Exception):
 class Connection(asyncio.Protocol):
     """One open connection to a daemon's port, as an asyncio protocol.
 
-    The methods called on_* are callbacks of the HTTP parser (httptools). A request that they refuse
-    is answered with a status 4xx.
+    The methods called on_* are callbacks of the HTTP parser (httptools). To refuse a request they
+    raise an error, for which :meth:`data_received` answers with a status 4xx. All methods run on
+    the event loop's thread.
 
     Args:
-        respond: Called with the complete request; returns the answer to it.
+        respond: A coroutine function of the complete request, which returns the answer to it.
         open_: The set of all open connections, which this one enters and leaves.
         loop: The event loop that the connection runs on.
     """
@@ -135,12 +141,15 @@ class Connection(asyncio.Protocol):
             self._task.cancel()
 
     def close(self) -> None:
-        """Close the connection after what was written is sent."""
+        """Close the connection as soon as the bytes already written are sent; do not wait for it.
+
+        An answer that is not written yet is never sent.
+        """
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
-        """Close the connection at once, and drop what was not sent yet."""
+        """Close the connection at once, and drop written bytes that were not sent yet."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -165,7 +174,14 @@ class Connection(asyncio.Protocol):
             self._refuse(cause.status if isinstance(cause, _TooLarge) else 400)
 
     def on_url(self, part: bytes) -> None:
-        """Add ``part`` to the target; refuse a target of more than ``TARGET_BYTES``."""
+        """Add a part of the target to it; refuse a target of more than 8 KiB (``TARGET_BYTES``).
+
+        Args:
+            part: The next bytes of the target (path and query).
+
+        Raises:
+            _TooLarge: The target is too long; its status is 414.
+        """
         self._target += part
         if len(self._target) > TARGET_BYTES:
             raise _TooLarge(414)
@@ -173,12 +189,15 @@ class Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep the header ``Authorization``; refuse too long headers or a too large body.
 
-        All headers together may have ``HEADER_BYTES`` bytes, and the body, by its Content-Length,
-        ``BODY_BYTES``.
+        All headers together may have 32 KiB (``HEADER_BYTES``), and the body, by its
+        Content-Length, 16 MiB (``BODY_BYTES``).
 
         Args:
             name: The name of the header.
             value: The value of the header.
+
+        Raises:
+            _TooLarge: The headers are too long (status 431), or the body will be too large (413).
         """
         self._header_bytes += len(name) + len(value)
         if self._header_bytes > HEADER_BYTES:
@@ -189,17 +208,27 @@ class Connection(asyncio.Protocol):
             raise _TooLarge(413)
 
     def on_headers_complete(self) -> None:
-        """Stop counting received bytes as headers; a body of up to ``BODY_BYTES`` may follow."""
+        """Allow 16 MiB (``BODY_BYTES``) more bytes to arrive, because a body may follow."""
         self._room += BODY_BYTES
 
     def on_body(self, part: bytes) -> None:
-        """Add ``part`` to the body; refuse a body of more than ``BODY_BYTES``."""
+        """Add a part to the body; refuse a body of more than 16 MiB (``BODY_BYTES``).
+
+        Args:
+            part: The next bytes of the body.
+
+        Raises:
+            _TooLarge: The body is too large; its status is 413.
+        """
         self._body += part
         if len(self._body) > BODY_BYTES:
             raise _TooLarge(413)
 
     def on_message_complete(self) -> None:
-        """Start to answer the request, which has arrived completely."""
+        """Start a task of the event loop that answers the request, which has arrived completely.
+
+        A request of another version than HTTP/1.0 or 1.1 is refused with the status 400.
+        """
         if self._complete:
             return
         if not self._parser.get_http_version().startswith("1."):
@@ -218,17 +247,28 @@ class Connection(asyncio.Protocol):
         self._send(await self._respond(request), head=request.method == "HEAD")
 
     def _refuse(self, status: int) -> None:
-        """Answer with the error ``status``, unless the request is being answered already."""
+        """Answer with the error ``status`` and close, unless the request is being answered already.
+
+        The answer has no body. Bytes that arrive later are ignored.
+        """
         if self._task is None:
             self._complete = True
             self._send(Response(status, content_type="text/plain"))
 
     def _too_slow(self) -> None:
-        """Answer 408 to a request that did not arrive completely within ``REQUEST_S`` seconds."""
+        """Answer 408 to a request that did not arrive completely within 30 s (``REQUEST_S``).
+
+        A timer calls this, which begins when the connection is made.
+        """
         self._refuse(408)
 
     def _send(self, answer: Response, head: bool = False) -> None:
-        """Send ``answer`` (with ``head``: without its body) and close the connection."""
+        """Send an answer and close the connection; do nothing if it is closed or closing.
+
+        Args:
+            answer: The answer.
+            head: Whether the request was a HEAD, so that the body is left out.
+        """
         if self._transport is None or self._transport.is_closing():
             return
         nonce = f"WWW-Authenticate: {SCHEME} {answer.nonce}\r\n" if answer.nonce else ""
@@ -242,7 +282,12 @@ class Connection(asyncio.Protocol):
 
 
 def _origin_form(target: str) -> str:
-    """Return the path of ``target``, which may be absolute: "http://host:port/a" gives "/a"."""
+    """Return the path and query of a request's target, without scheme and host.
+
+    Args:
+        target: The target, perhaps absolute: "http://host:port/a?b" gives "/a?b". Any other target
+            is returned as it is.
+    """
     if target.startswith("/"):
         return target
     _, scheme, rest = target.partition("://")

@@ -37,13 +37,13 @@ BEGUN_S = 0.1  # for one that may not have been started
 
 @dataclass(frozen=True)
 class Route:
-    """The handler of all paths with one prefix.
+    """The handler of all paths with one prefix, as :meth:`DaemonServer.add_route` stores it.
 
     Attributes:
-        handler: Called with each request; returns the status and the body of the answer.
+        handler: A function of a request that returns the status and the body of the answer.
         content_type: The header ``Content-Type`` of the answers.
         changes: Whether requests change something, so that only signed ones, of any method, are
-            handled.
+            handled. If False, GET and HEAD are handled, signed or not.
     """
 
     handler: Handler
@@ -56,15 +56,17 @@ Handler = Callable[[HttpRequest], tuple[int, bytes]]
 
 
 class DaemonServer:
-    """The HTTP server of one worker; a context manager, or ``start()`` and ``close()``.
+    """The HTTP server of one worker's daemon, with a thread of its own for all requests.
+
+    Call :meth:`start` and :meth:`close`, or use it as a context manager, which does so.
 
     Args:
-        address: The address to listen on; one that other workers can reach.
-        port: The port to listen on; 0 lets the system choose one.
-        health: Returns the JSON object to answer to ``GET /health``; without it that path is
-            unknown.
-        guard: Checks the signatures of requests to paths that change something; without it no such
-            request is handled.
+        address: The IP address or name to listen on; one that other workers can reach.
+        port: The port to listen on; 0 lets the system choose one, see :attr:`port`.
+        health: A function that returns the JSON object to answer to ``GET /health``; the server's
+            thread calls it. None: that path is unknown.
+        guard: Checks the signatures of requests to paths that change something. None: all such
+            requests are answered with 401.
     """
 
     def __init__(
@@ -88,11 +90,13 @@ class DaemonServer:
             self.add_route("/health", self._answer_health, "application/json")
 
     def start(self) -> None:
-        """Listen on ``address`` only, and serve until :meth:`close`.
+        """Listen on the server's address only, and serve in a thread until :meth:`close`.
+
+        The call returns when requests are answered.
 
         Raises:
-            RingError: the address or the port cannot be listened on, or ``address`` means all
-                networks of this machine.
+            RingError: the address or the port cannot be listened on, the address means all networks
+                of this machine (such as 0.0.0.0), or the thread did not start in 5 s.
         """
         family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -123,7 +127,10 @@ class DaemonServer:
             raise RingError(f"the HTTP server of {self.address} did not start in {CLOSE_S:g} s")
 
     def close(self) -> None:
-        """Answer all open requests, close all connections and stop; a second call does nothing."""
+        """Answer the requests that still wait, close all connections, and stop the thread.
+
+        The call waits for that, 5 s at most; answers may take 1 s. A second call does nothing.
+        """
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -157,12 +164,13 @@ class DaemonServer:
     ) -> None:
         """Let ``handler`` answer ``prefix`` and every path below it.
 
-        If a path has several prefixes with a handler, the longest one is used.
+        If a path has several prefixes with a handler, the longest one is used. A handler that was
+        added for the same prefix before is replaced. The server may be running.
 
         Args:
-            prefix: The path, such as "/end".
-            handler: Returns status and body for a request. It runs on the event loop, so it must
-                not block.
+            prefix: The path, such as "/end", which also stands for "/end/" and "/end/now".
+            handler: A function of a request that returns a pair, status and body. It runs on the
+                server's thread, so it must not block. If it raises, the answer is 500.
             content_type: The header ``Content-Type`` of the answers.
             changes: Whether the requests change something. If True, the handler gets requests with
                 any method, but signed ones only; others are answered with 401. If False, it gets
@@ -174,20 +182,31 @@ class DaemonServer:
     # --- for servers that answer more
 
     async def answer_other(self, request: HttpRequest) -> Response:
-        """Return the answer to ``request``, whose path has no route: status 404.
+        """Return the answer to a request whose path has no route: here the status 404.
 
-        A subclass overrides it to serve other paths. It runs on the thread of the event loop.
+        A subclass overrides it to serve other paths. It runs on the thread of the event loop. Until
+        it returns, the client waits; other requests are served meanwhile.
+
+        Args:
+            request: The request, with any method, signed or not.
         """
         return Response(404)
 
     def let_go(self) -> None:
-        """Answer the requests that a subclass has not answered yet, because the server closes.
+        """Let the requests that still wait in :meth:`answer_other` return, as the server closes.
 
-        In this class it does nothing. It runs on the thread of the event loop.
+        Here it does nothing; a subclass whose requests may wait overrides it. It runs once, on the
+        thread of the event loop. Requests that wait for 1 s more get no answer.
         """
 
     def in_loop(self, function: Callable[[], None]) -> None:
-        """Call ``function`` soon on the event loop's thread; do nothing if the server is closed."""
+        """Let the event loop's thread call ``function`` soon; do not wait for that.
+
+        Nothing happens before :meth:`start` and after :meth:`close`. Any thread may call this.
+
+        Args:
+            function: A function without arguments, which must not block.
+        """
         loop, thread = self._loop, self._thread
         if loop is not None and thread is not None:
             try:
@@ -198,7 +217,11 @@ class DaemonServer:
     # --- on the loop's thread
 
     def _serve(self, listener: socket.socket) -> None:
-        """Run the event loop of the server on the socket ``listener`` until it is stopped."""
+        """Run the server's event loop until :meth:`close` stops it, then close all connections.
+
+        Args:
+            listener: The listening socket.
+        """
         self._loop = loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
         server = loop.run_until_complete(
@@ -217,7 +240,7 @@ class DaemonServer:
             loop.close()
 
     async def _say_goodbye(self) -> None:
-        """Answer the requests that still wait for an answer, then close every connection."""
+        """Wait up to 1 s for the answers to requests that are open; then close every connection."""
         self.let_go()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         if tasks:
@@ -231,7 +254,10 @@ class DaemonServer:
         await asyncio.sleep(0)
 
     async def answer(self, request: HttpRequest) -> Response:
-        """Return the answer to a request, from the handler of its path or :meth:`answer_other`."""
+        """Return the answer to a request, from the handler of its path or :meth:`answer_other`.
+
+        A request with the wrong method or without a signature is refused with 405 or 401.
+        """
         route = self._route(request.path)
         if route is not None:
             return self._refusal(route, request) or self._answer_route(route, request)
@@ -240,8 +266,13 @@ class DaemonServer:
     def _refusal(self, route: Route, request: HttpRequest) -> Response | None:
         """Return the answer to a request that must not reach its handler, or None if it may.
 
-        A wrong method gives 405; a missing or wrong signature gives 401. ``route`` is the one for
-        the request's path.
+        On a route that changes something, a missing or wrong signature gives 401, with a new nonce
+        to sign with; a right one is used up by this call. On any other route a method other than
+        GET and HEAD gives 405.
+
+        Args:
+            route: The route of the request's path.
+            request: The request.
         """
         if not route.changes:
             return None if request.method in ("GET", "HEAD") else Response(405)
@@ -257,7 +288,12 @@ class DaemonServer:
 
     @staticmethod
     def _answer_route(route: Route, request: HttpRequest) -> Response:
-        """Return the answer of the handler of ``route`` to ``request``; 500 if it raises."""
+        """Return the answer of a route's handler to a request; 500, and a log entry, if it raises.
+
+        Args:
+            route: The route of the request's path.
+            request: The request, which is not refused.
+        """
         try:
             status, body = route.handler(request)
         except Exception:
@@ -266,7 +302,10 @@ class DaemonServer:
         return Response(status, body, route.content_type)
 
     def _route(self, path: str) -> Route | None:
-        """Return the route with the longest prefix of ``path``, or None without one."""
+        """Return the route whose prefix is the longest that ``path`` has; None if none fits.
+
+        Only whole parts count: "/end" is a prefix of "/end/now", and not of "/ending".
+        """
         prefix = path.rstrip("/")
         while prefix:
             if prefix in self._routes:

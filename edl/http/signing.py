@@ -1,5 +1,7 @@
 """Sign requests that change something in a worker, so that each signature is good for one use.
 
+The client calls :func:`authorization`, the server has an :class:`Authenticator`:
+
 1. The client sends the request without a signature. The server does nothing, and answers 401 with a
    nonce that it has just made (``WWW-Authenticate: EDL <nonce>``).
 2. The client sends the request again with ``Authorization: EDL <nonce>:<mac>``. The mac is the
@@ -36,17 +38,24 @@ _AUTHORIZATION = re.compile(rf"{SCHEME} ([0-9a-f-]+):([0-9a-f]{{64}})")
 
 
 def http_key(secret: str, job: str) -> str:
-    """Return the key that signs requests to the workers of ``job``, made from its ``secret``."""
+    """Return the key that signs requests to the workers of a job, as 64 hexadecimal digits.
+
+    Args:
+        secret: The secret of the job, from which the key is made.
+        job: The name of the job.
+    """
     return derived(secret, "http", job)
 
 
 def authorization(key: str, nonce: str, worker: int, method: str, target: str, body: bytes) -> str:
     """Return the value of the header ``Authorization`` that signs a request to a worker.
 
+    It has the form "EDL <nonce>:<mac>", and is good for this one request.
+
     Args:
         key: The key of the job, from :func:`http_key`.
         nonce: The nonce that the worker gave in its answer 401.
-        worker: The id of the worker.
+        worker: The id of the worker that the request is for.
         method: The HTTP method.
         target: The path with the query, as it is sent.
         body: The body of the request.
@@ -59,9 +68,10 @@ class AuthenticatorLimits:
     """The limits on the nonces that an :class:`Authenticator` accepts.
 
     Attributes:
-        nonce_s: How many seconds a nonce is accepted, by the clock of the worker that made it.
-        used_nonces: The largest number of used nonces that are remembered. When it is reached, no
-            request is accepted until some of them are too old.
+        nonce_s: For how many seconds after it was made a nonce is accepted, by the clock of the
+            worker that made it.
+        used_nonces: The largest number of used nonces that are remembered, each for ``nonce_s``
+            after its use. When it is reached, no request is accepted until some are forgotten.
     """
 
     nonce_s: float = 30.0  # how long a nonce is accepted, by the clock of the worker that made it
@@ -71,7 +81,8 @@ class AuthenticatorLimits:
 class Authenticator:
     """The server's side of the signatures: it makes nonces, and accepts each of them once.
 
-    Only one thread may use it.
+    Only one thread may use it. :meth:`nonce` is for the answer 401 to an unsigned request,
+    :meth:`accepts` checks a signed one.
 
     Args:
         key: The key of the job, from :func:`http_key`.
@@ -79,8 +90,8 @@ class Authenticator:
         limits: How long a nonce is accepted, and how many used ones are remembered.
 
     Attributes:
-        worker: The id of this worker. It is None until the worker has one, and no request is
-            accepted before.
+        worker: The id of this worker, which the caller sets. It is None until the worker has one,
+            and no request is accepted before.
     """
 
     def __init__(
@@ -97,15 +108,22 @@ class Authenticator:
         self._used: OrderedDict[str, float] = OrderedDict()  # nonce -> when it is too old
 
     def nonce(self) -> str:
-        """Return a new nonce: the time, random digits, and the proof that this object made it."""
+        """Return a new nonce: the time, random digits, and the proof that this object made it.
+
+        The nonce is not stored.
+        """
         made = f"{int(self._clock() * 1000):x}-{secrets.token_hex(16)}"
         return f"{made}-{self._proof(made)}"
 
     def accepts(self, given: str, method: str, target: str, body: bytes) -> bool:
-        """Return whether a request is signed with a fresh, unused nonce; mark the nonce as used.
+        """Return whether a request to this worker is rightly signed; if so, use up its nonce.
+
+        False, with nothing changed, if the signature is missing or wrong, if it is for another
+        worker or job, or if its nonce is too old, was used before, or was not made by this object.
+        Also False if too many nonces were used lately (see ``used_nonces``).
 
         Args:
-            given: The header ``Authorization`` of the request.
+            given: The value of the request's header ``Authorization``; empty without one.
             method: The HTTP method.
             target: The path with the query.
             body: The body of the request.
@@ -133,9 +151,9 @@ class Authenticator:
         return True
 
     def _is_fresh(self, nonce: str, now: float) -> bool:
-        """Return whether this object made ``nonce`` less than ``nonce_s`` before ``now``.
+        """Return whether this object made ``nonce`` less than ``nonce_s`` seconds before ``now``.
 
-        All times are in seconds of this object's clock.
+        ``now`` is in seconds of this object's clock. Whether the nonce was used is not asked.
         """
         match = _NONCE.fullmatch(nonce)
         if match is None or not hmac.compare_digest(match[2], self._proof(match[1])):
@@ -152,16 +170,16 @@ class Authenticator:
 
 
 def _mac(key: str, nonce: str, worker: int, method: str, target: str, body: bytes) -> str:
-    """Return the HMAC-SHA256 of a request, in hexadecimal; see :mod:`edl.http.signing`.
+    """Return the HMAC-SHA256 of a request to a worker, in hexadecimal: its signature.
 
     Each part is preceded by its length, so different requests never give the same input to the MAC.
 
     Args:
-        key: The key of the job.
+        key: The key of the job, from :func:`http_key`.
         nonce: The nonce that the worker gave.
-        worker: The id of the worker.
+        worker: The id of the worker that the request is for.
         method: The HTTP method.
-        target: The path with the query.
+        target: The path with the query, as it is sent.
         body: The body of the request.
     """
     digest = hmac.new(key.encode(), digestmod=hashlib.sha256)
