@@ -1,6 +1,7 @@
-"""Check whether this machine can run edl: a list of :class:`Check` rows, each with its remedy.
+"""Check whether this machine can run edl: :func:`checks` yields a row for each check.
 
-Nothing is changed. Only short-lived processes that import a framework are started.
+Nothing is changed. Short-lived processes that import Horovod, or ask CMake for its version, are
+started, and a session with the configured ZooKeeper server is opened.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ class Check:
     """One row of the report of `edl doctor`: what was checked, what was found, and what to do.
 
     Attributes:
-        name: what was checked.
+        name: what was checked, such as "Java" or "Horovod for PyTorch".
         state: the result.
-        found: what was found, for people.
-        remedy: what to do if the result is not OK; may be empty.
+        found: what was found, for people, such as a version, a path or an error.
+        remedy: what to do about it, for people; empty if there is nothing to do.
     """
 
     name: str
@@ -60,9 +61,10 @@ class Check:
 
 
 def checks() -> Iterator[Check]:
-    """Run all checks of this machine, and yield a row for each.
+    """Run all checks of this machine, and yield a row for each as soon as it is known.
 
-    The rows come in the order in which a user should act on their remedies.
+    The rows come in the order in which a user should act on their remedies. The imports of Horovod
+    and the question to ZooKeeper may take seconds.
     """
     yield _python()
     yield _import_name(_providers("edl"))
@@ -87,10 +89,13 @@ def _python() -> Check:
 
 
 def _import_name(providers: frozenset[str]) -> Check:
-    """Return a row that says whether `import edl` imports this package.
+    """Return a row that says whether `import edl` imports this package; FAILED if not.
 
-    PyPI has other packages with that import name. ``providers`` are the names of the installed
-    distributions that provide it.
+    PyPI has other packages with that import name.
+
+    Args:
+        providers: the names of the installed distributions that provide the import name "edl". Any
+            but edl-horovod makes the result FAILED.
     """
     name = "import edl"
     where = str(edl.__file__)
@@ -115,15 +120,23 @@ def _import_name(providers: frozenset[str]) -> Check:
 
 
 def _providers(module: str) -> frozenset[str]:
-    """Return the names of the distributions that provide the import name ``module``."""
+    """Return the names of the installed distributions that provide an import name.
+
+    The names are in lower case, with hyphens. The set is empty if no distribution provides it.
+
+    Args:
+        module: the import name, such as "edl".
+    """
     names = importlib.metadata.packages_distributions().get(module, ())
     return frozenset(name.lower().replace("_", "-") for name in names)
 
 
 def _frameworks(versions: dict[str, str | None]) -> Iterator[Check]:
-    """Yield a row for each framework; it is FAILED if no framework is installed.
+    """Yield a row for PyTorch and one for TensorFlow: OK, or both FAILED if neither is installed.
 
-    ``versions`` has the version of each framework (torch, tensorflow); None if it is not installed.
+    Args:
+        versions: the version of each framework by its import name ("torch", "tensorflow"); None if
+            it is not installed.
     """
     none = not any(versions.values())
     for module, title in FRAMEWORKS.items():
@@ -139,7 +152,13 @@ def _frameworks(versions: dict[str, str | None]) -> Iterator[Check]:
 def _horovod(versions: dict[str, str | None]) -> Iterator[Check]:
     """Yield rows on whether Horovod is installed, works with each framework, and has edl's patches.
 
-    ``versions`` has the version of each framework (torch, tensorflow); None if it is not installed.
+    Without Horovod there is one row, which is FAILED. A framework that Horovod does not work with
+    is LIMITED if Horovod works with the other one, else FAILED. A framework that is not installed
+    has no row.
+
+    Args:
+        versions: the version of each framework by its import name ("torch", "tensorflow"); None if
+            it is not installed.
     """
     try:
         version = importlib.metadata.version("horovod")
@@ -169,9 +188,14 @@ def _horovod(versions: dict[str, str | None]) -> Iterator[Check]:
 
 
 def _import_failure(module: str) -> str:
-    """Import Horovod for a framework in a new process; return the last line of the error, if any.
+    """Import Horovod for a framework in a new process, and return why that failed.
 
-    ``module`` is the name of the framework, like "torch". The result is empty if the import works.
+    Args:
+        module: the import name of the framework, "torch" or "tensorflow".
+
+    Returns:
+        The last line of the error, or a phrase with the exit code, or one that says that 120 s
+        (``IMPORT_TIMEOUT_S``) have passed. Empty if the import works.
     """
     command = [sys.executable, "-c", f"import horovod.{module}"]
     try:
@@ -187,10 +211,13 @@ def _import_failure(module: str) -> str:
 
 
 def _patches(applied: frozenset[str]) -> Iterator[Check]:
-    """Yield a row for each patch of edl that the installed Horovod was built without.
+    """Yield a LIMITED row for each patch of edl that the installed Horovod was built without.
 
     Patches that matter only for the build of Horovod are left out. If no other patch is missing,
-    one row says so. ``applied`` are the names of the patches with which Horovod was built.
+    there is one row, which is OK.
+
+    Args:
+        applied: the names of the patches with which Horovod was built.
     """
     missing = [
         patch for patch in horovod_patches.patches() if patch.lost and patch.name not in applied
@@ -204,10 +231,13 @@ def _patches(applied: frozenset[str]) -> Iterator[Check]:
 
 
 def _build_tools(needless: bool) -> Iterator[Check]:
-    """Yield rows about the tools that compile Horovod.
+    """Yield a row for each tool that compiles Horovod; FAILED if it is missing and needed.
 
-    ``needless`` says that Horovod is installed with edl's patches already: then no row is FAILED,
-    even if a tool is missing.
+    CMake is always OK, because the build can fetch one.
+
+    Args:
+        needless: whether Horovod is installed with edl's patches already: then no row is FAILED,
+            even if a tool is missing.
     """
     worst = CheckResult.OK if needless else CheckResult.FAILED
     for tool in toolchain.tools():
@@ -223,7 +253,9 @@ def _build_tools(needless: bool) -> Iterator[Check]:
 def _zookeeper() -> Iterator[Check]:
     """Yield rows about the configured ZooKeeper server and the programs that a local one needs.
 
-    If the settings of edl are invalid, there is only one row, which has the error.
+    If a server is configured, it must answer, and the programs (Java, ZooKeeper) may be missing. If
+    none is configured, a missing program is FAILED. If the settings of edl are invalid, there is
+    only one row, which is FAILED and has the error.
     """
     try:
         settings = config.load()
@@ -251,7 +283,13 @@ def _zookeeper() -> Iterator[Check]:
 
 # These two look where edl.coordination.server_command looks.
 def _java(environ: Mapping[str, str]) -> str | None:
-    """Return the path of the program java, by JAVA_HOME or PATH in ``environ``; None if missing."""
+    """Return the path of the program java; None if it is missing.
+
+    It is searched for in the folder bin of JAVA_HOME; without that variable, on PATH.
+
+    Args:
+        environ: the environment variables, which have JAVA_HOME and PATH.
+    """
     home = environ.get("JAVA_HOME")
     return shutil.which("java", path=f"{home}/bin" if home else environ.get("PATH"))
 
@@ -259,8 +297,11 @@ def _java(environ: Mapping[str, str]) -> str | None:
 def _zookeeper_jar(environ: Mapping[str, str]) -> str | None:
     """Return the path of ZooKeeper's jar file; None if it is not found.
 
-    It is searched for in ZOOKEEPER_HOME of ``environ`` (the environment variables); without that
-    variable, in /opt and where Debian's package puts it.
+    It is searched for in the folder lib of ZOOKEEPER_HOME; without that variable, in those of
+    /opt/zookeeper*, the last in the order of names first, and then where Debian's package puts it.
+
+    Args:
+        environ: the environment variables, which may have ZOOKEEPER_HOME.
     """
     named = environ.get("ZOOKEEPER_HOME")
     homes = [Path(named)] if named else sorted(Path("/opt").glob("zookeeper*"), reverse=True)
@@ -271,9 +312,11 @@ def _zookeeper_jar(environ: Mapping[str, str]) -> str | None:
 
 
 def _reachable(hosts: str, timeout_s: float) -> Check:
-    """Return a row that says whether a ZooKeeper server answers within ``timeout_s`` seconds.
+    """Return a row that says whether a ZooKeeper server answers; FAILED if none does in time.
 
-    ``hosts`` are the servers, ``host:port,...``.
+    Args:
+        hosts: the servers, ``host:port,...``; one answer is enough.
+        timeout_s: how long to wait, in seconds.
     """
     name = "ZooKeeper server"
     if _connects(hosts, timeout_s):
@@ -283,9 +326,13 @@ def _reachable(hosts: str, timeout_s: float) -> Check:
 
 
 def _connects(hosts: str, timeout_s: float) -> bool:
-    """Return whether a ZooKeeper session can be opened within ``timeout_s`` seconds.
+    """Return whether a ZooKeeper session can be opened; the session is closed again.
 
-    ``hosts`` are the servers, ``host:port,...``.
+    Also False if ``hosts`` is no list of servers. Nothing is raised for a server that fails.
+
+    Args:
+        hosts: the servers, ``host:port,...``; one is enough.
+        timeout_s: how long to wait, in seconds.
     """
     from kazoo.client import KazooClient  # slow to import, and only needed here
     from kazoo.exceptions import KazooException

@@ -3,8 +3,8 @@
 Horovod's last release is from 2023: it does not build with today's PyTorch and TensorFlow, and its
 failures can abort, freeze or mislead a process. ``patches/NN-name.patch`` are unified diffs,
 applied in the order of their numbers. The text above each diff says why it is made, and after
-``Lost without it:`` what edl cannot promise on a Horovod without it. All patches must fit exactly,
-or nothing is built (:func:`apply`).
+``Lost without it:`` what edl cannot promise on a Horovod without it. A build calls :func:`wanted`,
+:func:`apply` and :func:`write_marker`. All patches must fit exactly, or nothing is built.
 
 The wheel has a file ``horovod/edl_edits.json`` with the names of the patches; see
 :mod:`edl.horovod_build`.
@@ -39,8 +39,8 @@ class Patch:
     Attributes:
         name: the name of the patch, without its number.
         path: the file of the patch.
-        lost: what edl cannot promise with a Horovod that lacks the patch; empty if the patch
-            matters only for the build.
+        lost: what edl cannot promise with a Horovod that lacks the patch, for people; empty if the
+            patch matters only for the build.
     """
 
     name: str
@@ -50,27 +50,39 @@ class Patch:
 
 @cache
 def patches(folder: Path = FOLDER) -> tuple[Patch, ...]:
-    """Return all patches in ``folder``, in the order in which they are applied."""
+    """Return all patches in a folder, in the order in which they are applied, that of file names.
+
+    The folder is read once; later calls return the same result.
+
+    Args:
+        folder: the folder with the files ``NN-name.patch``; by default that of edl.
+
+    Raises:
+        BuildError: the name of a file ``*.patch`` has another form.
+    """
     return tuple(_read(path) for path in sorted(folder.glob("*.patch")))
 
 
 def fingerprint(folder: Path = FOLDER) -> str:
-    """Return a hash of the names and contents of all patches in ``folder``.
+    """Return a hash of the file names and contents of all patches in a folder.
 
-    Two builds with the same fingerprint were made with the same patches.
+    It has 12 hexadecimal digits. Two builds with the same fingerprint chose from the same patches.
+
+    Args:
+        folder: the folder with the patches; by default that of edl.
     """
     found = [(patch.path.name, patch.path.read_bytes()) for patch in patches(folder)]
     return hashlib.sha256(repr(found).encode()).hexdigest()[:12]
 
 
 def wanted(source: Path, tensorflow_include: Path | None) -> tuple[Patch, ...]:
-    """Return the patches that this build of Horovod needs, in their order.
+    """Return the patches of edl that a build of Horovod needs, in the order to apply them.
 
     All are needed, except that ``NO_XLA_OPS``, which builds without XLA (a compiler of TensorFlow),
-    is needed only if a header of XLA is missing.
+    is needed only if TensorFlow lacks a header of XLA that Horovod includes.
 
     Args:
-        source: the folder of Horovod's source.
+        source: the folder of Horovod's source, before any patch.
         tensorflow_include: the folder of TensorFlow's headers; None for a build without TensorFlow.
     """
     missing = () if tensorflow_include is None else _missing_xla_headers(source, tensorflow_include)
@@ -78,15 +90,16 @@ def wanted(source: Path, tensorflow_include: Path | None) -> tuple[Patch, ...]:
 
 
 def apply(source: Path, chosen: Iterable[Patch]) -> None:
-    """Apply patches to Horovod's source.
+    """Apply patches to Horovod's source, by the program `patch`; the files are changed in place.
 
     Args:
         source: the folder of the unpacked source distribution.
-        chosen: the patches, in order.
+        chosen: the patches, in the order to apply them.
 
     Raises:
-        BuildError: a patch does not fit exactly; the message names it. The patches before it stay
-            applied, so build only after success.
+        BuildError: a patch does not fit exactly, or `patch` is missing or takes over 60 s; the
+            message names the patch. The patches before it stay applied, so build only after
+            success.
     """
     for patch in chosen:
         command = ["patch", "--strip=1", "--fuzz=0", "--forward", "--batch"]
@@ -113,10 +126,13 @@ def apply(source: Path, chosen: Iterable[Patch]) -> None:
 def write_marker(source: Path, chosen: Iterable[Patch], key: str) -> None:
     """Write the file by which a wheel of Horovod says which patches it was built with.
 
+    It is ``horovod/edl_edits.json`` in the source, and becomes a part of the wheel
+    (:func:`edl.horovod_build.installed_marker`). A file that exists is replaced.
+
     Args:
         source: the folder of Horovod's source, from which the wheel is built.
         chosen: the patches that were applied.
-        key: the name of the wheel's entry in the cache.
+        key: the name of the wheel's entry in the cache, which stands for the recipe of the build.
     """
     names = sorted(patch.name for patch in chosen)
     marker = {"edits": names, "fingerprint": fingerprint(), "key": key}
@@ -124,10 +140,11 @@ def write_marker(source: Path, chosen: Iterable[Patch], key: str) -> None:
 
 
 def _read(path: Path) -> Patch:
-    """Return the patch in the file ``path``.
+    """Return the name of the patch in the file ``path``, the path, and what is lost without it.
 
     Raises:
-        BuildError: the file is not called NN-name.patch.
+        BuildError: the file is not called NN-name.patch: two digits, and lower-case letters,
+            digits and hyphens.
     """
     named = _NAME.fullmatch(path.name)
     if named is None:
@@ -141,7 +158,7 @@ def _missing_xla_headers(source: Path, include: Path) -> tuple[str, ...]:
     """Return the headers of XLA that Horovod's source includes and the folder ``include`` lacks.
 
     XLA is a compiler of TensorFlow. If any header is missing, Horovod cannot be built with XLA. The
-    result has the paths of the headers, as the source names them.
+    result has the paths of the headers, as the source names them; it is empty if none is missing.
 
     Args:
         source: the folder of Horovod's source.

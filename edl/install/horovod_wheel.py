@@ -3,7 +3,8 @@
 The cache entry of a wheel is named by everything that decides its content: Horovod's version, the
 patches, Python, PyTorch, TensorFlow, the machine's architecture and Horovod's own build variables
 (:class:`Recipe`). A cache entry appears by one rename, so it is complete or does not exist. Several
-builds of the same wheel wait for each other.
+builds of the same wheel wait for each other. `edl build-horovod` calls :func:`recipe`,
+:func:`build` and :func:`install`.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ class Recipe:
     def key(self) -> str:
         """The name of the wheel's entry in the cache.
 
-        It is readable, and different wherever the content of the wheel may differ.
+        It is made from the versions, the patches and the build variables, so it is different
+        wherever the content of the wheel may differ.
         """
         patches = horovod_patches.fingerprint()
         parts = [VERSION, patches, self.python, self.machine]
@@ -100,7 +102,10 @@ class Recipe:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variables that make Horovod's build follow this recipe."""
+        """The environment variables (HOROVOD_*) that make Horovod's build follow this recipe.
+
+        The build uses Gloo, without MPI and MXNet.
+        """
         return {
             f"HOROVOD_WITH{'' if self.torch else 'OUT'}_PYTORCH": "1",
             f"HOROVOD_WITH{'' if self.tensorflow else 'OUT'}_TENSORFLOW": "1",
@@ -116,7 +121,8 @@ def recipe(*, gpu: bool, environ: Mapping[str, str]) -> Recipe:
 
     Args:
         gpu: whether to build the GPU operations, with NCCL unless a variable says otherwise.
-        environ: the environment variables of the user, of which Horovod's build variables are used.
+        environ: the environment variables of the user, of which Horovod's build variables are used;
+            without ``gpu`` those about GPUs are left out.
 
     Raises:
         BuildError: neither PyTorch nor TensorFlow is importable.
@@ -142,10 +148,17 @@ def recipe(*, gpu: bool, environ: Mapping[str, str]) -> Recipe:
 
 
 def framework_version(module: str) -> str | None:
-    """Return the version of the installed distribution that provides the import name ``module``.
+    """Return the version of the installed distribution that provides an import name.
 
-    The result is None if the module is not importable, and "unknown" if it is, but no distribution
-    whose name begins with ``module`` provides it.
+    The module is not imported.
+
+    Args:
+        module: the import name, "torch" or "tensorflow".
+
+    Returns:
+        The version of a distribution that provides it and whose name begins with ``module``, such
+        as "tensorflow-cpu"; "unknown" if there is no such distribution; None if the module is not
+        importable.
     """
     if importlib.util.find_spec(module) is None:
         return None
@@ -156,33 +169,44 @@ def framework_version(module: str) -> str | None:
 
 
 def is_installed(wanted: Recipe) -> bool:
-    """Return whether the Horovod that the running interpreter imports was built by this recipe.
+    """Return whether the Horovod of the running interpreter was built by a recipe of edl.
 
-    ``wanted`` is the recipe.
+    False also without Horovod, or if edl's patches have changed since it was built.
+
+    Args:
+        wanted: the recipe.
     """
     return bool(installed_marker().get("key") == wanted.key)
 
 
 def cached(wanted: Recipe) -> Path | None:
-    """Return the path of the wheel of the recipe ``wanted`` in the cache; None if there is none."""
+    """Return the path of the wheel in the cache that fits a recipe and edl's present patches.
+
+    Args:
+        wanted: the recipe.
+
+    Returns:
+        The path; None if the cache has no such wheel.
+    """
     wheels = sorted((_cache() / wanted.key).glob("horovod-*.whl"))
     return wheels[0] if wheels else None
 
 
 def build(wanted: Recipe, *, force: bool, console: Console) -> Path:
-    """Return the path of a wheel of Horovod, which is built unless the cache has it.
+    """Return the path, in the cache, of a wheel of Horovod, which is built unless it is there.
 
     A build takes a minute or two, longer for GPUs, and puts the wheel into the cache. Builds of the
-    same wheel by several processes wait for each other.
+    same wheel by several processes wait for each other. Nothing is installed.
 
     Args:
         wanted: the recipe of the wheel; its key names the entry of the cache.
-        force: whether to build although the cache has the wheel, which is then replaced.
+        force: whether to build although the cache has the wheel, which is then replaced once the
+            new one is complete.
         console: where progress is shown.
 
     Raises:
-        BuildError: a tool is missing, the download or the build failed, or a patch does not fit.
-            The message names the log.
+        BuildError: a tool is missing, the download or the build failed, or a patch does not fit. If
+            a command failed, the message names the log.
     """
     if not force and (wheel := cached(wanted)):
         console.print(f"Horovod {VERSION}: wheel from the cache, {wheel}", soft_wrap=True)
@@ -199,12 +223,17 @@ def build(wanted: Recipe, *, force: bool, console: Console) -> Path:
 
 
 def install(wheel: Path, *, console: Console) -> None:
-    """Install ``wheel`` and the packages that it requires into the running interpreter.
+    """Install a wheel and the packages that it requires into the running interpreter, by pip.
 
-    ``console`` is where progress is shown.
+    An installed Horovod is replaced, even by the same version. The output of pip is appended to the
+    file install.log beside the wheel.
+
+    Args:
+        wheel: the path of the wheel, as :func:`build` returns it.
+        console: where progress is shown.
 
     Raises:
-        BuildError: pip refused; the message has the last lines of its output.
+        BuildError: pip failed; the message has the line of its output that says why, and the log.
     """
     log = wheel.with_name("install.log")
     env = config.environment()
@@ -238,7 +267,8 @@ def refuse_unwritable_interpreter() -> None:
     It is called before the build, so that the user does not learn it after minutes of compiling.
 
     Raises:
-        BuildError: the interpreter belongs to the operating system.
+        BuildError: the interpreter belongs to the operating system, and is in no virtual
+            environment.
     """
     marker = Path(sysconfig.get_path("stdlib")) / "EXTERNALLY-MANAGED"
     if sys.prefix == sys.base_prefix and marker.is_file():
@@ -249,10 +279,10 @@ def refuse_unwritable_interpreter() -> None:
 
 
 class _Build:
-    """One build of a wheel, in a temporary folder beside the cache entries.
+    """One build of a wheel, in a temporary folder beside the cache entries; :meth:`run` does it.
 
     The folder is in the file system of the cache, so one rename, which is atomic, puts the finished
-    wheel into the cache.
+    wheel into the cache. The caller holds the lock of the wheel's entry meanwhile.
 
     Args:
         wanted: the recipe of the wheel.
@@ -265,10 +295,13 @@ class _Build:
         self.log = _cache() / f"{wanted.key}.log"
 
     def run(self) -> Path:
-        """Build the wheel, put it into the cache, and return its path.
+        """Build the wheel, put it into the cache, and return its path there.
+
+        A wheel of the same recipe in the cache is replaced, but only after success. The temporary
+        folder is removed in each case.
 
         Raises:
-            BuildError: the build failed; the message names the log.
+            BuildError: the build failed; if a command did, the message names the log.
         """
         self.log.write_text("")
         # Horovod's CMake takes its directory for a regular expression: no "+cpu" in the path.
@@ -299,8 +332,13 @@ class _Build:
     def _run(self, work: Path) -> None:
         """Fetch the tools and the source, apply the patches, and compile the wheel.
 
-        ``work`` is the temporary folder for all of that; the wheel is then in its subfolder
-        ``wheel``.
+        Args:
+            work: the temporary folder for all of that; the wheel is then in its subfolder
+                ``wheel``.
+
+        Raises:
+            CommandFailed: a command of pip failed.
+            BuildError: a checksum is wrong, a patch does not fit, or the wheel lacks a library.
         """
         tools = work / "tools"
         cmake = () if toolchain.system_cmake() else (CMAKE,)
@@ -330,7 +368,10 @@ class _Build:
         self._check(next(out.glob("*.whl")))
 
     def _check(self, wheel: Path) -> None:
-        """Check that the wheel has Horovod's library for each framework, where Python looks for it.
+        """Check that the wheel has Horovod's library for each framework of the recipe.
+
+        Args:
+            wheel: the path of the wheel.
 
         Raises:
             BuildError: a library is missing.
@@ -349,8 +390,16 @@ class _Build:
     def _source(self, work: Path, env: Mapping[str, str]) -> Path:
         """Unpack Horovod's source into ``work``, and return the folder with it.
 
-        The archive is downloaded if it is not in the cache, where it stays; its checksum is checked
-        each time. ``env`` has the environment variables for the download.
+        The archive is downloaded if it is not in the cache, or has the wrong checksum there; it
+        stays in the cache.
+
+        Args:
+            work: the temporary folder of the build.
+            env: the environment variables for the download by pip.
+
+        Raises:
+            CommandFailed: the download failed.
+            BuildError: the checksum of the download is wrong.
         """
         archive = _cache() / f"horovod-{VERSION}.tar.gz"
         if not archive.is_file() or _sha256(archive) != SHA256:
@@ -369,11 +418,12 @@ class _Build:
 
         Args:
             work: the temporary folder of the build.
-            archive: the path of the archive in the cache.
+            archive: the path in the cache to which the archive is moved, replacing another file.
             env: the environment variables for pip.
 
         Raises:
-            BuildError: the checksum of the download is wrong.
+            CommandFailed: pip failed.
+            BuildError: the checksum of the download is wrong; the cache is not changed.
         """
         requirement = work / "requirements.txt"
         requirement.write_text(f"horovod=={VERSION} --hash=sha256:{SHA256}\n")
@@ -404,8 +454,11 @@ class _Build:
 
         Args:
             arguments: the command and its arguments, like "download", "--no-deps".
-            what: what the command does, as shown to the user.
-            env: the environment variables of the command.
+            what: what the command does, as shown to the user, such as "fetching build tools".
+            env: all environment variables of the command.
+
+        Raises:
+            CommandFailed: the command ended with an exit code other than 0.
         """
         command, *rest = arguments
         retries = ("--retries", "10")
@@ -418,10 +471,14 @@ class _Build:
         )
 
     def _environment(self, tools: Path) -> dict[str, str]:
-        """Return the environment variables of the build, with the build's own tools first on PATH.
+        """Return all environment variables of the build: the user's, changed for this build.
 
-        The user's variables whose names begin with HOROVOD_ are left out, and those of the recipe
-        are added. ``tools`` is the folder of the tools.
+        The build's own tools come first on PATH and PYTHONPATH. The user's variables whose names
+        begin with HOROVOD_ are left out, and those of the recipe are added. MAKEFLAGS sets the
+        number of compilers, unless the user has set it.
+
+        Args:
+            tools: the folder into which pip has installed the tools.
         """
         env = {k: v for k, v in config.environment().items() if not k.startswith("HOROVOD_")}
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(tools), env.get("PYTHONPATH"))))
@@ -449,9 +506,13 @@ def _cache() -> Path:
 
 @contextmanager
 def _locked(path: Path, console: Console) -> Iterator[None]:
-    """While entered, hold an exclusive lock on the file ``path``; entering waits for it.
+    """Hold an exclusive lock on a file during the ``with`` block; entering the block waits for it.
 
-    The kernel releases the lock when the process ends. ``console`` is told if there is a wait.
+    The kernel releases the lock when the process ends.
+
+    Args:
+        path: the file, which is created if it does not exist, and stays afterwards.
+        console: where a line is printed if another process holds the lock.
     """
     with path.open("w") as handle:
         try:
@@ -465,7 +526,8 @@ def _locked(path: Path, console: Console) -> Iterator[None]:
 def _compilers() -> int:
     """Return how many compilers may run at once: one for each core, if the memory is enough.
 
-    Each takes ``GB_PER_COMPILER`` GB of memory.
+    The cores are those that this process may use. Each compiler needs 2 GB (``GB_PER_COMPILER``) of
+    the machine's memory, free or not. The result is at least 1.
     """
     memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     cores = len(os.sched_getaffinity(0))
@@ -480,7 +542,11 @@ def _sha256(path: Path) -> str:
 def _last_words(tail: tuple[str, ...]) -> str:
     """Return the line of a failed command's output that most likely says why it failed.
 
-    ``tail`` are the last lines of the output.
+    It is the first line with a sign of an error, such as "fatal error"; if there is none, the last
+    line. The result has at most 300 characters.
+
+    Args:
+        tail: the last lines of the output; without any the result is "no output".
     """
     signs = ("fatal error", "error:", "ERROR:", "CMake Error", "Killed", "No space left")
     lines = [line.strip() for line in tail if line.strip()] or ["no output"]

@@ -1,4 +1,7 @@
-"""Run long commands (pip, compilers) with their output in a log, and show how far they are."""
+"""Run long commands (pip, compilers) with their output in a log, and show how far they are.
+
+:func:`run_logged` does so.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,11 @@ class CommandFailed(Exception):
     Args:
         command: the words of the command, of which the message has the first six.
         code: the exit code.
-        tail: the last lines of the output, at most 401.
+        tail: the last lines of the output, oldest first.
 
     Attributes:
-        code: the exit code.
-        tail: the last lines of the output.
+        code: the exit code; negative: the number of the signal that ended the command.
+        tail: the last lines of the output, as a tuple; :func:`run_logged` gives at most 401.
     """
 
     def __init__(self, command: Sequence[str], code: int, tail: Sequence[str]) -> None:
@@ -45,13 +48,16 @@ def run_logged(
 ) -> None:
     """Run ``command`` to its end, append its output to a log, and show its progress.
 
+    The progress is the percentage that make prints, and the time. The command has no input. An
+    exception meanwhile, such as of Ctrl-C, ends the command.
+
     Args:
         command: the words of the command.
         what: what the command does, as shown to the user.
-        log: the file of the log.
-        env: the environment variables of the command.
-        console: where the progress is shown: a bar on a terminal, else a line every
-            ``PLAIN_PERIOD_S`` seconds.
+        log: the file of the log, which is created if it does not exist.
+        env: all environment variables of the command.
+        console: where the progress is shown: a bar on a terminal, else a line every 20 s
+            (``PLAIN_PERIOD_S``).
 
     Raises:
         CommandFailed: the command ended with an exit code other than 0.
@@ -64,10 +70,20 @@ def run_logged(
 def _plain(
     command: Sequence[str], what: str, log: Path, env: Mapping[str, str], console: Console
 ) -> None:
-    """Run a command, and print a line of progress every ``PLAIN_PERIOD_S`` seconds.
+    """Run a command to its end, and print a line of progress every 20 s (``PLAIN_PERIOD_S``).
 
-    This is for a ``console`` that is no terminal. The arguments (command, its description, log
-    file, environment, console) and the errors are those of :func:`run_logged`.
+    A line is also printed at the beginning and after success.
+
+    Args:
+        command: the words of the command.
+        what: what the command does, as shown to the user.
+        log: the file to which the output is appended.
+        env: all environment variables of the command.
+        console: where the lines are printed; it is no terminal.
+
+    Raises:
+        CommandFailed: the command ended with an exit code other than 0.
+        OSError: the command could not be started.
     """
     start = time.monotonic()
     state = {"percent": -1}
@@ -96,10 +112,18 @@ def _plain(
 def _live(
     command: Sequence[str], what: str, log: Path, env: Mapping[str, str], console: Console
 ) -> None:
-    """Run a command, and show a progress bar on the terminal.
+    """Run a command to its end, and show a progress bar on the terminal.
 
-    The arguments (command, its description, log file, environment, console) and the errors are
-    those of :func:`run_logged`.
+    Args:
+        command: the words of the command.
+        what: what the command does, which stands before the bar.
+        log: the file to which the output is appended.
+        env: all environment variables of the command.
+        console: the terminal.
+
+    Raises:
+        CommandFailed: the command ended with an exit code other than 0.
+        OSError: the command could not be started.
     """
     columns = (SpinnerColumn(), TextColumn(what), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
@@ -113,13 +137,14 @@ def _live(
 def _stream(
     command: Sequence[str], log: Path, env: Mapping[str, str], on_percent: Callable[[int], None]
 ) -> None:
-    """Run a command, and append its output to a log.
+    """Run a command to its end, and append the command and its output (also of errors) to a log.
 
     Args:
         command: the words of the command.
-        log: the file of the log.
-        env: the environment variables of the command.
-        on_percent: called with the progress, 0 to 100, each time the output reports it.
+        log: the file of the log, which is created if it does not exist.
+        env: all environment variables of the command.
+        on_percent: called with the progress, 0 to 100, each time a line of the output has it in the
+            form of make, such as "[ 42%]".
 
     Raises:
         CommandFailed: the command ended with an exit code other than 0.

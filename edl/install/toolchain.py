@@ -1,4 +1,7 @@
-"""Find the tools that compile Horovod, and say how to install those that are missing."""
+"""Find the tools that compile Horovod, and say how to install those that are missing.
+
+:func:`tools` and :func:`system_cmake` look for them; nothing is installed.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool or file that the build of Horovod needs.
+    """A tool or file that the build of Horovod needs, as :func:`tools` has looked for it.
 
     Attributes:
-        name: the name of the tool.
+        name: the name of the tool or file, such as "g++".
         found: its path; empty if it is missing.
-        remedy: what to do if it is missing.
+        remedy: what to do if it is missing, for people; also set if it is found.
     """
 
     name: str
@@ -27,9 +30,10 @@ class Tool:
 
 
 def tools() -> tuple[Tool, ...]:
-    """Return the C++ compiler, make, patch and Python's headers, each found or missing.
+    """Return the C++ compiler, make, patch and Python's headers, in this order, found or missing.
 
-    CMake is not among them, because the build lets pip install it where it is missing.
+    Programs are searched for on PATH; their versions are not checked. CMake is not among them,
+    because the build lets pip install it where it is missing.
     """
     header = Path(sysconfig.get_path("include")) / "Python.h"
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -52,7 +56,8 @@ def tools() -> tuple[Tool, ...]:
 def system_cmake() -> str:
     """Return the path of an installed CMake that can build Horovod: version 3.13 or a later 3.x.
 
-    The result is empty if there is none.
+    Only the first CMake on PATH is asked. The result is empty if there is none, or if it has
+    another version or does not answer within 30 s.
     """
     path = shutil.which("cmake")
     if path is None:
