@@ -1,4 +1,4 @@
-"""Derive a key for each purpose from a job's one secret.
+"""Derive a key for each purpose from a job's one secret (:func:`derived`).
 
 No derived key reveals the secret or another key. This matters for the key for ZooKeeper: digest
 authentication sends it in clear text, so a listener on the network learns it. The derivation is
@@ -14,10 +14,10 @@ import hmac
 def derived(secret: str, purpose: str, job: str) -> str:
     """Return a key of ``job`` for one purpose, as 64 hexadecimal digits.
 
-    The key does not reveal the secret.
+    The same arguments always give the same key. The key does not reveal the secret.
 
     Args:
-        secret: the secret of the job.
+        secret: the secret of the job, a random text that all its processes know.
         purpose: the use of the key, "http" or "zookeeper"; each has a key of its own.
         job: the name of the job.
     """

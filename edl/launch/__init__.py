@@ -1,1 +1,1 @@
-"""Start and supervise workers: agents, the processes under horovodrun, and the workers' output."""
+"""Start and supervise workers on a host: by an agent, or under horovodrun; handle their output."""

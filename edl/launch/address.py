@@ -1,7 +1,7 @@
-"""Choose the address under which other hosts of the job reach this host.
+"""Choose the address under which other hosts of the job reach this host (:func:`own_address`).
 
-`edl run` and `edl join` choose it once. The result is always an IP address, never a host name, so
-no process of the job has to resolve the name of another host.
+A launcher (such as `edl run` or `edl join`) chooses it once, at its start. The result is always an
+IPv4 address, never a host name, so no process of the job has to resolve the name of another host.
 """
 
 from __future__ import annotations
@@ -16,22 +16,30 @@ from edl.errors import UsageError
 
 
 def address_of(interface: str) -> str | None:
-    """Return the first IPv4 address of a network interface, or None if there is no such address."""
+    """Return the first IPv4 address of a network interface of this host.
+
+    Args:
+        interface: the name of the interface, such as "eth0".
+
+    Returns:
+        The address; None if there is no such interface, or if it has no IPv4 address.
+    """
     return next(iter(_addresses().get(interface, ())), None)
 
 
 def own_address(configured: str, interface: str, zookeeper: str) -> str:
-    """Return the IP address of this host at which the job's other hosts reach it.
+    """Return the IPv4 address of this host at which the job's other hosts reach it.
 
     It is the configured address; else the first address of ``interface``; else the address from
-    which this host would send to ZooKeeper; else the loopback address.
+    which this host would send to the first ZooKeeper server that is not on this host; else
+    127.0.0.1.
 
     Args:
         configured: an address or a name of this host; empty if none was configured. With
             ``interface``, it must be an address of that interface.
         interface: the network interface that must have the address; empty for any interface.
         zookeeper: the ZooKeeper servers (``host:port,...``, perhaps with a path). Nothing is sent
-            to them: only the route to them is looked up.
+            to them: only their names and the route to them are looked up.
 
     Raises:
         UsageError: this host has no such interface or no such address, or ``configured`` is a name
@@ -47,15 +55,16 @@ def own_address(configured: str, interface: str, zookeeper: str) -> str:
 
 
 def _on(interface: str, given: str) -> str:
-    """Return the address of this host on a network interface.
+    """Return an IPv4 address of this host on a network interface.
 
     Args:
         interface: the name of the interface.
-        given: the address that the interface must have, which is then returned; empty for the first
-            address of the interface.
+        given: the address that the interface must have, which is then returned; empty: the first
+            address of the interface is returned.
 
     Raises:
-        UsageError: the interface has no IPv4 address, or ``given`` is not one of its addresses.
+        UsageError: this host has no such interface, the interface has no IPv4 address, or ``given``
+            is not one of its addresses.
     """
     there = _addresses()
     own = there.get(interface, ())
@@ -73,7 +82,7 @@ def _on(interface: str, given: str) -> str:
 
 
 def _usable(address: str) -> str:
-    """Return ``address`` if a socket can be bound to it on this host.
+    """Return ``address``, an IPv4 address, if a socket can be bound to it on this host.
 
     Raises:
         UsageError: ``address`` is not an address of this host.
@@ -89,7 +98,7 @@ def _usable(address: str) -> str:
 
 
 def _resolved(name: str) -> str:
-    """Return the IPv4 address that ``name`` resolves to on this host.
+    """Return the first IPv4 address that ``name``, a host name or an address, resolves to here.
 
     Raises:
         UsageError: the name cannot be resolved.
@@ -105,10 +114,14 @@ def _resolved(name: str) -> str:
 
 
 def _towards(server: str) -> str | None:
-    """Return the IPv4 address of this host from which it would send to ``server``.
+    """Return the IPv4 address of this host from which it would send to a server; send nothing.
 
-    The result is None if that address is loopback, or if the server cannot be resolved or reached.
-    ``server`` is ``host`` or ``host:port``.
+    Args:
+        server: the server, ``host`` or ``host:port``.
+
+    Returns:
+        The address; None if it is a loopback address, because the server is on this host, or if the
+        server's name cannot be resolved to an IPv4 address or there is no route to it.
     """
     name = server.rpartition(":")[0] if ":" in server else server
     name = name.strip("[]")
@@ -139,7 +152,10 @@ def _addresses() -> dict[str, tuple[str, ...]]:
 def _listed(addresses: dict[str, tuple[str, ...]]) -> str:
     """Return network interfaces and their addresses as text for an error message.
 
-    ``addresses`` has the addresses by the name of the interface. The text is like "eth0 (10.0.0.1),
-    lo (127.0.0.1)".
+    Args:
+        addresses: the addresses of each interface, by its name.
+
+    Returns:
+        A text such as "eth0 (10.0.0.1), lo (127.0.0.1)", in the order of the dict.
     """
     return ", ".join(f"{name} ({', '.join(own)})" for name, own in addresses.items())
