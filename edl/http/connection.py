@@ -125,15 +125,18 @@ class Connection(asyncio.Protocol):
         self._timer = loop.call_later(REQUEST_S, self._too_slow)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Add this connection to the open ones, and keep its ``transport``; asyncio calls this."""
+        """Add this connection to the set of open ones, and keep its ``transport``.
+
+        asyncio calls this once, before any byte arrives.
+        """
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._open.add(self)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Remove this connection from the open ones, and cancel its request; asyncio calls this.
+        """Remove this connection from the set of open ones, and cancel the answer to its request.
 
-        ``error`` is not used.
+        asyncio calls this once, when the connection is closed. ``error``, the reason, is not used.
         """
         self._open.discard(self)
         self._timer.cancel()
@@ -154,9 +157,13 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Parse the received bytes ``data``; refuse a request that is malformed or too large.
+        """Parse the next received bytes; refuse a request that is malformed or too large.
 
-        asyncio calls this. Bytes after the first request are ignored.
+        asyncio calls this each time bytes arrive. Bytes after the first request are ignored. To
+        refuse is to answer with the status 400, 413, 414 or 431 and close the connection.
+
+        Args:
+            data: the bytes: any piece of the request.
         """
         if self._complete:
             return  # more than one request: the first is answered, then we close
@@ -243,7 +250,7 @@ class Connection(asyncio.Protocol):
         self._task = self._loop.create_task(self._answer(request))
 
     async def _answer(self, request: HttpRequest) -> None:
-        """Make the answer to ``request`` and send it; a HEAD gets no body."""
+        """Wait for the answer to ``request`` and send it, to a HEAD without its body."""
         self._send(await self._respond(request), head=request.method == "HEAD")
 
     def _refuse(self, status: int) -> None:

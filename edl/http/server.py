@@ -1,8 +1,8 @@
 """Serve the one HTTP port of a worker's daemon: its health, and further paths that are added to it.
 
-The server runs on its own thread with an asyncio loop, and answers:
+The server (:class:`DaemonServer`) runs on its own thread with an asyncio loop, and answers:
 
-- ``GET /health``: JSON from a callable;
+- ``GET /health``: the JSON object that a function returns;
 - further path prefixes, added with :meth:`DaemonServer.add_route`; requests that change anything
   need a signature (see :mod:`edl.http.signing`).
 
@@ -314,6 +314,9 @@ class DaemonServer:
         return None
 
     def _answer_health(self, request: HttpRequest) -> tuple[int, bytes]:
-        """Return the status 200 and the health of the worker as JSON; ``request`` is ignored."""
+        """Return a pair: the status 200, and the worker's health as a JSON object in bytes.
+
+        ``request`` is ignored.
+        """
         assert self._health is not None
         return 200, json.dumps(self._health()).encode() + b"\n"

@@ -162,9 +162,10 @@ class Authenticator:
         return now - made < self._limits.nonce_s
 
     def _proof(self, made: str) -> str:
-        """Return the proof, in hexadecimal, that this object made a nonce.
+        """Return the proof that this object made a nonce: 64 hexadecimal digits.
 
-        ``made`` is the beginning of the nonce: its time and its random digits.
+        It is the HMAC-SHA256 of ``made``, the beginning of the nonce (its time and its random
+        digits), with a random key that only this object has.
         """
         return hmac.new(self._own_key.encode(), made.encode(), hashlib.sha256).hexdigest()
 
