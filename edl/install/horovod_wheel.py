@@ -70,11 +70,14 @@ GPU_VARIABLES = (  # ... and those that need --gpu
 class Recipe:
     """Everything that decides the content of a wheel, besides Horovod's version and the patches.
 
+    :func:`recipe` returns the one for the running interpreter.
+
     Attributes:
         python: the cache tag and ABI flags of the interpreter, like "cpython-312".
         machine: the architecture of the machine, like "x86_64".
-        torch: the version of PyTorch; None if it is not installed.
-        tensorflow: the version of TensorFlow; None if it is not installed.
+        torch: the version of PyTorch, as :func:`framework_version` returns it; None if it is not
+            installed, and the wheel is built without it.
+        tensorflow: the same for TensorFlow.
         variables: Horovod's build variables, pairs of name and value, sorted by name: those that
             the user has set, and the choice of NCCL for a GPU build.
     """
@@ -169,7 +172,7 @@ def framework_version(module: str) -> str | None:
 
 
 def is_installed(wanted: Recipe) -> bool:
-    """Return whether the Horovod of the running interpreter was built by a recipe of edl.
+    """Return whether edl has built the Horovod of the running interpreter with a given recipe.
 
     False also without Horovod, or if edl's patches have changed since it was built.
 
@@ -488,7 +491,10 @@ class _Build:
         return env | self.recipe.environment
 
     def _tensorflow_include(self) -> Path | None:
-        """Return the folder of TensorFlow's headers, or None for a build without TensorFlow."""
+        """Return the folder of TensorFlow's headers, or None for a build without TensorFlow.
+
+        Whether the folder exists is not checked.
+        """
         if self.recipe.tensorflow is None:
             return None
         spec = importlib.util.find_spec("tensorflow")
@@ -498,7 +504,7 @@ class _Build:
 
 
 def _cache() -> Path:
-    """Return the directory of the wheel cache; it is created if it does not exist."""
+    """Return the directory of the wheel cache, ``wheels`` in edl's cache; create it if missing."""
     path = config.cache_dir() / "wheels"
     path.mkdir(parents=True, exist_ok=True)
     return path

@@ -20,7 +20,7 @@ _PERCENT = re.compile(r"\[\s*(\d{1,3})%\]")  # make's, in CMake's makefiles
 
 
 class CommandFailed(Exception):
-    """The error that a command ended with an exit code other than 0.
+    """The error of :func:`run_logged` that a command ended with an exit code other than 0.
 
     Args:
         command: the words of the command, of which the message has the first six.
