@@ -1,17 +1,18 @@
 """End a worker's process soon after its script; tell the launcher which stage the end has reached.
 
-The end of a process has three stages:
+``edl.init()`` calls :func:`arm` and :meth:`Closing.start` for this. The end of a process has three
+stages:
 
 1. The script goes on: in its threads that are not daemons, in exit handlers that it has registered
    with :mod:`atexit` since it imported edl, and in child processes that Python waits for.
 2. The exit handlers run that libraries (comet_ml, mlflow, wandb) registered before edl was
    imported. The launcher is told that the script has ended, and with which exit code. It allows
-   these handlers ``exit_timeout_s`` (:class:`edl.core.job_spec.JobSettings`).
+   these handlers ``exit_timeout_s`` seconds, a setting of the job, and then kills the process.
 3. The interpreter ends. With PyTorch or TensorFlow loaded, that takes a second of computing, all of
    it to free memory that the operating system takes back anyway. It may also hang, in a library's
    threads or destructors. So edl keeps the garbage collector from looking at the objects that exist
    then, and tells the launcher that this stage has begun: the launcher ends a process that does not
-   end by itself within ``exit_s`` (:class:`edl.core.host.supervision.SupervisorLimits`).
+   end by itself within 2 s (``exit_s`` of :class:`edl.core.host.supervision.SupervisorLimits`).
 """
 
 from __future__ import annotations
@@ -263,8 +264,8 @@ class Closing:
 class _AfterHandlers:
     """An object whose ``__del__`` the interpreter runs right after the last exit handler.
 
-    For this, :func:`_last` puts one into ``sys.ps2``. It tells the launcher that only the
-    interpreter is left, and ends the process at once if the job has refused this worker.
+    For this, :func:`_last` puts one into ``sys.ps2``. Its ``__del__`` tells the launcher that only
+    the interpreter is left, and ends the process at once if the job has refused this worker.
     """
 
     def __del__(self) -> None:

@@ -1,4 +1,7 @@
-"""Load a newcomer's first batch in a thread, while the newcomer trains padding batches."""
+"""Load a newcomer's first batch in a thread (:class:`FirstBatch`), while it trains padding batches.
+
+A newcomer is a worker that has just joined the ring; the weight of a padding batch is 0.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +40,10 @@ class FirstBatch:
     def take(self) -> Any:
         """Wait until the batch is loaded, and return it; return ``missing`` if there is no batch.
 
+        The thread has ended then, and the caller may take further batches from the iterator.
+
         Raises:
-            Exception: the exception that loading the batch has raised.
+            Exception: the exception that loading the batch has raised, of any type.
         """
         self._taken.set()
         self._thread.join()
@@ -47,7 +52,10 @@ class FirstBatch:
         return self._batch
 
     def discard(self) -> None:
-        """Wait until the batch is loaded and drop it, so the iterator is free to be used again."""
+        """Wait until the batch is loaded, and drop it, or the error that loading it has raised.
+
+        The thread has ended then, and other threads may use the iterator.
+        """
         self._wanted = False
         self._taken.set()
         self._thread.join()

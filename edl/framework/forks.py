@@ -43,7 +43,7 @@ def end_forks_by_sigterm() -> None:
 
 @functools.cache
 def _free_from_the_network() -> None:
-    """Make every future fork of this process close its internet sockets.
+    """Make every future fork of this process close its internet sockets, as its first action.
 
     Only the first call has an effect.
     """

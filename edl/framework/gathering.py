@@ -1,7 +1,7 @@
-"""Gather arrays of all workers between two steps, for ``edl.gather`` and ``edl.sum``.
+"""Gather NumPy arrays of all workers between two steps, for ``edl.gather`` and ``edl.sum``.
 
-All workers get the same answer, even if one of them dies during the exchange
-(:mod:`edl.worker.exchange`).
+:func:`gather_arrays` does it. All workers get the same answer, even if one of them dies during the
+exchange (:mod:`edl.worker.exchange`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def gather_arrays(arrays: Mapping[str, Array], empty_fits: bool = False) -> list
 
 
 def check_rows(name: str, parts: list[Array]) -> None:
-    """Check that one array of all workers can be concatenated along the first dimension.
+    """Check that the arrays of all workers can be concatenated along the first dimension.
 
     Args:
         name: the name of the array in the script's dict, for the error message; empty: the script
@@ -65,7 +65,7 @@ def check_rows(name: str, parts: list[Array]) -> None:
         parts: the array of each worker, in rank order.
 
     Raises:
-        UsageError: if the shapes differ beyond the first dimension.
+        UsageError: if the shapes differ in number of dimensions, or in any but the first.
     """
     shapes = [part.shape for part in parts]
     if len({shape[1:] for shape in shapes}) > 1 or len({len(shape) for shape in shapes}) > 1:
@@ -76,7 +76,7 @@ def check_rows(name: str, parts: list[Array]) -> None:
 
 
 def check_same_shape(name: str, parts: list[Array]) -> None:
-    """Check that one array of all workers can be added up: the shapes must be equal.
+    """Check that the arrays of all workers can be added up: their shapes must be equal.
 
     Args:
         name: the name of the array in the script's dict, for the error message; empty: the script
@@ -97,8 +97,9 @@ def check_same_shape(name: str, parts: list[Array]) -> None:
 def _read(payload: bytes) -> dict[str, Array]:
     """Return the arrays of one worker by name, from its message ``payload``.
 
-    The message is a JSON header (name, type and shape of each array) behind its length in 8 bytes,
-    and then the bytes of the arrays; :func:`gather_arrays` sends it.
+    The message has the length of a header in 8 bytes, the header (JSON: name, type and shape of
+    each array), and the bytes of the arrays; :func:`gather_arrays` sends it. The result has copies,
+    which may be changed.
     """
     begin = LENGTH_BYTES + int.from_bytes(payload[:LENGTH_BYTES], "little")
     arrays = {}

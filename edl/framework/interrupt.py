@@ -1,4 +1,7 @@
-"""Raise, in the thread of the user's script, an error that edl found in a framework's thread."""
+"""Raise, in the thread of the user's script, an error that edl found in a framework's thread.
+
+:func:`raise_in` does it.
+"""
 
 from __future__ import annotations
 

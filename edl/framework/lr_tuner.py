@@ -46,7 +46,10 @@ class Probe(Protocol):
 
     @property
     def holds(self) -> bool:
-        """Whether the probe holds a whole update: :meth:`begin` and :meth:`end` were called."""
+        """Whether the probe holds a whole update: the weights before and after it.
+
+        So it is after :meth:`begin` and :meth:`end`, until the next :meth:`forget`.
+        """
 
     def begin(self) -> None:
         """Copy the weights before an update; call this right before the optimizer makes it."""
@@ -101,7 +104,10 @@ class Tuner:
         return self._tuning.rate_at(self._state, update.after)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the tuner's state as JSON values; it is equal on all workers."""
+        """Return the tuner's state as JSON values, for :meth:`restore`; it is equal on all workers.
+
+        The probe's copy of an update is not in it.
+        """
         return self._state.snapshot()
 
     def restore(self, values: dict[str, Any]) -> None:
@@ -220,7 +226,7 @@ def mean_loss(loss: Any) -> float:
     """Return as a float the result of ``loss_of``, the script's function for a batch's mean loss.
 
     Args:
-        loss: a number, or a tensor with one element.
+        loss: the result: a number, or a tensor with one element.
 
     Raises:
         UsageError: if ``loss`` is neither of these.
@@ -245,7 +251,7 @@ def refuse(why: str) -> NoReturn:
 
 
 def refuse_several() -> NoReturn:
-    """Raise a UsageError: ``edl.LRTuner`` cannot tune a script with several optimizers."""
+    """Raise a UsageError, always: ``edl.LRTuner`` cannot tune a script with several optimizers."""
     refuse("this script has several optimizers; it tunes the only one")
 
 

@@ -1,4 +1,4 @@
-"""Compute the mean of a number over all workers of a job, weighted by samples."""
+"""Compute the mean of a number over all workers of a job, weighted by samples (:func:`mean`)."""
 
 from __future__ import annotations
 

@@ -102,7 +102,10 @@ class NoiseMeter(ABC):
 
     @property
     def _follows(self) -> bool:
-        """Whether this lone worker has kept the gradients of the step right before the open one."""
+        """Whether this lone worker has kept the gradients of the step right before the open one.
+
+        False between two steps.
+        """
         loader = self._worker.loader
         if self._kept is None or not loader.open:
             return False
@@ -184,6 +187,11 @@ class NoiseMeter(ABC):
 
     @staticmethod
     def _copy(gradients: Looked, unit: float) -> Looked:
-        """Return a copy of ``gradients`` without their loss scale, whose square is ``unit``."""
+        """Return a copy of gradients, without their loss scale.
+
+        Args:
+            gradients: pairs of a flat part of a gradient, and how often this part counts.
+            unit: the square of the factor by which a loss scaler has multiplied them; 1: none has.
+        """
         factor = 1.0 / math.sqrt(unit)
         return [(factor * numbers, times) for numbers, times in gradients]

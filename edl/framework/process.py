@@ -1,7 +1,8 @@
 """Hold this process's only worker, and define the API functions that need no framework.
 
-``edl.torch`` and ``edl.tensorflow`` offer these functions under their own names; each adds what its
-framework needs.
+:func:`start` makes the worker, for ``edl.init()``; :func:`current_worker` returns it. ``edl.torch``
+and ``edl.tensorflow`` offer the functions from :func:`shutdown` to :func:`on_resize`, some of them
+with what the framework adds.
 """
 
 from __future__ import annotations
@@ -413,12 +414,13 @@ def _refuse_child() -> None:
 def _let_others_repair(registers_at_s: float | None) -> None:
     """Wait before this worker registers, so that the other workers can repair their ring.
 
-    The launcher sets the time when it starts a worker in place of one that has died. The wait takes
-    at most :data:`REGISTERS_WITHIN_S` seconds.
+    To register is to write this worker's record into ZooKeeper. The launcher sets the time when it
+    starts a worker in place of one that has died. The call returns at that time, or after 1 s
+    (:data:`REGISTERS_WITHIN_S`) if that is earlier.
 
     Args:
-        registers_at_s: the time until which to wait, in seconds of the monotonic clock; None: do
-            not wait.
+        registers_at_s: the time until which to wait, in seconds of the monotonic clock; None, or a
+            time that has passed: do not wait.
     """
     early_s = (registers_at_s or 0.0) - time.monotonic()
     time.sleep(min(max(0.0, early_s), REGISTERS_WITHIN_S))

@@ -9,7 +9,7 @@ before, and is the same everywhere. Rank 0 of a job that begins goes on with the
 script, so a job of one worker draws what the framework alone would.
 
 If a script seeds again while it trains (``torch.manual_seed(seed + epoch)``), edl notices that at
-the worker's next batch, and derives a new seed of the worker's own from it.
+the worker's next batch, and derives a new seed of the worker's own from it, except on that rank 0.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ class RandomNumbers:
     def warm_up(self) -> None:
         """Seed a newcomer's generators for its warm-up; call this before its first batch.
 
-        This cannot wait until it joins: its first batch may build a TensorFlow graph, which keeps
-        for ever the seeds that were set when it was built.
+        The seed is derived from the script's own seeds and the worker's id. This cannot wait until
+        the newcomer joins: its first batch may build a TensorFlow graph, which keeps for ever the
+        seeds that were set when it was built. :meth:`enter` seeds again.
         """
         self._begin("warm-up", self._worker.id, 0)
 

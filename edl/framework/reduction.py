@@ -158,7 +158,11 @@ class StepReduction:
 
     @property
     def step(self) -> OptimizerStep:
-        """The state of this optimizer's part of the step on the batch that was handed out last."""
+        """The state of this optimizer's part of the step on the batch that was handed out last.
+
+        If a batch was handed out since the last call, it is first taken into account: it begins a
+        new step, or adds to the open one.
+        """
         if self._changes != self._worker.loader.changes:
             self._catch_up()
         return self._step
@@ -219,7 +223,8 @@ class StepReduction:
     def sending(self) -> None:
         """Record that gradients of this step are being sent; call this with the first of them.
 
-        The call also sends this worker's step record, unless it was sent before.
+        The call also starts to send this worker's step record, unless it was sent before. It does
+        not wait, and a second call in the step does nothing.
         """
         if self.step.state is not StepState.SENDING:
             self._worker.loader.announce()
@@ -476,7 +481,7 @@ class StepReduction:
         self._reached()
 
     def _averaged(self) -> None:
-        """Record that all gradients that were sent have come back as averages."""
+        """Mark the step as reduced: all gradients that were sent have come back as averages."""
         failpoints.reached("averaged")
         self._on(StepEvent.AVERAGE)
         self._reached()
@@ -484,7 +489,7 @@ class StepReduction:
     def _reached(self) -> None:
         """Stop the timer of this step's reduction if the gradients are averaged or not needed.
 
-        It runs on if the ring broke. A newcomer that warms up has no timer to stop.
+        The timer runs on if the ring broke. A newcomer that warms up has no timer to stop.
         """
         if self.step.state in DECIDED and not self._worker.warming_up:
             self._worker.loader.timer.reduce()

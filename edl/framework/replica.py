@@ -77,7 +77,9 @@ class FrameworkReplica(ABC):
     @staticmethod
     @abstractmethod
     def check(objects: Mapping[str, Any]) -> None:
-        """Check that objects can be tracked: their states can be read and loaded.
+        """Check that objects can be given to ``edl.track``; change nothing.
+
+        They need ``state_dict()`` and ``load_state_dict()``, or what the framework takes instead.
 
         Args:
             objects: the objects by name.
@@ -140,7 +142,11 @@ class FrameworkReplica(ABC):
     @staticmethod
     @abstractmethod
     def size_of(value: Any) -> int | None:
-        """Return the size in bytes of ``value``, a value of the state; None if it is no array."""
+        """Return the size of a value of the state in bytes; None if it is no array.
+
+        Args:
+            value: an array, a variable, or a plain Python value such as a number.
+        """
 
     @abstractmethod
     def digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
@@ -160,10 +166,11 @@ class FrameworkReplica(ABC):
         """
 
     def signature(self) -> dict[str, str]:
-        """Return the shape of each tensor of the models as text, by the tensor's name.
+        """Return the shape of each tensor of the models as text, such as "(10, 3)", by tensor name.
 
-        A newcomer with another result does not fit the job. The dict is empty if the shapes are not
-        known before the newcomer receives the state. Any thread may call this.
+        A newcomer with another result does not fit the job. The dict is empty, as here, in a
+        framework that cannot say the shapes before a newcomer receives the state. Any thread may
+        call this.
         """
         return {}
 
@@ -295,19 +302,24 @@ class FrameworkReplica(ABC):
         }
 
     def states_of_things(self) -> dict[str, Any]:
-        """Return by name the states of the tracked objects that :meth:`things` returns."""
+        """Return the result of ``state_dict()`` of each tracked object that :meth:`things` returns.
+
+        The dict is by the names of the objects.
+        """
         return {name: thing.state_dict() for name, thing in self.things().items()}
 
     def load_things(self, states: Mapping[str, Any], receive: Receive) -> None:
         """Load the states of the tracked objects; in a resync only of those that are compared.
 
         Args:
-            states: the state of each tracked object, by name.
+            states: the state of each tracked object, by name, as :meth:`states_of_things` returns
+                them on another worker.
             receive: why this worker takes the states over: ``Receive.RESYNC`` (its state differed
                 from the job's), or any other value to load them all.
 
         Raises:
-            UsageError: if the states are of other objects than this worker tracks.
+            UsageError: if the names are not those of the objects that this worker tracks; nothing
+                is loaded then.
         """
         things = self.things()
         if odd := sorted(things.keys() ^ states.keys()):

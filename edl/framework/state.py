@@ -42,7 +42,10 @@ class Reference:
 
 @runtime_checkable
 class Trackable(Protocol):
-    """The interface of an object that ``edl.track`` accepts: its state can be read and loaded."""
+    """The interface of an object that ``edl.track`` accepts: its state can be read and loaded.
+
+    An example is a learning rate scheduler of PyTorch.
+    """
 
     def state_dict(self) -> Any:
         """Return the state of the object: nested containers, arrays, and values to be pickled."""
@@ -57,7 +60,10 @@ class Trackable(Protocol):
 
 
 class Arrays(Protocol[Array]):
-    """The interface by which a framework recognises its arrays in a state, and sends them."""
+    """The interface by which a framework recognises its arrays in a state, and sends them.
+
+    Each framework implements it once, for :func:`exchange_state`.
+    """
 
     def refer(self, value: Any, index: int) -> tuple[Array, Reference] | None:
         """Return a pair, the array to send for ``value`` and a reference to it; None if no array.

@@ -22,7 +22,8 @@ class BatchSource(Protocol):
     """The interface of a queue of batches that are not trained yet.
 
     The batches are formed from the samples that this worker has leased. Each framework implements
-    the interface for its loader or data set.
+    the interface for its loader or data set, and :class:`BatchSteps` calls it in the training
+    thread.
     """
 
     def restart(self) -> None:
@@ -166,7 +167,9 @@ class BatchSteps:
             max_steps: how many updates the job makes in all, also inside an epoch; None: no limit.
 
         Raises:
-            UsageError: see :meth:`enter`.
+            UsageError: if the script has trained to its end before, if its loader belongs to an
+                earlier job of this process, or if it has several optimizers and gives a range as
+                its global batch.
         """
         worker = self._worker
         self.limit(max_steps)

@@ -1,10 +1,11 @@
 """Keep copies of tracked objects between two steps, for a worker that missed the last update.
 
-The script of such a worker has gradients of zero, or infinite ones. What it computes from them
-before its `optimizer.step()` (a history of their norms, a count of skipped updates) differs from
-what the other workers have computed. When it asks for its next batch, it is at the same place of
-the script at which the others asked for theirs, so it loads the copies that another worker made of
-its objects at that place. The copies are made and loaded also when the script exchanges values
+:class:`TrackedCopies` keeps them. A worker misses an update if the ring breaks before it has the
+averages, and others had them. Its script has gradients of zero, or infinite ones. What it computes
+from them before its `optimizer.step()` (a history of norms, a count of skipped updates) differs
+from what the other workers have computed. When it asks for its next batch, it is at the same place
+of the script at which the others asked for theirs, so it loads the copies that another worker made
+of its objects at that place. The copies are made and loaded also when the script exchanges values
 between two steps, as in `edl.mean`, because the other workers may wait there for this one.
 """
 
@@ -102,7 +103,7 @@ def _is_small(state: Any) -> bool:
 
 
 def _copied(leaf: Any) -> Any:
-    """Return a copy of an array that later steps do not change; return any other value itself.
+    """Return a copy of an array, which later steps do not change; return any other value itself.
 
     Args:
         leaf: a value of a tracked object's state, such as an array or a number.
