@@ -237,7 +237,7 @@ def ask_all(ports: Mapping[int, tuple[str, int]], timeout_s: float) -> dict[int,
 def answering(members: Iterable[RingMember], run: str, timeout_s: float) -> frozenset[int]:
     """Return the ids of the workers of ``members`` that answer on their own port, so are alive.
 
-    All are asked at the same time. A worker that is not in the result need not be dead.
+    Up to 32 are asked at the same time. A worker that is not in the result need not be dead.
 
     Args:
         members: The workers to ask.

@@ -1,9 +1,9 @@
 """Handle one HTTP/1.1 connection to a daemon's port: one request, one answer, then close.
 
-:class:`Connection` does it, for :class:`edl.http.server.DaemonServer`.
-The target may be in origin form or absolute form; the length of a body is its Content-Length. A
-request that is malformed, too large or too slow is answered with a status 4xx, and the connection
-is closed. No request can raise an error in the event loop.
+:class:`Connection` does it, for :class:`edl.http.server.DaemonServer`. The target of a request may
+be a path or a whole URL; the length of a body is its Content-Length. A request that is malformed,
+too large or too slow is answered with a status 4xx, and the connection is closed. No request can
+raise an error in the event loop.
 """
 
 from __future__ import annotations

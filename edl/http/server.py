@@ -267,8 +267,8 @@ class DaemonServer:
         """Return the answer to a request that must not reach its handler, or None if it may.
 
         On a route that changes something, a missing or wrong signature gives 401, with a new nonce
-        to sign with; a right one is used up by this call. On any other route a method other than
-        GET and HEAD gives 405.
+        to sign with; a right one is used up by this call. (A server without ``guard`` answers 401
+        without a nonce.) On any other route a method other than GET and HEAD gives 405.
 
         Args:
             route: The route of the request's path.

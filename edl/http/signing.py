@@ -153,7 +153,8 @@ class Authenticator:
     def _is_fresh(self, nonce: str, now: float) -> bool:
         """Return whether this object made ``nonce`` less than ``nonce_s`` seconds before ``now``.
 
-        ``now`` is in seconds of this object's clock. Whether the nonce was used is not asked.
+        ``now`` is in seconds of this object's clock. False for a text that is no nonce. Whether the
+        nonce was used is not asked.
         """
         match = _NONCE.fullmatch(nonce)
         if match is None or not hmac.compare_digest(match[2], self._proof(match[1])):
