@@ -121,7 +121,10 @@ class ScriptExit(SystemExit):
             _code, _by_signal = self._status(), self._by_signal
 
     def _status(self) -> int:
-        """Return the exit code that Python gives to a process that ends with this exception."""
+        """Return the exit code that Python gives to a process that ends with this exception.
+
+        It is 0 for None or no argument, the lowest 8 bits of a number, and 1 for a message.
+        """
         code = self.code
         if code is None:
             return 0
@@ -186,7 +189,7 @@ class Closing:
     """A guard for the end of a worker's process: it calls ``close``, and limits its time.
 
     Make one, and call :meth:`start`; the rest happens when Python ends. Once ``close`` has taken
-    :data:`BREAK_S` seconds, ``unblock`` is called. Once it has taken :data:`CLOSE_S` and
+    2 s (:data:`BREAK_S`), ``unblock`` is called. Once it has taken 10 s (:data:`CLOSE_S`) and
     ``settle_s()`` seconds more, the launcher is told that the process has ended, and soon ends it.
 
     Args:
@@ -196,8 +199,9 @@ class Closing:
         settle_s: a function that returns how many more seconds ``close`` may take, for a checkpoint
             that is being written.
         script_ended: a function that is called before ``close`` if the script has ended with
-            success. It may wait for other workers and start threads, because Python still works
-            fully then and no exit handler has run. An exception of it is printed or logged.
+            success, and the training thread, too. It may wait for other workers and start threads,
+            because Python still works fully then and no exit handler has run. An exception of it is
+            printed or logged.
         stopped: a function that returns whether the process ends because its job was told to end;
             the launcher is told that, too. It is called once, right before ``close``.
     """

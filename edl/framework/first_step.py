@@ -51,10 +51,9 @@ def tell(trained_file: str, imports_file: str) -> None:
 def write_imports(path: Path, started_with: Mapping[str, str], now: Mapping[str, str]) -> None:
     """Write the names of the imported modules to a file, completely or not at all.
 
-    A file that exists is replaced.
-
-    The file is JSON, readable by this user only, with the keys ``modules`` and ``own`` (the two
-    results of :func:`divided`) and ``environment`` (the changed variables by name; null: removed).
+    A file that exists is replaced. The file is a JSON object, readable by this user only, with the
+    keys ``modules`` (a list of the installed modules), ``own`` (the script's own modules, from name
+    to path) and ``environment`` (the changed variables by name; null: removed).
 
     Args:
         path: the file to write.

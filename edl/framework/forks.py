@@ -43,9 +43,9 @@ def end_forks_by_sigterm() -> None:
 
 @functools.cache
 def _free_from_the_network() -> None:
-    """Make every future fork of this process close its internet sockets, as its first action.
+    """Make every future fork of this process close its internet sockets, right after it was made.
 
-    Only the first call has an effect.
+    The sockets of this process stay open. Only the first call has an effect.
     """
     os.register_at_fork(after_in_child=let_go_of_the_network)
 

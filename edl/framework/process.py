@@ -447,10 +447,9 @@ def _leave_on_sigterm(worker: Worker) -> None:
 def _begin_again_under_edl_worker() -> NoReturn:
     """Replace this process by `edl-worker`, which starts the script again as its child process.
 
-    The call does not return.
-
-    This is for a script that elastic horovodrun has started directly. Horovod's driver would not
-    only see the end of such a process, but exclude its host or end the job (docs/adr/0009).
+    The call does not return. It is for a script that elastic horovodrun has started directly.
+    Horovod's driver would not only see the end of such a process, but exclude its host or end the
+    job (docs/adr/0009).
 
     Raises:
         UsageError: if the command that horovodrun started cannot be repeated.

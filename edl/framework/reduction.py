@@ -1,11 +1,11 @@
 """Decide what becomes of the gradients of each step (:class:`StepReduction`).
 
 No other module decides about it. To *reduce* a gradient is to average it over all workers by an
-allreduce. The decisions are: how the gradients are weighted; whether the
-step is dropped, completed in another ring after a break, or superseded because other workers had
-completed it; whether the optimizer makes its update. The states of a step and the transitions
-between them are a table in :mod:`edl.core.step.step_state`. A framework only sends gradients, waits
-for their averages and applies them, in one of two ways:
+allreduce. The decisions are: how the gradients are weighted; whether the step is dropped, completed
+in another ring after a break, or superseded because other workers had completed it; whether the
+optimizer makes its update. The states of a step and the transitions between them are a table in
+:mod:`edl.core.step.step_state`. A framework only sends gradients, waits for their averages and
+applies them, in one of two ways:
 
 - PyTorch and Keras' eager code call :meth:`StepReduction.complete` with a function that sends and
   waits.
@@ -289,8 +289,9 @@ class StepReduction:
 
         Returns:
             APPLY if the gradients are the averages, or those of a lone worker. AGAIN if they must
-            be sent with weights or in a new ring; the ring is not repaired yet. SKIP if no worker
-            has samples, or other workers had completed the step. Never SHOW.
+            be sent with weights or in a new ring: call :meth:`agree` next, which repairs a broken
+            ring. SKIP if no worker has samples, or other workers had completed the step. Never
+            SHOW.
         """
         if self.step.state is StepState.SENDING:
             try:
@@ -320,9 +321,9 @@ class StepReduction:
     def apply(self) -> bool:
         """Record that this optimizer comes to its update; return whether it shall make the update.
 
-        Call this once in a step, after the reduction. False if the step was dropped because no
-        worker has samples, or if other workers had completed it. The optimizer counts as having
-        come to its update in both cases.
+        Call this once in a step, after the reduction. True if the gradients are the averages. False
+        if the step was dropped because no worker has samples, or if other workers had completed it;
+        the optimizer counts as having come to its update in this case, too.
         """
         applies = self.step.state is StepState.REDUCED
         self._on(StepEvent.APPLY)

@@ -275,7 +275,7 @@ class FrameworkReplica(ABC):
             raise CheckpointError(f"the checkpoint does not fit this script: {error}") from error
 
     def things(self) -> dict[str, Trackable]:
-        """Return by name the tracked objects whose states ``state_dict()`` returns.
+        """Return by name the tracked objects whose states go through their ``state_dict()``.
 
         These are all tracked objects, unless a subclass leaves out objects that it sends as arrays.
         """

@@ -218,8 +218,8 @@ class BatchSteps:
 
         Raises:
             UsageError: if the script has trained to its end before, if its loader belongs to an
-                earlier job of this process, or if the script has several optimizers and lets the
-                job choose the batch size.
+                earlier job of this process, or if it has several optimizers and gives a range as
+                its global batch.
             FitIsDone: if the job is in a later call of Keras' ``fit`` than the script, which then
                 skips the present one.
             NewcomerDiffers: if this newcomer's model differs from the job's.
@@ -259,10 +259,10 @@ class BatchSteps:
     def begin(self) -> bool:
         """Begin a step on the next batch; return True, or False when the epoch is over.
 
-        Within a step of accumulated gradients, add the next batch to the step. Otherwise, first end
-        the batch before, and make a switch to another ring if the workers have agreed on one. The
-        epoch is over, too, when the job has made all its updates, and after the one batch of a
-        warm-up.
+        After True the loader gives the data of the batch to the script. Within a step of
+        accumulated gradients, the batch is added to the step. Otherwise, first the batch before is
+        ended, and the worker switches to another ring if all workers have agreed on one. The epoch
+        is over, too, when the job has made all its updates, and after the one batch of a warm-up.
 
         Raises:
             UsageError: if the script has not trained the batch that it got last.

@@ -27,6 +27,9 @@ Place = tuple[int, int]  # step, epoch
 class TrackedCopies:
     """Copies of a worker's small tracked objects, made each time the script asks for a batch.
 
+    :class:`edl.framework.replica.FrameworkReplica` has one: it calls :meth:`end_batch` for each
+    batch, and sends the copies with the state when a ring is repaired.
+
     A copy belongs to a place, a pair of step and epoch; the copies of the last two places are kept.
     An object whose state was once large, such as an average of all weights, is never copied,
     because the script computes it from the weights, which all workers share.
