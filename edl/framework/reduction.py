@@ -203,7 +203,10 @@ class StepReduction:
             is alone, no worker has samples, or other workers had completed the step.
 
         Raises:
-            RingError: if the ring broke and this script cannot repair it inside a step.
+            RingError: if the ring broke and this script cannot repair it inside a step, or if the
+                workers are not in the same step.
+            JobFailed, StateDiffers, NewcomerDiffers, WorkerEvicted: if the job or this worker
+                cannot go on.
         """
         while True:
             weights = self.agree()
@@ -258,6 +261,7 @@ class StepReduction:
 
         Raises:
             RingError: if the ring broke and this script cannot repair it inside a step.
+            JobFailed, WorkerEvicted: if the job or this worker cannot go on after a break.
         """
 
         def repair(error: RingBroken, _since: float) -> None:
@@ -276,6 +280,10 @@ class StepReduction:
         That is the case if all batches are full and the ring is intact; the call waits for the step
         records, which say so. If the result is True, the caller calls :meth:`sending` next. If it
         is False, the graph sends nothing, and calls :meth:`end`.
+
+        Raises:
+            RingError: if the workers are not in the same step.
+            JobFailed, StateDiffers, NewcomerDiffers: if the job or this worker cannot go on.
         """
         weights = self._prospect()
         return weights is not None and weights.averaging is Averaging.PLAIN
@@ -396,7 +404,10 @@ class StepReduction:
         the returned weights then say that it sends no gradients.
 
         Raises:
-            RingError: if the ring broke and this script cannot repair it inside a step.
+            RingError: if the ring broke and this script cannot repair it inside a step, or if the
+                workers are not in the same step.
+            JobFailed, StateDiffers, NewcomerDiffers, WorkerEvicted: if the job or this worker
+                cannot go on.
         """
         while True:
             if self.step.state is StepState.BROKEN:
