@@ -1,10 +1,14 @@
 """Store the addresses by which the processes of one ring find each other.
 
+:class:`RendezvousServer`, the HTTP server of a worker's daemon, answers Horovod's requests from a
+:class:`RendezvousStore`. :func:`rendezvous_environment` makes Horovod ask the server of rank 0.
+
 Horovod's C++ client asks over plain HTTP, one connection a request: PUT, GET and DELETE of
 ``/<horovod scope>/<key>``. A GET of a key that is not there yet is *held*: it is answered when the
-key is stored. So no process polls (8 ranks: 5.6 s -> 0.65 s, docs/adr/0004). Our patched client
-asks once for what all members have stored, and is held until that is complete
-(:mod:`edl.ring.mesh`): five requests a member, whatever the number of members.
+key is stored, or after 20 s with 404. So no process polls (8 ranks: 5.6 s -> 0.65 s,
+docs/adr/0004). Our patched client asks once for the values of all members of a ring, and is held
+until all members have stored theirs (:mod:`edl.ring.mesh`): five requests a member, whatever the
+number of members.
 
 Horovod's client cannot authenticate itself. So each generation has its own unguessable *scope* in
 front of that path. Only processes that may read the generation learn it, and a daemon serves no
@@ -15,10 +19,10 @@ So with ``ADDR`` = ``127.0.0.1:4711/SCOPE`` and ``PORT`` = ``4711`` it asks 127.
 answers requests for all members at once. Without it Horovod asks key by key, because other stores,
 such as horovodrun's, have no such answer.
 
-A request for a generation that this daemon has not heard of yet is held until the daemon has. A
-scope that was closed, or is of an earlier generation, is answered with 410 from then on, also to
-requests that are held: our patched Horovod stops asking on 410 (patch gone-is-final), a stock one
-after three tries.
+A request for a generation that this daemon has not heard of yet is held, for up to 20 s, until the
+daemon has. A scope that was closed, or is of an earlier generation, is answered with 410 from then
+on, also to requests that are held: our patched Horovod stops asking on 410 (patch gone-is-final), a
+stock one after three tries.
 """
 
 from __future__ import annotations
@@ -57,16 +61,19 @@ _SCOPE = re.compile(r"g([0-9]{1,15})-[0-9a-f]+")
 
 
 def new_scope(generation: int) -> str:
-    """Return a new scope: an unguessable first part of the keys in a rendezvous.
+    """Return a new scope: the unguessable first part of the URL paths of a generation's rendezvous.
 
     Args:
-        generation: the number of the generation, with which the scope begins (``g3-...``).
+        generation: the number of the generation. The scope is ``g``, this number, ``-`` and 32
+            random hexadecimal digits: ``g3-5f0e...``.
     """
     return f"g{generation}-{secrets.token_hex(16)}"
 
 
 def rendezvous_environment(seat_address: str, port: int, scope: str) -> dict[str, str]:
-    """Return, by name, the environment variables by which ``hvd.init()`` finds the store.
+    """Return the environment variables, name to value, by which ``hvd.init()`` finds the store.
+
+    The caller sets them; this function changes nothing.
 
     Args:
         seat_address: the address of the daemon of rank 0, which serves the store.
@@ -83,11 +90,12 @@ def rendezvous_environment(seat_address: str, port: int, scope: str) -> dict[str
 
 @dataclass
 class _Gathering:
-    """The requests that wait for the same set of keys to be stored.
+    """The requests that wait until each key of one set of keys is stored.
 
     Attributes:
-        missing: the keys that are not stored yet.
-        held: the futures of the waiting requests.
+        missing: the keys of the set that are not stored yet.
+        held: one future for each waiting request; its result is None, when no key is missing or
+            when the scope is closed.
     """
 
     missing: set[str]
@@ -100,9 +108,10 @@ class _Scope:
 
     Attributes:
         values: the stored values by key.
-        size: the bytes of all values.
-        held: the futures of requests that wait for one key, by key.
-        gatherings: the requests that wait for several keys, by these keys.
+        size: the bytes of all values together.
+        held: by key, the futures of the requests that wait for this key alone. The result of a
+            future is the value; None if the scope is closed.
+        gatherings: by the tuple of the keys, the requests that wait for all of these keys.
     """
 
     values: dict[str, bytes] = field(default_factory=dict)
@@ -112,10 +121,14 @@ class _Scope:
 
 
 class RendezvousStore:
-    """The key-value store of the newest generation's rendezvous, for use on one event loop only.
+    """A store of bytes by key for the rendezvous of the newest generation, on one event loop only.
+
+    It serves no scope until :meth:`announce` is called. All methods belong to the thread of the
+    event loop.
 
     Args:
-        hold_s: how long a request waits for a value that is not stored yet, in seconds.
+        hold_s: the seconds that a request may wait for its generation to be announced and for a
+            value that is not stored yet, both together.
     """
 
     def __init__(self, hold_s: float = HOLD_S) -> None:
@@ -128,9 +141,11 @@ class RendezvousStore:
         self._refused: set[str] = set()  # reasons, of this scope; each is logged once
 
     def announce(self, scope: str) -> None:
-        """Serve ``scope`` from now on, and close the scope of an earlier generation.
+        """Serve ``scope``, with no values yet, and close the scope that was open before.
 
-        If its generation is not newer than the newest known one, nothing changes.
+        Requests that wait for the new scope go on, and those of the closed scope are answered with
+        410. If ``scope`` is no name of a scope, or its generation is not newer than the newest one
+        announced, nothing changes.
         """
         number = _generation(scope)
         if number is None or number <= self._newest:
@@ -141,12 +156,15 @@ class RendezvousStore:
         self._look_again()
 
     async def put(self, scope: str, key: str, value: bytes) -> int:
-        """Store ``value`` under ``key``, and answer all requests that wait for the key.
+        """Store ``value`` under ``key``, replacing an older one, and answer requests for the key.
+
+        It waits up to ``hold_s`` seconds until the generation of ``scope`` is announced.
 
         Returns:
             The HTTP status: 200 if the value is stored; 404 if ``scope`` is no scope name; 410 if
-            the scope is closed; 413 if the store is full; 503 if the scope's generation was not
-            announced within ``hold_s`` seconds (not 404, which Horovod would take for success).
+            the scope is closed; 413 if the scope's values would exceed ``SCOPE_BYTES`` together;
+            503 if too many requests wait for their generation, or the generation was not announced
+            within ``hold_s`` seconds (not 404, which Horovod would take for success).
         """
         try:
             async with asyncio.timeout(self.hold_s):
@@ -173,10 +191,10 @@ class RendezvousStore:
         members have stored their values.
 
         Returns:
-            The HTTP status, then the value (empty unless 200): 200 with the value; 404 if the value
-            is still missing after the wait; 409 if a mesh request, or a value stored for it, is
-            invalid; 410 if the scope is closed; 503 if too many requests wait for their generation
-            to be announced.
+            The HTTP status, then the value (empty unless 200): 200 with the value; 404 if ``scope``
+            is no scope name, or if after ``hold_s`` seconds the generation is not announced or the
+            value is missing; 409 if a mesh request, or a value stored for it, is invalid; 410 if
+            the scope is closed; 503 if too many requests wait for their generation to be announced.
         """
         try:
             async with asyncio.timeout(self.hold_s):
@@ -196,11 +214,11 @@ class RendezvousStore:
         return (GONE, b"") if value is None else (OK, value)
 
     def delete(self, scope: str, key: str) -> int:
-        """Delete ``key`` from ``scope``.
+        """Delete ``key`` from ``scope``, without waiting.
 
         Returns:
-            The HTTP status: 200 whether the key was there or not; 404 if the scope's generation was
-            not announced yet; 410 if the scope is closed.
+            The HTTP status: 200 whether the key was there or not; 404 if ``scope`` is no scope name
+            or its generation was not announced yet; 410 if the scope is closed.
         """
         room = self._find(scope)
         if isinstance(room, int):
@@ -211,7 +229,10 @@ class RendezvousStore:
         return OK
 
     def close(self, scope: str) -> None:
-        """Close ``scope`` if it is open: free its memory, and answer all its requests with 410."""
+        """Close ``scope``: free its memory, and answer waiting and later requests for it with 410.
+
+        If ``scope`` is not the open scope, nothing changes.
+        """
         if scope != self._scope or self._room is None:
             return
         room, self._room = self._room, None
@@ -221,24 +242,28 @@ class RendezvousStore:
             _answer_all(gathering.held, None)
 
     def close_all(self) -> None:
-        """Close the open scope, and answer requests for any scope with 410 from now on."""
+        """Close the open scope for good: from now on requests for any scope are answered with 410.
+
+        Requests that wait for a generation are answered with 410, too. No later :meth:`announce`
+        opens a scope again.
+        """
         self.close(self._scope)
         self._newest, self._scope = sys.maxsize, ""
         self._look_again()
 
     @property
     def held(self) -> int:
-        """The number of requests that wait, for a key or for a generation to be announced."""
+        """The number of requests that wait now, for keys or for a generation to be announced."""
         room = self._room or _Scope()
         gathering = sum(len(each.held) for each in room.gatherings.values())
         return len(self._early) + gathering + sum(map(len, room.held.values()))
 
     def _find(self, scope: str) -> _Scope | int | None:
-        """Return the open scope named ``scope``, if it can be served.
+        """Return the open scope if its name is ``scope``; else say why there is none to serve.
 
         Returns:
-            The open scope; None if its generation was not announced yet; or the HTTP status to
-            answer with: 404 if it is not the name of a scope, 410 if the scope is closed.
+            The open scope; None if the generation of ``scope`` was not announced yet; or the HTTP
+            status to answer with: 404 if it is not the name of a scope, 410 if the scope is closed.
         """
         number = _generation(scope)
         if number is None:
@@ -250,11 +275,13 @@ class RendezvousStore:
         return self._room
 
     async def _enter(self, scope: str) -> _Scope | int:
-        """Wait, as long as it takes, until the generation of ``scope`` is announced.
+        """Wait, without a time limit, until the generation of ``scope`` is announced.
+
+        The callers set the limit of ``hold_s`` seconds around this call.
 
         Returns:
             The open scope; or the HTTP status to answer with: 404 if it is not the name of a scope,
-            410 if the scope is closed, 503 if too many requests wait.
+            410 if the scope is closed, 503 if ``EARLY`` requests wait for their generation already.
         """
         while (room := self._find(scope)) is None:
             if len(self._early) >= EARLY:
@@ -268,14 +295,18 @@ class RendezvousStore:
         return room
 
     def _look_again(self) -> None:
-        """Wake the requests that wait for a generation, to check whether it was announced."""
+        """Wake all requests that wait for a generation; each then checks whether it is announced.
+
+        It is called whenever a generation was announced or the store was closed.
+        """
         _answer_all(self._early, None)
 
     async def _ask_mesh(self, room: _Scope, asked: mesh.MeshRequest) -> tuple[int, bytes]:
         """Wait until all members have stored the values for a mesh request, and return the answer.
 
-        The last stored value releases the requests of all members. The event loop does other work
-        between two answers, because 1,024 answers at once would block it.
+        It has no time limit; :meth:`get` sets one. The last stored value releases the requests of
+        all members. The event loop does other work between two answers, because 1,024 answers at
+        once would block it.
 
         Args:
             room: the open scope in which the values are stored.
@@ -284,6 +315,9 @@ class RendezvousStore:
         Returns:
             The HTTP status, then the answer (empty unless 200): 404 if a value was deleted
             meanwhile, 410 if the scope was closed.
+
+        Raises:
+            RingError: the stored values are no addresses of this mesh.
         """
         await _gather(room, asked.keys)
         async with self._turn:
@@ -305,7 +339,10 @@ def _answer_all(futures: Iterable[asyncio.Future[Answered]], value: Answered) ->
 
 
 async def _gather(room: _Scope, keys: tuple[str, ...]) -> None:
-    """Wait until all ``keys`` are stored in the scope ``room``, or this scope is closed."""
+    """Wait until each of ``keys`` is stored in the scope ``room``, or until this scope is closed.
+
+    It has no time limit, and does not tell which of the two has happened.
+    """
     gathering = room.gatherings.get(keys)
     if gathering is None:
         missing = set(keys) - room.values.keys()
@@ -323,9 +360,9 @@ async def _gather(room: _Scope, keys: tuple[str, ...]) -> None:
 
 
 async def _arrival(room: _Scope, key: str) -> bytes | None:
-    """Return the value of ``key`` as soon as it is stored in the scope ``room``.
+    """Wait until ``key`` is stored in the scope ``room``, without a time limit; return its value.
 
-    None if the scope is closed before that.
+    The result is None if the scope is closed before that. The key must not be stored yet.
     """
     future: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
     room.held.setdefault(key, set()).add(future)
@@ -340,7 +377,10 @@ async def _arrival(room: _Scope, key: str) -> bytes | None:
 
 
 def _generation(scope: str) -> int | None:
-    """Return the generation number in the scope name ``scope``; None if it is no scope name."""
+    """Return the generation number in the scope name ``scope``; None if it is no scope name.
+
+    ``scope`` is like ``g3-5f0e``: ``g``, the number, ``-`` and hexadecimal digits.
+    """
     match = _SCOPE.fullmatch(scope)
     return int(match[1]) if match else None
 
@@ -348,14 +388,17 @@ def _generation(scope: str) -> int | None:
 class RendezvousServer(DaemonServer):
     """The HTTP server of a worker's daemon, which also serves the rendezvous store to Horovod.
 
-    The paths of Horovod's requests are ``/<scope>:<port>/<horovod scope>/<key>``.
+    The paths of Horovod's requests are ``/<scope>:<port>/<horovod scope>/<key>``. The server
+    listens from ``start()`` to ``close()``, and is a context manager that calls both.
 
     Args:
-        address: the address to listen on.
+        address: the address of this machine to listen on.
         port: the port to listen on; 0: any free port.
-        health: a function that returns the answer to ``GET /health``; None: the path has none.
+        health: a function that returns the JSON object to answer to ``GET /health``; None: this
+            path is answered with 404.
         store: the rendezvous store; None: a new one.
-        guard: the authenticator of requests that need the job's secret; Horovod's need none.
+        guard: the authenticator of requests that change something; None: they are refused.
+            Horovod's requests need no signature.
     """
 
     def __init__(
@@ -370,24 +413,27 @@ class RendezvousServer(DaemonServer):
         self.store = store or RendezvousStore()
 
     def announce(self, scope: str) -> None:
-        """Serve ``scope``, which belongs to a new generation, and close the scopes of earlier ones.
+        """Serve ``scope``, and close the scope of an earlier generation, soon after the call.
 
-        Safe from any thread.
+        The event loop's thread does it; the call returns at once, and is safe from any thread. If
+        the generation of ``scope`` is not newer than the newest one announced, nothing changes.
         """
         self.in_loop(lambda: self.store.announce(scope))
 
     def close_scope(self, scope: str) -> None:
         """Close ``scope``, so that waiting and later requests for it are answered with 410.
 
-        Safe from any thread; it returns at once.
+        The event loop's thread does it soon after the call, which returns at once and is safe from
+        any thread. If ``scope`` is not the open scope, nothing changes.
         """
         self.in_loop(lambda: self.store.close(scope))
 
     async def answer_other(self, request: HttpRequest) -> Response:
-        """Return the answer to ``request``, whose path the base class does not serve.
+        """Return the answer to ``request``, whose path has no route in the base class.
 
-        If the path is of the form ``/<scope>:<port>/<key>``, the rendezvous store answers GET, PUT
-        and DELETE, and other methods get 405. Any other path gets 404.
+        A path ``/<scope>:<port>/<key>`` is one of the rendezvous store (``<key>`` begins with
+        Horovod's scope): the store answers GET, PUT and DELETE, and other methods get 405. Any
+        other path gets 404.
         """
         match = _PATH.fullmatch(request.path)
         if match is None:
@@ -402,5 +448,8 @@ class RendezvousServer(DaemonServer):
         return Response(405)
 
     def let_go(self) -> None:
-        """Close the rendezvous store before the server stops, so that waiting requests get 410."""
+        """Close the rendezvous store for good, so that waiting requests are answered with 410.
+
+        The server calls it on its event loop's thread when it is closed.
+        """
         self.store.close_all()
