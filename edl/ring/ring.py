@@ -1,8 +1,8 @@
-"""Build, use, close and break one worker's end of the communicator, the ring.
+"""Build, use, close and break the communicator of a worker: its :class:`Ring`.
 
 A ring belongs to one generation. A :class:`RingConnection` defines how its members find each other
 and connect: Horovod's over Gloo (:mod:`edl.ring.gloo`), or one in this process for tests
-(:mod:`edl.ring.loopback`).
+(:mod:`edl.ring.loopback`). :class:`Collectives` sends the messages.
 """
 
 from __future__ import annotations
@@ -23,38 +23,53 @@ logger = logging.getLogger(__name__)
 class Collectives(Protocol):
     """The interface of the allgather and the broadcast by which edl sends its own messages.
 
-    Each framework's binding of Horovod implements it. Every method raises :class:`CollectiveFailed`
-    when the ring is broken.
+    Each framework's binding of Horovod implements it, for the ring that is open. Every method
+    raises :class:`CollectiveFailed` when the ring is broken.
     """
 
     def allgather_start(self, row: Table, name: str) -> Any:
-        """Start to send the rows ``row`` to all members, in the allgather named ``name``.
+        """Start to send the table ``row`` to all members, in the allgather named ``name``.
 
-        The number of rows may differ between the members.
+        All members call it with the same ``name``. Their tables have equally many columns, and may
+        have different numbers of rows. The call does not wait for the other members.
+
+        Args:
+            row: an array of integers with the axes (rows, columns).
+            name: the name of the allgather.
 
         Returns:
             A handle for :meth:`allgather_finish`.
         """
 
     def allgather_finish(self, handle: Any) -> Table:
-        """Wait for the allgather of ``handle``, and return all members' rows in rank order."""
+        """Wait until an allgather is complete, and return the rows of all members as one table.
+
+        ``handle`` is the result of :meth:`allgather_start`. The rows are in rank order, this
+        member's included.
+        """
 
     def broadcast_bytes(self, payload: bytes, root: int, name: str) -> bytes:
-        """Return the ``payload`` of rank ``root``; those of the other members are ignored.
+        """Wait for the bytes that rank ``root`` sends, and return them, on ``root`` too.
 
-        All members call it with the same ``name`` for the collective.
+        All members call it with the same ``root`` and the same ``name`` of the collective. Only the
+        ``payload`` of ``root`` is sent; those of the other members are ignored.
         """
 
 
 class RingConnection(Protocol):
-    """The interface by which the members of a ring find each other, connect and disconnect."""
+    """The interface by which the members of a ring find each other, connect and disconnect.
+
+    A :class:`Ring` calls it: one connection object serves all rings of a worker, one after the
+    other.
+    """
 
     def open(self, where: WorkerTopology, generation: Generation | None) -> None:
-        """Connect to the other members of ``generation``, with the rank in ``where``.
+        """Connect to the other members of ``generation``, and return when the ring is complete.
 
         Args:
             where: the rank of this worker, and its place among the hosts.
-            generation: the generation whose members form the ring; None: a ring of one worker.
+            generation: the generation whose members form the ring; None: this worker forms a ring
+                alone.
 
         Raises:
             CollectiveFailed: a member did not come, or the generation was aborted. No connection is
@@ -62,46 +77,57 @@ class RingConnection(Protocol):
         """
 
     def close(self) -> None:
-        """Disconnect by a regular shutdown, which ends the ring for all its members."""
+        """Disconnect by a regular shutdown, which ends the open ring for all its members."""
 
     def cut(self) -> None:
         """Break all connections of this member, also those being made while a ring is built.
 
-        Every collective of the ring then fails on all members. Safe from any thread.
+        Every collective of the ring then fails on all members. Without connections it does nothing.
+        Safe from any thread; :meth:`close` has to be called all the same.
         """
 
     def announce_switch(self, generation: Generation) -> None:
         """Tell the newcomers of ``generation`` that its old members begin to build its ring.
+
+        An old member calls it right before it builds the ring.
 
         Raises:
             RendezvousFailed: the worker whose daemon serves the rendezvous (rank 0) is gone.
         """
 
     def wait_for_announcement(self, generation: Generation) -> bool:
-        """Wait about 2 s for the old members to begin to build the ring of ``generation``.
+        """Wait up to about 2 s until the old members begin to build the ring of ``generation``.
+
+        Newcomers call it, again and again until the result is True.
 
         Returns:
-            True if they have announced it; False if not yet: the newcomer calls the method again.
+            Whether the old members have announced it by :meth:`announce_switch`.
         """
 
 
 class CollectiveFailed(Exception):
-    """The error of a collective, or of building a ring, that failed; its text is Horovod's."""
+    """The error of a collective, or of building a ring, that failed; its text is Horovod's.
+
+    A :class:`Ring` raises RingBroken or RendezvousFailed in its place.
+    """
 
 
 class Ring:
     """One worker's end of the ring, the communicator of all workers in a generation.
 
-    Only :meth:`break_` is safe from any thread; all else is for the training thread.
+    One object serves all rings of a worker, one after the other: each is built, used and closed.
+    All methods are for the training thread, except :meth:`break_` and the properties
+    :attr:`is_building` and :attr:`membership`, which are safe from any thread.
 
     Args:
         collectives: the allgather and broadcast of the framework's binding of Horovod.
         connection: the object that connects this worker to the other members.
 
     Attributes:
-        generation: the number of the generation whose ring is open, or was last; 0: a ring of one
-            worker.
-        place: this worker's rank, the size of the ring, and the worker's place among the hosts.
+        generation: the number of the generation whose ring is open, or was last; 0: no ring was
+            built yet, or the last one is that of :meth:`build_alone`.
+        place: this worker's rank, the size of the ring, and the worker's place among the hosts, in
+            the same ring.
         is_open: whether the ring is built and not closed.
     """
 
@@ -115,21 +141,30 @@ class Ring:
 
     @property
     def alone(self) -> bool:
-        """Whether this worker is the only one in the ring, so that nothing needs to be sent."""
+        """Whether this worker is the only one in the ring, so that nothing needs to be sent.
+
+        It is also True before the first ring is built.
+        """
         return self.place.size == 1
 
     def build_alone(self) -> None:
-        """Build a ring of this worker alone, without a rendezvous.
+        """Build a ring of this worker alone, without a rendezvous; the last ring must be closed.
 
         A newcomer warms up in such a ring, and a job of one worker trains in it.
+
+        Raises:
+            RendezvousFailed: Horovod could not build the ring.
         """
         self._open(WorkerTopology(0, 1, 0, 1, 0, 1, 0), None)
 
     def build(self, generation: Generation, rank: int) -> None:
-        """Connect to the other members of ``generation``, with the rank ``rank`` for this worker.
+        """Connect to the other members of ``generation``, and return when the ring is complete.
+
+        The last ring must be closed. ``rank`` is the rank of this worker in the new ring.
 
         Raises:
-            RendezvousFailed: a member did not come, or the generation was aborted.
+            RendezvousFailed: a member did not come, or the generation was aborted. No ring is open
+                then.
         """
         where = topology_of(generation.members, rank)
         self._membership = (generation.number, generation.worker_ids)
@@ -144,21 +179,23 @@ class Ring:
 
     @property
     def is_building(self) -> bool:
-        """Whether a call of :meth:`build` is under way, possibly in another thread."""
+        """Whether a call of :meth:`build` is under way; it may be read in any thread."""
         return self._membership[0] > 0 and not self.is_open
 
     @property
     def membership(self) -> tuple[int, tuple[int, ...]]:
         """The generation of the ring that is open or being built: its number, then its worker ids.
 
-        The worker ids are in rank order. ``(0, ())`` if no such ring is open or being built.
+        The worker ids are in rank order. The value is ``(0, ())`` if no ring is open or being
+        built, and in a ring of :meth:`build_alone`. It may be read in any thread.
         """
         return self._membership
 
     def break_(self, generation: int | None = None) -> None:
-        """Cut all connections of the ring, so that collectives fail on every member without a wait.
+        """Cut all connections of this worker to the ring, open or being built.
 
-        Safe from any thread; the training thread still has to :meth:`close` the ring.
+        Collectives, or the building, then fail on every member without a wait. Safe from any
+        thread; the training thread still has to :meth:`close` the ring.
 
         Args:
             generation: the number of the generation whose ring is cut; if the present ring is of
@@ -170,21 +207,27 @@ class Ring:
     def announce_switch(self, generation: Generation) -> None:
         """Tell the newcomers of ``generation`` that its old members begin to build its ring.
 
+        An old member calls it right before it builds the ring.
+
         Raises:
             RendezvousFailed: the worker whose daemon serves the rendezvous (rank 0) is gone.
         """
         self._connection.announce_switch(generation)
 
     def wait_for_announcement(self, generation: Generation) -> bool:
-        """Wait about 2 s for the old members to begin to build the ring of ``generation``.
+        """Wait up to about 2 s until the old members begin to build the ring of ``generation``.
+
+        Newcomers call it, again and again until the result is True.
 
         Returns:
-            True if they have announced it; False if not yet: the newcomer calls the method again.
+            Whether the old members have announced it by :meth:`announce_switch`.
         """
         return self._connection.wait_for_announcement(generation)
 
     def start_record(self, record: StepRecord) -> Any:
         """Start to send ``record``, this worker's report on its current step, to all members.
+
+        The call does not wait for the others. In a ring of one worker nothing is sent.
 
         Returns:
             A handle for :meth:`finish_record`.
@@ -197,13 +240,13 @@ class Ring:
         return self._call(self._collectives.allgather_start, record.encode(), "edl.step_record")
 
     def finish_record(self, handle: Any) -> StepRecords:
-        """Wait until the sending that :meth:`start_record` began is complete.
+        """Wait until the step records of all workers have arrived.
 
         Args:
             handle: the result of :meth:`start_record`.
 
         Returns:
-            The step records of all workers, in rank order.
+            The step records of all workers, this one's included, in rank order.
 
         Raises:
             RingBroken: a worker is gone.
@@ -226,9 +269,12 @@ class Ring:
             self._call(self._collectives.allgather_finish, handle)
 
     def exchange(self, payload: bytes) -> list[bytes]:
-        """Send ``payload`` to all members, and return the payloads of all in rank order.
+        """Send ``payload`` to all members, and wait for theirs; the sizes may differ.
 
-        The sizes of the payloads may differ.
+        All members must call it at the same point.
+
+        Returns:
+            The payloads of all members, this one's included, in rank order.
 
         Raises:
             RingBroken: a worker is gone.
@@ -240,10 +286,12 @@ class Ring:
         return frames.unpack(self._call(self._collectives.allgather_finish, handle))
 
     def broadcast(self, payload: bytes, root: int, name: str) -> bytes:
-        """Return the ``payload`` of rank ``root``; those of the other members are ignored.
+        """Wait for the bytes that rank ``root`` sends, and return them, on ``root`` too.
+
+        All members must call it at the same point.
 
         Args:
-            payload: the message of this worker.
+            payload: the bytes to send; ignored on all ranks but ``root``.
             root: the rank of the sender.
             name: the name of the collective, the same on all members.
 
@@ -266,14 +314,15 @@ class Ring:
             raise RingBroken(self.generation, str(error)) from error
 
     def _open(self, where: WorkerTopology, generation: Generation | None) -> None:
-        """Connect to the members of ``generation``, and set the attributes of the new ring.
+        """Connect to the members of ``generation``; then set generation, place and is_open.
 
         Args:
             where: the rank of this worker, and its place among the hosts.
             generation: the generation; None: a ring of this worker alone.
 
         Raises:
-            RendezvousFailed: the connection could not be made.
+            RendezvousFailed: the connection could not be made. Then :attr:`membership` is
+                ``(0, ())``, and the attributes are as before.
         """
         number, started = generation.number if generation is not None else 0, time.monotonic()
         try:
