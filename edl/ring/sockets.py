@@ -1,5 +1,7 @@
 """Find the connections of the ring from outside Horovod, so that they can be cut on purpose.
 
+:class:`RingSockets` records them and cuts them.
+
 A worker that waits for a *living* neighbour in a ring with a dead member waits until Gloo's
 time-out of 30 s. ``shutdown(SHUT_RDWR)`` on the ring's sockets frees this worker, and everyone who
 waits for it, in milliseconds. Horovod does not tell which sockets it has, so they are recognised:
@@ -36,11 +38,11 @@ class SocketRecord:
     """The properties of one TCP socket of this process at the time of :func:`open_sockets`.
 
     Attributes:
-        descriptor: the file descriptor.
+        descriptor: the file descriptor of the socket in this process.
         port: the local port.
         listening: whether the socket listens for connections.
         reuses_address: whether SO_REUSEADDR is set.
-        receive_timeout: whether SO_RCVTIMEO is set.
+        receive_timeout: whether SO_RCVTIMEO is set, to more than 0.
     """
 
     descriptor: int
@@ -51,15 +53,19 @@ class SocketRecord:
 
     @property
     def of_ring(self) -> bool:
-        """Whether the socket is a connection that Gloo has made, by its two options."""
+        """Whether the socket is a connection that Gloo has made.
+
+        It is, if both SO_REUSEADDR and SO_RCVTIMEO are set.
+        """
         return self.reuses_address and self.receive_timeout
 
 
 class RingSockets:
     """The sockets of the current ring, recorded so that they can be cut.
 
-    Call :meth:`before` right before the ring is built, :meth:`remember` after it, and :meth:`shut`
-    to cut the ring. All methods may be called from any thread. ``len()`` is the number of sockets.
+    Call :meth:`before` right before the ring is built, :meth:`remember` after it, :meth:`shut` to
+    cut the ring, and :meth:`forget` when the ring was closed. All methods may be called from any
+    thread. ``len()`` is the number of recorded sockets, 0 while a ring is being built.
     """
 
     def __init__(self) -> None:
@@ -70,6 +76,9 @@ class RingSockets:
 
     def before(self, store_port: int = 0) -> frozenset[int]:
         """Record which TCP sockets exist right before ``hvd.init()`` builds a ring.
+
+        The sockets of the last ring are forgotten. Until :meth:`remember` or :meth:`forget` is
+        called, a ring counts as being built.
 
         Args:
             store_port: the port on which the rendezvous store listens, on whichever host; 0: the
@@ -87,6 +96,8 @@ class RingSockets:
     def remember(self, before: frozenset[int]) -> None:
         """Record the connections that Gloo has made, after the ring was built.
 
+        They take the place of any recorded before.
+
         Args:
             before: the inodes that :meth:`before` has returned; those sockets are not the ring's.
         """
@@ -98,21 +109,21 @@ class RingSockets:
             )
 
     def forget(self) -> None:
-        """Forget the recorded sockets, because their ring was closed."""
+        """Forget the recorded sockets without cutting them, because their ring was closed."""
         with self._lock:
             self._before, self._ring = None, frozenset()
 
     def shut(self) -> int:
         """Cut the ring's connections with ``shutdown()``, without closing a file descriptor.
 
-        While the ring is being built, the sockets on which Gloo listens or connects are cut as
-        well, so that the build fails at once. They are recognised as sockets that :meth:`before`
+        While the ring is being built, the sockets on which Gloo listens or connects are cut
+        instead, so that the build fails at once. They are recognised as sockets that :meth:`before`
         did not find, with SO_REUSEADDR and a local port on which no older socket of this process
         listens. So connections that our HTTP server has accepted are not cut. New connections to
-        the rendezvous store are cut, too.
+        the rendezvous store are cut, too. The sockets stay recorded.
 
         Returns:
-            The number of sockets that were cut.
+            The number of sockets that were cut; 0 if none is recorded and no ring is being built.
         """
         with self._lock:
             before, ring, store_port = self._before, self._ring, self._store_port
@@ -134,7 +145,10 @@ class RingSockets:
 
 
 def open_sockets() -> dict[int, SocketRecord]:
-    """Return the properties of every TCP socket of this process, by the socket's inode."""
+    """Return the properties of every TCP socket of this process, by the socket's inode.
+
+    Listening and unconnected sockets are included.
+    """
     found: dict[int, SocketRecord] = {}
     for name in os.listdir("/proc/self/fd"):
         descriptor = int(name)
@@ -154,9 +168,10 @@ def open_sockets() -> dict[int, SocketRecord]:
 
 
 def _going_to(port: int) -> frozenset[int]:
-    """Return the inodes of this machine's TCP sockets whose remote port is ``port``.
+    """Return the inodes of all TCP sockets of this machine whose remote port is ``port``.
 
-    Sockets that are still connecting are included.
+    Sockets of other processes in this network namespace and sockets that are still connecting are
+    included, over IPv4 and IPv6.
     """
     found = set()
     for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
@@ -185,14 +200,14 @@ def _look(one: socket.socket, descriptor: int) -> SocketRecord:
 
 
 def _shut(descriptor: int, inode: int) -> bool:
-    """Cut the TCP connection of a socket with ``shutdown()``.
+    """Cut the TCP connection of a socket with ``shutdown()``; the descriptor stays open.
 
     Args:
         descriptor: the file descriptor of the socket.
         inode: the inode of the socket; if the descriptor now has another one, nothing is cut.
 
     Returns:
-        Whether the connection was cut.
+        Whether the connection was cut; False also if it was closed or not connected any more.
     """
     try:
         one = _duplicate(descriptor, inode)
@@ -206,9 +221,10 @@ def _shut(descriptor: int, inode: int) -> bool:
 
 
 def _duplicate(descriptor: int, inode: int) -> socket.socket | None:
-    """Duplicate a socket, with a file descriptor of its own.
+    """Return a duplicate of a socket, which the caller has to close.
 
-    The inode is checked on the duplicate, which no other thread can close or reuse.
+    It has a file descriptor of its own. The inode is checked on the duplicate, which no other
+    thread can close or reuse.
 
     Args:
         descriptor: the file descriptor of the socket.
