@@ -3,11 +3,12 @@
 With more workers a job makes fewer steps in an epoch. So a schedule in steps changes with the
 number of workers, and a schedule in samples does not: its learning rate depends only on how many
 samples the job has trained, in whatever batches. All classes here are pure;
-``edl.torch.LRSchedule`` makes an optimizer follow one.
+``edl.torch.LRSchedule`` and ``edl.tensorflow.LRSchedule`` make an optimizer follow one.
+:class:`Scaling` is the rule by which the learning rate follows the global batch.
 
 ``at(samples)`` is the learning rate of the update after which the job has trained that many
-samples. In every schedule the learning rate rises linearly from 0 over the first ``warmup``
-samples.
+samples. In every schedule but OneCycle the learning rate rises linearly from 0 over the first
+``warmup`` samples.
 """
 
 from __future__ import annotations
@@ -25,11 +26,14 @@ EXPLORE = 0.5  # of the budget, in which Knee stays at its peak
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule(ABC):
-    """A learning rate as a function of the number of trained samples.
+    """A learning rate as a function of the number of samples that the job has trained.
+
+    The constructor of each schedule raises UsageError for values that are not allowed.
 
     Args:
-        peak_lr: the highest learning rate, above 0.
-        warmup: the number of samples during which the rate rises linearly from 0 to ``peak_lr``.
+        peak_lr: the learning rate at the end of the warm-up, above 0.
+        warmup: the number of samples during which the rate rises linearly from 0 to ``peak_lr``; 0:
+            the first rate is ``peak_lr``.
     """
 
     peak_lr: float
@@ -44,8 +48,10 @@ class Schedule(ABC):
     def at(self, samples: float) -> float:
         """Return the learning rate of the update that brings the job to ``samples`` samples.
 
+        ``samples`` counts from the begin of the job, and includes the batch of that update.
+
         Raises:
-            UsageError: ``samples`` is negative or no number.
+            UsageError: ``samples`` is negative or NaN.
         """
         if not samples >= 0:
             self._refuse(f"{samples:g} samples cannot be trained; give 0 or more")
@@ -57,8 +63,8 @@ class Schedule(ABC):
     def _after_warmup(self, samples: float) -> float:
         """Return the learning rate of an update after the warm-up.
 
-        ``samples`` is the number of samples that the job has trained with the update, above
-        ``warmup``.
+        ``samples`` is the number of samples that the job has trained, this update's included; it is
+        above ``warmup``.
         """
 
     def _refuse(self, why: str) -> None:
@@ -68,7 +74,11 @@ class Schedule(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Constant(Schedule):
-    """A schedule that stays at ``peak_lr`` after the warm-up."""
+    """A schedule that stays at ``peak_lr`` after the warm-up, without an end.
+
+    The arguments are ``peak_lr``, the learning rate, and ``warmup``, the number of samples during
+    which it rises linearly from 0 (default 0).
+    """
 
     def _after_warmup(self, samples: float) -> float:
         return self.peak_lr
@@ -78,9 +88,12 @@ class Constant(Schedule):
 class Step(Schedule):
     """A schedule that multiplies the learning rate by ``factor`` after each milestone.
 
+    The rate begins at ``peak_lr``, after a linear rise from 0 over ``warmup`` samples (default 0).
+
     Args:
-        milestones: numbers of trained samples, in ascending order.
-        factor: the factor of the learning rate at each milestone, above 0.
+        milestones: numbers of trained samples, in ascending order, 0 or more. The update that
+            reaches a milestone still has the old rate.
+        factor: what the present rate is multiplied by after each milestone, above 0.
     """
 
     milestones: Sequence[float]
@@ -102,8 +115,11 @@ class Step(Schedule):
 class Budgeted(Schedule):
     """A schedule over a known number of samples; the base of schedules that decay until the end.
 
+    After the end the learning rate stays at its last value.
+
     Args:
-        total: the samples of the whole training: the samples of an epoch times the epochs.
+        total: the samples of the whole training, the warm-up's included: the samples of an epoch
+            times the epochs.
     """
 
     total: float
@@ -119,18 +135,20 @@ class Budgeted(Schedule):
             )
 
     def _part(self, samples: float, since: float) -> float:
-        """Return how far the training is from ``since`` to ``total``, as a fraction 0 to 1.
+        """Return the fraction of the way from ``since`` to ``total`` that the training has gone.
 
-        ``since`` and ``samples``, the present point, are numbers of trained samples.
+        ``since`` and ``samples``, the present point, are numbers of trained samples, ``samples``
+        not below ``since``. The result is 0 to 1; 1 after ``total``.
         """
         return min(1.0, (samples - since) / (self.total - since)) if self.total > since else 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Knee(Budgeted):
-    """A schedule that explores at ``peak_lr`` and then decays linearly to 0 at ``total``.
+    """A schedule that stays at ``peak_lr`` to explore, and then falls linearly to 0 at ``total``.
 
-    Source: Iyer and others, JMLR 24, 2023.
+    It begins with a linear rise from 0 over ``warmup`` samples (default 0). Source: Iyer and
+    others, JMLR 24, 2023.
 
     Args:
         explore: the number of samples at ``peak_lr``, after the warm-up; None: half of ``total``.
@@ -150,7 +168,7 @@ class Knee(Budgeted):
 
     @property
     def _knee(self) -> float:
-        """The number of trained samples at which the decay begins."""
+        """The number of samples, counted from the begin of the job, at which the decay begins."""
         return self.warmup + (EXPLORE * self.total if self.explore is None else self.explore)
 
     def _after_warmup(self, samples: float) -> float:
@@ -163,8 +181,10 @@ class Knee(Budgeted):
 class Linear(Budgeted):
     """A schedule that goes linearly from ``peak_lr``, at the end of the warm-up, to ``end_lr``.
 
+    It reaches ``end_lr`` at ``total`` samples and stays there.
+
     Args:
-        end_lr: the learning rate at ``total`` samples.
+        end_lr: the learning rate from ``total`` samples on.
     """
 
     end_lr: float = 0.0
@@ -177,10 +197,11 @@ class Linear(Budgeted):
 class Cosine(Budgeted):
     """A schedule that goes along half a cosine from ``peak_lr`` to ``end_lr``, after the warm-up.
 
-    Source: Loshchilov and Hutter, ICLR 2017.
+    It reaches ``end_lr`` at ``total`` samples and stays there. Source: Loshchilov and Hutter, ICLR
+    2017.
 
     Args:
-        end_lr: the learning rate at ``total`` samples.
+        end_lr: the learning rate from ``total`` samples on.
     """
 
     end_lr: float = 0.0
@@ -193,12 +214,13 @@ class Cosine(Budgeted):
 class OneCycle(Budgeted):
     """A schedule that rises along half a cosine to ``peak_lr`` and falls along another one.
 
-    Source: Smith and Topin, 2017. It needs no warm-up and refuses one.
+    Source: Smith and Topin, 2017. It has no linear warm-up; a ``warmup`` other than 0 is a
+    UsageError.
 
     Args:
         rise: the fraction of ``total``, between 0 and 1, during which the learning rate rises.
         start: the learning rate at 0 samples, as a factor of ``peak_lr``.
-        end: the learning rate at ``total`` samples, as a factor of the one at 0 samples.
+        end: the learning rate from ``total`` samples on, as a factor of the one at 0 samples.
     """
 
     rise: float = 0.3
@@ -215,8 +237,10 @@ class OneCycle(Budgeted):
     def at(self, samples: float) -> float:
         """Return the learning rate of the update that brings the job to ``samples`` samples.
 
+        ``samples`` counts from the begin of the job, and includes the batch of that update.
+
         Raises:
-            UsageError: ``samples`` is negative or no number.
+            UsageError: ``samples`` is negative or NaN.
         """
         return self._after_warmup(samples) if samples >= 0 else super().at(samples)
 
@@ -234,11 +258,12 @@ class Scaling:
     Let k be the global batch divided by ``batch``. When the global batch changes, the factor of the
     learning rate changes in equal parts over ``ramp`` updates (Lin and others, arXiv 1904.12043):
     at first the momentum buffer still holds gradients of the old batches, which are noisier than
-    those of larger new ones. The factor changes in the same way when the gradient noise scale
-    becomes known or changes.
+    those of larger new ones. With the rule ``"adascale"`` the factor changes in the same way when
+    the gradient noise scale becomes known or changes. The constructor raises UsageError for values
+    that are not allowed.
 
     Args:
-        batch: the global batch, in samples, for which the learning rate was chosen.
+        batch: the global batch, in samples, for which the learning rate was chosen, above 0.
         rule: ``"linear"``: multiply the learning rate by k, for SGD; ``"sqrt"``: by the square root
             of k, for Adam; ``"adascale"``: by the gain of a batch k times as large, a number from 1
             to k that follows from the gradient noise scale, for SGD (Johnson and others, ICML
@@ -265,16 +290,16 @@ class Scaling:
 
     @property
     def needs_noise(self) -> bool:
-        """Whether the rule needs the gradient noise scale."""
+        """Whether the rule is ``"adascale"``, which needs the gradient noise scale."""
         return self.rule == ADASCALE
 
     def factor(self, batch: float, scale: float = 0.0) -> float:
-        """Return the factor of the learning rate for a global batch, once the ramp is over.
+        """Return what the learning rate is multiplied by for a global batch, once the ramp is over.
 
         Args:
             batch: the global batch, in samples.
-            scale: the gradient noise scale, in samples; 0: it is not known. Only the rule
-                ``"adascale"`` uses it.
+            scale: the gradient noise scale, in samples; 0: it is not known, and the factor of the
+                rule ``"adascale"`` is 1. The other rules ignore it.
         """
         if self.needs_noise:
             return gain(scale, batch, self.batch)
@@ -289,15 +314,16 @@ class Scaling:
         """Return the factor by which the learning rate of one update is multiplied.
 
         During a ramp from factor f to factor g the result is f + (t - t0) / ramp (g - f), for
-        update t of a ramp that began at update t0. A ramp that begins during another one starts at
-        the factor reached by then. The first global batch has no ramp.
+        update t of a ramp that began at update t0; later it is g. A ramp that begins during another
+        one starts at the factor reached by then. The first global batch has no ramp.
 
         Args:
-            update: the number of the update in the job.
+            update: the number of the update in the job, counted as the numbers in ``batches``.
             batches: (number of the first update, global batch) for each global batch that the job
-                has had; empty: the job has made no update, and the result is 1.
+                has had, in order; empty: the job has made no update, and the result is 1.
             scales: (number of the first update, gradient noise scale in samples) for each scale
-                that was known.
+                that was known, in order; before the first the scale counts as not known. Only the
+                rule ``"adascale"`` uses it.
         """
         if not batches:
             return 1.0
@@ -320,9 +346,10 @@ class Scaling:
 
         Args:
             update: the number of the update.
-            since: the number of the update at which the ramp began.
+            since: the number of the update at which the ramp began; this update still has the
+                factor ``before``.
             before: the factor before the ramp.
-            after: the factor after the ramp.
+            after: the factor from ``ramp`` updates after ``since`` on.
         """
         part = min(1.0, max(0, update - since) / self.ramp) if self.ramp else 1.0
         return before + part * (after - before)
@@ -333,7 +360,7 @@ RULES = {"linear": 1.0, "sqrt": 0.5, ADASCALE: 1.0}  # the power of k; AdaScale'
 
 
 def _half_cosine(begin: float, end: float, part: float) -> float:
-    """Return the value at the fraction ``part`` of the way along half a cosine.
+    """Return the value at the fraction ``part``, 0 to 1, of the way along half a cosine.
 
     The curve goes from ``begin`` (at 0) to ``end`` (at 1), flat at both.
     """
