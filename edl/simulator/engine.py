@@ -1,10 +1,11 @@
 """Run jobs on a simulated cluster under virtual time; a policy decides which slots each job has.
 
-Time moves by these rules, which are those of Pollux' simulator where a fixed interval is given:
+:func:`simulate` does it, by :class:`Rules`. Time moves by these rules, which are those of Pollux'
+simulator where a fixed interval is given:
 
 1. The policy is asked at each multiple of the interval. Without an interval it is asked whenever a
    job arrives or ends, and whenever a node fails or comes back. It sees the jobs that have arrived
-   by then.
+   by then and have not ended; while there is none, it is not asked.
 2. Between two decisions each job advances alone, with the slots that it has. A job that ends leaves
    its slots idle until the next decision.
 3. A job whose slots change does not train for the time that the change costs
@@ -57,17 +58,19 @@ OnTime = Callable[[float, int], None]
 class Rules:
     """The rules by which a simulation moves time.
 
+    The constructor raises UsageError for an interval or an interference that is not allowed.
+
     Attributes:
         interval_s: the seconds between two decisions; 0: a decision on every arrival and end of a
             job, and on every failure and return of a node.
-        resize: the cost of each kind of change of a job's slots.
+        resize: the seconds without training that each kind of change of a job's slots costs.
         interference: the fraction of its speed that a job on several nodes loses while it shares a
             node with another such job; from 0 to below 1.
-        whole_seconds: whether the ends of epochs are rounded to whole seconds, as in Pollux'
-            simulator; only with an interval.
+        whole_seconds: whether the time that a job takes to the end of an epoch is rounded to whole
+            seconds, as in Pollux' simulator; ignored if ``interval_s`` is 0.
         speeds: the relative speed of a kind of node, by the name of the kind; 1 for kinds that are
             not in it. A job is as fast as its slowest node.
-        failures: the failures of nodes; None: nodes do not fail.
+        failures: when nodes fail and come back; None: nodes do not fail.
         drop: whether a job is rejected, rather than waits, if the first decision after its arrival
             gives it no slots.
     """
@@ -99,12 +102,15 @@ def simulate(
     """Run all jobs to their ends under virtual time, and return the times of each job.
 
     Args:
-        jobs: the jobs to run, with times on the clock of the trace.
+        jobs: the jobs to run, with times on the clock of the trace, in any order.
         nodes: the nodes of the cluster.
         policy: the policy that decides which slots each job has.
         rules: the rules by which time moves.
         on_time: is called after each decision, with the time on the clock of the trace in seconds
-            and the number of jobs that have ended.
+            and the number of jobs that have ended; None: nothing is called.
+
+    Returns:
+        The result of each job, in the order of ``jobs``, with times on the clock of the trace.
 
     Raises:
         UsageError: a job requests more slots than there are, two jobs have the same name, the step
@@ -152,12 +158,13 @@ def _check_span(
 ) -> None:
     """Raise an error if nodes would fail more often during a trace than can be computed.
 
-    The limit is ``MOST_FAILURES`` expected failures between time 0 and the last submission.
+    The limit is ``MOST_FAILURES`` expected failures of all nodes together, from time 0 of the
+    simulated clock to the last submission.
 
     Args:
         jobs: the jobs of the trace, with times on the simulated clock.
         nodes: the nodes of the cluster.
-        failures: the rates of failures; None: nodes do not fail, so nothing is checked.
+        failures: the mean times between failures; None: nodes do not fail, so nothing is checked.
 
     Raises:
         UsageError: more failures are expected.
@@ -174,7 +181,7 @@ def _check_span(
 
 
 def check_jobs(jobs: Sequence[SubmittedJob], nodes: Sequence[Node]) -> None:
-    """Raise an error if one of the jobs could never run on the nodes.
+    """Raise an error if a job requests more slots than the nodes have, or two names are equal.
 
     Raises:
         UsageError: a job requests more slots than all nodes have, or two jobs have the same name.
@@ -194,7 +201,7 @@ def check_jobs(jobs: Sequence[SubmittedJob], nodes: Sequence[Node]) -> None:
 class _Simulation:
     """The state of one simulation: the nodes, the jobs, and the virtual time.
 
-    :func:`simulate` advances it from decision to decision.
+    :func:`simulate` calls :meth:`move` and then :meth:`decide`, while :attr:`unfinished` is not 0.
     """
 
     def __init__(
@@ -205,7 +212,7 @@ class _Simulation:
         rules: Rules,
         begin_s: float = 0.0,
     ) -> None:
-        """Prepare a run at virtual time 0, which is ``begin_s`` in the clock of the trace.
+        """Prepare a run at virtual time 0, which is ``begin_s`` on the clock of the trace.
 
         Args:
             jobs: the jobs to run, with times on the simulated clock.
@@ -239,16 +246,18 @@ class _Simulation:
 
     @property
     def unfinished(self) -> int:
-        """The number of jobs that have not ended, including jobs that have not arrived yet."""
+        """The number of jobs that have not ended and were not rejected, those to come included."""
         return len(self.active) + len(self.coming)
 
     def move(self) -> None:
         """Advance time and all jobs until the next decision, or until a node fails or comes back.
 
-        Afterwards the attribute ``due`` says whether the policy is to be asked, by :meth:`decide`.
+        Afterwards the attribute ``due`` is True if :meth:`decide` is to be called now. It is False
+        if a node has failed or come back between two decisions at a fixed interval.
 
         Raises:
-            UsageError: jobs wait, and no later event is possible.
+            UsageError: jobs wait and no later event is possible, or a job's step time was not
+                measured.
         """
         if self.rules.interference:
             self._let_interfere()
@@ -273,8 +282,13 @@ class _Simulation:
     def decide(self) -> None:
         """Ask the policy, and give the jobs the slots and the batches of its decision.
 
+        If no job has arrived and not ended, the policy is not asked. With ``Rules.drop``, jobs that
+        were never given slots are rejected.
+
         Raises:
-            UsageError: the policy has given no slots for so many decisions that jobs wait for ever.
+            UsageError: more than ``PATIENCE`` decisions in a row gave no job slots, though all
+                nodes are up and no job is to come: the jobs wait for ever.
+            AssertionError: the decision breaks a rule (:mod:`edl.core.cluster.validity`).
         """
         if not self.active:
             return
@@ -292,7 +306,9 @@ class _Simulation:
             self._refuse_to_wait()
 
     def _decision(self, cluster: ClusterState) -> Allocation:
-        """Return the policy's decision on ``cluster``; keep the policy's state and its reasons.
+        """Ask the policy about ``cluster``, and return its decision.
+
+        The policy's state, for its next decision, and its reasons become attributes of this object.
 
         Raises:
             AssertionError: the decision breaks a rule (:mod:`edl.core.cluster.validity`).
@@ -306,7 +322,8 @@ class _Simulation:
     def _place(self, job: Progress, decision: Allocation) -> None:
         """Give ``job`` the batch and the slots that the policy's ``decision`` has for it.
 
-        A job without slots in the decision loses the slots that it has.
+        A job without slots in the decision loses the slots that it has; one without a batch there
+        keeps its batch. If the slots change, the job pays the cost of ``Rules.resize``.
         """
         name = job.submission.name
         job.train_with(decision.batches.get(name, job.batch), self.now_s)
@@ -316,16 +333,21 @@ class _Simulation:
             job.speed = self._speed(job)
 
     def _reject(self) -> None:
-        """Reject the active jobs that were never given slots, and stop tracking them."""
+        """Reject the active jobs that were never given slots; from now on they are not active.
+
+        An active job is one that has arrived and has neither ended nor been rejected.
+        """
         for job in self.active:
             if not job.history:
                 job.reject(self.now_s)
         self.active = [job for job in self.active if not job.dropped]
 
     def _next_decision_s(self) -> float:
-        """Return the virtual time of the next decision in seconds, infinite if there is none.
+        """Return the virtual time of the next decision in seconds.
 
-        A failure of a node that comes earlier is not considered.
+        With an interval it is a multiple of the interval, at or after the next arrival if no job is
+        active. Without one it is the next arrival or end of a job, infinite if there is none. A
+        failure or return of a node that comes earlier is not considered.
         """
         arrival_s = self.coming[-1].submission.arrival_s if self.coming else math.inf
         interval_s = self.rules.interval_s
@@ -339,7 +361,10 @@ class _Simulation:
         return min(arrival_s, min(ends_s, default=math.inf))
 
     def _sort_out(self) -> None:
-        """Update the list of active jobs: remove those that have ended, add those that arrived."""
+        """Remove the jobs that have ended from the active jobs, and add those that have arrived.
+
+        The active jobs stay in the order of submission.
+        """
         if any(job.end_s is not None for job in self.active):
             self.active = [job for job in self.active if job.end_s is None]
         came = False
@@ -350,7 +375,7 @@ class _Simulation:
             self.active.sort(key=lambda job: self.order[id(job)])
 
     def _fail_or_repair(self, node: str, up: bool) -> None:
-        """Mark a node as up or down; if it goes down, take the slots of all jobs on it.
+        """Mark a node as up or down; if it goes down, each job with slots on it loses all its slots.
 
         Args:
             node: the name of the node.
@@ -365,7 +390,7 @@ class _Simulation:
                 job.fail(self.now_s, self.rules.resize)
 
     def _let_interfere(self) -> None:
-        """Slow down each job on several nodes that shares a node with another such job.
+        """Slow down each job on several nodes that shares a node with another job on several nodes.
 
         It loses the fraction ``Rules.interference`` of its speed. All other jobs get their full
         speed back.
@@ -382,7 +407,10 @@ class _Simulation:
         return min((speeds.get(self.kinds[node], 1.0) for node, _ in job.placement), default=1.0)
 
     def _refuse_to_wait(self) -> None:
-        """Raise a UsageError that says how many jobs wait for ever, with the policy's reason."""
+        """Raise a UsageError: it says how many active jobs wait for ever.
+
+        The policy's reason for the first of them is added, if the policy gave one.
+        """
         names = [job.submission.name for job in self.active]
         why = f" ({names[0]} {self.reasons[names[0]]})" if names[0] in self.reasons else ""
         waiting = counted(len(names), "job")
@@ -393,12 +421,13 @@ class _Simulation:
 
 
 class _QueueRun(_Simulation):
-    """The state of a simulation whose policy takes no slots away: a faster :class:`_Simulation`.
+    """The state of a simulation whose policy only starts jobs: a faster :class:`_Simulation`.
 
-    It looks only at jobs that start or end: the end of a job is known when the job starts, and the
-    policy is asked about the waiting jobs and the free slots alone. The time for an event grows
-    with the number of nodes that have free slots and, unless jobs start in order, with the number
-    of waiting jobs; it does not grow with the number of running jobs.
+    Such a policy (:class:`edl.core.cluster.state.QueuePolicy`) never takes slots from a job. So the
+    end of a job is known when the job starts, and the policy is asked about the waiting jobs and
+    the free slots alone. The time for an event grows with the number of nodes that have free slots
+    and, unless jobs start in order, with the number of waiting jobs; it does not grow with the
+    number of running jobs.
 
     It is used if decisions are made on every event and there is no interference and no failure. The
     constructor takes the arguments of :class:`_Simulation`.
@@ -426,8 +455,10 @@ class _QueueRun(_Simulation):
     def move(self) -> None:
         """Advance time until a job arrives or ends, and free the slots of jobs that have ended.
 
+        Afterwards the attribute ``due`` is True: :meth:`decide` is to be called.
+
         Raises:
-            UsageError: jobs wait, and nothing can happen any more.
+            UsageError: jobs wait, and no job runs or is to come.
         """
         end_s = self.running[0][0] if self.running else math.inf
         then_s = min(end_s, self.coming[-1].submission.arrival_s if self.coming else math.inf)
@@ -448,7 +479,7 @@ class _QueueRun(_Simulation):
         """Start the waiting jobs that the policy gives slots; with ``drop``, reject all others.
 
         The policy is not asked if, since the last decision, no job has arrived or ended that could
-        let a job start.
+        let a job start. The decision is counted all the same.
         """
         if self.active or self.running:
             self.decisions += 1
@@ -491,7 +522,7 @@ class _QueueRun(_Simulation):
         """Subtract the job's slots from the free slots of its nodes, or add them.
 
         Args:
-            job: the job, with its placement.
+            job: the job; it lies on the nodes of its placement.
             sign: 1: subtract, as the job starts; -1: add, as the job has ended.
         """
         for name, count in job.placement:
