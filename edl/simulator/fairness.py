@@ -2,10 +2,11 @@
 
     rho = completion time / time in isolation on 1/N of the cluster's slots
 
-A rho up to 1 means that the job lost nothing by sharing the cluster; a larger one is worse. The
-largest rho of all jobs is the one of the job that was treated worst. N is the mean number of jobs
-in the cluster while the job is there, itself included. A job is there when it has arrived and has
-neither ended nor been rejected (Themis, Mahajan et al., NSDI 2020, section 3; N as in the
+:func:`with_isolated` adds the time in isolation to results; ``JobResult.finish_time_fairness`` is
+rho. A rho up to 1 means that the job lost nothing by sharing the cluster; a larger one is worse.
+The largest rho of all jobs is the one of the job that was treated worst. N is the mean number of
+jobs in the cluster while the job is there, itself included. A job is there when it has arrived and
+has neither ended nor been rejected (Themis, Mahajan et al., NSDI 2020, section 3; N as in the
 evaluation of Sia, SOSP 2023).
 
 In isolation, the job trains with the batch that its user asked for, on whole slots of as few nodes
@@ -30,15 +31,19 @@ from edl.simulator.work import SubmittedJob
 def with_isolated(
     submissions: Sequence[SubmittedJob], results: Sequence[JobResult], nodes: Sequence[Node]
 ) -> tuple[JobResult, ...]:
-    """Return ``results`` with ``isolated_s`` set for each job that was not rejected.
+    """Return ``results`` in the same order, with ``isolated_s`` set unless the job was rejected.
 
     It is the time that the job would take alone on 1/N of the cluster's slots, if on average N jobs
-    (itself included) were in the cluster while it was there.
+    (itself included) were in the cluster while it was there. Results of rejected jobs are returned
+    as they are.
 
     Args:
         submissions: the jobs as they were submitted.
         results: the results of the submissions, one each, in the same order.
-        nodes: the nodes of the cluster.
+        nodes: the nodes of the cluster; at least one.
+
+    Raises:
+        UsageError: the speed of a job on so many slots was not measured.
     """
     beside = mean_beside(results)
     slots, largest = total(nodes), max(node.slots for node in nodes)
@@ -53,8 +58,8 @@ def with_isolated(
 def mean_beside(results: Sequence[JobResult]) -> list[float]:
     """Return for each job the mean number of jobs in the cluster from its arrival to its end.
 
-    The job itself counts, so the mean is at least 1. ``results`` has all jobs of the run; the means
-    are in the same order.
+    The end of a rejected job is its rejection. The job itself counts, so the mean is at least 1.
+    ``results`` has all jobs of the run; the means are in the same order.
     """
     came, went = [np.sort([getattr(one, at) for one in results]) for at in ("arrival_s", "end_s")]
     times = np.unique(np.concatenate((came, went)))
@@ -71,12 +76,13 @@ def mean_beside(results: Sequence[JobResult]) -> list[float]:
 def isolated_s(job: SubmittedJob, share: float, slots_a_node: int) -> float:
     """Return the seconds that ``job`` would take alone on its share of the cluster.
 
-    It trains with the batch that its user asked for. The docstring of the module has the other
-    rules.
+    It trains with the batch that its user asked for, on the whole slots of the share, at least its
+    minimum and at most as many as it may have. If it needs more slots than the share has, the time
+    is multiplied by the slots it needs divided by the share.
 
     Args:
         job: the job as it was submitted.
-        share: the number of slots, not necessarily whole.
+        share: the number of slots, not necessarily whole, above 0.
         slots_a_node: the slots of a node; the job lies on as few nodes as possible.
 
     Raises:

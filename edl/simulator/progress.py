@@ -1,4 +1,7 @@
-"""Follow one job through virtual time: its progress, its slots, and when it would end."""
+"""Follow one job through virtual time: its progress, its slots, and when it would end.
+
+:class:`Progress` does it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,8 @@ class Progress:
 
     By the rules of Pollux' simulator (OSDI 2021 artifact), a change of slots first stops the job
     for as long as the change costs. Then the job progresses at a rate that is constant within an
-    epoch.
+    epoch. At first the job has no slots. All times are in seconds on one virtual clock, that of
+    ``submission.arrival_s``.
 
     Args:
         submission: the job as it was submitted.
@@ -56,7 +60,10 @@ class Progress:
         self._seen: ClusterJob | None = None
 
     def view(self) -> ClusterJob:
-        """Return the job as a policy sees it, with its present batch, model and measurements."""
+        """Return the job as a policy sees it, with its present batch, model and measurements.
+
+        A measurement is the first step time with each combination of slots, nodes and local batch.
+        """
         if self._seen is None:
             one = self.submission
             self._seen = ClusterJob(
@@ -78,11 +85,14 @@ class Progress:
         return self._seen
 
     def place(self, placement: Placement, now_s: float, reason: str, cost: ResizeCost) -> None:
-        """Give the job the slots of ``placement``, or none, and charge the cost of the change.
+        """Give the job the slots of ``placement`` in place of those it has, and begin the pause.
+
+        The pause is as long as the change costs. The change is added to the history, even if the
+        placement is the present one.
 
         Args:
             placement: the slots that the job has from now on; empty: none.
-            now_s: the virtual time.
+            now_s: the virtual time, in seconds.
             reason: the policy's reason, for the history.
             cost: the seconds that each kind of change costs.
         """
@@ -92,14 +102,18 @@ class Progress:
     def train_with(self, batch: int, now_s: float) -> None:
         """Set the global batch of the job from its next step on, without a pause.
 
-        ``batch`` is in samples, and ``now_s`` is the virtual time, for the history.
+        ``batch`` is in samples, and ``now_s`` is the virtual time in seconds, for the list of
+        changes of the batch. If the job has that batch already, nothing changes.
         """
         if batch != self.batch:
             self.batch, self._rate, self._seen = batch, None, None
             self.batches.append(BatchChange(now_s, batch))
 
     def reject(self, now_s: float) -> None:
-        """End the job as rejected at the virtual time ``now_s``; it must never have had slots."""
+        """Mark the job as rejected, and as ended at the virtual time ``now_s``, in seconds.
+
+        The caller makes sure that the job has never had slots.
+        """
         self.dropped, self.end_s = True, now_s
 
     def slow_down(self, part: float) -> None:
@@ -113,22 +127,23 @@ class Progress:
     def fail(self, now_s: float, cost: ResizeCost) -> None:
         """Take all slots from the job because one of its nodes has failed.
 
-        The job keeps its progress, and has no slots until the next decision.
+        The job keeps its progress, and has no slots until the next decision. The change is added to
+        the history.
 
         Args:
-            now_s: the virtual time.
-            cost: the seconds that each kind of change costs.
+            now_s: the virtual time, in seconds.
+            cost: the seconds that each kind of change costs; this change itself costs nothing.
         """
         self._set(AllocationChange(now_s, SlotChange.FAILURE, ()), cost)
 
     def advance(self, now_s: float, seconds: float) -> None:
-        """Train the job for a time, or until it ends.
+        """Train the job for a time, or until it ends; without slots, or after its end, do nothing.
 
-        A pause for a change of slots passes before it trains. If the job ends, ``end_s`` is set,
-        and its slots are idle until the next decision.
+        A pause for a change of slots passes before it trains. If the job ends, ``end_s`` is set to
+        the virtual time of its end; it keeps its slots, idle, until the next decision.
 
         Args:
-            now_s: the virtual time at which the period begins.
+            now_s: the virtual time at which the period begins, in seconds.
             seconds: the length of the period.
 
         Raises:
@@ -156,7 +171,13 @@ class Progress:
                 self.end_s = now_s
 
     def ends_after_s(self) -> float:
-        """Return the seconds until the job ends if nothing changes; infinite without slots."""
+        """Return the seconds until the job ends if nothing changes, the rest of its pause included.
+
+        The result is infinite if the job has no slots. Nothing is rounded to whole seconds.
+
+        Raises:
+            UsageError: the step time with these slots was not measured.
+        """
         if not self._size:
             return float("inf")
         work, total_s, progress = self.submission.work, self._pause_s, self.progress
@@ -167,7 +188,13 @@ class Progress:
         return total_s
 
     def result(self) -> JobResult:
-        """Return the result of the job, which must have ended."""
+        """Return the result of the job, on the virtual clock; the job must have ended.
+
+        The start of a job that was rejected is its end.
+
+        Raises:
+            AssertionError: the job has not ended.
+        """
         assert self.end_s is not None
         one = self.submission
         return JobResult(
@@ -183,13 +210,13 @@ class Progress:
         )
 
     def _set(self, moment: AllocationChange, cost: ResizeCost) -> None:
-        """Change the job's slots, record the change, and begin the pause that it costs.
+        """Change the job's slots, add the change to the history, and begin the pause that it costs.
 
         If the job is in a pause already and keeps some slots, the longer one counts: what is left
         of the old pause, or the new one.
 
         Args:
-            moment: the change.
+            moment: the change, with the new slots; empty: none.
             cost: the seconds that each kind of change costs.
         """
         pending_s = self._pause_s if self.placement and moment.placement else 0.0
@@ -203,8 +230,11 @@ class Progress:
     def _rate_now(self) -> float:
         """Return the job's present progress per second, in the unit of its work.
 
-        The first call after a change of slots or batch, or in a new epoch, also records a measured
-        step of the job.
+        The first call after a change of slots, batch or interference, or in a new epoch, computes
+        the rate and also records a measured step of the job; later calls return the same rate.
+
+        Raises:
+            UsageError: the step time with these slots was not measured.
         """
         if self._rate is None:
             self._rate = self._rate_in(self.epoch)
@@ -214,14 +244,20 @@ class Progress:
     def _measure(self) -> None:
         """Record the step time and gradient noise scale that the job has with its slots and batch.
 
-        Of each combination of nodes, slots and local batch, only the step time measured there at
-        first is kept.
+        The noise scale takes the place of the last one. Of each combination of nodes, slots and
+        local batch, only the step time measured there at first is kept.
         """
         work = self.submission.work
         step, self._noise_scale = work.observed(self._slots, self.batch, self.epoch)
         self._steps.setdefault((step.hosts, step.workers, step.batch), step)
 
     def _rate_in(self, epoch: int) -> float:
-        """Return the progress per second in ``epoch``, with the present slots and batch."""
+        """Return the progress per second in ``epoch``, with the present slots and batch.
+
+        It is in the unit of the job's work, after the losses by interference and slow nodes.
+
+        Raises:
+            UsageError: the step time with these slots was not measured.
+        """
         rate = self.submission.work.rate(self._slots, self.batch, epoch)
         return rate * (1.0 - self.slowdown) * self.speed
