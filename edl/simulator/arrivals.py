@@ -1,4 +1,7 @@
-"""Draw by seed when jobs are submitted: a Poisson process whose rate may change with time."""
+"""Draw at random when jobs are submitted: a Poisson process whose rate may change with time.
+
+:func:`times` draws the times; :func:`shape` returns the rates that a name stands for.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +31,12 @@ at 1 a minute."""
 def times(pieces: Pieces, until_s: float, chance: random.Random) -> Iterator[float]:
     """Yield the times at which jobs are submitted, in seconds from 0, before ``until_s``.
 
-    The times are ascending.
+    The times are ascending; there may be none.
 
     Args:
         pieces: for each period, its seconds and the jobs a second that are submitted in it on
-            average; the periods follow one another, over and over. At least one of them must last
-            longer than 0 s.
+            average. The first period begins at 0 s; after the last the first begins again. At least
+            one of them must last longer than 0 s.
         until_s: the time in seconds at which submissions end.
         chance: the generator from which the times are drawn.
     """
@@ -51,14 +54,14 @@ def times(pieces: Pieces, until_s: float, chance: random.Random) -> Iterator[flo
 
 
 def shape(text: str) -> Pieces:
-    """Return the rates of submission that ``text`` names, as :func:`times` takes them.
+    """Return the rates of submission that ``text`` names, for :func:`times`.
 
     The text is "low", "high", "mixed" or "bursts" (a key of ``SHAPES``), or a number of jobs a
-    minute, above 0 and at most 1000. The result holds for each period its seconds and the jobs a
-    second.
+    minute, above 0 and at most 1000. The result has a pair for each period: its seconds, and the
+    jobs a second that are submitted in it on average.
 
     Raises:
-        UsageError: the text is neither.
+        UsageError: the text is no such name and no such number.
     """
     if text in SHAPES:
         return SHAPES[text]

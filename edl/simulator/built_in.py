@@ -1,4 +1,8 @@
-"""Define the sets of jobs that come with edl, each with its cluster and its costs of a resize."""
+"""Define the sets of jobs that come with edl, each with its cluster and its costs of a resize.
+
+``SETS`` has them by name: "pollux", "jsa", "mix" and "virtualflow". ``TRACE`` has the defaults for
+the jobs of a file. The jobs themselves are made in :mod:`edl.simulator.published.workloads`.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +23,15 @@ POLLUX, JSA, MIX, VIRTUALFLOW = "pollux", "jsa", "mix", "virtualflow"
 
 @dataclass(frozen=True)
 class JobSet:
-    """The defaults with which a built-in set of jobs is simulated: its cluster and its costs.
+    """The defaults with which a set of jobs is simulated: its cluster and its costs.
 
     Attributes:
-        what: a description of the set, for lists.
+        what: what the user can choose of the set, in words, for lists.
         nodes: the number of nodes of the cluster.
         slots: the number of slots of each node.
-        interval_s: the seconds between two decisions; 0: a decision on every event.
-        resize: the cost of each kind of change of a job's slots.
+        interval_s: the seconds between two decisions of the policy; 0: it decides whenever a job
+            arrives or ends, or a node fails or comes back.
+        resize: the seconds without training that each kind of change of a job's slots costs.
     """
 
     what: str

@@ -1,4 +1,4 @@
-"""Draw by seed when nodes fail and when they come back."""
+"""Draw by seed when nodes fail and when they come back: :class:`Failures`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from edl.core.cluster.state import Node
 
 @dataclass(frozen=True)
 class Failures:
-    """The failures of nodes, with exponentially distributed times until a failure and a repair.
+    """The rates at which nodes fail and come back; the times between are exponentially distributed.
+
+    :meth:`events` draws the times.
 
     Attributes:
-        mean_up_s: the mean seconds from the return of a node to its next failure.
+        mean_up_s: the mean seconds from the return of a node (at first from time 0) to its next
+            failure.
         mean_down_s: the mean seconds from the failure of a node to its return.
         seed: the seed of the random times. Each node draws from a generator of its own, so its
             times do not depend on the other nodes.
@@ -28,9 +31,11 @@ class Failures:
     def events(self, nodes: Sequence[Node]) -> Iterator[tuple[float, str, bool]]:
         """Yield the failures and the returns of all ``nodes``, in order of time, without end.
 
+        Each call begins anew and yields the same events for the same seed and node names.
+
         Yields:
-            The time in seconds, the name of the node, and whether it comes back (True) or fails
-            (False). All nodes are up at time 0.
+            The time in seconds from 0, the name of the node, and whether it comes back (True) or
+            fails (False). All nodes are up at time 0.
         """
         chance = {node.name: random.Random(f"{self.seed} {node.name}") for node in nodes}
         coming = [(self._after(chance[name], True), name, False) for name in chance]
@@ -41,10 +46,11 @@ class Failures:
             heapq.heapreplace(coming, (at_s + self._after(chance[name], up), name, not up))
 
     def _after(self, chance: random.Random, up: bool) -> float:
-        """Draw the seconds until a node fails or comes back.
+        """Draw the seconds from one change of a node to the next.
 
         Args:
             chance: the generator of the node's random numbers.
-            up: whether the node is up, and so fails next, or down.
+            up: True: the node is up, and the result is the time until it fails; False: it is down,
+                and the result is the time until it comes back.
         """
         return chance.expovariate(1 / (self.mean_up_s if up else self.mean_down_s))
