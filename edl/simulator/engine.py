@@ -375,7 +375,7 @@ class _Simulation:
             self.active.sort(key=lambda job: self.order[id(job)])
 
     def _fail_or_repair(self, node: str, up: bool) -> None:
-        """Mark a node as up or down; if it goes down, each job with slots on it loses all its slots.
+        """Mark a node as up or down; if it goes down, each job with slots on it loses all slots.
 
         Args:
             node: the name of the node.

@@ -1,10 +1,11 @@
 """Give each slot to the job where it is worth most, as if no further job came (AFS-L).
 
-The rule is that of Apathetic Future Share with known lengths (Hwang et al., NSDI 2021, section 4).
-Slots are given one by one. The job that gets a slot is found by comparing jobs pairwise, the winner
-so far with the next job, in the order of submission. Of two jobs without slots the shorter one
-wins. Otherwise let a be the job that would end first with the slots that both have now, and b the
-other. With p their present speeds, and p' their speeds with one more slot, b wins if
+:class:`AfsL` is the policy. The rule is that of Apathetic Future Share with known lengths (Hwang
+et al., NSDI 2021, section 4). Slots are given one by one. The job that gets a slot is found by
+comparing jobs pairwise, the winner so far with the next job, in the order of submission. Of two
+jobs without slots the shorter one wins. Otherwise let a be the job that would end first with the
+slots that both have now, and b the other. With p their present speeds, and p' their speeds with one
+more slot, b wins if
 
     (p'_b - p_b) / p'_b  >  (p'_a - p_a) / p_a
 
@@ -14,9 +15,9 @@ keeps what it gains now for a long time, while a will soon leave its slots to ot
 The rule and the loop are the authors'. The paper does not say the following, which is edl's own: a
 job without slots gets its minimum at once, or none. Such a job counts as longer than a job that has
 slots. A job that would not be faster with one more slot is no candidate (the authors give out all
-slots). Lengths and speeds are those with the batch that the user requested, on as few nodes as
+slots). Lengths and speeds are those with the batch that the job has now, on as few nodes as
 possible. While there are fewer slots than jobs, the longest jobs wait, with no bound while shorter
-jobs arrive.
+jobs arrive. Jobs with slots that may not be preempted keep them, and take no part.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class AfsL:
     def __call__(self, cluster: ClusterState) -> Allocation:
         """Return the slots of the jobs in ``cluster``, given one by one by the AFS-L rule.
 
-        The docstring of the module has the rule by which jobs are compared.
+        Each call begins with no slots given, except that jobs with slots that may not be preempted
+        keep theirs. The docstring of the module has the rule by which jobs are compared.
         """
         fixed = cluster.fixed
         left = cluster.slots - sum(fixed.values())
@@ -54,15 +56,18 @@ class AfsL:
 class JobShare:
     """The slots that one job has been given so far, and the effect of giving it more.
 
+    A job gets slots by :meth:`take`. Steps are those with the job's present batch, on as few nodes
+    as possible.
+
     Attributes:
         job: the job.
         slots_a_node: the slots of the largest node.
-        slots: the number of slots that the job has been given so far.
+        slots: the number of slots that the job has been given so far in this decision.
         step_s: the seconds of a step with these slots; infinite without slots.
         next_s: the seconds of a step with ``more`` additional slots; infinite if the job may not
             have so many.
         more: the number of slots that the job is given next: 1, or its minimum if it has none.
-        most: the most slots that it may have.
+        most: the most slots that it may have with its present batch.
     """
 
     job: ClusterJob
@@ -78,15 +83,19 @@ class JobShare:
         self._look_ahead()
 
     def take(self) -> None:
-        """Give the job ``more`` additional slots, and compute the next ``more`` and ``next_s``."""
+        """Add ``more`` slots to the job's, without a check.
+
+        Afterwards ``more`` and ``next_s`` are those of the slots after these.
+        """
         self.slots += self.more
         self.step_s = self.next_s
         self._look_ahead()
 
     def fits(self, left: int) -> bool:
-        """Return whether the job may have its next ``more`` slots and would be faster with them.
+        """Return whether the job may be given its next ``more`` slots.
 
-        ``left`` is the number of free slots; there must be enough of them.
+        It may if they are at most ``left``, the number of free slots, if the job may have so many,
+        and if it would be faster with them.
         """
         within = self.slots + self.more <= self.most
         return within and self.more <= left and self.next_s < self.step_s
@@ -102,7 +111,8 @@ class JobShare:
     def first_length_s(self) -> float:
         """The seconds until the job's end with ``more`` slots in addition to those it has.
 
-        It decides between jobs that have no slots yet.
+        It is compared between jobs that have no slots yet. It is infinite if the job may not have
+        so many slots.
         """
         return self.job.model.steps_left(self.job.batch) * self.next_s
 
@@ -123,7 +133,10 @@ class JobShare:
         return self.step_s / self.next_s - 1
 
     def reason(self) -> str:
-        """Return the sentence that says why the job has its slots, or why it waits."""
+        """Return the clause that says why the job has its slots, or why it waits.
+
+        It has no subject, like "has 2 slots: 600 s are left, one more is worth 20.0 %".
+        """
         if not self.slots:
             needs = counted(self.job.min_slots, "slot")
             return f"waits: it needs {needs}, and shorter jobs have all others"
@@ -134,7 +147,7 @@ class JobShare:
         return f"has {slots}: {self.length_s:.0f} s are left, one more is worth {faster:.1f} %"
 
     def _look_ahead(self) -> None:
-        """Compute ``more``, the slots that the job would be given next, and ``next_s``."""
+        """Compute ``more``, the number of slots that the job is given next, and ``next_s``."""
         self.more = 1 if self.slots else self.job.min_slots
         wanted = self.slots + self.more
         self.next_s = math.inf
@@ -143,10 +156,11 @@ class JobShare:
 
 
 def give(shares: Sequence[JobShare], left: int) -> None:
-    """Give ``left`` slots to jobs, each to the job that :func:`preferred` chooses.
+    """Give the ``left`` free slots to jobs, one job after the other, as :func:`preferred` chooses.
 
-    ``shares``, the jobs with the slots that they have, are changed in place. Slots stay free if no
-    job would be faster with more.
+    The chosen job gets one slot, or its minimum if it has none. ``shares``, the jobs with the slots
+    given so far, are changed in place. Slots stay free if no job that may have more would be
+    faster with more.
     """
     while left:
         candidates = [one for one in shares if one.fits(left)]
@@ -162,8 +176,8 @@ def give(shares: Sequence[JobShare], left: int) -> None:
 def preferred(one: JobShare, other: JobShare) -> JobShare:
     """Return which of two jobs gets the next slot by the AFS-L rule (see the module).
 
-    ``one`` is the winner among the jobs so far, ``other`` the next job. If the rule prefers
-    neither, ``one`` gets the slot.
+    ``one`` is the winner among the jobs so far, ``other`` the next job. If both are equal by the
+    rule, the result is ``one``.
     """
     if not one.slots and not other.slots:
         return other if other.first_length_s < one.first_length_s else one

@@ -1,16 +1,18 @@
 """Give each slot to the job that saves most time by it: Optimus, as in Pollux' artifact.
 
-The seconds that one more slot saves a job with k slots and n steps left are
+:class:`Optimus` is the policy. The seconds that one more slot saves a job with k slots and n steps
+left are
 
     n * (T(k) - T(k + 1))
 
-T(k) is the time of a step with the batch that its user requested, on as few nodes as possible (the
-greedy rule of Optimus, EuroSys 2018; there n and T are fitted, here they are known).
+T(k) is the time of a step with the job's present batch, on as few nodes as possible (the greedy
+rule of Optimus, EuroSys 2018; there n and T are fitted, here they are known).
 
 First each job gets its minimum while slots last: smaller minima first, then in the order of
 submission. Then slots are given one by one, ties by that order, until no job gains. All jobs may be
-resized at each decision. A job that came when no slot was left waits until others have ended. A job
-with a larger minimum has no bound on its wait while jobs with smaller ones arrive.
+resized at each decision, except jobs with slots that may not be preempted, which keep them. A job
+waits while the minima of the jobs before it take all slots. A job with a larger minimum has no
+bound on its wait while jobs with smaller ones arrive.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ class Optimus:
         """Return the allocation of slots to the jobs in ``cluster`` by the rule of the module.
 
         Each job gets its minimum, while slots last; the other jobs wait. Each slot beyond the
-        minima goes to the job that saves most time by it.
+        minima goes to the job that saves most time by it, until no job gains. Batches stay as they
+        are.
         """
         fixed = cluster.fixed
         left = cluster.slots - sum(fixed.values())
@@ -53,13 +56,14 @@ class Optimus:
 
 
 def gain_s(job: ClusterJob, slots: int, slots_a_node: int) -> float:
-    """Return the seconds that one more slot saves a job until its end.
+    """Return the seconds that one more slot saves a job until its end; negative if it costs time.
 
     The result is 0 if the job may not have more slots.
 
     Args:
-        job: the job.
-        slots: the number of slots that the job has without the additional one.
+        job: the job; the steps that it has left and their times are those of its model with its
+            present batch.
+        slots: the number of slots that the job has without the additional one, at least 1.
         slots_a_node: the slots of a node; the job lies on as few nodes as possible.
     """
     if slots >= job.most_slots(job.batch):
@@ -77,12 +81,13 @@ def _give(
     Args:
         order: the jobs that may be resized; the first wins ties.
         sizes: the number of slots of each job, by its name; raised in place. A job with 0 slots
-            gets none.
+            stays at 0.
         left: the number of slots to give; some stay free if no job gains.
         largest: the slots of the largest node.
 
     Returns:
-        The seconds that one more slot would save each job that has slots, by its name.
+        The seconds that one more slot would save now, after the slots were given, for each job that
+        has slots, by its name.
     """
     gains = {job.name: gain_s(job, sizes[job.name], largest) for job in order if sizes[job.name]}
     most = [(-gains[job.name], at) for at, job in enumerate(order) if job.name in gains]
@@ -100,12 +105,12 @@ def _give(
 def _reasons(
     jobs: Sequence[ClusterJob], sizes: Mapping[str, int], gains: Mapping[str, float]
 ) -> dict[str, str]:
-    """Return the sentence that says why each job has its slots or waits, by the job's name.
+    """Return the clause that says why each job has its slots or waits, by the job's name.
 
     Args:
         jobs: all jobs.
-        sizes: the number of slots of each job that may be resized, by name; jobs that are not in it
-            may not be preempted.
+        sizes: the number of slots of each job that may be resized, by name, 0 for one that waits;
+            jobs that are not in it may not be preempted.
         gains: the seconds that one more slot would save each job that has slots, by name.
     """
     reasons = {}

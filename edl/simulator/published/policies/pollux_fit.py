@@ -1,4 +1,4 @@
-"""Fit the model of a job's step time as the simulator of Pollux does.
+"""Fit the model of a job's step time as the simulator of Pollux does: :func:`fit_parts`.
 
 :mod:`edl.core.policy.step_time` has the model and the fit. The details of the fit (such as
 its loss) are those of the artifact of Pollux (OSDI 2021, ``goodput.py``; section 4.1 of the paper
@@ -24,7 +24,9 @@ PUBLISHED = FitOptions(
 
 
 def fit_parts(measured: Sequence[StepTimeSample]) -> StepTime:
-    """Return the model that explains the measurements best, as the artifact of Pollux fits it.
+    """Return the step-time model whose parameters explain the measurements of one job best.
+
+    The parameters are fitted as in the artifact of Pollux.
 
     Args:
         measured: at least one measured step, each with its time for computing (``compute_s``);

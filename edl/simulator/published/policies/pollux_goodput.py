@@ -1,7 +1,8 @@
 """Compute a job's speedup with each number of slots and nodes, and the best batch for each of them.
 
-Goodput is throughput times statistical efficiency (Pollux, OSDI 2021, section 3): samples a second,
-each counted by what it is worth compared with one in the smallest batch,
+:func:`choices` does it. Goodput is throughput times statistical efficiency (Pollux, OSDI 2021,
+section 3): samples a second, each counted by what it is worth compared with one in the smallest
+batch,
 
     (S + b) / (S + B)        S the gradient noise scale, b the smallest batch, B this one
 
@@ -34,13 +35,13 @@ TABLES = 128  # the most that are cached; one takes up to 0.4 MB
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """The limits of a job's batches; see :class:`edl.core.cluster.state.ClusterJob`.
+    """The limits of a job's batches, all in samples.
 
     Attributes:
         batches: the smallest and the largest global batch.
         local_batches: the fewest and the most samples that a slot trains at once; a larger share is
-            accumulated. None: the batch does not change, and is shared evenly among any number of
-            slots.
+            accumulated. None: the batch is always the smallest of ``batches``, and is shared evenly
+            among any number of slots.
     """
 
     batches: tuple[int, int]
@@ -50,6 +51,8 @@ class BatchLimits:
 @dataclass(frozen=True)
 class Shapes:
     """The combinations of a number of nodes and a number of slots that a job may have.
+
+    With n nodes these are n slots (one on each node) to ``room[n - 1]`` slots, at most ``most``.
 
     Attributes:
         room: the slots of the largest node, of the two largest nodes together, and so on: the most
@@ -61,7 +64,10 @@ class Shapes:
     most: int
 
     def pairs(self) -> tuple[Ints, Ints]:
-        """Return the number of nodes and the number of slots of each combination, as two arrays."""
+        """Return all combinations, as an array of their numbers of nodes and one of their slots.
+
+        Both arrays have one entry for each combination, ascending by nodes, then by slots.
+        """
         pairs = [
             (nodes, slots)
             for nodes, room in enumerate(self.room, 1)
@@ -75,10 +81,12 @@ class Shapes:
 class Choices:
     """The speedup of a job, and the batch that reaches it, by numbers of nodes and of slots.
 
+    Both arrays have the shape (nodes + 1, slots + 1) and are indexed by the two numbers.
+
     Attributes:
         speedups: the goodput with the best batch, divided by the goodput on a fair share of the
-            slots; shape (nodes + 1, slots + 1), 0 for combinations that are not possible.
-        batches: the best global batch in samples, in the same shape; 0 where it is not possible.
+            slots; 0 for combinations that the job may not have, or where no batch fits.
+        batches: the best global batch in samples; 0 for combinations that the job may not have.
     """
 
     speedups: Vector
@@ -96,12 +104,13 @@ def choices(
 
     Args:
         model: the fitted step time; None: the job has never trained, and its speed is taken to be
-            proportional to its slots.
+            proportional to its slots, with the smallest batch that so many slots can share.
         noise_scale: the gradient noise scale in samples. None: it is not known, and a larger batch
             is taken to bring no more progress than the smallest.
         limits: the limits of the job's batches.
-        shapes: the combinations of nodes and slots that are possible.
-        fair_slots: the number of slots of the job's fair share, for which the speedup is 1.
+        shapes: the combinations of nodes and slots that the job may have; all others get 0.
+        fair_slots: the number of slots of the job's fair share; the speedup on so many slots of one
+            node is 1.
     """
     nodes, slots = shapes.pairs()
     size = len(shapes.room) + 1, max((*shapes.room, 0)) + 1
@@ -123,13 +132,13 @@ def efficiency(noise_scale: float | None, smallest: int, batch: Vector) -> Vecto
     """Return the statistical efficiency of each global batch, relative to the smallest batch.
 
     It is the progress that a sample brings, as a fraction of the progress of a sample in the
-    smallest batch; at most 1.
+    smallest batch; at most 1. The result has the shape of ``batch``.
 
     Args:
-        noise_scale: the gradient noise scale in samples. None: it is not known, and a larger batch
-            brings no more progress than the smallest; infinite: the efficiency of every batch is 1.
+        noise_scale: the gradient noise scale in samples. None or 0: a larger batch brings no more
+            progress than the smallest; infinite: the efficiency of every batch is 1.
         smallest: the smallest batch, in samples.
-        batch: the batches, in samples.
+        batch: an array of global batches, in samples, none below ``smallest``.
     """
     if noise_scale is not None and math.isinf(noise_scale):
         return np.ones_like(batch)
@@ -140,15 +149,18 @@ def efficiency(noise_scale: float | None, smallest: int, batch: Vector) -> Vecto
 def _best(
     noise_scale: float | None, limits: BatchLimits, candidates: tuple[Vector, Vector]
 ) -> tuple[Vector, Ints]:
-    """Return the largest goodput of each combination of nodes and slots, and its batch.
+    """Return the largest goodput for each combination of nodes and slots, and its batch.
 
-    Goodput is throughput times statistical efficiency.
+    Goodput is throughput times statistical efficiency, in samples a second.
 
     Args:
         noise_scale: the gradient noise scale in samples; None: not known.
         limits: the limits of the job's batches.
-        candidates: the batches and their throughputs, one column for each combination of nodes and
-            slots. Of batches with equal goodput the first is taken.
+        candidates: the batches to try and their throughputs, two arrays with one column for each
+            combination. Of batches with equal goodput the first row is taken.
+
+    Returns:
+        The goodputs and the global batches in samples, with one entry for each column.
     """
     batches, throughputs = candidates
     goodputs = throughputs * efficiency(noise_scale, limits.batches[0], batches)
@@ -158,9 +170,9 @@ def _best(
 
 @lru_cache(maxsize=TABLES)
 def _candidates(model: StepTime, limits: BatchLimits, shapes: Shapes) -> tuple[Vector, Vector]:
-    """Return the batches to try, and their throughputs in samples a second.
+    """Return the batches to try, and their throughputs in samples a second, from a cache.
 
-    The result of :func:`_evaluated` for all combinations of nodes and slots is cached.
+    They are those of :func:`_evaluated` for all combinations of nodes and slots.
 
     Args:
         model: the fitted step time.
@@ -173,7 +185,7 @@ def _candidates(model: StepTime, limits: BatchLimits, shapes: Shapes) -> tuple[V
 def _evaluated(
     model: StepTime, limits: BatchLimits, nodes: Ints, slots: Ints
 ) -> tuple[Vector, Vector]:
-    """Return the batches to try and their throughputs in samples a second.
+    """Compute the batches to try for each combination, and their throughputs.
 
     Args:
         model: the fitted step time.
@@ -182,8 +194,9 @@ def _evaluated(
         slots: the number of slots of each combination.
 
     Returns:
-        Two arrays of the same shape, one column for each combination. A throughput of 0 says that
-        the batch is not possible there.
+        The global batches in samples and their throughputs in samples a second: two arrays of the
+        same shape, with a row for each candidate and a column for each combination. A throughput of
+        0 says that the batch is not possible there.
     """
     smallest, largest = limits.batches
     if limits.local_batches is None:

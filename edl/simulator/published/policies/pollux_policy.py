@@ -1,23 +1,24 @@
 """Choose slots and batches by goodput, with a genetic search: Pollux, as in its artifact.
 
-For each job, a model of its step time is fitted to its measurements so far. Its gradient noise
-scale says what larger batches are worth. So each allocation has a speedup for each job, with the
-best batch that the allocation allows. The search looks for the allocation with the largest harmonic
-mean of the speedups over a fair share: the first slots of a job count most. A job that would be
-moved counts less, by its age A and the number n of times that it was moved before, with D = 30 s:
+:class:`Pollux` is the policy. For each job, a model of its step time is fitted to its measurements
+so far. Its gradient noise scale says what larger batches are worth. So each allocation has a
+speedup for each job, with the best batch that the allocation allows. The search looks for the
+allocation with the largest harmonic mean of the speedups over a fair share: the first slots of a
+job count most. A job that would be moved counts less, by its age A and the number n of times that
+it was moved before, with D = 30 s:
 
     max(A - n D, 0) / (A + D)
 
 So a young job is seldom moved, nor is a job that was moved often. No job has more than twice the
-slots that it has tried so far. Two jobs on several nodes never share a node, as they would slow
-each other down. Jobs that have attained the least service go first (Pollux, OSDI 2021, section 4.2,
-and the simulator of its artifact; :mod:`edl.simulator.published.policies.pollux_search` and the
-modules beside it have the parts).
+slots that it has tried so far, or its minimum if that is more. Two jobs on several nodes never
+share a node, as they would slow each other down. Jobs that have attained the least service go first
+(Pollux, OSDI 2021, section 4.2, and the simulator of its artifact;
+:mod:`edl.simulator.published.policies.pollux_search` and the modules beside it have the parts).
 
-All jobs may be resized at each decision. A job without slots makes the mean small, so it is served
-as soon as other jobs can be made smaller. Where they cannot, or for a job with a minimum above 1,
-there is no bound on its wait. The speed of a job that was never measured is taken to be
-proportional to its slots.
+All jobs may be resized at each decision, except jobs with slots that may not be preempted. A job
+without slots makes the mean small, so it is served as soon as other jobs can be made smaller. Where
+they cannot, or for a job with a minimum above 1, there is no bound on its wait. The speed of a job
+that was never measured is taken to be proportional to its slots.
 """
 
 from __future__ import annotations
@@ -62,16 +63,16 @@ BEYOND = 2  # a job may have so many times the most slots that it has tried
 class Pollux:
     """The cluster policy ``pollux``: slots and batches by goodput, found by a genetic search.
 
-    Between decisions it keeps the fitted models, how often each job was moved, and the last
-    population of the search.
+    It is called with the state of the cluster. Between decisions the state of its allocation keeps
+    the fitted models, how often each job was moved, and the last population of the search.
 
     Attributes:
         population: the number of states (allocations of slots to all jobs) that survive each
             generation of the search.
-        generations: the largest number of generations.
+        generations: the largest number of generations of a search.
         patience: the number of generations without a fitter state after which the search ends.
         move_s: the seconds that a change of a job's slots is assumed to cost.
-        seed: the seed of the search.
+        seed: the seed of the random numbers of the search.
     """
 
     population: int = setting(100, "states of the genetic search", least=2)
@@ -83,7 +84,8 @@ class Pollux:
     def __call__(self, cluster: ClusterState) -> Allocation:
         """Return the fittest allocation that the search found for the jobs in ``cluster``.
 
-        The allocation also has the best batch of each job.
+        The allocation also has the best batch of each job whose batch changes. If no node is up,
+        all jobs wait.
         """
         if not cluster.jobs or not cluster.nodes:
             return Allocation(
@@ -138,11 +140,14 @@ class Pollux:
     ) -> float:
         """Return the factor, 0 to 1, by which a job's speedup is multiplied if its slots change.
 
+        The formula is in the docstring of the module. A job without slots has at least ``START``,
+        so that to start it is worth something.
+
         Args:
             job: the job.
             present: the slots that jobs have at present, by name.
             now_s: the time of the decision, in seconds.
-            moves: how often each job was moved before, by its name.
+            moves: how often each job was moved before, by its name; 0 for a job that is not in it.
         """
         age_s = max(0.0, now_s - job.arrival_s)
         lost_s = moves.get(job.name, 0) * self.move_s
@@ -151,11 +156,11 @@ class Pollux:
 
 
 def _retuned(job: ClusterJob, batches: Mapping[str, int]) -> bool:
-    """Return whether a job gets another batch than it has.
+    """Return whether a job gets another batch than it has; False for one that is given no slots.
 
     Args:
         job: the job.
-        batches: the new batch of each job that has slots, in samples, by the job's name.
+        batches: the new global batch of each job that is given slots, in samples, by name.
     """
     return batches.get(job.name, job.batch) != job.batch
 
@@ -165,9 +170,10 @@ Models = dict[str, tuple[int, StepTime]]
 
 
 def _models(jobs: Sequence[ClusterJob], before: Mapping[str, Sequence[float]]) -> Models:
-    """Return the step-time model of each job that has trained, by its name.
+    """Return for each job that was measured the number of measurements and its step-time model.
 
-    A model is fitted anew if the job has new measurements; otherwise the old one is taken.
+    A model is fitted anew if the job has new measurements; otherwise the old one is taken. Jobs
+    that were never measured are not in the result, which has the others by name.
 
     Args:
         jobs: all jobs.
@@ -188,13 +194,14 @@ def _choices(
 ) -> list[Choices]:
     """Return each job's speedup and best batch for each number of nodes and of slots.
 
-    The results are in the order of ``jobs``.
+    The results are in the order of ``jobs``. A job's fair share is the number of slots divided by
+    the number of jobs, rounded up.
 
     Args:
         jobs: all jobs.
         nodes: the nodes that are up.
         present: the slots that jobs have at present, by name.
-        models: the step-time models of the jobs that have trained, by name.
+        models: the numbers of measurements and the models of the jobs that were measured, by name.
     """
     room = tuple(accumulate(sorted((node.slots for node in nodes), reverse=True)))
     fair = math.ceil(total(nodes) / len(jobs))
@@ -211,8 +218,8 @@ def _choices(
 def _most(job: ClusterJob, present: Placements) -> int:
     """Return the most slots that a job may have after this decision.
 
-    It may have twice the most slots that it has tried, within its limits, and at least those that
-    it has.
+    It may have twice the most slots that were measured, at least its minimum, and no more than its
+    limits allow. It may always have as many slots as it has now.
 
     Args:
         job: the job.
@@ -241,14 +248,15 @@ def _state(jobs: Sequence[ClusterJob], nodes: Sequence[Node], present: Placement
 
 
 def _carried(notes: PolicyState, jobs: Sequence[ClusterJob], nodes: Sequence[Node]) -> Counts:
-    """Return the population of the last search, with rows and columns of present jobs and nodes.
+    """Return the population of the last search, with a row for each present job.
 
-    It is an array (states, jobs, nodes); a state is one allocation of slots.
+    It is an array (states, jobs, nodes) of slots, with a column for each present node; a state is
+    one allocation. Jobs that have ended and nodes that are down are left out.
 
     Args:
-        notes: the policy's state after its last decision.
-        jobs: the present jobs; a job that is new has no slots.
-        nodes: the present nodes; no job has slots on a node that is new.
+        notes: the policy's state after its last decision; it must hold a population.
+        jobs: the present jobs, in the order of the rows; a job that is new has no slots.
+        nodes: the present nodes, in the order of the columns; a node that is new has no jobs.
     """
     rows = {name: at for at, name in enumerate(notes["jobs"])}
     columns = {name: at for at, name in enumerate(notes["nodes"])}
@@ -270,13 +278,14 @@ def _allocation(
 ) -> dict[str, Placement]:
     """Return the placement of each job that has slots in ``state``, by its name.
 
-    A job that keeps its slots keeps their order, too.
+    The nodes of a placement are in the order of the columns. A job that keeps its slots keeps the
+    order of its nodes instead.
 
     Args:
         state: the slots, as an array (jobs, nodes).
         jobs: the jobs, in the order of the rows.
         nodes: the nodes, in the order of the columns.
-        present: the slots that jobs have now.
+        present: the slots that jobs have now, by name.
     """
     allocation = {}
     for job, row in zip(jobs, state.tolist(), strict=True):
@@ -295,13 +304,16 @@ def _moves(
     allocation: Placements,
     moves: Mapping[str, int],
 ) -> dict[str, int]:
-    """Return how often the slots of each started job were changed after its start, by its name.
+    """Return how often each job was given other slots after its first ones, by its name.
+
+    Jobs that never had slots are not in the result. To lose all slots does not count; to get slots
+    after that does.
 
     Args:
         jobs: all jobs.
         present: the slots that jobs have until this decision, by name.
         allocation: the slots that jobs have from this decision on, by name.
-        moves: the result of this function at the last decision.
+        moves: the result of this function at the last decision; empty at the first one.
     """
     counts = {}
     for job in jobs:
@@ -315,13 +327,13 @@ def _moves(
 def _reasons(
     jobs: Sequence[ClusterJob], found: Sequence[Choices], state: Counts, batches: Mapping[str, int]
 ) -> dict[str, str]:
-    """Return the sentence that says why each job has its slots or waits, by the job's name.
+    """Return the clause that says why each job has its slots or waits, by the job's name.
 
     Args:
         jobs: the jobs, in the order of the rows.
-        found: the speedups of each job.
+        found: the speedups of each job, in the same order.
         state: the slots of each job, as an array (jobs, nodes).
-        batches: the batch of each job that has slots.
+        batches: the global batch of each job that has slots, in samples, by the job's name.
     """
     reasons = {}
     for job, one, row in zip(jobs, found, state, strict=True):

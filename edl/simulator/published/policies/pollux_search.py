@@ -51,15 +51,17 @@ EPS = 1e-3  # so that a job without slots does not make the fitness 0
 class Problem:
     """The input of a search for the fittest allocation of slots on nodes to jobs.
 
-    A *state* is an allocation, an array (jobs, nodes) of slots. An earlier job is served first.
+    A *state* is an allocation, an array (jobs, nodes) of slots. If two jobs cannot both have their
+    slots, the job of the earlier row keeps them.
 
     Attributes:
         slots: the number of slots of each node.
-        present: the state in force: the number of slots of each job on each node.
-        speedups: the speedup of each job by numbers of nodes and of slots: (jobs, nodes, slots).
-        penalties: the factor of each job, 0 to 1, by which its speedup is multiplied if its row
-            changes.
-        most, least: the most and the fewest slots of each job that has any.
+        present: the state before the decision: the number of slots of each job on each node.
+        speedups: the speedup of each job over its fair share, indexed by job, number of nodes and
+            number of slots; both numbers count from 0.
+        penalties: the factor of each job, 0 to 1, by which its speedup is multiplied if its row is
+            not the present one.
+        most, least: the most and the fewest slots of each job, if it has any.
         fixed: whether the row of each job may not change; such jobs come before all others.
     """
 
@@ -74,9 +76,10 @@ class Problem:
     def values(self, states: Counts) -> Vector:
         """Return the fitness and the utility of each of ``states``, in shape (states, 2).
 
-        The fitness is the harmonic mean of the jobs' speedups, scaled by nodes / slots and lowered
-        by the penalty of a changed row. The utility is the sum of the speedups per slot of the
-        nodes in use.
+        The fitness is the harmonic mean of the jobs' speedups, scaled by the number of nodes
+        divided by that of slots, and lowered by the penalty of each row that is not the present
+        one. The utility is the sum of the speedups, without penalties, divided by the number of
+        slots of the nodes in use. Larger is better in both.
         """
         jobs, nodes = self.present.shape
         speedups = self.speedups[np.arange(jobs), by_job(states > 0), by_job(states)]
@@ -93,7 +96,7 @@ class SearchBudget:
     """The limits of a genetic search; a state is an allocation of slots to all jobs.
 
     Attributes:
-        population: the number of states that survive each generation.
+        population: the largest number of states that survive each generation.
         generations: the largest number of generations.
         patience: the number of generations without a fitter state after which the search ends.
     """
@@ -108,12 +111,14 @@ def search(
 ) -> tuple[Counts, Counts]:
     """Search for the fittest state; return it, and the population of the last generation.
 
-    A state is an allocation, an array (jobs, nodes) of slots; a population is several states.
+    A state is an allocation, an array (jobs, nodes) of slots; a population is an array (states,
+    jobs, nodes), of at most ``effort.population`` states after the first generation. All states of
+    the result are valid, as :func:`repaired` says.
 
     Args:
         problem: the input of the search.
-        first: the states to begin with, in shape (states, jobs, nodes). The result is at least as
-            fit as the fittest of them, once they are made valid.
+        first: the states to begin with, in shape (states, jobs, nodes); they are not changed. The
+            result is at least as fit as the fittest of them, once they are made valid.
         effort: the limits of the search.
         chance: the generator of the random numbers.
     """
@@ -141,10 +146,10 @@ def search(
 def by_job(of: Counts | Mask) -> Order:
     """Return the sum of an array over the nodes for each job, in shape (states, jobs).
 
-    The sums are exact up to 2^24. They are computed as a matrix product, which is fast.
+    Sums up to 2^24 are exact. They are computed as a matrix product of floats, which is fast.
 
     Args:
-        of: the array, in shape (states, jobs, nodes).
+        of: the array, in shape (states, jobs, nodes); a boolean array is counted.
     """
     sums = of.astype(np.float32) @ np.ones(of.shape[2], np.float32)
     return sums.astype(np.int64)
@@ -153,20 +158,22 @@ def by_job(of: Counts | Mask) -> Order:
 def by_node(of: Counts | Mask) -> Order:
     """Return the sum of an array over the jobs for each node, in shape (states, nodes).
 
-    The sums are exact up to 2^24.
+    Sums up to 2^24 are exact.
 
     Args:
-        of: the array, in shape (states, jobs, nodes).
+        of: the array, in shape (states, jobs, nodes); a boolean array is counted.
     """
     sums = np.ones(of.shape[1], np.float32) @ of.astype(np.float32)
     return sums.astype(np.int64)
 
 
 def repaired(problem: Problem, states: Counts, chance: np.random.Generator) -> Counts:
-    """Make ``states`` valid in place, and return them.
+    """Make ``states`` valid in place, and return the same array.
 
     In a valid state fixed rows are the present ones, two jobs on several nodes share no node, each
-    job has 0 slots or from its fewest to its most, and no node gives more slots than it has.
+    job has 0 slots or from its fewest to its most, and no node gives more slots than it has. Slots
+    are only taken away: a job with too many loses some on random nodes, on a node with too many
+    the last rows lose theirs, and a job that is left with less than its fewest loses all.
 
     Args:
         problem: the input of the search.
@@ -193,7 +200,9 @@ def repaired(problem: Problem, states: Counts, chance: np.random.Generator) -> C
 def with_starts(problem: Problem) -> Counts:
     """Return the present state of ``problem``, with slots added for jobs that have none.
 
-    Each such job gets its fewest slots, on the nodes with most free slots, while there is room.
+    Each such job, in the order of rows, gets its fewest slots, on the nodes with most free slots; a
+    job for which too few are free gets none. Two jobs on several nodes may share a node in the
+    result. The present state is not changed.
     """
     state = problem.present.copy()
     for job in np.nonzero(~state.any(axis=1))[0].tolist():
@@ -216,7 +225,8 @@ def surviving(values: Vector, count: int) -> tuple[Order, Vector]:
         count: the largest number of survivors.
 
     Returns:
-        The indices of the survivors, and the crowding distance of each.
+        The row indices of the survivors in ``values``, lower fronts first and within a front larger
+        distances first; and the crowding distance of each, in the same order.
     """
     front = fronts(values)
     apart = _apart(values, front)
@@ -229,7 +239,7 @@ def fronts(values: Vector) -> Order:
 
     Front 0 has the states that no other state beats, front 1 the states that only states of front 0
     beat, and so on. A state beats another if neither its fitness nor its utility is less, and one
-    is more. ``values`` has both, in shape (states, 2).
+    is more. ``values`` has both, in shape (states, 2); the result is in the order of its rows.
     """
     order = np.lexsort((-values[:, 1], -values[:, 0]))
     numbers = []
@@ -248,11 +258,11 @@ def fronts(values: Vector) -> Order:
 
 
 def _apart(values: Vector, front: Order) -> Vector:
-    """Return the crowding distance of each state: the distance between its two neighbours.
+    """Return the crowding distance of each state: how far apart its two neighbours are.
 
-    The neighbours are those in the same front, sorted by fitness, then by utility. The distance is
-    the sum over fitness and utility, each as a fraction of the range in the front. It is infinite
-    at the two ends of a front.
+    The neighbours are the states before and after it in the same front, sorted by fitness, then by
+    utility. The distance is the sum of their differences in fitness and in utility, each as a
+    fraction of the range in the front. It is infinite at the two ends of a front.
 
     Args:
         values: the fitness and the utility of each state, in shape (states, 2).
@@ -275,6 +285,8 @@ def _apart(values: Vector, front: Order) -> Vector:
 def _children(problem: Problem, parents: Counts, chance: np.random.Generator) -> Counts:
     """Return two children of each two successive ``parents``, mutated and made valid.
 
+    The result has as many states as ``parents``, which are not changed.
+
     Args:
         problem: the input of the search.
         parents: an even number of states, in shape (states, jobs, nodes).
@@ -291,15 +303,15 @@ def _children(problem: Problem, parents: Counts, chance: np.random.Generator) ->
 
 
 def _chosen(values: Vector, apart: Vector, count: int, chance: np.random.Generator) -> Order:
-    """Return the indices of an even number of parents, at least ``count``.
+    """Return the row indices of ``count`` parents, one more if ``count`` is odd.
 
     Each parent won against another random state: it beat that state in fitness and utility or, if
-    neither beats the other, has the larger crowding distance.
+    neither beats the other, has no smaller crowding distance. A state may be chosen repeatedly.
 
     Args:
         values: the fitness and the utility of each state, in shape (states, 2).
         apart: the crowding distance of each state.
-        count: the smallest number of parents.
+        count: the number of parents.
         chance: the generator of the random numbers.
     """
     wanted = 2 * (count + count % 2)
@@ -313,10 +325,10 @@ def _chosen(values: Vector, apart: Vector, count: int, chance: np.random.Generat
 
 
 def _mutate(problem: Problem, states: Counts, chance: np.random.Generator) -> None:
-    """Mutate ``states`` at random, in place.
+    """Mutate ``states`` at random, in place; the result may be invalid (see :func:`repaired`).
 
-    Randomly chosen rows are set to the present allocation, slots are taken away at random, and free
-    slots are given.
+    Some rows are set to the present allocation, some rows lose their slots on some nodes, and on
+    nodes with free slots some jobs get a random number of slots, up to all of the node.
 
     Args:
         problem: the input of the search.
@@ -344,9 +356,10 @@ def _mutate(problem: Problem, states: Counts, chance: np.random.Generator) -> No
 
 
 def _separate(problem: Problem, states: Counts) -> None:
-    """Where jobs on several nodes share a node, take the slots there from all but one of them.
+    """Take slots away, so that no node is shared by two jobs on several nodes.
 
-    The job that comes first in the order of rows keeps them. Fixed jobs keep their slots.
+    Of such jobs on one node, the job that comes first in the order of rows keeps its slots there.
+    The others lose theirs there; fixed jobs keep theirs.
 
     Args:
         problem: the input of the search.
@@ -364,9 +377,10 @@ def _separate(problem: Problem, states: Counts) -> None:
 
 
 def _cut(rows: Counts, most: Order | Counts) -> Counts:
-    """Return ``rows`` with entries reduced, from the end of each row, until its sum is allowed.
+    """Return a copy of ``rows`` in which no row's sum exceeds ``most``.
 
-    ``most`` has the largest allowed sum of each row.
+    Entries are reduced from the end of a row on, to 0 if need be. ``most`` has one largest sum for
+    each row.
     """
     sums = np.minimum(rows.cumsum(axis=1, dtype=np.int64), most[:, None])
     kept: Counts = np.diff(sums, axis=1, prepend=0).astype(np.int16)
@@ -374,9 +388,10 @@ def _cut(rows: Counts, most: Order | Counts) -> Counts:
 
 
 def _different(states: Counts, known: Sequence[bytes]) -> tuple[Counts, list[bytes]]:
-    """Return those of ``states`` that are not known yet, each once, and their keys.
+    """Return those of ``states`` that are not known yet, each once, and the keys of just these.
 
-    ``known`` has the keys of the known states. A key is the bytes of a state.
+    Both are in the order of ``states``. A key is the bytes of a state; ``known`` has the keys of
+    the known states.
     """
     seen, kept, keys = set(known), [], []
     for at, state in enumerate(states):

@@ -1,9 +1,10 @@
 """Give slots to the jobs with the shortest remaining time first (SRTF); the others wait.
 
-The remaining time of a job is the time of its remaining steps, each with the slots and the batch
-that its user requested, on as few nodes as possible. Jobs are preempted. A job that is too large
-for the slots that are left is overtaken. A long job may starve: there is no bound on its wait while
-shorter jobs arrive.
+:class:`Srtf` is the policy. The remaining time of a job is the time of its remaining steps, each
+with the slots that its user requested and its present batch, on as few nodes as possible. Jobs lose
+their slots to shorter ones, except jobs that may not be preempted. A job that is too large for the
+slots that are left is overtaken. A long job may starve: there is no bound on its wait while shorter
+jobs arrive.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class Srtf:
     def __call__(self, cluster: ClusterState) -> Allocation:
         """Return the allocation that serves the jobs in ``cluster`` by their remaining time.
 
-        Each job gets the slots that it requested, while slots last.
+        Jobs with slots that may not be preempted keep them. Then each job, the shortest first, gets
+        the slots that it requested, or none if too few are left.
         """
         largest = cluster.per_node
         left_s = {job.name: remaining_s(job, largest) for job in cluster.jobs}
@@ -34,7 +36,7 @@ class Srtf:
 
 
 def remaining_s(job: ClusterJob, slots_a_node: int) -> float:
-    """Return the seconds until the job ends, with the slots and the batch that its user requested.
+    """Return the seconds until the job ends, with its requested slots and its present batch.
 
     The slots lie on as few nodes of ``slots_a_node`` slots as possible.
     """

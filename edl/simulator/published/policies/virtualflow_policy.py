@@ -1,8 +1,8 @@
 """Give admitted jobs weighted fair shares of the slots, in powers of two, as VirtualFlow does.
 
-This is the scheduler of VirtualFlow (Or et al., MLSys 2022; andrewor14/models,
-deploy/scheduler.py). A job's weight is its priority (1, 5 or 10 there), its demand is the number of
-slots that it requested.
+:class:`VirtualFlow` is the policy: the scheduler of VirtualFlow (Or et al., MLSys 2022;
+andrewor14/models, deploy/scheduler.py). A job's weight is its priority (1, 5 or 10 there), its
+demand is the number of slots that it requested.
 
 Shares of a set of jobs:
 
@@ -36,7 +36,8 @@ from edl.core.plural import counted
 class VirtualFlow:
     """The cluster policy ``virtualflow``: weighted fair shares, in powers of two, of admitted jobs.
 
-    Between decisions it keeps the order in which jobs were admitted, by which ties are decided.
+    It is called with the state of the cluster. Between decisions the state of its allocation keeps
+    the order in which jobs were admitted: of jobs of equal weight the earlier one comes first.
     """
 
     def __call__(self, cluster: ClusterState) -> Allocation:
@@ -83,11 +84,13 @@ def weighted_shares(
 ) -> dict[str, int] | None:
     """Return the number of slots of each job by name, in proportion to weights, in powers of two.
 
-    Rules 1 to 3 in the docstring of the module define the shares.
+    A share is no power of two if it is all that the job requested. Rules 1 to 3 in the docstring of
+    the module define the shares.
 
     Args:
         jobs: the jobs that share; an earlier job wins ties.
-        fixed: the slots of jobs whose number may not change, by name, among ``jobs`` or not.
+        fixed: the slots of jobs whose number may not change, by name; such jobs keep these slots,
+            whether they are among ``jobs`` or not.
         slots: the number of slots of all nodes.
 
     Returns:
@@ -118,8 +121,8 @@ def weighted_shares(
 def _round(jobs: Sequence[ClusterJob], slots: int) -> dict[str, int]:
     """Return the share of each job by its weight, rounded down to a power of two, by name.
 
-    This is rule 1 of the module's docstring: while the sum exceeds the number ``slots`` to share,
-    shares are halved, the lightest job first.
+    This is rule 1 of the module's docstring: while the sum exceeds ``slots``, the number of slots
+    to share, shares are halved, the lightest job first. No share falls below :func:`_least`.
     """
     weights = sum(job.weight for job in jobs)
     given = {job.name: max(_least(job), _power_below(slots * job.weight / weights)) for job in jobs}
@@ -142,7 +145,7 @@ def _least(job: ClusterJob) -> int:
 
 
 def _power_below(share: float) -> int:
-    """Return the largest power of two that is at most ``share``; at least 1."""
+    """Return the largest power of two that is at most ``share``; 1 if ``share`` is less than 1."""
     return 1 << (max(1, int(share)).bit_length() - 1)
 
 
@@ -152,7 +155,10 @@ def _by_weight(jobs: Iterable[ClusterJob]) -> list[ClusterJob]:
 
 
 def _running(cluster: ClusterState) -> list[ClusterJob]:
-    """Return the jobs in ``cluster`` that have slots, in the order in which they were admitted."""
+    """Return the jobs in ``cluster`` that have slots, in the order in which they were admitted.
+
+    Jobs whose admission the policy has not recorded come last, the heaviest first.
+    """
     have = {job.name: job for job in cluster.jobs if job.name in cluster.present}
     known = [have.pop(name) for name in cluster.state.get("order", ()) if name in have]
     return known + _by_weight(have.values())
@@ -161,7 +167,10 @@ def _running(cluster: ClusterState) -> list[ClusterJob]:
 def _survivors(
     running: Sequence[ClusterJob], fixed: Mapping[str, int], slots: int
 ) -> list[ClusterJob]:
-    """Return the running jobs that can keep slots: all, or the heaviest if there are too few slots.
+    """Return the running jobs that can keep slots, in the order of ``running``.
+
+    These are all of them, unless there are too few slots. Then each job, the heaviest first, is
+    kept if its smallest share still fits.
 
     Args:
         running: the jobs that have slots, in the order in which they were admitted.
