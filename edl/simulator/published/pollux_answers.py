@@ -1,7 +1,8 @@
 """Read the job completion times (JCTs) that Pollux' artifact published, to compare runs with.
 
-Tiresias and Optimus are deterministic in Pollux' artifact, so a run of edl's simulator with one of
-them must end each job in the same second as the artifact.
+:func:`answers` returns them, and :func:`compare` compares a run with them. Tiresias and Optimus are
+deterministic in Pollux' artifact, so a run of edl's simulator with one of them must end each job in
+the same second as the artifact.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ EXPERIMENT = "jobload"  # the experiment with the policies at the loads, at an i
 class JctComparison:
     """The comparison of a run's job completion times (JCTs) with the published ones.
 
+    :func:`compare` returns it.
+
     Attributes:
         jobs: the number of jobs.
         mean_jct_s: the mean JCT of the run, in seconds.
         published_mean_jct_s: the published mean JCT, in seconds.
-        differing: the jobs whose JCTs differ: name, JCT of the run, published JCT, in seconds.
+        differing: for each job whose two JCTs are not exactly equal its name, the JCT of the run,
+            and the published JCT, in seconds; in the order of the run.
     """
 
     jobs: int
@@ -36,7 +40,7 @@ class JctComparison:
 
     @property
     def matches(self) -> int:
-        """The number of jobs whose JCT is the same as the published one."""
+        """The number of jobs whose JCT in the run is exactly the published one."""
         return self.jobs - len(self.differing)
 
 
@@ -44,7 +48,8 @@ class JctComparison:
 def _all() -> Mapping[tuple[str, int], Mapping[str, float]]:
     """Return all published job completion times in seconds, by (run, workload) and by job name.
 
-    A run is named after its policy and its load, like "tiresias-1.0".
+    A run is named after its policy and its load, like "tiresias-1.0"; a workload is a number from
+    1 to 8. The file is read by the first call.
     """
     found: dict[tuple[str, int], dict[str, float]] = {}
     for row in pollux_rows("published_jcts"):
@@ -55,10 +60,10 @@ def _all() -> Mapping[tuple[str, int], Mapping[str, float]]:
 
 
 def answers(policy: str, load: str, workload: int) -> Mapping[str, float]:
-    """Return the completion time in seconds that Pollux' artifact has of each job, by its name.
+    """Return the job completion time in seconds of each job in Pollux' artifact, by the job's name.
 
     Args:
-        policy: the name of the policy.
+        policy: the name of the policy, like "tiresias".
         load: the load, like "1.0".
         workload: the number of the workload, 1 to 8.
 
@@ -78,8 +83,12 @@ def compare(result: Result, published: Mapping[str, float]) -> JctComparison:
     """Compare the job completion times of a run with the published ones of the same jobs.
 
     Args:
-        result: the result of the run.
+        result: the result of the run; a job that was rejected counts from its submission to its
+            rejection.
         published: the published completion time of each job in seconds, by its name.
+
+    Raises:
+        AssertionError: the jobs are not the same.
     """
     return compare_times({job.name: job.jct_s for job in result.jobs}, published)
 
@@ -87,7 +96,11 @@ def compare(result: Result, published: Mapping[str, float]) -> JctComparison:
 def compare_times(ours: Mapping[str, float], published: Mapping[str, float]) -> JctComparison:
     """Compare the job completion times in ``ours`` with those in ``published``, job by job.
 
-    Both have the completion time of each job in seconds, by its name, and must have the same jobs.
+    Both have the completion time of each job in seconds, by its name. Times count as equal only if
+    they are exactly equal.
+
+    Raises:
+        AssertionError: the two do not have the same jobs.
     """
     assert ours.keys() == published.keys()
     differing = tuple(

@@ -1,4 +1,8 @@
-"""Read when VirtualFlow's 20 jobs ended on 8 real GPUs, with the authors' two schedulers."""
+"""Read when VirtualFlow's 20 jobs ended on 8 real GPUs: :func:`measured_ends`.
+
+The authors ran the jobs twice: with a scheduler by priority, and with their scheduler by weighted
+fair shares.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,7 @@ from edl.simulator.published.workloads.virtualflow_workload import virtualflow_r
 
 
 class MeasuredEnds(NamedTuple):
-    """The measured end of one job with each of the authors' two schedulers.
-
-    Both are in seconds from the start of the authors' run.
+    """The times at which one job ended in the authors' two runs, in seconds from the start of each.
 
     Attributes:
         priority_end_s: the end of the job with the scheduler by priority.
