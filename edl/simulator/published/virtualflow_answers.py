@@ -24,7 +24,7 @@ class MeasuredEnds(NamedTuple):
 
 
 def measured_ends() -> dict[str, MeasuredEnds]:
-    """Return the measured ends of each job, by its name, in the order of submission."""
+    """Return the measured ends of each of the 20 jobs, by its name, in the order of submission."""
     return {
         row["name"]: MeasuredEnds(float(row["priority_end_s"]), float(row["weighted_end_s"]))
         for row in virtualflow_rows()

@@ -1,6 +1,7 @@
 """Compute how fast an application trains, and the progress of its steps, from measurements.
 
-The rules are those of Pollux' simulator (OSDI 2021 artifact, section 5.3 of the paper):
+:class:`Application` does it, by the rules of Pollux' simulator (OSDI 2021 artifact, section 5.3 of
+the paper):
 
 - The time of a step on a placement that was measured is linear in the local batch. On another
   placement it is linear over (nodes, slots, local batch) in each simplex of the Delaunay
@@ -11,8 +12,9 @@ The rules are those of Pollux' simulator (OSDI 2021 artifact, section 5.3 of the
 
       (v + s) / (v / m + s)
 
-  steps of the initial batch. Here s and v are the squared norm and the variance of the gradient in
-  that epoch, interpolated linearly between the two nearest batches that were measured.
+  steps of the initial batch. Here s and v are the squared norm of the gradient in that epoch and
+  its variance in the initial batch, interpolated linearly between the two nearest batches that were
+  measured.
 """
 
 from __future__ import annotations
@@ -35,11 +37,11 @@ class Timed(NamedTuple):
     """The measured time of a step without accumulation on a placement.
 
     Attributes:
-        slots: the number of slots on each node.
+        slots: the number of slots on each node that is used.
         local_batch: the samples of a step that each slot trains.
         step_s: the seconds of the step.
-        sync_s: the seconds of ``step_s`` for synchronisation, which accumulated batches do not
-            need.
+        sync_s: the part of ``step_s`` that the synchronisation takes, in seconds; accumulated
+            batches do without it.
     """
 
     slots: tuple[int, ...]  # on each node
@@ -56,8 +58,8 @@ class Scaled(NamedTuple):
         slots: the number of slots on all nodes together.
         local_batch: the samples of a step that each slot trains.
         step_s: the seconds of the step.
-        sync_s: the seconds of ``step_s`` for synchronisation, which accumulated batches do not
-            need.
+        sync_s: the part of ``step_s`` that the synchronisation takes, in seconds; accumulated
+            batches do without it.
     """
 
     nodes: int
@@ -71,11 +73,16 @@ class Scaled(NamedTuple):
 class Validation:
     """The measurements of one training of an application, with one global batch, by epoch.
 
+    Each sequence has one number for each epoch, in order.
+
     Attributes:
         batch: the global batch, in samples.
-        progress: the progress at the end of each epoch, in steps of the initial batch.
-        steps: the number of steps of this batch until the end of each epoch.
-        grad_sqr, grad_var: the squared norm and the variance of the gradient during each epoch.
+        progress: the progress from the begin of the training to the end of each epoch, in steps of
+            the initial batch.
+        steps: the number of steps of this batch from the begin of the training to the end of each
+            epoch.
+        grad_sqr, grad_var: the squared norm of the gradient during each epoch, and its variance in
+            the initial batch.
     """
 
     batch: int
@@ -88,18 +95,19 @@ class Validation:
 class Application:
     """A measured application: its step times, and the progress of its steps, by interpolation.
 
-    The docstring of the module has the rules.
+    The docstring of the module has the rules. Progress is in steps of the initial batch, and a
+    placement is the number of slots on each node.
 
     Args:
         name: the name of the application.
         epochs: the number of epochs after which it is trained.
-        validations: the trainings that were measured, one a batch; at least one.
-        timed: the step times that were measured by placement (the slots on each node).
+        validations: the trainings that were measured, one for each batch; at least one.
+        timed: the step times that were measured by placement; at least one.
         scaled: the step times that were measured by numbers of nodes and slots.
         max_local_batch: the largest local batch that fits into a slot; None: the largest measured.
 
     Attributes:
-        batches: the initial batch, and the largest that it may be trained with.
+        batches: the initial batch, which is the smallest measured, and the largest measured.
         min_local_batch: the smallest local batch that was measured.
     """
 
@@ -131,17 +139,19 @@ class Application:
         self._rates: dict[tuple[tuple[int, ...], int, int], float] = {}
 
     def end_of(self, epoch: int) -> float:
-        """Return the progress at the end of epoch ``epoch``, in steps of the initial batch.
+        """Return the progress at which epoch ``epoch`` ends, in steps of the initial batch.
 
-        Epochs are counted from 0.
+        Epochs are counted from 0; progress counts from the begin of the training. Of all measured
+        trainings it is the least progress at the end of that epoch.
         """
         return self._ends[epoch]
 
     def split(self, slots: int, batch: int, always: bool = False) -> tuple[int, int]:
         """Divide a global batch among ``slots`` slots, and each share into batches that fit a slot.
 
-        A single slot accumulates at least once if the batch is larger than the initial one, because
-        two gradients are needed to estimate the noise.
+        Shares are rounded up, so all slots together may train a few samples more than ``batch``,
+        but not more than the largest measured batch. A single slot accumulates at least once if the
+        batch is larger than the initial one, because the noise is estimated from two gradients.
 
         Args:
             slots: the number of slots.
@@ -149,8 +159,8 @@ class Application:
             always: whether a single slot accumulates at least once with the initial batch, too.
 
         Returns:
-            The local batch, and the number of local batches that each slot accumulates before the
-            last one of a step.
+            The samples of a local batch, and the number of local batches that each slot accumulates
+            before the last one of a step.
         """
         smallest, largest = self.batches
         local = math.ceil(batch / slots - EPS)
@@ -163,8 +173,8 @@ class Application:
     def predicted_step_s(self, slots: tuple[int, ...], batch: int) -> float:
         """Return the seconds of a step, as the published oracle of Optimus predicts it.
 
-        The oracle assumes that a job on a single slot accumulates gradients even with the initial
-        batch.
+        It is the time as measured, except that the oracle assumes that a job on a single slot
+        accumulates gradients even with the initial batch.
 
         Args:
             slots: the number of slots on each node.
@@ -203,10 +213,11 @@ class Application:
     def gain(self, batch: int, epoch: int) -> float:
         """Return the progress of a step of ``batch`` samples, in steps of the initial batch.
 
-        ``epoch`` is the number of the epoch, from 0.
+        It is from 1 to ``batch`` divided by the initial batch. ``epoch`` is the number of the
+        epoch, from 0.
 
         Raises:
-            UsageError: the batch is outside of what was measured.
+            UsageError: the batch is smaller or larger than all that were measured.
         """
         sqr, var = self._gradients(batch, epoch)
         return (var + sqr) / (var / (batch / self._batches[0]) + sqr)
@@ -216,7 +227,8 @@ class Application:
     ) -> tuple[StepTimeSample, float]:
         """Return a step time as the job itself would measure it, and the gradient noise scale.
 
-        The noise scale is in samples; infinite: the gradients are nothing but noise.
+        The step time is that of a step without accumulation, and the time of its computing. The
+        noise scale is in samples; infinite: the gradients are nothing but noise.
 
         Args:
             slots: the number of slots on each node.
@@ -235,10 +247,11 @@ class Application:
     def steps_at(self, batch: int, epoch: int) -> float:
         """Return the number of steps of ``batch`` samples until the end of epoch ``epoch``.
 
-        They count from the begin of the training; epochs are numbered from 0.
+        They count from the begin of the training; epochs are numbered from 0. Between two measured
+        batches the number is interpolated.
 
         Raises:
-            UsageError: the batch is outside of what was measured.
+            UsageError: the batch is smaller or larger than all that were measured.
         """
         key = batch, epoch
         if key not in self._steps:
@@ -247,17 +260,18 @@ class Application:
         return self._steps[key]
 
     def parts(self, slots: tuple[int, ...], local_batch: int) -> tuple[float, float]:
-        """Return the seconds of a step without accumulation, and of its synchronisation.
+        """Return the seconds of a step without accumulation, and those of its synchronisation.
 
-        The second number is included in the first. Placements that are rotations of one another
-        count as the same.
+        The second number is a part of the first. Placements that are rotations of one another count
+        as the same. Times that were not measured are interpolated.
 
         Args:
             slots: the number of slots on each node.
             local_batch: the samples that each slot trains.
 
         Raises:
-            UsageError: the placement with that batch is outside of what was measured.
+            UsageError: the placement with that batch is outside of what was measured, or scipy is
+                needed to interpolate and not installed.
         """
         key = slots, local_batch
         if key not in self._parts:
@@ -279,7 +293,10 @@ class Application:
         """Return the squared norm of the gradient, and its variance in the initial batch.
 
         Both are interpolated between the measured batches around ``batch``, in epoch number
-        ``epoch``.
+        ``epoch`` (from 0).
+
+        Raises:
+            UsageError: the batch is smaller or larger than all that were measured.
         """
         smaller, larger = self._around(batch)
         sqr = _between(batch, smaller.batch, larger.batch, smaller.grad_sqr, larger.grad_sqr, epoch)
@@ -289,10 +306,10 @@ class Application:
     def _around(self, batch: int) -> tuple[Validation, Validation]:
         """Return the measured trainings with the two nearest batches, below and above ``batch``.
 
-        Both are the same if the batch itself was measured.
+        If the batch itself was measured, both are the training with it.
 
         Raises:
-            UsageError: the batch is outside of what was measured.
+            UsageError: the batch is smaller or larger than all that were measured.
         """
         smallest, largest = self.batches
         if not smallest <= batch <= largest:
@@ -307,13 +324,16 @@ class Application:
     def _interpolate(self, nodes: int, slots: int, local_batch: int) -> tuple[float, float] | None:
         """Return the seconds of a step and of its synchronisation, by interpolation.
 
-        The times are interpolated between all measurements. They are NaN outside of what was
-        measured.
+        The times are interpolated between all measurements. Outside of what was measured both are
+        NaN; the result is never None.
 
         Args:
-            nodes: the number of nodes.
+            nodes: the number of nodes; more than ``MOST_NODES`` count as so many.
             slots: the number of slots on all nodes together.
             local_batch: the samples that each slot trains.
+
+        Raises:
+            UsageError: scipy is not installed.
         """
         if self._interpolator is None:
             coordinates = [point[:3] for point in self._points]
@@ -345,8 +365,9 @@ def interpolator() -> Any:
 def _points(timed: Sequence[Timed], scaled: Sequence[Scaled]) -> list[tuple[float, ...]]:
     """Return the measurements to interpolate, as (nodes, slots, local batch, step_s, sync_s).
 
-    Placements with the same numbers are one point, with the mean of their times. The points are in
-    the published order. Points on one sphere, of which the measurements have many, can be
+    Placements with equal numbers of nodes, slots and samples are one point, with the mean of their
+    times. These points come first, sorted; those of ``scaled`` follow in their order, as in the
+    published simulator. Points on one sphere, of which the measurements have many, can be
     triangulated in several ways, and the order decides which one is used.
 
     Args:
@@ -370,7 +391,8 @@ def _points(timed: Sequence[Timed], scaled: Sequence[Scaled]) -> list[tuple[floa
 def _along(measured: Sequence[Timed], local_batch: int) -> tuple[float, float] | None:
     """Interpolate the seconds of a step and of its synchronisation linearly in the local batch.
 
-    The result is None if ``local_batch`` lies outside of the measurements.
+    The result is the pair of these two times; None if ``local_batch`` is smaller or larger than all
+    that were measured.
 
     Args:
         measured: the measurements on one placement, in ascending order of the local batch.
@@ -397,14 +419,14 @@ def _between(
     high: Sequence[float],
     epoch: int,
 ) -> float:
-    """Return a quantity for ``batch`` in an epoch, interpolated between two measured batches.
+    """Return a quantity for ``batch`` in an epoch, interpolated linearly between two batches.
 
     Args:
         batch: the batch, from ``smaller`` to ``larger``.
         smaller: the smaller measured batch.
-        larger: the larger measured batch.
-        low: the values with the smaller batch, one an epoch.
-        high: the values with the larger batch, one an epoch.
+        larger: the larger measured batch; it may be the same.
+        low: the values of the quantity with the smaller batch, one for each epoch.
+        high: the values of the quantity with the larger batch, one for each epoch.
         epoch: the number of the epoch, from 0.
     """
     if smaller == larger:

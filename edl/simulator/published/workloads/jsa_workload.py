@@ -1,9 +1,9 @@
 """Draw jobs as in JSA's evaluation: four kinds, each with its own bottleneck and its batch range.
 
-The evaluation (Saxena et al., MASCOTS 2020) has 40 slots, a decision each 10 minutes, and 8 hours
-of arrivals. One kind of job is bound by computing, one by communication, one by neither, and one
-has a small largest batch. The model of a step is also theirs: the time for the samples of one slot,
-and an allreduce of the weights.
+:func:`jsa_jobs` draws them. The evaluation (Saxena et al., MASCOTS 2020) has 40 slots, a decision
+each 10 minutes, and 8 hours of arrivals. One kind of job is bound by computing, one by
+communication, one by neither, and one has a small largest batch. The model of a step is also
+theirs: the time for the samples of one slot, and an allreduce of the weights.
 
 The authors published no measurements, so the constants here are edl's own. So are these rules: a
 job has at most 10 slots, it takes 30 to 60 minutes, evenly distributed, on one slot that is fully
@@ -43,7 +43,8 @@ class Kind:
             trains several of them in a step if its share does not fit.
         sample_s: the seconds that each sample of a slot adds.
         local_batch: the most samples that fit into a slot at once.
-        batches: the smallest and the largest batch of the range in which it trains equally well.
+        batches: the smallest and the largest global batch in samples; a sample is worth the same in
+            all batches of this range.
     """
 
     name: str
@@ -56,7 +57,7 @@ class Kind:
     def step_s(self, slots: int, batch: int) -> float:
         """Return the seconds of a step: computing, and an allreduce among ``slots`` slots.
 
-        ``batch`` is the global batch, in samples.
+        ``batch`` is the global batch, in samples, and ``slots`` is at least 1.
         """
         ring_s = 2 * (slots - 1) / slots * WEIGHT_BYTES * self.weights / BANDWIDTH_BYTES_S
         return self.computing_s(slots, batch) + ring_s + HOP_S * math.log2(slots)
@@ -83,9 +84,12 @@ KINDS = (
 class Samples:
     """The work of a job: a number of samples, each worth the same in any batch.
 
+    It implements :class:`edl.simulator.work.JobWork`; its progress is the number of trained
+    samples.
+
     Attributes:
         kind: the kind of job, which has its speed.
-        count: the number of samples.
+        count: the number of samples, not necessarily whole.
     """
 
     kind: Kind
@@ -97,7 +101,10 @@ class Samples:
         return 1
 
     def end_of(self, epoch: int) -> float:
-        """Return the number of all samples: the progress at the end of the job's only ``epoch``."""
+        """Return the number of all samples: the progress at which the only epoch ends.
+
+        ``epoch`` is ignored.
+        """
         return self.count
 
     def rate(self, slots: tuple[int, ...], batch: int, epoch: int) -> float:
@@ -106,26 +113,27 @@ class Samples:
         Args:
             slots: the number of the job's slots on each of its nodes; only the sum counts.
             batch: the global batch, in samples.
-            epoch: the epoch; it does not count.
+            epoch: ignored.
         """
         return batch / self.kind.step_s(sum(slots), batch)
 
     def model(self, epoch: int, progress: float) -> SamplesModel:
-        """Return the model that policies get of the job after ``progress`` samples.
+        """Return the model that policies get of the job after ``progress`` trained samples.
 
-        The single ``epoch`` does not count.
+        ``epoch`` is ignored, as there is one only.
         """
         return SamplesModel(self.kind, self.count - progress)
 
     def observed(self, slots: tuple[int, ...], batch: int, epoch: int) -> Observation:
         """Return the step time that the job would measure, and an infinite noise scale.
 
-        The noise scale is infinite because a larger batch loses no progress here.
+        The noise scale is infinite because a larger batch loses no progress here. The step time has
+        the whole share of a slot as its local batch, and the time of its computing.
 
         Args:
             slots: the number of the job's slots on each of its nodes.
             batch: the global batch, in samples.
-            epoch: the epoch; it does not count.
+            epoch: ignored.
         """
         count, kind = sum(slots), self.kind
         step_s, computing_s = kind.step_s(count, batch), kind.computing_s(count, batch)
@@ -136,9 +144,11 @@ class Samples:
 class SamplesModel:
     """The model that policies get of a job of :class:`Samples`: its true speed and work.
 
+    It implements :class:`edl.core.cluster.state.TrainingModel`.
+
     Attributes:
         kind: the kind of job, which has its speed.
-        left: the number of samples that are left.
+        left: the number of samples that the job has yet to train.
     """
 
     kind: Kind
@@ -156,14 +166,15 @@ class SamplesModel:
         return 1.0
 
     def steps_left(self, batch: int) -> float:
-        """Return the number of steps of ``batch`` samples until the job ends."""
+        """Return the number of steps of ``batch`` samples until the job ends, not rounded."""
         return self.left / batch
 
 
 def job_of_kind(name: str, arrival_s: float, kind: Kind, duration_s: float) -> SubmittedJob:
-    """Return a job that takes a given time on one slot that is fully used.
+    """Return a job that takes a given time on one slot, with the largest batch that fits into it.
 
-    Its user requests just that slot; an elastic policy may give it up to 10.
+    Its user requests just that slot and that batch; a policy that chooses the slots may give it up
+    to 10.
 
     Args:
         name: the name of the job.
@@ -189,8 +200,12 @@ def job_of_kind(name: str, arrival_s: float, kind: Kind, duration_s: float) -> S
 def jsa_jobs(arrivals: str, seed: int) -> list[SubmittedJob]:
     """Return jobs of JSA's four kinds that arrive within eight hours, drawn by ``seed``.
 
+    They are in the order of submission, and are named after their kind and a number from 0, like
+    "compute-0".
+
     Args:
-        arrivals: the rates of arrival, as :func:`edl.simulator.arrivals.shape` takes them.
+        arrivals: the rates of arrival, as :func:`edl.simulator.arrivals.shape` takes them: a name
+            like "high", or a number of jobs a minute.
         seed: the seed of the arrivals, the kinds and the durations.
 
     Raises:

@@ -1,5 +1,6 @@
 """Read the published measurements and workloads of Pollux, which are files of the package.
 
+:func:`measured_applications` returns the measurements, :func:`pollux_rows` the rows of any file.
 ``data/pollux/NOTICE`` says where they come from and what the columns are.
 """
 
@@ -26,7 +27,7 @@ Row = dict[str, str]
 def pollux_rows(table: str) -> Iterator[Row]:
     """Return an iterator over the rows of a published table: the text of each cell by its column.
 
-    ``table`` is the name of a file in ``data/pollux`` without its ending, like "jobs".
+    ``table`` is the name of a file in ``data/pollux`` without its ending ".csv.gz", like "jobs".
     """
     packed = (files("edl.simulator.published") / "data" / "pollux" / f"{table}.csv.gz").read_bytes()
     return csv.DictReader(io.StringIO(gzip.decompress(packed).decode()))
@@ -34,9 +35,9 @@ def pollux_rows(table: str) -> Iterator[Row]:
 
 @cache
 def measured_applications() -> dict[str, Application]:
-    """Return all applications that Pollux' authors measured, by name.
+    """Return the six applications that Pollux' authors measured, by name, like "bert".
 
-    They are read once, and then kept.
+    The first call reads the files; later calls return the same objects.
     """
     timed: dict[str, list[Timed]] = defaultdict(list)
     for row in pollux_rows("placements"):
@@ -61,7 +62,10 @@ def _times(row: Row) -> tuple[float, float]:
 
 
 def _validations() -> dict[str, list[Validation]]:
-    """Return the measured trainings of each application, by its name; one a batch."""
+    """Return the measured trainings of each application, by its name.
+
+    There is one training for each global batch that was measured.
+    """
     epochs: dict[tuple[str, int], list[Row]] = defaultdict(list)
     for row in pollux_rows("validation"):
         epochs[row["application"], int(row["batch_size"])].append(row)

@@ -1,8 +1,8 @@
-"""Make the jobs of Pollux' published workloads, of six applications, with tuned slots and batches.
+"""Make the jobs of Pollux' published workloads, of six applications: :func:`pollux_jobs`.
 
 Each load has eight workloads of 8 hours of submissions. Load 1.0 is 160 jobs; load 0.5 is half as
-many, and so on. Load "realistic" has other slots and batches. The workloads ran on 16 nodes of 4
-slots.
+many, and so on. Their slots and batches are tuned; load "realistic" has other ones. The workloads
+ran on 16 nodes of 4 slots.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ UNTUNED = "ncf"
 
 @dataclass(frozen=True)
 class Oracle:
-    """The model of a job's training that policies get: the times and efficiencies as measured.
+    """The model of a job's training that policies get: its times and efficiencies as measured.
 
-    It gives the time of a step by slots and batch, and the statistical efficiency of a batch, in
-    the job's epoch; see :class:`edl.core.cluster.state.TrainingModel`. A real policy has fitted
+    It implements :class:`edl.core.cluster.state.TrainingModel`: the time of a step by slots and
+    batch, and the statistical efficiency of a batch, in the job's epoch. A real policy has fitted
     values.
 
     Attributes:
@@ -44,7 +44,10 @@ class Oracle:
     epoch: int
 
     def step_s(self, slots: tuple[int, ...], batch: int) -> float:
-        """Return the measured seconds of a step.
+        """Return the seconds of a step, as the published oracle of Optimus has them.
+
+        They are as measured, but a single slot counts as accumulating gradients even with the
+        initial batch.
 
         Args:
             slots: the number of the job's slots on each of its nodes.
@@ -59,14 +62,21 @@ class Oracle:
         """Return the measured statistical efficiency of the global batch ``batch`` in this epoch.
 
         It is the progress of a sample in this batch, divided by that of a sample in the initial
-        batch.
+        batch, which is the smallest.
+
+        Raises:
+            UsageError: the batch is smaller or larger than all that were measured.
         """
         return self.application.gain(batch, self.epoch) * self.application.batches[0] / batch
 
     def steps_left(self, batch: int) -> float:
         """Return the steps of ``batch`` samples in all epochs after this one; 1 in the last epoch.
 
-        The published oracle of Optimus counts the steps in the same way.
+        Steps of the present epoch do not count. The published oracle of Optimus counts in the same
+        way.
+
+        Raises:
+            UsageError: the batch is smaller or larger than all that were measured.
         """
         last = self.application.epochs - 1
         if self.epoch >= last:
@@ -78,6 +88,9 @@ class Oracle:
 @dataclass(frozen=True)
 class ApplicationWork:
     """The work of a job of a measured application; progress is in steps of the initial batch.
+
+    It implements :class:`edl.simulator.work.JobWork`. The initial batch is the smallest with which
+    the application was measured.
 
     Attributes:
         application: the measured application that the job trains.
@@ -91,16 +104,19 @@ class ApplicationWork:
         return self.application.epochs
 
     def end_of(self, epoch: int) -> float:
-        """Return the progress at the end of an epoch, in steps of the initial batch.
+        """Return the progress at which an epoch ends, in steps of the initial batch.
 
-        Epochs are counted from 0.
+        Epochs are counted from 0; progress counts from the begin of the training.
         """
         return self.application.end_of(epoch)
 
     def rate(self, slots: tuple[int, ...], batch: int, epoch: int) -> float:
         """Return the measured progress a second in an epoch, in steps of the initial batch.
 
-        ``slots`` are the slots on each node, and ``batch`` is the global batch in samples.
+        Args:
+            slots: the number of the job's slots on each of its nodes.
+            batch: the global batch, in samples.
+            epoch: the number of the epoch, from 0.
 
         Raises:
             UsageError: the placement with that batch is outside of what was measured.
@@ -108,16 +124,17 @@ class ApplicationWork:
         return self.application.rate(slots, batch, epoch)
 
     def model(self, epoch: int, progress: float) -> Oracle:
-        """Return the model that policies get of the job: the measurements, at epoch ``epoch``.
+        """Return the model that policies get of the job in epoch ``epoch``, counted from 0.
 
-        ``progress`` within the epoch does not count.
+        It has the measured times and efficiencies. ``progress`` is ignored.
         """
         return Oracle(self.application, epoch)
 
     def observed(self, slots: tuple[int, ...], batch: int, epoch: int) -> Observation:
         """Return the step time and the gradient noise scale that the job would measure.
 
-        The noise scale is in samples.
+        The step time is that of a step without accumulation. The noise scale is in samples;
+        infinite: the gradients are nothing but noise.
 
         Args:
             slots: the number of the job's slots on each of its nodes.
@@ -135,7 +152,9 @@ def application_job(
 ) -> SubmittedJob:
     """Return a job of a measured application, with the limits of that application.
 
-    It may have up to 64 slots; jobs of ncf may not be scaled up or get another batch.
+    A policy may give it 1 slot up to as many as its largest batch has smallest local batches, at
+    most 64, and always as many as its user requests. Jobs of ncf keep their batch, and get no more
+    slots than requested.
 
     Args:
         name: the name of the job.
@@ -165,9 +184,11 @@ def application_job(
 def pollux_jobs(load: str, workload: int) -> list[SubmittedJob]:
     """Return the jobs of one published workload, in the order of submission.
 
+    If there is no such load or workload, the list is empty.
+
     Args:
         load: "0.5", "1.0", "1.5" or "2.0", the rate of submissions relative to 160 jobs in 8 hours;
-            or "realistic".
+            or "realistic", which has other slots and batches.
         workload: the number of the workload at that load, 1 to 8.
     """
     known = measured_applications()
@@ -185,10 +206,12 @@ def pollux_jobs(load: str, workload: int) -> list[SubmittedJob]:
 
 
 def check_measured(slots: int) -> None:
-    """Raise an error, before anything runs, if the measurements cannot be used with a cluster.
+    """Raise an error if the measurements cannot be used with nodes of ``slots`` slots.
+
+    It is called before anything runs.
 
     Args:
-        slots: the number of slots of a node.
+        slots: the number of slots of each node of the cluster.
 
     Raises:
         UsageError: the nodes have more slots than the measured nodes, or scipy is missing.

@@ -1,4 +1,4 @@
-"""Make VirtualFlow's 20 jobs, which ran on 8 slots of one node.
+"""Make VirtualFlow's 20 jobs, which ran on 8 slots of one node: :func:`virtualflow_jobs`.
 
 ``data/virtualflow/NOTICE`` says where they come from. A job's work is the time that it took with
 all its slots, without its start. With fewer slots its virtual nodes take turns. The slowdown
@@ -34,7 +34,10 @@ PARALLEL = {
 
 
 def virtualflow_jobs() -> list[SubmittedJob]:
-    """Return VirtualFlow's 20 jobs, in the order of submission."""
+    """Return VirtualFlow's 20 jobs, in the order of submission.
+
+    Each may have from 1 slot to as many as its user requests, and has a weight.
+    """
     made = []
     for row in virtualflow_rows():
         slots = int(row["slots"])
