@@ -1,4 +1,7 @@
-"""Register all policies that `edl simulate` knows, by name: edl's own, and those of papers."""
+"""Register all policies that `edl simulate` knows, by name: edl's own, and those of papers.
+
+:func:`registered_policy` returns one of them.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +41,10 @@ def registered_policy(name: str, seed: int = 0, resize_s: float | None = None) -
 
     Args:
         name: a key of :data:`POLICIES`.
-        seed: the seed of a policy that draws random numbers; 0 keeps the registered seed.
+        seed: the seed of a policy that draws random numbers; 0 keeps the registered seed. Other
+            policies ignore it.
         resize_s: the seconds that the policy assumes a change of a job's size to cost, if it has
-            such a parameter; None keeps the registered value.
+            such a parameter; other policies ignore it. None keeps the registered value.
 
     Raises:
         UsageError: no policy is registered as ``name``.

@@ -1,5 +1,6 @@
 """Define the cost of a change of a job's slots: the seconds during which the job does not train.
 
+:class:`ResizeCost` has the cost of each kind of change, and :func:`change_of` tells the kind.
 Published simulators charge one constant, also for the first start (Pollux: 30 s, for a stop and a
 restart from a checkpoint). With edl the costs of the kinds of change differ by two orders of
 magnitude.
@@ -18,9 +19,9 @@ class SlotChange(StrEnum):
     """The kind of a change of a job's slots.
 
     ``START``: the job gets its first slots. ``RESTART``: it gets slots after it had lost all.
-    ``JOIN``: it keeps its slots and gets more. ``LEAVE``: it keeps only some of them. ``PREEMPT``
-    and ``FAILURE``: it loses all slots, by a decision or because a node failed. ``MIGRATE``: any
-    other change.
+    ``JOIN``: it keeps all its slots and gets more, or has them in another order. ``LEAVE``: it
+    keeps only some of them and gets none. ``PREEMPT`` and ``FAILURE``: it loses all slots, by a
+    decision or because a node failed. ``MIGRATE``: any other change.
     """
 
     START = "start"  # the job gets its first slots
@@ -36,8 +37,8 @@ class SlotChange(StrEnum):
 class ResizeCost:
     """The cost of each kind of change of a job's slots, in seconds without training.
 
-    The fields are named as the kinds of :class:`SlotChange`. To lose all slots has no cost of its
-    own: the restart after it costs ``restart``.
+    The fields are named as the kinds of :class:`SlotChange`, and are 30 s by default. There is none
+    for ``PREEMPT`` and ``FAILURE``, which cost nothing: the restart after them costs ``restart``.
     """
 
     start: float = 30.0
@@ -49,7 +50,7 @@ class ResizeCost:
     def of(self, change: SlotChange) -> float:
         """Return the seconds without training that ``change`` costs.
 
-        A change that takes all slots costs 0.
+        A change that takes all slots (``PREEMPT``, ``FAILURE``) costs 0.
         """
         if change in (SlotChange.PREEMPT, SlotChange.FAILURE):
             return 0.0
@@ -70,8 +71,8 @@ def constant(seconds: float) -> ResizeCost:
 def parse_resize_cost(text: str) -> ResizeCost:
     """Return the costs that ``text`` gives, like "30" or "start=20,restart=25,join=0.3".
 
-    A single number is the cost in seconds of every kind of change. With names, a kind that is not
-    named costs 30 s.
+    A single number is the cost in seconds of every kind of change. With names, which are those of
+    the fields of :class:`ResizeCost`, a kind that is not named costs 30 s.
 
     Raises:
         UsageError: the text has neither form, or a time is negative or not finite.
@@ -99,7 +100,8 @@ def parse_resize_cost(text: str) -> ResizeCost:
 def change_of(before: Placement, after: Placement, trained: bool) -> SlotChange:
     """Return the kind of change from the placement ``before`` to the placement ``after``.
 
-    It is never ``FAILURE``: a job without slots afterwards counts as preempted.
+    It is never ``FAILURE``: a job without slots afterwards counts as preempted. Two placements with
+    the same slots on each node count as ``JOIN``.
 
     Args:
         before: the slots until now; empty: none.
