@@ -1,4 +1,7 @@
-"""Hold the result of a simulated run: the times of each job, and their summary."""
+"""Hold the result of a simulated run: the times of each job, and their summary.
+
+:func:`edl.simulator.engine.simulate` returns a :class:`Result`, with a :class:`JobResult` a job.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ class AllocationChange:
     """A change of a job's slots.
 
     Attributes:
-        at_s: the time of the change, in seconds of virtual time.
+        at_s: the time of the change, in seconds; in a :class:`JobResult` on the clock of the trace.
         change: the kind of change.
-        placement: the slots of the job from then on.
+        placement: the slots of the job from then on, as (node, number of slots) pairs; empty: none.
         reason: the policy's reason; empty if a node failed.
     """
 
@@ -29,7 +32,10 @@ class AllocationChange:
     reason: str = ""
 
     def figures(self) -> dict[str, Any]:
-        """Return the fields of the change by name, as a dictionary that can be written as JSON."""
+        """Return the change as a dictionary that can be written as JSON.
+
+        It has the fields by name, and as "slots" the number of slots on all nodes.
+        """
         return {
             "at_s": self.at_s,
             "change": self.change.value,
@@ -44,8 +50,8 @@ class BatchChange:
     """A change of a job's global batch.
 
     Attributes:
-        at_s: the time of the change, in seconds of virtual time.
-        batch: the samples of a step from then on.
+        at_s: the time of the change, in seconds; in a :class:`JobResult` on the clock of the trace.
+        batch: the global batch from then on, in samples.
     """
 
     at_s: float
@@ -58,21 +64,26 @@ class BatchChange:
 
 @dataclass(frozen=True)
 class JobResult:
-    """The result of a job that has ended, with virtual times in seconds on the clock of the trace.
+    """The result of a job that has ended or was rejected, with times on the clock of the trace.
+
+    All times are in seconds. The clock of the trace is that of the submissions; :meth:`later` moves
+    a result from the simulated clock to it.
 
     Attributes:
         name: the name of the job.
         kind: the kind of job, as it was submitted.
         arrival_s: the time at which it was submitted.
-        start_s: the time at which it was given its first slots.
+        start_s: the time at which it was given its first slots; ``end_s`` if it was rejected.
         end_s: the time at which it ended, or was rejected.
-        slot_s: the seconds during which it had slots, times the number of slots.
-        history: all changes of its slots.
-        batches: all changes of its batch, which begins as submitted.
+        slot_s: the seconds during which it had slots, times the number of slots; the time that
+            changes of slots took is included.
+        history: all changes of its slots, its first slots included, in order of time.
+        batches: all changes of its batch, in order of time; it begins with the batch that its user
+            requested.
         dropped: whether it was rejected, at ``end_s``, without ever having had slots.
         isolated_s: the seconds that it would take alone on 1/N of the slots, N being the mean
             number of jobs in the cluster while it was there, itself included
-            (:mod:`edl.simulator.fairness`); 0: not known.
+            (:mod:`edl.simulator.fairness`); 0: not known, as for a rejected job.
     """
 
     name: str
@@ -88,11 +99,14 @@ class JobResult:
 
     @property
     def jct_s(self) -> float:
-        """The job completion time (JCT): the seconds from the job's submission to its end."""
+        """The job completion time (JCT): the seconds from the job's submission to ``end_s``."""
         return self.end_s - self.arrival_s
 
     def later(self, seconds: float) -> JobResult:
-        """Return this result on a clock that is ``seconds`` ahead: all points in time are later."""
+        """Return a copy of this result in which all points in time are ``seconds`` later.
+
+        So a result on the simulated clock becomes one on the clock of the trace. Durations stay.
+        """
         if not seconds:
             return self
         return replace(
@@ -117,7 +131,8 @@ class JobResult:
     def resizes(self) -> int:
         """The number of times that the job was given other slots after its start.
 
-        A change that takes all slots does not count; the restart after it does.
+        A change that takes all slots does not count; the restart after it does. It is 0 for a job
+        that was rejected.
         """
         given = sum(1 for one in self.history if one.placement)
         return max(0, given - 1)
@@ -125,8 +140,12 @@ class JobResult:
     def figures(self, history: bool = False) -> dict[str, Any]:
         """Return the job's results as a dictionary that can be written as JSON.
 
+        The keys are name, kind, arrival_s, start_s, end_s, jct_s, slot_s, resizes and
+        finish_time_fairness, and "dropped" if the job was rejected.
+
         Args:
-            history: whether to include all changes of the job's slots and of its batch.
+            history: whether to include "history" and "batches", all changes of the job's slots and
+                of its batch.
         """
         shown: dict[str, Any] = {
             "name": self.name,
@@ -151,9 +170,12 @@ class JobResult:
 class Result:
     """The result of a simulated run.
 
+    Its means, largest values and percentiles are not defined if all jobs were rejected.
+
     Attributes:
         jobs: the result of each job, in the order in which the jobs were given.
-        decisions: the number of times that the policy was asked.
+        decisions: the number of decisions, including those at which the policy was not asked
+            because no waiting job could start.
     """
 
     jobs: tuple[JobResult, ...]
@@ -161,7 +183,7 @@ class Result:
 
     @property
     def ended(self) -> list[JobResult]:
-        """The results of the jobs that were not rejected.
+        """The results of the jobs that were not rejected, in the order of ``jobs``.
 
         Only they count in means and percentiles of the job completion time (JCT).
         """
@@ -174,27 +196,33 @@ class Result:
 
     @property
     def makespan_s(self) -> float:
-        """The makespan: the seconds from the first submission to the last end of a job."""
+        """The makespan: the seconds from the first submission to the last end of a job.
+
+        A rejected job counts with its submission, and not with its end.
+        """
         return max(job.end_s for job in self.ended) - min(job.arrival_s for job in self.jobs)
 
     @property
     def worst_finish_time_fairness(self) -> float:
         """The largest finish-time fairness of the jobs that were not rejected; lower is better.
 
-        It is a job's completion time divided by its time alone on a fair share of the slots. Up to
-        1 no job lost anything by sharing the cluster; see :mod:`edl.simulator.fairness`.
+        It is a job's completion time divided by its time alone on a fair share of the slots. If it
+        is at most 1, no job lost anything by sharing the cluster (:mod:`edl.simulator.fairness`).
         """
         return max(job.finish_time_fairness for job in self.ended)
 
     def jct_percentile_s(self, percent: float) -> float:
         """Return the job completion time that ``percent`` (0 to 100) percent of jobs do not exceed.
 
-        It is in seconds, interpolated linearly between two jobs. Rejected jobs do not count.
+        It is in seconds, interpolated linearly between two jobs. Rejected jobs do not count. 50 is
+        the median.
         """
         return float(np.percentile([job.jct_s for job in self.ended], percent))
 
     def figures(self, history: bool = False) -> dict[str, Any]:
         """Return the summary of the run and the results of every job, as a dictionary for JSON.
+
+        The results of the jobs are a list under "jobs"; the other values are numbers.
 
         Args:
             history: whether to include all changes of each job's slots and batch.

@@ -1,4 +1,4 @@
-"""Compute how a run used the slots over time, for each job and for the whole cluster."""
+"""Compute how a run used the slots over time: :func:`spans` for a job, :func:`levels` for all."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from edl.simulator.results import JobResult, Result
 
 
 class SlotSpan(NamedTuple):
-    """A period in which a job had the same number of slots; with 0 slots it waited.
+    """A period between two changes of a job's slots; with 0 slots the job waited.
 
     Attributes:
-        from_s: the begin of the period, in seconds of virtual time.
-        to_s: the end of the period.
-        slots: the number of slots.
+        from_s: the begin of the period, in seconds on the clock of the job's result.
+        to_s: the end of the period, later than its begin.
+        slots: the number of slots that the job had.
     """
 
     from_s: float
@@ -27,9 +27,10 @@ class Usage(NamedTuple):
     """The use of the cluster from one change to the next.
 
     Attributes:
-        at_s: the begin of the period between two changes, in seconds of virtual time.
+        at_s: the begin of the period between two changes, in seconds on the clock of the results.
         used: the number of slots in use, by all jobs together.
-        waiting: the number of jobs that have arrived, have not ended, and have no slots.
+        waiting: the number of jobs that have arrived, have neither ended nor been rejected, and
+            have no slots.
     """
 
     at_s: float
@@ -42,9 +43,10 @@ class Usage(NamedTuple):
 
 
 def spans(job: JobResult) -> list[SlotSpan]:
-    """Return the periods of ``job`` with a constant number of slots, in order of time.
+    """Return the periods between the changes of the slots of ``job``, in order of time.
 
-    They cover the time from the job's submission to its end without a gap, and none is empty.
+    They cover the time from the job's submission to its end, or to its rejection, without a gap,
+    and none is empty. After a move to other nodes a period may have as many slots as the last.
     """
     changes = [(job.arrival_s, 0)] + [(one.at_s, slot_count(one.placement)) for one in job.history]
     ends_s = [at_s for at_s, _ in changes[1:]] + [job.end_s]
@@ -58,8 +60,8 @@ def spans(job: JobResult) -> list[SlotSpan]:
 def levels(result: Result) -> list[Usage]:
     """Return the number of used slots and of waiting jobs at each time at which one changes.
 
-    The values of an item last until the time of the next item. The items are in order of time; the
-    first is at time 0.
+    The values of an item last until the time of the next item; those of the last one last for ever,
+    and are 0. The items are in order of time; the first is at time 0.
     """
     used: Counter[float] = Counter()
     waiting: Counter[float] = Counter()
