@@ -1,4 +1,7 @@
-"""Compute simulations that are described as objects: one, or several in parallel processes."""
+"""Compute simulations that are described as objects: one, or several in parallel processes.
+
+:func:`do` computes one :class:`SimulatedRun`, and :func:`do_all` several.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +25,21 @@ from edl.simulator.work import SubmittedJob
 class SimulatedRun:
     """The description of a simulation: the jobs, the cluster, the policy and the rules.
 
+    The policy assumes that a resize costs what it costs by ``rules.resize``.
+
     Attributes:
-        policy: the name of the policy.
+        policy: the name of the policy, as :mod:`edl.simulator.registry` has it.
         rules: the rules by which time moves.
         nodes: the number of nodes of the cluster.
         slots: the number of slots of each node.
         load: the load of a published workload of Pollux, like "1.0"; for drawn jobs (JSA's and
             mixed ones) the rates of submission; empty: the jobs have neither.
-        workload: the number of a published workload of Pollux; for drawn jobs their seed.
+        workload: the number of a published workload of Pollux, 1 to 8; for drawn jobs their seed.
         jobs: the jobs to simulate; empty: the workload of Pollux that ``load`` and ``workload``
             name.
-        seed: the seed of the policy's random numbers.
-        built_in: the name of the built-in set of jobs; empty: the jobs are from a trace.
+        seed: the seed of the policy's random numbers; 0: the registered one.
+        built_in: the name of the built-in set of jobs, for the title; empty: the jobs are from a
+            trace.
     """
 
     policy: str
@@ -48,7 +54,7 @@ class SimulatedRun:
 
     @property
     def title(self) -> str:
-        """The policy and the jobs in a few words, for messages."""
+        """The policy and the jobs in a few words, for messages, like "tiresias, pollux 1.0, 3"."""
         jobs = self.built_in or "the trace"
         if self.load:
             jobs += f" {self.load}, {self.workload}"
@@ -61,7 +67,7 @@ class RunOutcome(NamedTuple):
     Attributes:
         run: the description of the simulation.
         result: the result of each job, and the number of decisions.
-        took_s: the seconds of real time that the computation took.
+        took_s: the seconds of real time, not virtual time, that the computation took.
     """
 
     run: SimulatedRun
@@ -70,10 +76,12 @@ class RunOutcome(NamedTuple):
 
 
 def do(run: SimulatedRun, on_time: OnTime | None = None) -> RunOutcome:
-    """Compute the simulation that ``run`` describes.
+    """Compute the simulation that ``run`` describes, in this process, and return its outcome.
 
-    ``on_time`` is called after each decision, with the virtual time in seconds and the number of
-    jobs that have ended.
+    Args:
+        run: the description of the simulation.
+        on_time: is called after each decision, with the time on the clock of the trace in seconds
+            and the number of jobs that have ended; None: nothing is called.
 
     Raises:
         UsageError: the jobs, the policy or the measurements do not allow the simulation; see
@@ -97,16 +105,19 @@ def do_all(
 ) -> Iterator[RunOutcome]:
     """Compute several simulations, and yield their outcomes in the order of ``runs``.
 
-    Each outcome is yielded as soon as it and all earlier ones are computed.
+    Each outcome is yielded as soon as it and all earlier ones are computed. Nothing is computed
+    before the first outcome is asked for.
 
     Args:
         runs: the descriptions of the simulations.
-        processes: the number of processes that compute at the same time.
-        tell: is called with a message for people: with several processes after each simulation,
-            with one process after each decision of the policy.
+        processes: the number of processes that compute at the same time; 1, or if there is one run
+            only: this process computes.
+        tell: is called with a message for people: with several processes at the begin and after
+            each simulation, in this process after each decision of the policy.
 
     Raises:
-        UsageError: a simulation cannot be computed; see :func:`do`.
+        UsageError: a simulation cannot be computed (see :func:`do`); the outcomes of earlier runs
+            were yielded, and no further run begins.
     """
     if processes == 1 or len(runs) == 1:
         for number, run in enumerate(runs, 1):
@@ -124,14 +135,15 @@ def do_all(
 
 
 def _leave_interrupts_to_the_parent() -> None:
-    """Ignore SIGINT in this process, so that on Ctrl-C only its parent acts."""
+    """Ignore SIGINT in this process, a child that computes runs: on Ctrl-C only its parent acts."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _teller(run: SimulatedRun, what: str, tell: Callable[[str], None]) -> OnTime:
     """Return a function that passes the progress of a simulation to ``tell``, as a message.
 
-    The function takes the virtual time in seconds and the number of jobs that have ended.
+    The function takes the time in seconds on the clock of the trace, and the number of jobs that
+    have ended.
 
     Args:
         run: the description of the simulation; it is not used.
