@@ -1,4 +1,7 @@
-"""Define jobs of a known duration, whose speed with other slots follows Amdahl's law."""
+"""Define jobs of a known duration, whose speed with other slots follows Amdahl's law.
+
+:class:`TimedWork` is the work of such a job.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,14 @@ from edl.simulator.work import Observation
 class TimedWork:
     """The work of a job that takes a known time with a certain number of slots.
 
-    Its progress is the fraction of the work that is done, 0 to 1, in a single epoch.
+    It implements :class:`edl.simulator.work.JobWork`. Its progress is the fraction of the work that
+    is done, 0 to 1, in a single epoch. Its batch has no influence.
 
     Attributes:
-        duration_s: the seconds that the work takes with ``slots`` slots.
-        slots: the number of slots for which the duration is known.
-        parallel_fraction: the fraction of the work that more slots share, 0 to 1.
+        duration_s: the seconds that the work takes with ``slots`` slots, above 0.
+        slots: the number of slots for which the duration is known, at least 1.
+        parallel_fraction: the fraction of the work that is divided among the slots, 0 to 1; the
+            rest takes equally long on any number of slots.
     """
 
     duration_s: float
@@ -38,16 +43,16 @@ class TimedWork:
 
         Args:
             slots: the number of the job's slots on each of its nodes; only the sum counts.
-            batch: the global batch; it does not count.
-            epoch: the epoch; it does not count.
+            batch: ignored.
+            epoch: ignored.
         """
         return 1 / self.whole_s(sum(slots))
 
     def model(self, epoch: int, progress: float) -> TimedModel:
-        """Return the model that policies get: it has the true speed and the work that is left.
+        """Return the model that policies get: it has the true speed and the work yet to be done.
 
         Args:
-            epoch: the epoch that the job is in; it does not count.
+            epoch: ignored.
             progress: the fraction of the work that is done, 0 to 1.
         """
         return TimedModel(self, 1 - progress)
@@ -60,13 +65,13 @@ class TimedWork:
         Args:
             slots: the number of the job's slots on each of its nodes.
             batch: the global batch in samples, of which each slot has an equal share.
-            epoch: the epoch; it does not count.
+            epoch: ignored.
         """
         whole_s = self.whole_s(sum(slots))
         return StepTimeSample(sum(slots), len(slots), batch / sum(slots), whole_s, whole_s), None
 
     def whole_s(self, slots: int) -> float:
-        """Return the seconds that the whole work takes with ``slots`` slots."""
+        """Return the seconds that the whole work, from its begin, takes with ``slots`` slots."""
         return self.duration_s * self._time(slots) / self._time(self.slots)
 
     def _time(self, slots: int) -> float:
@@ -81,20 +86,22 @@ class TimedWork:
 class TimedModel:
     """The model that policies get of a :class:`TimedWork`: its true speed, all work being one step.
 
+    It implements :class:`edl.core.cluster.state.TrainingModel`.
+
     Attributes:
         work: the work of the job.
-        left: the fraction of the work that is left, 0 to 1.
+        left: the fraction of the work that is yet to be done, 0 to 1.
     """
 
     work: TimedWork
     left: float
 
     def step_s(self, slots: tuple[int, ...], batch: int) -> float:
-        """Return the seconds of the single step, which is the whole work.
+        """Return the seconds of the single step, which is the whole work, done or not.
 
         Args:
             slots: the number of the job's slots on each of its nodes; only the sum counts.
-            batch: the global batch; it does not count.
+            batch: ignored.
         """
         return self.work.whole_s(sum(slots))
 
@@ -103,5 +110,8 @@ class TimedModel:
         return 1.0
 
     def steps_left(self, batch: int) -> float:
-        """Return the fraction of the single step that is left, 0 to 1; ``batch`` does not count."""
+        """Return the fraction of the single step that is yet to be done, 0 to 1.
+
+        ``batch`` is ignored.
+        """
         return self.left

@@ -1,5 +1,7 @@
 """Read jobs from a CSV file: one job a row, with columns by name, in any order.
 
+:func:`read_trace` reads it.
+
 ==================  ============================================================================
 name                the name of the job; no two jobs have the same
 time_s              the time of submission, in seconds, 0 or more
@@ -13,7 +15,8 @@ batch_size          the samples of a step; with application only
 weight              the weight in policies that share slots by weight, above 0; default: 1
 ==================  ============================================================================
 
-A job has either a duration or an application and a batch. An empty cell counts as a missing column.
+A job has either a duration or an application and a batch; if it has both, its duration is ignored.
+An empty cell counts as a missing column.
 """
 
 from __future__ import annotations
@@ -40,12 +43,12 @@ def read_trace(path: Path, cluster_slots: int) -> list[SubmittedJob]:
     """Return the jobs of the CSV file at ``path``, in the order of its rows.
 
     Args:
-        path: the file, with the columns that the module describes.
+        path: the file, in UTF-8, with the columns that the docstring of the module has.
         cluster_slots: the number of slots of all nodes; no job may request more.
 
     Raises:
-        UsageError: the file cannot be read, or a row is not as the module describes; then the
-            message names the line.
+        UsageError: the file cannot be read, has no job, or has a row that is not as the docstring
+            of the module says; for a row the message names the line.
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -65,7 +68,9 @@ def parse_trace(lines: Iterable[str], where: str, cluster_slots: int) -> list[Su
         cluster_slots: the number of slots of all nodes; no job may request more.
 
     Raises:
-        UsageError: a line is not as the module describes, or there is no job.
+        UsageError: a column is missing or unknown, a row is not as the docstring of the module
+            says, two jobs have the same name, or there is no job. The message names the line.
+        csv.Error: the lines are not CSV.
     """
     reader = csv.DictReader(lines)
     header = reader.fieldnames or ()
@@ -97,16 +102,17 @@ def parse_trace(lines: Iterable[str], where: str, cluster_slots: int) -> list[Su
 
 
 def _columns() -> str:
-    """Return the clause of an error message that lists the allowed columns."""
+    """Return the clause of an error message that lists the allowed columns, without a full stop."""
     return f"columns are {', '.join(COLUMNS)}"
 
 
 @dataclass(frozen=True)
 class _TraceLine:
-    """One row of a trace.
+    """One row of a trace; :meth:`job` makes the job that it describes.
 
     Attributes:
-        cells: the text of each cell, by the name of its column.
+        cells: the text of each cell, by the name of its column; under the key None the list of the
+            cells beyond the last column, if the row has such cells.
         where: the file and the line, for messages.
     """
 
@@ -147,6 +153,9 @@ class _TraceLine:
             name: the name of the job.
             arrival_s: the time of submission, in seconds.
             slots: the number of slots that its user requests.
+
+        Raises:
+            UsageError: the duration, the parallel fraction or a limit is missing or not allowed.
         """
         duration_s = self._number("duration_s")
         fraction = self._number("parallel_fraction", 1.0)
@@ -161,10 +170,16 @@ class _TraceLine:
     def _measured(self, name: str, arrival_s: float, slots: int) -> SubmittedJob:
         """Return the job of a row with an application that Pollux measured, and the row's batch.
 
+        The most slots that a policy may give it are also limited by what was measured.
+
         Args:
             name: the name of the job.
             arrival_s: the time of submission, in seconds.
             slots: the number of slots that its user requests.
+
+        Raises:
+            UsageError: the application is unknown, was not measured with that batch or so many
+                slots, or a limit is not allowed; or scipy is not installed.
         """
         known, wanted = measured_applications(), self._text("application")
         if wanted not in known:
@@ -196,7 +211,7 @@ class _TraceLine:
         Where the row has no limit, it is ``slots``, the number that the user requests.
 
         Raises:
-            UsageError: ``slots`` does not lie between the limits.
+            UsageError: a limit is no whole number from 1 on, or ``slots`` is not between them.
         """
         least = self._whole("min_slots", slots)
         most = self._whole("max_slots", slots)
@@ -208,12 +223,17 @@ class _TraceLine:
         return least, most
 
     def _text(self, column: str) -> str:
-        """Return the text in the column named ``column`` without blanks around it; "" if empty."""
+        """Return the text in the column named ``column``, without blanks around it.
+
+        It is "" if the cell is empty or there is no such column.
+        """
         cell = self.cells.get(column)
         return cell.strip() if isinstance(cell, str) else ""
 
     def _number(self, column: str, default: float | None = None) -> float:
-        """Return the number, 0 or more, in the column named ``column``; ``default`` without one.
+        """Return the number, 0 or more, in the column named ``column``.
+
+        If the cell is empty or there is no such column, the result is ``default``.
 
         Raises:
             UsageError: the cell is not such a number, or is empty and ``default`` is None.
@@ -230,7 +250,9 @@ class _TraceLine:
         return number
 
     def _whole(self, column: str, default: int | None = None) -> int:
-        """Return the whole number, 1 or more, in the column ``column``; ``default`` without one.
+        """Return the whole number, 1 or more, in the column named ``column``.
+
+        If the cell is empty or there is no such column, the result is ``default``.
 
         Raises:
             UsageError: the cell is not such a number, or is empty and ``default`` is None.

@@ -1,4 +1,7 @@
-"""Define the true work of a job, which the simulator knows and a policy does not."""
+"""Define the true work of a job, which the simulator knows and a policy does not.
+
+:class:`SubmittedJob` is a job, and :class:`JobWork` the interface of its work.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,10 @@ Observation = tuple[StepTimeSample, float | None]
 
 
 class JobWork(Protocol):
-    """The work that a job has to do, and its true speed with given slots and batch.
+    """The interface of the work that a job has to do, with its true speed by slots and batch.
 
-    Progress has a unit of its own in each kind of work. It begins at 0, and the job ends with its
-    last epoch.
+    Each kind of work has its own unit of progress. Progress begins at 0, goes on through the
+    epochs, and the job ends with its last epoch.
     """
 
     @property
@@ -24,7 +27,10 @@ class JobWork(Protocol):
         """The number of epochs of the job, at least 1."""
 
     def end_of(self, epoch: int) -> float:
-        """Return the progress at which epoch number ``epoch``, counted from 0, ends."""
+        """Return the progress at which epoch number ``epoch``, counted from 0, ends.
+
+        Progress counts from the begin of the job, in the unit of this kind of work.
+        """
 
     def rate(self, slots: tuple[int, ...], batch: int, epoch: int) -> float:
         """Return the job's progress per second, above 0, in the unit of this kind of work.
@@ -41,6 +47,8 @@ class JobWork(Protocol):
     def model(self, epoch: int, progress: float) -> TrainingModel:
         """Return the model by which policies predict the job's step time and remaining steps.
 
+        It is the model at this point of the training; it does not change later.
+
         Args:
             epoch: the epoch that the job is in, counted from 0.
             progress: the job's progress, in the unit of this kind of work.
@@ -49,13 +57,16 @@ class JobWork(Protocol):
     def observed(self, slots: tuple[int, ...], batch: int, epoch: int) -> Observation:
         """Return the step time and the gradient noise scale that the job itself would measure.
 
-        The noise scale is in samples; None: not known. Neither includes interference by other
-        jobs, as in Pollux' simulator.
+        The noise scale is in samples; infinite: the gradients are nothing but noise; None: not
+        known. Neither includes interference by other jobs, as in Pollux' simulator.
 
         Args:
             slots: the number of the job's slots on each of its nodes.
             batch: the global batch, in samples.
             epoch: the epoch that the job is in, counted from 0.
+
+        Raises:
+            UsageError: the step time with these slots and this batch was not measured.
         """
 
 
@@ -64,18 +75,19 @@ class SubmittedJob:
     """A job as its user submits it, with the work that it really takes.
 
     Attributes:
-        name: the name of the job.
+        name: the name of the job, unique in a run.
         arrival_s: the time of submission, in seconds.
         work: the work that the job has to do; policies do not see it.
-        requested_slots: the number of slots that its user requests.
+        requested_slots: the number of slots that its user requests; it lies between the two limits.
         min_slots, max_slots: the fewest and the most slots that a policy may give it.
         batch: the global batch that its user requests, in samples.
         batches: the smallest and the largest global batch that a policy may choose.
-        preemptible: whether a policy may take slots away from it.
+        preemptible: whether a policy may change its slots. If False, the job keeps the slots that
+            it was first given until it ends.
         local_batches: the fewest samples of a step that one slot can train, and the most that it
             can train at once (a larger share is accumulated); None: there is no limit.
-        kind: the kind of job (like the name of its application), for tables.
-        weight: its weight in policies that share slots by weight.
+        kind: the kind of job (like the name of its application), for tables; may be empty.
+        weight: its weight in policies that share slots by weight; above 0.
     """
 
     name: str
