@@ -10,9 +10,9 @@ A script with a training loop of its own::
         for x, y in dataset:
             train_step(x, y)      # a tf.function; it ends with optimizer.apply_gradients(...)
 
-Keras' ``fit`` (:class:`KerasCallback`) and graphs (:class:`Session`) work too;
-docs/guides/tensorflow.md has all three. The loss must be a mean over the batch. A process has one
-worker and one data source.
+The batch size is that of one worker. Keras' ``fit`` (:class:`KerasCallback`) and graphs
+(:class:`Session`) work too; docs/guides/tensorflow.md has all three. The loss must be a mean over
+the batch. A process has one worker and one data source.
 
 A script written for Horovod Elastic needs no more than ``import edl.tensorflow as hvd`` (or
 ``edl.tensorflow.keras``) in place of Horovod's import; see docs/guides/horovod-scripts.md and

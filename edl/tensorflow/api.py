@@ -1,4 +1,4 @@
-"""Define the functions of ``edl.tensorflow`` that depend on TensorFlow.
+"""Define the functions of ``edl.tensorflow`` that depend on TensorFlow: init, track, step, mean.
 
 The functions that do not depend on a framework are in :mod:`edl.framework.process`.
 """
@@ -26,13 +26,19 @@ def init(**settings: Any) -> None:
 
     Without a launcher the script is a job of one worker. In a job that is already training, the
     call returns at once and the script *warms up*: this worker trains its first batch alone, and
-    the result is discarded. If the process is a worker already, the call does nothing. ``settings``
-    are fields of :class:`edl.config.Config`, by name.
+    the result is discarded. If the process is a worker already, the call does nothing; only at a
+    Python prompt without a launcher it ends the job and begins another.
+
+    Args:
+        settings: fields of :class:`edl.config.Config`, by name. Those that the launcher has decided
+            for the job are ignored, with a warning.
 
     Raises:
         ConfigError: a setting has no usable value.
         CoordinationError: ZooKeeper cannot be reached, or does not know the job.
         JobFailed: the job did not start in time.
+        UsageError: a worker has started this process as its child, or a launcher without elasticity
+            has started it.
     """
     process.start(TensorFlowCollectives, settings)
     CREATED.watch()
@@ -42,34 +48,46 @@ def init(**settings: Any) -> None:
 
 
 def track(**objects: Any) -> None:
-    """Add ``objects`` to the job's state, which every worker that joins receives.
+    """Add ``objects`` to the job's state, which newcomers and checkpoints receive.
 
-    The keyword of an object is its name in the state. An object has variables (``tf.Variable``,
-    ``tf.Module``, a Keras layer, a list of variables), or the methods ``state_dict()`` and
-    ``load_state_dict()``.
+    The keyword of an object is its name in the state, the same on all workers. An object has
+    variables (``tf.Variable``, ``tf.Module``, a Keras layer, a list of variables), or the methods
+    ``state_dict()`` and ``load_state_dict()``. Objects of earlier calls stay. An object may be
+    given again.
 
     Raises:
-        UsageError: an object has neither variables nor these two methods.
+        UsageError: :func:`init` was not called, an object has neither variables nor these two
+            methods, another object has the same name, or the script has an elastic state of
+            Horovod, to which the objects must be given. No object is added then.
     """
     process.track(TensorFlowReplica.check, objects)
 
 
 def step() -> int:
-    """Return how many optimizer updates the whole job has made, this worker's last one included."""
+    """Return how many optimizer updates the whole job has made, this worker's last one included.
+
+    Each update counts once, not once a worker. It begins at 0.
+
+    Raises:
+        UsageError: :func:`init` was not called.
+    """
     return process.step() + int(training.current().has_made_update)
 
 
 def mean(value: Any, weight: float | None = None) -> Any:
-    """Return the mean of ``value`` over all workers, the same on all of them.
+    """Return the weighted mean of ``value`` over all workers, the same on all of them.
 
     All workers call this function at the same place in their scripts, after the update of a batch
     and before the next batch. The call first completes the step of that batch, so that the batch's
-    samples count as trained.
+    samples count as trained; it waits for the other workers.
 
     Args:
-        value: a number, or a dict of numbers; the result has the same form.
+        value: a number, or a dict of numbers with the same keys on all workers.
         weight: the number of samples that ``value`` stands for; None: the samples of this worker's
-            batch.
+            batch. A value with weight 0 is left out.
+
+    Returns:
+        A float, or for a dict a dict of floats; nan if the weights of all workers are 0.
 
     Raises:
         UsageError: the call is inside of a step or outside of the training, a value is not a
