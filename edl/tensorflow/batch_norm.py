@@ -1,15 +1,16 @@
 """Normalise Keras batches with the mean and variance of the samples of all workers in a step.
 
+``edl.tensorflow.init`` calls :func:`synchronise_batch_norm`, which patches Keras.
 ``keras.layers.BatchNormalization(synchronized=True)`` asks ``tf.distribute`` for other replicas.
 Under edl there are none, so the layer would take the statistics of one worker for those of all.
 While edl trains, the layer's mean and variance are computed over the batches of all workers, by
 exchanges over the job's ring.
 
-Let worker i have n_i samples that count in this batch (0 for padding), and L_i be the mean of its
-losses. edl multiplies its gradients by n_i / N, so the job's loss is sum_i n_i / N L_i. Let dm_j,
-dv_j be the derivatives of L_j by the mean and the variance, and M the number of elements per
-channel in the batches of all workers. Through the statistics, the derivative of the job's loss by
-an input x of worker i is
+Let worker i have n_i samples that count in this batch (0 for padding), N be the sum of all n_i, and
+L_i be the mean of its losses. edl multiplies its gradients by n_i / N, so the job's loss is sum_i
+n_i / N L_i. Let dm_j, dv_j be the derivatives of L_j by the mean and the variance, and M the number
+of elements per channel in the batches of all workers. Through the statistics, the derivative of the
+job's loss by an input x of worker i is
 
     1/M sum_j n_j / N dm_j + 2 (x - mean) / M sum_j n_j / N dv_j
 
@@ -50,9 +51,9 @@ OTHER_AXIS = (
 def synchronise_batch_norm() -> None:
     """Patch Keras so that ``synchronized=True`` in a layer means all workers of the job.
 
-    Batch normalisation layers with ``synchronized=True`` then take their mean and variance over the
-    batches of all workers. In a job of one worker they stay as Keras has them. The patch lasts for
-    the rest of the process.
+    Batch normalisation layers with ``synchronized=True``, also those made before, then take their
+    mean and variance over the batches of all workers. In a job without a launcher they stay as
+    Keras has them. The patch lasts for the rest of the process; a second call does nothing.
     """
     plain, of_layer = nn._compute_moments_sync, keras.layers.BatchNormalization._moments
 
@@ -81,7 +82,8 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
 
     Args:
         fused: must be False, as in Horovod.
-        options: the options of ``keras.layers.BatchNormalization``, by name.
+        options: the options of ``keras.layers.BatchNormalization``, by name, without
+            ``synchronized`` or with ``synchronized=True``.
 
     Raises:
         ValueError: ``fused`` is something else, or ``synchronized`` is False.
@@ -101,7 +103,10 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
 
 
 def _has_others() -> bool:
-    """Return whether the job may have other workers than this one, at present or later."""
+    """Return whether the job may have other workers than this one, at present or later.
+
+    It is False before ``edl.init()``, and in a job without a launcher.
+    """
     if not (process.is_initialized() and process.current_worker().is_shared):
         return False
     training.current()  # in the thread that trains
@@ -111,8 +116,9 @@ def _has_others() -> bool:
 def _moments_of_layer(layer: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
     """Return the mean and variance of each channel of ``inputs``, over the batches of all workers.
 
-    If the batches of all workers are padding, the result is the moving mean and variance of
-    ``layer``, so that the step does not change these moving averages.
+    Both have the shape of the layer's moving averages, (channels,). If the batches of all workers
+    are padding, or no entry counts, they are the moving mean and variance of ``layer``, so that the
+    step does not change these moving averages.
 
     Args:
         layer: the Keras batch normalisation layer.
@@ -121,7 +127,8 @@ def _moments_of_layer(layer: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
             count; None: all count.
 
     Raises:
-        UsageError: ``mask`` is given and the layer does not normalise the last axis.
+        UsageError: ``mask`` is given and the layer does not normalise the last axis, or XLA is to
+            compile the graph.
     """
     if mask is not None:
         if layer.axis not in (-1, len(inputs.shape) - 1):
@@ -140,17 +147,21 @@ def _moments_of_layer(layer: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
 def moments_of_step(x: Any, axes: Any, mask: Any = None) -> tuple[Any, Any, Any]:
     """Return mean, variance and number of elements per channel over the batches of all workers.
 
-    All three are tensors. Gradients flow back through the mean and the variance.
+    All three are tensors; the number is one float64 for all channels, 0 if no element counts.
+    Gradients flow back through the mean and the variance. All workers must call it equally often in
+    a step. In a warm-up and between steps the results are those of this worker's batch alone.
 
     Args:
         x: this worker's batch, a tensor of a floating type, which is also the type of mean and
             variance.
-        axes: the axes to reduce, the sample axis among them; they have length 1 in the results.
-        mask: booleans that broadcast to ``x``, with length 1 in the axes that are kept; only
+        axes: the axes to reduce, the sample axis among them; they have length 1 in mean and
+            variance.
+        mask: booleans that broadcast to ``x``, with length 1 in the axes that are not reduced; only
             elements where the mask is True count. None: all elements count.
 
     Raises:
-        UsageError: XLA is to compile the graph, or the script asks for a second derivative.
+        UsageError: XLA is to compile the graph; or, in the backward pass, the script asks for a
+            second derivative.
     """
     number = next_number()
 
@@ -183,14 +194,14 @@ def moments_of_step(x: Any, axes: Any, mask: Any = None) -> tuple[Any, Any, Any]
 def _own_moments(x: Any, axes: Any, mask: Any) -> tuple[Any, Any, Any]:
     """Return mean, variance and number of elements per channel of this worker's batch.
 
-    Mean and variance have length 1 in the reduced axes. All results are zeros if the batch is empty
-    or no element counts.
+    Mean and variance have length 1 in the reduced axes; the number is one integer for all channels.
+    All results are zeros if the batch is empty or no element counts.
 
     Args:
         x: the batch, a tensor of a floating type.
         axes: the axes to reduce, the sample axis among them.
-        mask: booleans that broadcast to ``x``; only elements where the mask is True count. None:
-            all elements count.
+        mask: booleans that broadcast to ``x``, with length 1 in the axes that are not reduced; only
+            elements where the mask is True count. None: all elements count.
     """
     if mask is None:
         mean, variance = tf.nn.moments(x, axes, keepdims=True)
@@ -218,18 +229,23 @@ def _derivative(
     """Return the derivative of the loss by ``x`` through the mean and the variance of the step.
 
     It is the sum over all workers, divided by n_i / N (N: the samples that count in the step, of
-    all workers; n_i: those of this worker). The formula is in the docstring of the module.
+    all workers; n_i: those of this worker), in the shape of ``x``. The formula is in the docstring
+    of the module.
 
     Args:
         number: the number of the layer's forward exchange in its graph or step, from 1.
         x: the input of the layer, this worker's batch.
         mask: booleans that broadcast to ``x``, True for the elements that count; None: all count.
+            Where it is False, the derivative is 0.
         mean: the mean of each channel over all workers, as it broadcasts to ``x``.
         weight: the samples n_i that count in this worker's batch; -1 if the mean and variance are
-            this worker's own.
+            this worker's own, and nothing is exchanged.
         elements: the number M of elements per channel in the batches of all workers.
         by_mean: the derivative of this worker's loss by the mean, dm_i.
         by_variance: the derivative of this worker's loss by the variance, dv_i.
+
+    Raises:
+        UsageError: XLA is to compile the graph; or later, the script derives the result.
     """
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
@@ -263,13 +279,16 @@ def _exchange_moments(number: int, row: Vector, exchange: Exchange | None, weigh
         number: the number of the exchange in the graph or step, which all workers must agree on.
         row: the number of elements per channel of this worker's batch, then the mean of each
             channel, then the sum of squared deviations of each channel.
-        exchange: a function that sends bytes to all workers and returns theirs; None: no other
-            worker takes part.
+        exchange: a function that sends bytes to all workers and returns the bytes of all, this
+            one's included; None: no other worker takes part, and this batch's moments are returned.
         weight: the number of samples that count in this worker's batch; if it is 0, zeros are sent.
 
     Returns:
         An array of ``weight`` (-1 if ``exchange`` is None), then elements per channel, means and
         variances over all workers.
+
+    Raises:
+        UsageError: some workers are at another exchange.
     """
     own = Moments.decode(row.tobytes())
     if exchange is None:
@@ -291,13 +310,17 @@ def _exchange_derivatives(
             negative.
         row: n_i of this worker, then its derivatives dm_i by the mean of each channel, then dv_i by
             the variance of each channel.
-        exchange: a function that sends bytes to all workers and returns theirs; None: no other
-            worker takes part.
+        exchange: a function that sends bytes to all workers and returns the bytes of all, this
+            one's included; None: no other worker takes part.
         _weight: ignored; n_i is in ``row``.
 
     Returns:
         The sums over all workers j of n_j dm_j, then of n_j dv_j, divided by this worker's n_i (by
-        1 if that is 0); dm_i and dv_i as they are if no other worker takes part.
+        1 if that is 0). If no other worker takes part, or n_i is -1 because none took part in the
+        forward pass, they are dm_i and dv_i.
+
+    Raises:
+        UsageError: some workers are at another exchange.
     """
     if exchange is None or row[0] == _ALONE:
         return row[1:]
