@@ -1,13 +1,14 @@
 """Run Horovod's TensorFlow collectives as :class:`edl.ring.ring.Collectives`.
 
-Everything here runs eagerly, also in a script that builds graphs, and blocks the calling thread.
-Horovod's TensorFlow binding has no handles to wait on, as its PyTorch binding has. So the step
-record, which travels while the model computes, is gathered in a thread of its own.
+:class:`TensorFlowCollectives` does it. Everything here runs eagerly, also in a script that builds
+graphs, and blocks the calling thread unless its docstring says otherwise. Horovod's TensorFlow
+binding has no handles to wait on, as its PyTorch binding has. So the step record, which travels
+while the model computes, is gathered in a thread of its own.
 
 Run eagerly, Horovod's operations are known by their type alone, whatever name they are given: no
-two of a type may run at once. So step records are the only allgathers, states are broadcast between
-steps only, and gradients are reduced in graphs, where an operation keeps its name
-(:mod:`edl.tensorflow.gradient_ops`).
+two of a type may run at once. So all allgathers (step records, barriers, exchanges) go through this
+one thread, one after the other, states are broadcast between steps only, and gradients are reduced
+in graphs, where an operation keeps its name (:mod:`edl.tensorflow.gradient_ops`).
 """
 
 from __future__ import annotations
@@ -42,9 +43,12 @@ _ADDED = re.compile(  # what TensorFlow adds to a message, before and after it
 
 
 def guarded(function: Any, *arguments: Any, **named: Any) -> Any:
-    """Call ``function`` of Horovod eagerly with the arguments given, and return its result.
+    """Call ``function`` of Horovod eagerly in this thread, and return its result.
 
-    ``arguments`` are the positional arguments of the call, ``named`` those by name.
+    Args:
+        function: the function to call.
+        arguments: its positional arguments.
+        named: its arguments by name.
 
     Raises:
         CollectiveFailed: the ring is broken.
@@ -61,7 +65,9 @@ def guarded(function: Any, *arguments: Any, **named: Any) -> Any:
 class TensorFlowCollectives:
     """The collectives for edl's own messages (step records, states), by Horovod for TensorFlow.
 
-    Gradients do not use this class, but :mod:`edl.tensorflow.reduction`.
+    It implements :class:`edl.ring.gloo.Binding`: a ring initialises it, sends by it and shuts it
+    down, one ring after the other. Gradients do not use this class, but
+    :mod:`edl.tensorflow.reduction`.
     """
 
     def __init__(self) -> None:
@@ -71,6 +77,8 @@ class TensorFlowCollectives:
 
     def init(self) -> None:
         """Initialise Horovod, which connects this worker to the other members of the ring.
+
+        The environment variables of Horovod name the ring; the call returns when the ring is built.
 
         Raises:
             CollectiveFailed: Horovod could not connect.
@@ -83,14 +91,14 @@ class TensorFlowCollectives:
         atexit.unregister(hvd.shutdown)
 
     def shutdown(self) -> None:
-        """Shut Horovod down, which closes this worker's connections to the ring."""
+        """Shut Horovod down, which ends the ring for all its members; :meth:`init` may follow."""
         hvd.shutdown()
 
     def allgather_start(self, row: Table, name: str) -> Future[Table]:
         """Start to gather the ``row`` of each worker, and return a future of the table of all rows.
 
-        Another thread waits for the rows, which are in rank order. ``name`` is not used: step
-        records are the only allgathers, one at a time.
+        It does not wait. A thread of its own gathers, one allgather after the other in the order of
+        the calls; the rows are in rank order. ``name`` is not used.
         """
         if not self._beside.is_alive():
             self._beside.start()
@@ -105,14 +113,15 @@ class TensorFlowCollectives:
 
         Raises:
             CollectiveFailed: the ring is broken.
+            UsageError: Horovod refuses the call, and would refuse it again in any ring.
         """
         return handle.result()
 
     def broadcast_bytes(self, payload: bytes, root: int, name: str) -> bytes:
-        """Broadcast ``payload`` of the rank ``root``, and return that payload on all workers.
+        """Send ``payload`` from the rank ``root`` to all workers; return it on all, ``root`` too.
 
-        A message that fits into ``edl.framework.broadcast.FIRST_PIECE_BYTES`` is sent by one
-        collective, a longer one by two.
+        All workers must call it at the same point. One collective sends a message that fits into
+        ``edl.framework.broadcast.FIRST_PIECE_BYTES``, two send a longer one.
 
         Args:
             payload: the bytes to send; ignored on the other ranks.
@@ -130,9 +139,10 @@ class TensorFlowCollectives:
         return broadcast_message(payload, hvd.rank() == root, name, broadcast)
 
     def _gather(self) -> None:
-        """Gather the rows that :meth:`allgather_start` queues, and set the future of each.
+        """Gather the rows that :meth:`allgather_start` queues, one after the other.
 
-        Runs in a thread of its own until the process ends.
+        The result of each future is the table of all rows, or the error that the allgather raised.
+        It runs in a thread of its own until the process ends.
         """
         while True:
             row, rows = self._rows.get()
@@ -149,10 +159,10 @@ def _allgather(row: Table) -> Table:
 
 @waits("exchanging the state with the others")
 def broadcast_array(array: np.ndarray[Any, Any], root: int) -> np.ndarray[Any, Any]:
-    """Broadcast ``array`` of the rank ``root`` to all workers, and return the root's array.
+    """Send ``array`` from the rank ``root`` to all workers, and return the root's array on all.
 
     All workers pass an array of the same shape and type; its values count on the rank ``root``
-    only. The result is read-only.
+    only. No array is changed; the result is a read-only one.
 
     Raises:
         CollectiveFailed: the ring is broken.
@@ -162,14 +172,16 @@ def broadcast_array(array: np.ndarray[Any, Any], root: int) -> np.ndarray[Any, A
 
 @waits(WAITING)
 def allreduce_average(tensors: Sequence[Any]) -> list[Any]:
-    """Return the mean over the ring of each of ``tensors``, on a Horovod without edl's patch.
+    """Return the mean over all workers of each of ``tensors``, in the same order.
 
-    The patch (edl/install/patches) lets gradients outlive a broken ring. All tensors of one type
-    are reduced in one operation, so no reduction starts before all tensors of that type are
-    computed.
+    It is for a Horovod without edl's patch (edl/install/patches), which lets gradients outlive a
+    broken ring. All workers pass tensors of the same shapes and types; each worker counts alike.
+    All tensors of one type are reduced in one operation, so no reduction starts before all tensors
+    of that type are computed.
 
     Raises:
         CollectiveFailed: the ring is broken.
+        UsageError: Horovod refuses the call, and would refuse it again in any ring.
     """
     averages: dict[int, Any] = {}
     for dtype in sorted({tensor.dtype for tensor in tensors}, key=lambda dtype: dtype.name):
