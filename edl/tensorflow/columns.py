@@ -1,4 +1,7 @@
-"""Read columns of a data set (arrays, lists, tensors, files), with one value for each sample."""
+"""Read columns of a data set (arrays, lists, tensors, files), with one value for each sample.
+
+:func:`structure_of` makes columns of what a script gives to ``edl.Dataset``.
+"""
 
 from __future__ import annotations
 
@@ -17,25 +20,33 @@ _NUMBER = (bool, int, float, complex, np.generic)
 
 
 class Columns(Protocol):
-    """A column of a data set: one value for each sample, read by the sample's position."""
+    """The interface of a column of a data set: one value for each sample, read by position.
+
+    Positions count the samples from 0; ``len()`` is the number of samples.
+    """
 
     def __len__(self) -> int: ...
 
     def rows(self, positions: npt.NDArray[np.int64]) -> Array:
-        """Return the values of the samples at ``positions``, stacked along a new first axis."""
+        """Return the values of the samples at ``positions``, stacked along a new first axis.
+
+        They are in the order of ``positions``, in which a position may occur repeatedly.
+        """
 
     def row(self, position: int) -> Any:
-        """Return the value of the sample at ``position``."""
+        """Return the value of the sample at ``position``, without the axis of samples."""
 
 
 class ArrayColumn:
     """A column whose values are an array in memory, one for each index of its first axis.
 
     Args:
-        array: the array; text becomes an array of Python objects.
+        array: the array, of numbers or text; it is not copied, except that an array of text becomes
+            one of Python objects.
 
     Raises:
-        DataError: the array is a single number, or TensorFlow has no type for its values.
+        DataError: the array is a single number, has other Python objects than text, or TensorFlow
+            has no type for its values.
     """
 
     def __init__(self, array: Array) -> None:
@@ -63,7 +74,7 @@ class ArrayColumn:
         return len(self._array)
 
     def rows(self, positions: npt.NDArray[np.int64]) -> Array:
-        """Return the elements of the array at ``positions`` on the first axis, stacked."""
+        """Return the array's elements at ``positions`` on the first axis, copied, in that order."""
         found: Array = self._array[positions]
         return found
 
@@ -73,11 +84,11 @@ class ArrayColumn:
 
 
 class LazyColumn:
-    """A column whose rows are read from a file when they are needed, such as a data set of h5py.
+    """A column whose rows are read when they are needed, such as a data set of h5py in a file.
 
     Args:
         rows: an object with ``shape``, whose first number counts the samples, and
-            ``__getitem__(position)``.
+            ``__getitem__(position)``, which returns the value of one sample.
     """
 
     def __init__(self, rows: Any) -> None:
@@ -87,18 +98,22 @@ class LazyColumn:
         return int(self._rows.shape[0])
 
     def rows(self, positions: npt.NDArray[np.int64]) -> Array:
-        """Read the rows at ``positions`` one by one, and stack them along a new first axis."""
+        """Read the rows at ``positions`` one by one, and stack them along a new first axis.
+
+        ``positions`` has at least one element, and the rows have one shape.
+        """
         return np.stack([self.row(position) for position in positions.tolist()])
 
     def row(self, position: int) -> Any:
-        """Read the row at ``position`` and return it as an array."""
+        """Read the row at ``position``, and return it as a numpy array without the axis of rows."""
         return np.asarray(self._rows[position])
 
 
 class ListColumn:
     """A column that is a list of Python values or arrays, one for each sample.
 
-    The values may differ in shape if the data set has a collate function, which pads them.
+    The values may differ in shape if they are read one by one by :meth:`row`, as for a data set
+    with a collate function, which makes them equal.
 
     Args:
         values: the values, in the order of the samples.
@@ -111,7 +126,9 @@ class ListColumn:
         return len(self._values)
 
     def rows(self, positions: npt.NDArray[np.int64]) -> Array:
-        """Return the values at ``positions``, stacked along a new first axis.
+        """Return the values at ``positions``, stacked along a new first axis, in that order.
+
+        ``positions`` has at least one element. Text is returned as Python objects.
 
         Raises:
             DataError: the values have different shapes.
@@ -132,16 +149,20 @@ class ListColumn:
 
 
 def structure_of(source: Any) -> Any:
-    """Return ``source`` with a column in place of each array, in the same tuples and dicts.
+    """Return the data that a script gave, with a column in place of each array.
 
     Args:
-        source: what the script gave to ``edl.Dataset``.
+        source: what the script gave to ``edl.Dataset``: an array, a tuple or dict of arrays or
+            lists (possibly nested), or a sequence of samples.
 
     Returns:
-        A column, or tuples and dicts of columns; None if ``source`` is a sequence of samples.
+        A column, or columns in the same tuples and dicts. None if ``source`` is a sequence of
+        samples: a list, an object without ``shape``, or a tuple none of whose members can be a
+        column.
 
     Raises:
-        DataError: some members of ``source`` can be columns, and another one cannot.
+        DataError: some members of ``source`` can be columns and another one cannot, or a member is
+            not allowed (see :func:`column_of`).
     """
     if isinstance(source, (tuple, dict)):
         parts = list(source.values()) if isinstance(source, dict) else list(source)
@@ -154,10 +175,15 @@ def structure_of(source: Any) -> Any:
 
 
 def column_of(part: Any) -> Columns | None:
-    """Return ``part``, one member of a data set, as a column; None if it has no values by position.
+    """Return ``part``, one member of a data set, as a column.
+
+    Returns:
+        A column, for an array, a tensor, a data frame or series, and any object with ``shape`` and
+        ``__getitem__``. None for anything else, such as a list, tuple or dict.
 
     Raises:
-        DataError: ``part`` is ragged or sparse, or TensorFlow has no type for its values.
+        DataError: ``part`` is ragged, sparse or a single number, or TensorFlow has no type for its
+            values.
     """
     if isinstance(part, (tf.RaggedTensor, tf.SparseTensor)) or hasattr(part, "toarray"):
         dense = "to_tensor()" if isinstance(part, tf.RaggedTensor) else "tf.sparse.to_dense"
@@ -182,7 +208,11 @@ def column_of(part: Any) -> Columns | None:
 def _of_array(array: Array) -> Columns:
     """Return ``array`` as a column with one value for each index of its first axis.
 
-    An array of lists or arrays becomes a :class:`ListColumn`, any other an :class:`ArrayColumn`.
+    A non-empty array of lists or arrays, one a sample, becomes a :class:`ListColumn`, any other an
+    :class:`ArrayColumn`.
+
+    Raises:
+        DataError: the array is a single number, or TensorFlow has no type for its values.
     """
     values = array.tolist() if array.dtype.hasobject and array.ndim == 1 else []
     if values and all(isinstance(value, (list, np.ndarray)) for value in values):
@@ -195,9 +225,11 @@ def _is_column(part: Any) -> bool:
 
 
 def _lengths(source: Any) -> set[int]:
-    """Return the lengths of all columns in ``source``, except those given as lists or ranges.
+    """Return the set of the lengths of all columns in ``source``, except lists and ranges.
 
-    ``source`` is a column, or tuples and dicts of columns.
+    Args:
+        source: a member of a data set as the script gave it, or tuples and dicts of such. Members
+            that cannot be columns are left out.
     """
     if isinstance(source, (tuple, dict)):
         parts = source.values() if isinstance(source, dict) else source
@@ -209,8 +241,11 @@ def _lengths(source: Any) -> set[int]:
 def _columns(source: Any, lengths: set[int]) -> Any:
     """Return ``source`` with each of its members made a column, in the same structure.
 
+    A list of arrays that are the inputs of a model becomes a tuple of columns. Other lists and
+    ranges, and tuples of numbers and text, become one column.
+
     Args:
-        source: a tuple, dict, list or column.
+        source: a member of a data set as the script gave it, or tuples, dicts and lists of such.
         lengths: the lengths of the data set's columns that are no lists; they tell whether a list
             of arrays holds the inputs of a model or the samples of one column.
 
@@ -237,7 +272,7 @@ def _columns(source: Any, lengths: set[int]) -> Any:
 
 
 def _is_plain(values: Sequence[Any]) -> bool:
-    """Return whether ``values`` is a sequence of numbers and text only, and is not empty."""
+    """Return whether ``values`` has numbers and text only; False if it is empty."""
     return len(values) > 0 and all(isinstance(value, (*_TEXT, *_NUMBER)) for value in values)
 
 
@@ -248,9 +283,9 @@ def _plain_array(values: list[Any]) -> Array:
 def _is_inputs(values: list[Any], lengths: set[int]) -> bool:
     """Return whether the list ``values`` holds the inputs of a model, each a column of its own.
 
-    If not, the list is one column, with a value for each sample. The list holds inputs if its
-    arrays are as long as the other columns of the data set, or, without other columns, if the
-    arrays are all equally long. ``lengths`` are those of the other columns.
+    If not, the list is one column, with a value for each sample. The list holds inputs if all its
+    values are arrays or tensors, and they are as long as the other columns of the data set or,
+    without other columns, all equally long. ``lengths`` are those of the other columns.
     """
     if not values or not all(isinstance(value, (np.ndarray, tf.Tensor)) for value in values):
         return False
