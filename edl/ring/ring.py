@@ -30,11 +30,12 @@ class Collectives(Protocol):
     def allgather_start(self, row: Table, name: str) -> Any:
         """Start to send the table ``row`` to all members, in the allgather named ``name``.
 
-        All members call it with the same ``name``. Their tables have equally many columns, and may
-        have different numbers of rows. The call does not wait for the other members.
+        All members call it with the same ``name``. Their tables may have different numbers of rows.
+        The call does not wait for the other members.
 
         Args:
-            row: an array of integers with the axes (rows, columns).
+            row: an array of integers, whose first axis counts the rows. The other axes, if it
+                has more than one, are the same on all members.
             name: the name of the allgather.
 
         Returns:
