@@ -77,8 +77,8 @@ def rendezvous_environment(seat_address: str, port: int, scope: str) -> dict[str
 
     Args:
         seat_address: the address of the daemon of rank 0, which serves the store.
-        port: the port of this daemon.
-        scope: the scope of the generation in the store.
+        port: the port on which that daemon serves HTTP.
+        scope: the scope of the generation, as :func:`new_scope` has made it.
     """
     store = f"{seat_address}:{port}/{scope}"
     return {
@@ -332,7 +332,7 @@ class RendezvousStore:
 
 
 def _answer_all(futures: Iterable[asyncio.Future[Answered]], value: Answered) -> None:
-    """Set ``value`` as the result of each of ``futures`` that has none yet."""
+    """Set ``value`` as the result of each of ``futures`` that is not done yet; leave the others."""
     for future in futures:
         if not future.done():
             future.set_result(value)

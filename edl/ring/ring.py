@@ -78,7 +78,10 @@ class RingConnection(Protocol):
         """
 
     def close(self) -> None:
-        """Disconnect by a regular shutdown, which ends the open ring for all its members."""
+        """Disconnect by a regular shutdown, which ends the open ring for all its members.
+
+        A ring that was :meth:`cut` is closed in the same way. :meth:`open` may follow.
+        """
 
     def cut(self) -> None:
         """Break all connections of this member, also those being made while a ring is built.
@@ -172,7 +175,11 @@ class Ring:
         self._open(where, generation)
 
     def close(self) -> None:
-        """Leave the ring, which ends it for all its members; if it is not open, do nothing."""
+        """Leave the open ring, which ends it for all its members; if none is open, do nothing.
+
+        Afterwards :meth:`build` or :meth:`build_alone` may be called again. The attributes
+        ``generation`` and ``place`` stay those of the closed ring.
+        """
         if self.is_open:
             self._connection.close()
             self.is_open = False
@@ -180,7 +187,11 @@ class Ring:
 
     @property
     def is_building(self) -> bool:
-        """Whether a call of :meth:`build` is under way; it may be read in any thread."""
+        """Whether a call of :meth:`build` is under way, of whichever generation.
+
+        It is False while a ring is open, and during :meth:`build_alone`. It may be read in any
+        thread.
+        """
         return self._membership[0] > 0 and not self.is_open
 
     @property
@@ -257,10 +268,10 @@ class Ring:
         return StepRecords(self._call(self._collectives.allgather_finish, handle))
 
     def barrier(self, record: StepRecord) -> None:
-        """Wait until every member has called this method.
+        """Wait until every member has called this method; in a ring of one worker return at once.
 
         Args:
-            record: any step record; nobody reads it, it only has the size of a message.
+            record: any step record; its values are ignored, and only give the message its size.
 
         Raises:
             RingBroken: a worker is gone.
@@ -304,10 +315,15 @@ class Ring:
         return bytes(self._call(self._collectives.broadcast_bytes, payload, root, name))
 
     def _call(self, function: Any, *arguments: Any) -> Any:
-        """Call ``function``, a collective, with ``arguments`` and return what it returns.
+        """Call a function of the collectives, and return what it returns.
+
+        Args:
+            function: a method of the :class:`Collectives` that this ring was given.
+            arguments: its positional arguments.
 
         Raises:
-            RingBroken: in place of a :class:`CollectiveFailed` from the collective.
+            RingBroken: in place of a :class:`CollectiveFailed` from ``function``. Other errors are
+                raised as they are.
         """
         try:
             return function(*arguments)
