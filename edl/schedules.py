@@ -68,7 +68,10 @@ class Schedule(ABC):
         """
 
     def _refuse(self, why: str) -> None:
-        """Raise a UsageError that names the schedule's class and says ``why`` it is not usable."""
+        """Raise a UsageError with the name of the schedule's class and the sentence ``why``.
+
+        ``why`` says which value is not allowed, and what is.
+        """
         raise UsageError(f"edl.schedules.{type(self).__name__}: {why}")
 
 
