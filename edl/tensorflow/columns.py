@@ -79,7 +79,7 @@ class ArrayColumn:
         return found
 
     def row(self, position: int) -> Any:
-        """Return the element of the array at ``position`` on the first axis."""
+        """Return the element of the array at ``position`` on the first axis, not copied."""
         return self._array[position]
 
 
