@@ -102,7 +102,8 @@ def simulate(
     """Run all jobs to their ends under virtual time, and return the times of each job.
 
     Args:
-        jobs: the jobs to run, with times on the clock of the trace, in any order.
+        jobs: the jobs to run, in any order. Their submission times are in seconds on any clock,
+            which is called the clock of the trace.
         nodes: the nodes of the cluster.
         policy: the policy that decides which slots each job has.
         rules: the rules by which time moves.
@@ -142,11 +143,12 @@ def simulate(
 def _begin_s(jobs: Sequence[SubmittedJob], interval_s: float) -> float:
     """Return the time on the clock of the trace, in seconds, at which the simulated clock is 0.
 
-    A trace may have the clock of a computer, which counts the seconds since 1970. A float of that
-    size cannot tell apart times that differ by less than a microsecond, so the simulated clock
-    begins later. The begin is a multiple of the interval ``interval_s`` between decisions (of a
-    day, if that is 0), at least one interval before the first submission, and not below 0. So
-    decisions come at the same times of the trace as if the simulated clock began at 0.
+    The clock of the trace is that of the jobs' submission times. It may be the clock of a computer,
+    which counts the seconds since 1970. A float of that size cannot tell apart times that differ by
+    less than a microsecond, so the simulated clock begins later. The begin is a multiple of the
+    interval ``interval_s`` between decisions (of a day, if that is 0), at least one interval before
+    the first submission, and not below 0. So decisions come at the same times of the trace as if
+    the simulated clock began at 0.
     """
     first_s = min((job.arrival_s for job in jobs), default=0.0)
     unit_s = interval_s or DAY_S
@@ -402,7 +404,10 @@ class _Simulation:
             job.slow_down(self.rules.interference if beside else 0.0)
 
     def _speed(self, job: Progress) -> float:
-        """Return the relative speed of the slowest node that ``job`` is on; 1 without slots."""
+        """Return the relative speed of ``job``: that of the slowest node on which it has slots.
+
+        The speed of a node is that of its kind in ``Rules.speeds``; a job without slots has 1.
+        """
         speeds = self.rules.speeds
         return min((speeds.get(self.kinds[node], 1.0) for node, _ in job.placement), default=1.0)
 
@@ -449,7 +454,7 @@ class _QueueRun(_Simulation):
 
     @property
     def unfinished(self) -> int:
-        """The number of jobs that have not ended: waiting, running, or not yet arrived."""
+        """The number of jobs that wait, run or have not arrived yet, without rejected ones."""
         return len(self.active) + len(self.running) + len(self.coming)
 
     def move(self) -> None:
@@ -492,10 +497,11 @@ class _QueueRun(_Simulation):
             self.active = []
 
     def _start(self) -> None:
-        """Start waiting jobs, asking the policy about 1, 2, 4, ... of them until one has to wait.
+        """Start waiting jobs: ask the policy about the first 1, then the next 2, 4, and so on.
 
-        For a policy that starts jobs in order the result is the same as if it were asked about all,
-        at less cost. Any other policy is asked about all waiting jobs at once.
+        It ends when one of the jobs asked about has to wait, when none waits any more, or when no
+        slot is free. For a policy that starts jobs in order the result is the same as if it were
+        asked about all, at less cost. Any other policy is asked about all waiting jobs at once.
         """
         count = 1 if self.in_order else len(self.active)
         while self.active:

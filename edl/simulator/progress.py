@@ -17,8 +17,9 @@ from edl.simulator.work import SubmittedJob
 def same_s(at_s: float) -> float:
     """Return the tolerance in seconds within which two times near ``at_s`` count as equal.
 
-    Times are sums of floats, so equal times may differ a little. The result is a microsecond, or 4
-    times the distance between neighbouring floats near ``at_s`` if that is more.
+    ``at_s`` is in seconds. Times are sums of floats, so equal times may differ a little. The result
+    is a microsecond, or 4 times the distance between neighbouring floats near ``at_s`` if that is
+    more.
     """
     return max(1e-6, 4 * math.ulp(at_s))
 
@@ -117,9 +118,10 @@ class Progress:
         self.dropped, self.end_s = True, now_s
 
     def slow_down(self, part: float) -> None:
-        """Reduce the job's speed by the fraction ``part`` (0 to below 1) of its full speed.
+        """Set by what fraction of its full speed the job is slower than that, 0 to below 1.
 
-        The reduction lasts until the next call; 0 gives the full speed back.
+        The value of ``part`` replaces that of the last call, from the next :meth:`advance` on; 0
+        gives the full speed back.
         """
         if part != self.slowdown:
             self.slowdown, self._rate = part, None

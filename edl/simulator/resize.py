@@ -64,7 +64,10 @@ class ResizeCost:
 
 
 def constant(seconds: float) -> ResizeCost:
-    """Return costs of ``seconds`` without training for every kind of change."""
+    """Return the cost of a resize that is ``seconds`` without training for each kind of change.
+
+    Changes that take all slots cost nothing all the same.
+    """
     return ResizeCost(seconds, seconds, seconds, seconds, seconds)
 
 
@@ -121,7 +124,10 @@ def change_of(before: Placement, after: Placement, trained: bool) -> SlotChange:
 
 
 def _by_node(placement: Placement) -> dict[str, int]:
-    """Return the number of slots of ``placement`` on each node, by the node's name."""
+    """Return the number of slots of ``placement`` on each node, by the node's name.
+
+    Pairs of the placement with the same node are added up.
+    """
     slots: dict[str, int] = {}
     for node, count in placement:
         slots[node] = slots.get(node, 0) + count

@@ -122,8 +122,8 @@ class JobResult:
     def finish_time_fairness(self) -> float:
         """The job completion time divided by ``isolated_s``, its time alone on a fair share.
 
-        Up to 1 the job lost nothing by sharing the cluster, above 1 it lost time; 0 if
-        ``isolated_s`` is not known.
+        If it is at most 1, the job lost nothing by sharing the cluster; above 1 it lost time. It is
+        0 if ``isolated_s`` is not known.
         """
         return self.jct_s / self.isolated_s if self.isolated_s else 0.0
 

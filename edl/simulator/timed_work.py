@@ -31,7 +31,7 @@ class TimedWork:
 
     @property
     def epochs(self) -> int:
-        """The number of epochs, which is 1."""
+        """The number of epochs of the job, which is always 1."""
         return 1
 
     def end_of(self, epoch: int) -> float:
@@ -77,7 +77,7 @@ class TimedWork:
     def _time(self, slots: int) -> float:
         """Return the time of the work on ``slots`` slots, as a fraction of that on one slot.
 
-        It follows Amdahl's law.
+        With the parallel fraction p it is 1 - p + p / slots (Amdahl's law).
         """
         return 1 - self.parallel_fraction + self.parallel_fraction / slots
 
@@ -106,7 +106,7 @@ class TimedModel:
         return self.work.whole_s(sum(slots))
 
     def efficiency(self, batch: int) -> float:
-        """Return 1: a sample brings the same progress in any global ``batch``."""
+        """Return 1, the statistical efficiency: a sample is worth the same in any ``batch``."""
         return 1.0
 
     def steps_left(self, batch: int) -> float:

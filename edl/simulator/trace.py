@@ -69,7 +69,7 @@ def parse_trace(lines: Iterable[str], where: str, cluster_slots: int) -> list[Su
 
     Raises:
         UsageError: a column is missing or unknown, a row is not as the docstring of the module
-            says, two jobs have the same name, or there is no job. The message names the line.
+            says, or two jobs have the same name; the message names the line. Or there is no job.
         csv.Error: the lines are not CSV.
     """
     reader = csv.DictReader(lines)
@@ -126,7 +126,8 @@ class _TraceLine:
             cluster_slots: the number of slots of all nodes; the job may not request more.
 
         Raises:
-            UsageError: the row is not as the module describes.
+            UsageError: the row is not as the docstring of the module says; the message names the
+                line.
         """
         if None in self.cells:
             raise UsageError(f"{self.where}: it has more cells than there are columns")

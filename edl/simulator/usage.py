@@ -38,7 +38,7 @@ class Usage(NamedTuple):
     waiting: int
 
     def figures(self) -> dict[str, Any]:
-        """Return the fields as a dictionary that can be written as JSON."""
+        """Return the three fields by name, as a dictionary that can be written as JSON."""
         return self._asdict()
 
 

@@ -35,8 +35,10 @@ class JobWork(Protocol):
     def rate(self, slots: tuple[int, ...], batch: int, epoch: int) -> float:
         """Return the job's progress per second, above 0, in the unit of this kind of work.
 
+        It is the rate without interference by other jobs, on nodes of relative speed 1.
+
         Args:
-            slots: the number of the job's slots on each of its nodes.
+            slots: the number of the job's slots on each of its nodes; at least one.
             batch: the global batch, in samples.
             epoch: the epoch that the job is in, counted from 0.
 

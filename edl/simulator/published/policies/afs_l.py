@@ -33,7 +33,11 @@ from edl.core.plural import counted
 
 @dataclass(frozen=True)
 class AfsL:
-    """The cluster policy ``afs_l``: each slot goes to the job where it is worth most (AFS-L)."""
+    """The cluster policy ``afs_l``: each slot goes to the job where it is worth most (AFS-L).
+
+    It has no parameters and keeps nothing between decisions. An object of it is called with the
+    state of the cluster.
+    """
 
     def __call__(self, cluster: ClusterState) -> Allocation:
         """Return the slots of the jobs in ``cluster``, given one by one by the AFS-L rule.
@@ -102,7 +106,10 @@ class JobShare:
 
     @property
     def length_s(self) -> float:
-        """The seconds until the job's end with the slots that it has; infinite without slots."""
+        """The seconds until the job's end if it keeps the ``slots`` given so far.
+
+        It is infinite if it has none.
+        """
         if not self.slots:
             return math.inf
         return self.job.model.steps_left(self.job.batch) * self.step_s
@@ -118,17 +125,19 @@ class JobShare:
 
     @property
     def gain_of_next(self) -> float:
-        """The gain of the next slots as a fraction of the speed with them.
+        """By what the next ``more`` slots make the job faster, as a fraction of the new speed.
 
-        With the speed p at present and p' with the next slots it is (p' - p) / p'.
+        With the speed p at present and p' with the next slots it is (p' - p) / p': below 1, and 1
+        if the job has no slots.
         """
         return 1 - self.next_s / self.step_s
 
     @property
     def gain_of_now(self) -> float:
-        """The gain of the next slots as a fraction of the present speed.
+        """By what the next ``more`` slots make the job faster, as a fraction of its present speed.
 
-        With the speed p at present and p' with the next slots it is (p' - p) / p.
+        With the speed p at present and p' with the next slots it is (p' - p) / p; infinite if the
+        job has no slots.
         """
         return self.step_s / self.next_s - 1
 

@@ -28,7 +28,11 @@ from edl.core.plural import counted
 
 @dataclass(frozen=True)
 class Optimus:
-    """The cluster policy ``optimus``: each slot goes to the job that saves most time by it."""
+    """The cluster policy ``optimus``: each slot goes to the job that saves most time by it.
+
+    It has no parameters and keeps nothing between decisions. An object of it is called with the
+    state of the cluster.
+    """
 
     def __call__(self, cluster: ClusterState) -> Allocation:
         """Return the allocation of slots to the jobs in ``cluster`` by the rule of the module.

@@ -235,8 +235,8 @@ def _state(jobs: Sequence[ClusterJob], nodes: Sequence[Node], present: Placement
 
     Args:
         jobs: the jobs, in the order of the rows.
-        nodes: the nodes that are up, in the order of the columns; others are left out.
-        present: the slots that jobs have at present, by name.
+        nodes: the nodes that are up, in the order of the columns; slots on others do not count.
+        present: the slots that jobs have at present, by name; a job that is not in it has none.
     """
     column = {node.name: at for at, node in enumerate(nodes)}
     state = np.zeros((len(jobs), len(nodes)), np.int16)

@@ -1,24 +1,25 @@
 """Search for an allocation of slots on nodes to jobs with Pollux' genetic algorithm.
 
-A *state* is an array (jobs, nodes) of slots; a population has shape (states, jobs, nodes). The
-search looks for the largest
+:func:`search` takes a :class:`Problem`. A *state* is an array (jobs, nodes) of slots; a population
+has shape (states, jobs, nodes). The search looks for the largest
 
     fitness = 1 / mean of 1 / (0.001 + penalty * speedup * nodes / slots)        over the jobs
 
 The speedup is relative to a fair share (:mod:`edl.simulator.published.policies.pollux_goodput`).
-The penalty is below 1 for jobs whose row is not the present one. A second value, the *utility*, is
-the sum of the speedups per slot of the nodes in use; it keeps the population diverse.
+The penalty is 1 for jobs whose row is the present one, and otherwise a factor of the job, at most
+1. A second value, the *utility*, is the sum of the speedups per slot of the nodes in use; it keeps
+the population diverse.
 
 Survivors are chosen from parents and children by NSGA-II (Deb and others, 2002). First come the
 states that no other state beats in both values, then the states that only these beat, and so on.
 Within the last such front that has room, the states that differ most from their neighbours survive.
 The result is the fittest state.
 
-Each child is made of two parents, each of which beat another state drawn at random. Up to a random
-job the child has the rows of one parent, then the rows of the other. Then some rows are set to the
-present ones, some slots are taken away, and free slots are given. Finally the child is made valid:
-two jobs on several nodes do not share a node, no job has more than its maximum, and no node gives
-more slots than it has. The first in the order of jobs goes first.
+Each child is made of two parents, each of which won against another state drawn at random. Up to a
+random job the child has the rows of one parent, then the rows of the other. Then some rows are set
+to the present ones, some slots are taken away, and on nodes with free slots some jobs get more.
+Finally the child is made valid: two jobs on several nodes do not share a node, no job has more than
+its maximum, and no node gives more slots than it has. The first in the order of jobs goes first.
 
 The probabilities of these changes are those of pollux.py in the simulator of Pollux' artifact (OSDI
 2021). The artifact searches for 100 generations. It replaces a child that equals a known state by a

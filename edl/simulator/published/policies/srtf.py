@@ -18,7 +18,11 @@ from edl.core.cluster.state import Allocation, ClusterJob, ClusterState
 
 @dataclass(frozen=True)
 class Srtf:
-    """The cluster policy ``srtf``: shortest remaining time first, with preemption."""
+    """The cluster policy ``srtf``: shortest remaining time first, with preemption.
+
+    It has no parameters and keeps nothing between decisions. An object of it is called with the
+    state of the cluster.
+    """
 
     def __call__(self, cluster: ClusterState) -> Allocation:
         """Return the allocation that serves the jobs in ``cluster`` by their remaining time.

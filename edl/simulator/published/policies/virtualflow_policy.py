@@ -43,7 +43,9 @@ class VirtualFlow:
     def __call__(self, cluster: ClusterState) -> Allocation:
         """Return the allocation of slots: weighted fair shares of the admitted jobs in ``cluster``.
 
-        The docstring of the module has the rules.
+        Waiting jobs are admitted, the heaviest first, up to the first that does not fit or would
+        lower the share of a heavier job. The docstring of the module has all rules. Batches stay as
+        they are.
         """
         fixed, slots = cluster.fixed, cluster.slots
         running = _survivors(_running(cluster), fixed, slots)
@@ -135,7 +137,7 @@ def _round(jobs: Sequence[ClusterJob], slots: int) -> dict[str, int]:
 
 
 def _least(job: ClusterJob) -> int:
-    """Return the smallest share of the slots that ``job`` may have.
+    """Return the smallest number of slots that ``job`` may have as its share.
 
     It is its minimum rounded up to a power of two, or the number of slots that it requested if that
     is less.

@@ -193,6 +193,9 @@ class Application:
     def rate(self, slots: tuple[int, ...], batch: int, epoch: int) -> float:
         """Return the progress of a training per second, in steps of the initial batch.
 
+        It is the progress of a step divided by its time, with the gradients accumulated as
+        :meth:`split` divides the batch.
+
         Args:
             slots: the number of slots on each node.
             batch: the global batch, in samples.
@@ -345,9 +348,9 @@ class Application:
 
 
 def interpolator() -> Any:
-    """Return scipy's class LinearNDInterpolator.
+    """Import scipy and return its class LinearNDInterpolator.
 
-    It is imported only when it is needed, because the import takes a while.
+    It is imported only when this function is called, because the import takes a while.
 
     Raises:
         UsageError: scipy is not installed.

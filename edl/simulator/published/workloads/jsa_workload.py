@@ -63,10 +63,10 @@ class Kind:
         return self.computing_s(slots, batch) + ring_s + HOP_S * math.log2(slots)
 
     def computing_s(self, slots: int, batch: int) -> float:
-        """Return the seconds that the slowest slot computes in a step of ``batch`` samples.
+        """Return the seconds that the slowest slot computes in a step, without the allreduce.
 
-        The samples are divided among ``slots`` slots. A share that does not fit into a slot is
-        computed in several local batches, one after the other.
+        The ``batch`` samples are divided among ``slots`` slots, rounded up. A share that does not
+        fit into a slot is computed in several local batches, one after the other.
         """
         share = math.ceil(batch / slots)
         return self.start_s * math.ceil(share / self.local_batch) + self.sample_s * share
@@ -97,7 +97,7 @@ class Samples:
 
     @property
     def epochs(self) -> int:
-        """The number of epochs, which is 1."""
+        """The number of epochs of the job, which is always 1."""
         return 1
 
     def end_of(self, epoch: int) -> float:
@@ -155,14 +155,14 @@ class SamplesModel:
     left: float
 
     def step_s(self, slots: tuple[int, ...], batch: int) -> float:
-        """Return the seconds of a step of ``batch`` samples on ``slots``, the slots on each node.
+        """Return the seconds of a step with a global batch of ``batch`` samples.
 
-        Only the sum of the slots counts.
+        ``slots`` has the number of the job's slots on each of its nodes; only the sum counts.
         """
         return self.kind.step_s(sum(slots), batch)
 
     def efficiency(self, batch: int) -> float:
-        """Return 1: a sample brings the same progress in any global ``batch``."""
+        """Return 1, the statistical efficiency: a sample is worth the same in any ``batch``."""
         return 1.0
 
     def steps_left(self, batch: int) -> float:

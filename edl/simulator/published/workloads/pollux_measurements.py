@@ -57,7 +57,10 @@ def measured_applications() -> dict[str, Application]:
 
 
 def _times(row: Row) -> tuple[float, float]:
-    """Return the step time and the synchronisation time of a measured ``row``, in seconds."""
+    """Return the seconds of a step, and the part of them that its synchronisation takes.
+
+    ``row`` is a row of a table of measured steps.
+    """
     return float(row["step_time"]), float(row["sync_time"])
 
 

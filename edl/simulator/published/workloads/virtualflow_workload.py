@@ -59,6 +59,9 @@ def virtualflow_jobs() -> list[SubmittedJob]:
 
 
 def virtualflow_rows() -> list[dict[str, str]]:
-    """Return the rows of the published table, one a job: the text of each cell by its column."""
+    """Return the rows of the published table, one a job: the text of each cell by its column.
+
+    They are in the order of submission. ``data/virtualflow/NOTICE`` says what the columns are.
+    """
     text = (files("edl.simulator.published") / "data" / "virtualflow" / "jobs.csv").read_text()
     return list(csv.DictReader(text.splitlines()))
