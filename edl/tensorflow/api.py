@@ -66,7 +66,8 @@ def track(**objects: Any) -> None:
 def step() -> int:
     """Return how many optimizer updates the whole job has made, this worker's last one included.
 
-    Each update counts once, not once a worker. It begins at 0.
+    An update that all workers make together counts once. The number is 0 before the job's first
+    update.
 
     Raises:
         UsageError: :func:`init` was not called.

@@ -229,8 +229,8 @@ def _derivative(
     """Return the derivative of the loss by ``x`` through the mean and the variance of the step.
 
     It is the sum over all workers, divided by n_i / N (N: the samples that count in the step, of
-    all workers; n_i: those of this worker), in the shape of ``x``. The formula is in the docstring
-    of the module.
+    all workers; n_i: those of this worker), in the shape of ``x``. With D and V, the sums over all
+    workers j of n_j dm_j and of n_j dv_j, it is (D + 2 (x - mean) V) / (n_i M).
 
     Args:
         number: the number of the layer's forward exchange in its graph or step, from 1.
