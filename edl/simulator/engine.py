@@ -463,7 +463,8 @@ class _QueueRun(_Simulation):
         Afterwards the attribute ``due`` is True: :meth:`decide` is to be called.
 
         Raises:
-            UsageError: jobs wait, and no job runs or is to come.
+            UsageError: jobs wait, and no job runs or is to come; or the step time of a job was
+                not measured.
         """
         end_s = self.running[0][0] if self.running else math.inf
         then_s = min(end_s, self.coming[-1].submission.arrival_s if self.coming else math.inf)

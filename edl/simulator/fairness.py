@@ -76,9 +76,9 @@ def mean_beside(results: Sequence[JobResult]) -> list[float]:
 def isolated_s(job: SubmittedJob, share: float, slots_a_node: int) -> float:
     """Return the seconds that ``job`` would take alone on its share of the cluster.
 
-    It trains with the batch that its user asked for, on the whole slots of the share, at least its
-    minimum and at most as many as it may have. If it needs more slots than the share has, the time
-    is multiplied by the slots it needs divided by the share.
+    It trains with the batch that its user asked for, on the share rounded down to whole slots, at
+    least its minimum and at most as many as it may have. If it uses more slots than the share has,
+    the time is multiplied by the number of slots used divided by the share.
 
     Args:
         job: the job as it was submitted.

@@ -88,7 +88,8 @@ class Progress:
     def place(self, placement: Placement, now_s: float, reason: str, cost: ResizeCost) -> None:
         """Give the job the slots of ``placement`` in place of those it has, and begin the pause.
 
-        The pause is as long as the change costs. The change is added to the history, even if the
+        The pause is as long as the change costs, or as the rest of an earlier pause if that is
+        longer and the job has had slots. The change is added to the history, even if the
         placement is the present one.
 
         Args:

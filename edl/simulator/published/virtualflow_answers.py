@@ -12,7 +12,9 @@ from edl.simulator.published.workloads.virtualflow_workload import virtualflow_r
 
 
 class MeasuredEnds(NamedTuple):
-    """The times at which one job ended in the authors' two runs, in seconds from the start of each.
+    """The times at which one job ended in the authors' two runs, each with its own scheduler.
+
+    Both are in seconds from the start of the run in question.
 
     Attributes:
         priority_end_s: the end of the job with the scheduler by priority.

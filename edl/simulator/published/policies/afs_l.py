@@ -40,10 +40,10 @@ class AfsL:
     """
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """Return the slots of the jobs in ``cluster``, given one by one by the AFS-L rule.
+        """Return the slots of the jobs in ``cluster``, given one by one by :func:`preferred`.
 
         Each call begins with no slots given, except that jobs with slots that may not be preempted
-        keep theirs. The docstring of the module has the rule by which jobs are compared.
+        keep theirs. A job without slots gets its minimum at once. Batches stay as they are.
         """
         fixed = cluster.fixed
         left = cluster.slots - sum(fixed.values())
@@ -183,10 +183,15 @@ def give(shares: Sequence[JobShare], left: int) -> None:
 
 
 def preferred(one: JobShare, other: JobShare) -> JobShare:
-    """Return which of two jobs gets the next slot by the AFS-L rule (see the module).
+    """Return which of two jobs gets the next slot, by the AFS-L rule.
 
-    ``one`` is the winner among the jobs so far, ``other`` the next job. If both are equal by the
-    rule, the result is ``one``.
+    Of two jobs without slots it is the shorter one. Otherwise it is the one that would end first
+    with its slots, unless the other one's gain as a fraction of its new speed exceeds the gain of
+    this one as a fraction of its present speed.
+
+    Args:
+        one: the winner among the jobs so far.
+        other: the next job; it wins only if the rule prefers it.
     """
     if not one.slots and not other.slots:
         return other if other.first_length_s < one.first_length_s else one

@@ -35,11 +35,11 @@ class Optimus:
     """
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """Return the allocation of slots to the jobs in ``cluster`` by the rule of the module.
+        """Return the allocation of slots to the jobs in ``cluster``.
 
-        Each job gets its minimum, while slots last; the other jobs wait. Each slot beyond the
-        minima goes to the job that saves most time by it, until no job gains. Batches stay as they
-        are.
+        Jobs with slots that may not be preempted keep them. Each other job gets its minimum, the
+        smallest minimum first, while slots last; the others wait. Each slot beyond the minima goes
+        to the job that saves most time by it, until no job gains. Batches stay as they are.
         """
         fixed = cluster.fixed
         left = cluster.slots - sum(fixed.values())

@@ -140,8 +140,9 @@ class Pollux:
     ) -> float:
         """Return the factor, 0 to 1, by which a job's speedup is multiplied if its slots change.
 
-        The formula is in the docstring of the module. A job without slots has at least ``START``,
-        so that to start it is worth something.
+        It is max(A - n D, 0) / (A + D) for a job of age A that was moved n times before, where a
+        change costs D = ``move_s`` seconds. A job without slots has at least ``START``, so that to
+        start it is worth something.
 
         Args:
             job: the job.

@@ -86,8 +86,9 @@ def weighted_shares(
 ) -> dict[str, int] | None:
     """Return the number of slots of each job by name, in proportion to weights, in powers of two.
 
-    A share is no power of two if it is all that the job requested. Rules 1 to 3 in the docstring of
-    the module define the shares.
+    Each job's fraction of the slots, by its weight, is rounded down to a power of two; no job gets
+    more than it requested, which need not be a power of two. Slots that are left are used to double
+    shares, the heaviest job first (rules 1 to 3 in the docstring of the module).
 
     Args:
         jobs: the jobs that share; an earlier job wins ties.
@@ -123,8 +124,9 @@ def weighted_shares(
 def _round(jobs: Sequence[ClusterJob], slots: int) -> dict[str, int]:
     """Return the share of each job by its weight, rounded down to a power of two, by name.
 
-    This is rule 1 of the module's docstring: while the sum exceeds ``slots``, the number of slots
-    to share, shares are halved, the lightest job first. No share falls below :func:`_least`.
+    A job's share is the fraction weight / sum of weights of ``slots``, the number of slots to
+    share. While the sum of the shares exceeds ``slots``, shares are halved, the lightest job first.
+    No share falls below :func:`_least`.
     """
     weights = sum(job.weight for job in jobs)
     given = {job.name: max(_least(job), _power_below(slots * job.weight / weights)) for job in jobs}

@@ -216,8 +216,8 @@ class Application:
     def gain(self, batch: int, epoch: int) -> float:
         """Return the progress of a step of ``batch`` samples, in steps of the initial batch.
 
-        It is from 1 to ``batch`` divided by the initial batch. ``epoch`` is the number of the
-        epoch, from 0.
+        It is (v + s) / (v / m + s) for m times the initial batch, where s is the squared norm of
+        the gradient and v its variance: from 1 to m. ``epoch`` is the number of the epoch, from 0.
 
         Raises:
             UsageError: the batch is smaller or larger than all that were measured.
