@@ -93,7 +93,7 @@ class RingConnection(Protocol):
     def announce_switch(self, generation: Generation) -> None:
         """Tell the newcomers of ``generation`` that its old members begin to build its ring.
 
-        An old member calls it right before it builds the ring.
+        One old member, the state source, calls it right before it closes the old ring.
 
         Raises:
             RendezvousFailed: the worker whose daemon serves the rendezvous (rank 0) is gone.
@@ -102,7 +102,7 @@ class RingConnection(Protocol):
     def wait_for_announcement(self, generation: Generation) -> bool:
         """Wait up to about 2 s until the old members begin to build the ring of ``generation``.
 
-        Newcomers call it, again and again until the result is True.
+        Newcomers call it again and again, until the result is True or a newer generation is there.
 
         Returns:
             Whether the old members have announced it by :meth:`announce_switch`.
@@ -219,7 +219,7 @@ class Ring:
     def announce_switch(self, generation: Generation) -> None:
         """Tell the newcomers of ``generation`` that its old members begin to build its ring.
 
-        An old member calls it right before it builds the ring.
+        One old member, the state source, calls it right before it closes the old ring.
 
         Raises:
             RendezvousFailed: the worker whose daemon serves the rendezvous (rank 0) is gone.
@@ -229,7 +229,7 @@ class Ring:
     def wait_for_announcement(self, generation: Generation) -> bool:
         """Wait up to about 2 s until the old members begin to build the ring of ``generation``.
 
-        Newcomers call it, again and again until the result is True.
+        Newcomers call it again and again, until the result is True or a newer generation is there.
 
         Returns:
             Whether the old members have announced it by :meth:`announce_switch`.
