@@ -203,7 +203,8 @@ def check_jobs(jobs: Sequence[SubmittedJob], nodes: Sequence[Node]) -> None:
 class _Simulation:
     """The state of one simulation: the nodes, the jobs, and the virtual time.
 
-    :func:`simulate` calls :meth:`move` and then :meth:`decide`, while :attr:`unfinished` is not 0.
+    While :attr:`unfinished` is not 0, :func:`simulate` calls :meth:`move` and then, if the
+    attribute ``due`` is True, :meth:`decide`.
     """
 
     def __init__(
