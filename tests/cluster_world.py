@@ -274,6 +274,16 @@ class World:
         machine.workers.clear()
         self.check()
 
+    def workers_crash(self, name: str, job: str) -> None:
+        """From now on, let all workers of a job die at once on this host."""
+        machine = self.machines[name]
+        machine.broken_for.add(job)
+        machine.workers = {one for one in machine.workers if one[0] != job}
+
+    def workers_live(self, name: str, job: str) -> None:
+        """From now on, let the workers of a job live on this host again."""
+        self.machines[name].broken_for.discard(job)
+
     # --- agents
 
     def agent_dies(self, host: str, job: str) -> None:
@@ -285,6 +295,11 @@ class World:
         run = self.jobs[job].run if job in self.jobs else None
         if run is not None and job not in self.machines[host].agents:
             run.agents.pop(host, None)
+
+    def agent_is_lost(self, host: str, job: str) -> None:
+        """Let an agent die, and its session end."""
+        self.agent_dies(host, job)
+        self.record_ends(host, job)
 
     def agent_reads(self, host: str, job: str) -> None:
         """Read what the run may use here; exit if the run is over."""
@@ -361,6 +376,12 @@ class World:
         run = self.jobs[job].run
         if run is not None and not run.state.over:
             run.state, run.reason, run.exit_code = JobState.FAILED, reason, 1
+
+    def run_stops(self, job: str) -> None:
+        """Let a stranger tell the run of a job to stop."""
+        run = self.jobs[job].run
+        if run is not None and run.state is JobState.RUNNING:
+            run.state = JobState.STOPPING
 
     def workers(self, job: str) -> int:
         """Return the number of workers that live of a job's run."""
@@ -519,14 +540,22 @@ class World:
         return found
 
     def hosts_work(self) -> None:
-        """Each `edl host` and each agent does what it has to."""
+        """Let each `edl host` and each agent do what it has to."""
         for name in self.machines:
-            self.host_reads(name)
-            self.host_acts(name)
-            for job in list(self.machines[name].agents):
-                self.agent_reads(name, job)
-                self.agent_declares(name, job)
-                self.agent_spawns(name, job)
+            self.host_works(name)
+
+    def host_works(self, name: str, agents: bool = True, reports: bool = True) -> None:
+        """Let one `edl host`, and the agents there, do what they have to.
+
+        ``agents`` and ``reports`` say whether the agents do, and whether the host reports.
+        """
+        self.host_reads(name)
+        self.host_acts(name)
+        for job in list(self.machines[name].agents) if agents else ():
+            self.agent_reads(name, job)
+            self.agent_declares(name, job)
+            self.agent_spawns(name, job)
+        if reports:
             self.host_reports(name)
 
     def round(self, seconds: float = 1.0) -> ClusterPlan:

@@ -6,9 +6,11 @@ jobs must end and all devices be free.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from random import Random
 from typing import Any
 
-from cluster_world import Batches, Controller, World
+from cluster_world import Batches, World
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -20,8 +22,9 @@ from hypothesis.stateful import (
 )
 
 from edl.core.cluster.job_life import LifeResult, LifeState
+from edl.core.cluster.placing import place_slots
 from edl.core.cluster.records import ClusterRecord, Goal
-from edl.core.records import JobState
+from edl.core.cluster.state import Allocation, ClusterState
 
 POLICIES = ("max_min", "fifo_backfill", "tiresias", "elastic_tiresias", "edl", "jsa")
 REQUESTS: tuple[dict[str, Any], ...] = (
@@ -43,203 +46,223 @@ SETTINGS = ClusterRecord(
     stuck_s=10.0,
     limit_s=40.0,
 )
-STEPS_OF_PROCESSES = ("read", "act", "agents read", "agents declare", "agents spawn", "report")
+# What a host does in some rounds, in place of all that it has to.
+AS_EVER, NOTHING, NO_AGENTS, NO_REPORT = "as ever", "nothing", "no agents", "no report"
+LATE_AGENTS, LATE_HOST = "agents late", "host late"  # they act in the end, on what was first so
+CONDUCTS = (AS_EVER, NOTHING, NO_AGENTS, NO_REPORT, LATE_AGENTS, LATE_HOST)
+HAPPENS = {
+    "user": "run run run halt gone -1 1 forget",
+    "host": "host_acts host_reports host_dies offer_ends machine_dies" + 5 * " host_returns",
+    "agent": "agent_reads agent_declares agent_spawns agent_dies record_ends agent_is_lost "
+    "workers_crash workers_live workers_live",
+    "run": "run_steps run_fails run_stops",
+    "drain": "on off off",
+    "time": "1 3 6 20",
+}
+EVENTS = st.sampled_from(
+    [(kind, one) for kind, words in HAPPENS.items() for one in words.split()]
+).flatmap(lambda what: st.tuples(st.just(what[0]), st.just(what[1]), st.integers(0, 4)))
+
+
+@dataclass(frozen=True)
+class Arbitrary:
+    """A policy that gives jobs any slots that the rules allow; other ones with each seed."""
+
+    seed: int
+
+    def __call__(self, cluster: ClusterState) -> Allocation:
+        chance = Random(self.seed)
+        sizes, left = dict(cluster.fixed), cluster.slots - sum(cluster.fixed.values())
+        for job in chance.sample(list(cluster.jobs), len(cluster.jobs)):
+            most = min(left, job.max_slots)
+            if job.name not in sizes and most >= job.min_slots and chance.random() < 0.8:
+                sizes[job.name] = chance.randint(job.min_slots, most)
+                left -= sizes[job.name]
+        reasons = {job.name: "by chance" for job in cluster.jobs}
+        return Allocation(place_slots(sizes, cluster), reasons)
 
 
 class ClusterMachine(RuleBasedStateMachine):
-    """Controllers that lead and that believe so, machines with and without `edl host`, jobs."""
+    """Controllers that lead and that believe so, machines with and without `edl host`, jobs.
+
+    Most rules let rounds pass, so that much is under way when something happens.
+    """
 
     @initialize(
-        slots=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+        slots=st.lists(st.integers(2, 4), min_size=1, max_size=3),
         policy=st.sampled_from(POLICIES),
         new=st.booleans(),
+        requests=st.lists(st.sampled_from(REQUESTS), min_size=1, max_size=3),
+        rounds=st.sampled_from((0, 3, 6)),
     )
-    def start(self, slots: list[int], policy: str, new: bool) -> None:
+    def start(
+        self,
+        slots: list[int],
+        policy: str,
+        new: bool,
+        requests: list[dict[str, Any]],
+        rounds: int,
+    ) -> None:
         self.world = World(*slots, policy=policy, settings=SETTINGS)
-        self.former: list[Controller] = []  # they have not heard yet that another one leads
         self.submitted: set[str] = set()
         if new:
             self.world.machines["h0"].labels = {"gpu": "new"}
+        for request in requests:
+            self.submit(request, left=200, after=9)
+        self.world.rounds(rounds)
 
-    def host(self, at: int) -> str:
-        names = sorted(self.world.machines)
+    def job(self, at: int) -> str:
+        names = sorted(self.world.jobs)
         return names[at % len(names)]
 
-    def job(self, at: int) -> str | None:
-        names = sorted(self.world.jobs)
-        return names[at % len(names)] if names else None
-
-    # --- users
+    # --- events, and rounds in which hosts are late or do nothing
 
     @precondition(lambda self: len(self.world.jobs) < 5)
-    @rule(request=st.sampled_from(REQUESTS), left=st.integers(1, 60), after=st.integers(0, 9))
+    @rule(request=st.sampled_from(REQUESTS), left=st.integers(1, 200), after=st.integers(0, 9))
     def submit(self, request: dict[str, Any], left: int, after: int) -> None:
         name = next(f"j{n}" for n in range(9) if f"j{n}" not in self.world.jobs)
         first = (self.job(after),) if after < 2 and self.world.jobs else ()
         self.world.submit(name, left, **request, after=first)
         self.submitted.add(name)
 
-    @rule(at=st.integers(0, 9), goal=st.sampled_from(Goal))
-    def want(self, at: int, goal: Goal) -> None:
-        name = self.job(at)
-        if name is not None and self.is_changeable(name):
-            self.world.want(name, goal)
+    @rule(
+        events=st.lists(EVENTS, max_size=3),
+        count=st.integers(1, 4),
+        conducts=st.tuples(*[st.sampled_from(CONDUCTS)] * 3),
+        seed=st.none() | st.integers(0, 99),
+    )
+    def goes_on(
+        self,
+        events: list[tuple[str, str, int]],
+        count: int,
+        conducts: tuple[str, ...],
+        seed: int | None,
+    ) -> None:
+        """Let something happen, and then some rounds pass, in which the policy may change."""
+        world = self.world
+        for kind, what, at in events:
+            self.happens(kind, what, at)
+        if seed is not None:
+            world.policy = Arbitrary(seed)
+        hosts = dict(zip(world.machines, conducts, strict=False))
+        late = [host for host, conduct in hosts.items() if conduct == LATE_HOST]
+        late_agents = [
+            (host, job)
+            for host, conduct in hosts.items()
+            for job in world.machines[host].agents
+            if conduct == LATE_AGENTS
+        ]
+        for host in late:
+            world.host_reads(host)
+        for host, job in late_agents:
+            world.agent_reads(host, job)
+        for _ in range(count):
+            self.one_round(hosts)
+        for host in late:
+            world.host_acts(host)
+            world.host_reports(host)
+        for host, job in late_agents:
+            world.agent_declares(host, job)
+            world.agent_spawns(host, job)
 
-    @rule(at=st.integers(0, 9), priority=st.integers(-1, 1))
-    def prioritize(self, at: int, priority: int) -> None:
-        name = self.job(at)
-        if name is not None and self.is_changeable(name):
-            self.world.want(name, priority=priority)
+    def one_round(self, hosts: dict[str, str]) -> None:
+        """Let a round pass in which each of ``hosts`` conducts itself so."""
+        world = self.world
+        world.turn()
+        for host, conduct in hosts.items():
+            if conduct not in (NOTHING, LATE_HOST):
+                agents = conduct not in (NO_AGENTS, LATE_AGENTS)
+                world.host_works(host, agents, conduct != NO_REPORT)
+        for job in world.jobs:
+            world.run_steps(job)
+        world.now_s += 1
 
-    def is_changeable(self, name: str) -> bool:
-        """Return whether a client may still change what is wanted of a job."""
+    def happens(self, kind: str, what: str, at: int) -> None:
+        """Let an event happen to a host, agent or job; ``at`` modulo their number says which."""
+        world, pairs, names = self.world, self.with_agents(), sorted(self.world.jobs)
+        host = sorted(world.machines)[at % len(world.machines)]
+        if kind == "host":
+            getattr(world, what)(host)
+        elif kind == "drain":
+            world.machines[host].drained = what == "on"
+        elif kind == "time":
+            world.now_s += float(what)
+        elif kind == "agent" and pairs:
+            getattr(world, what)(*pairs[at % len(pairs)])
+        elif kind == "run" and names:
+            getattr(world, what)(names[at % len(names)])
+        elif kind == "user" and names:
+            self.user(names[at % len(names)], what)
+
+    def user(self, name: str, what: str) -> None:
+        """Let a user ask something for a job, if a client does not refuse it."""
         job = self.world.jobs[name]
-        return job.wanted.goal is not Goal.GONE and job.life.state is not LifeState.ENDED
+        if what == "forget":
+            if job.life.state is LifeState.ENDED:
+                self.world.forget(name)
+                self.submitted &= set(self.world.jobs)
+        elif job.wanted.goal is not Goal.GONE and job.life.state is not LifeState.ENDED:
+            if what in list(Goal):
+                self.world.want(name, Goal(what))
+            else:
+                self.world.want(name, priority=int(what))
 
-    @rule(at=st.integers(0, 9))
-    def forget(self, at: int) -> None:
-        name = self.job(at)
-        if name is not None and self.world.state(name) is LifeState.ENDED:
-            self.world.forget(name)
-            if name not in self.world.jobs:
-                self.submitted.discard(name)
-
-    @rule(at=st.integers(0, 9), drained=st.booleans())
-    def drain(self, at: int, drained: bool) -> None:
-        self.world.machines[self.host(at)].drained = drained
-
-    # --- time, and turns in which nothing goes wrong
-
-    @rule(seconds=st.sampled_from((0.0, 1.0, 3.0, 6.0, 20.0)))
-    def time_passes(self, seconds: float) -> None:
-        self.world.now_s += seconds
-
-    @rule(count=st.integers(1, 8))
-    def usual_rounds(self, count: int) -> None:
-        self.world.rounds(count)
-
-    @rule()
-    def a_turn(self) -> None:
-        self.world.turn()
+    def with_agents(self) -> list[tuple[str, str]]:
+        """Return the hosts and jobs with an agent or workers, of jobs that are there."""
+        machines = self.world.machines.items()
+        found = {(host, job) for host, one in machines for job in one.agents}
+        found |= {(host, job) for host, one in machines for job, _, _ in one.workers}
+        return sorted(pair for pair in found if pair[1] in self.world.jobs)
 
     # --- a controller's turn in pieces
 
-    @rule()
-    def reads_jobs(self) -> None:
-        self.world.reads_jobs(self.world.leader)
+    @rule(
+        until=st.sampled_from(("reads", "plans", "writes", "writes", "late")),
+        orders=st.integers(0, 3),
+        twice=st.booleans(),
+        again=st.booleans(),
+    )
+    def a_leader_dies(self, until: str, orders: int, twice: bool, again: bool) -> None:
+        """Let a leader do a part of its turn, and another one lead, or it begins ``again``.
 
-    @precondition(lambda self: self.world.leader.jobs is not None)
-    @rule()
-    def plans(self) -> None:
-        self.world.plans(self.world.leader)
-
-    @precondition(lambda self: self.world.leader.plan is not None)
-    @rule(orders=st.integers(0, 3), twice=st.booleans())
-    def writes(self, orders: int, twice: bool) -> None:
-        """Write, and carry out some of the orders; the others are lost with the controller."""
+        Args:
+            until: what it did last; "late": it writes and orders while another one leads.
+            orders: how many orders it carries out; the others are lost with it.
+            twice: whether it carries them out twice.
+            again: whether it goes on to lead.
+        """
         world, leader = self.world, self.world.leader
-        if world.writes_plan(leader):
+        world.reads_jobs(leader)
+        if until != "reads":
+            world.plans(leader)
+        if until == "late":
+            world.new_leader()
+            world.turn()
+        if until in ("writes", "late") and world.writes_plan(leader):
+            assert leader is world.leader
             for order in leader.orders[:orders]:
-                world.carries_out(leader, order)
-                if twice:
+                for _ in range(1 + twice):
                     world.carries_out(leader, order)
-            if orders < len(leader.orders):
-                self.former.append(leader)
-                world.new_leader()
-            else:
-                leader.orders = []
+        if until == "late":
+            for order in leader.orders:
+                world.carries_out(leader, order)
+        elif not again:
+            world.new_leader()
 
-    @rule()
-    def another_leads(self) -> None:
-        self.former.append(self.world.leader)
-        self.world.new_leader()
-
-    @precondition(lambda self: self.former)
-    @rule()
-    def a_former_leader_goes_on(self) -> None:
-        """Refuse what it writes and orders, for its term is over."""
-        former = self.former.pop()
-        self.world.writes_plan(former)
-        for order in former.orders:
-            self.world.carries_out(former, order)
-
-    # --- hosts and agents, in pieces
-
-    @rule(at=st.integers(0, 9), what=st.sampled_from(STEPS_OF_PROCESSES))
-    def host_goes_on(self, at: int, what: str) -> None:
-        host, world = self.host(at), self.world
-        steps = {"read": world.host_reads, "act": world.host_acts, "report": world.host_reports}
-        if what in steps:
-            steps[what](host)
-            return
-        agents = {
-            "agents read": world.agent_reads,
-            "agents declare": world.agent_declares,
-            "agents spawn": world.agent_spawns,
-        }
-        for job in list(world.machines[host].agents):
-            agents[what](host, job)
-
-    @rule(at=st.integers(0, 9))
-    def host_dies(self, at: int) -> None:
-        self.world.host_dies(self.host(at))
-
-    @rule(at=st.integers(0, 9))
-    def host_returns(self, at: int) -> None:
-        self.world.host_returns(self.host(at))
-
-    @rule(at=st.integers(0, 9))
-    def offer_ends(self, at: int) -> None:
-        self.world.offer_ends(self.host(at))
-
-    @rule(at=st.integers(0, 9))
-    def machine_dies(self, at: int) -> None:
-        self.world.machine_dies(self.host(at))
-
-    @rule(at=st.integers(0, 9), of=st.integers(0, 9))
-    def agent_dies(self, at: int, of: int) -> None:
-        host, job = self.host(at), self.job(of)
-        if job is not None:
-            self.world.agent_dies(host, job)
-
-    @rule(at=st.integers(0, 9), of=st.integers(0, 9))
-    def record_ends(self, at: int, of: int) -> None:
-        host, job = self.host(at), self.job(of)
-        if job is not None:
-            self.world.record_ends(host, job)
-
-    @rule(at=st.integers(0, 9), of=st.integers(0, 9))
-    def workers_crash(self, at: int, of: int) -> None:
-        """From now on, all workers of a job die at once on this host."""
-        host, job = self.world.machines[self.host(at)], self.job(of)
-        if job is not None:
-            host.broken_for.add(job)
-            host.workers = {one for one in host.workers if one[0] != job}
-
-    @rule(at=st.integers(0, 9))
-    def workers_crash_no_more(self, at: int) -> None:
-        self.world.machines[self.host(at)].broken_for.clear()
-
-    # --- runs
-
-    @rule(at=st.integers(0, 9))
-    def run_steps(self, at: int) -> None:
-        name = self.job(at)
-        if name is not None:
-            self.world.run_steps(name)
-
-    @rule(at=st.integers(0, 9))
-    def run_fails(self, at: int) -> None:
-        name = self.job(at)
-        if name is not None:
-            self.world.run_fails(name)
-
-    @rule(at=st.integers(0, 9))
-    def a_stranger_stops_a_run(self, at: int) -> None:
-        name = self.job(at)
-        run = self.world.jobs[name].run if name is not None else None
-        if run is not None and not run.state.over:
-            run.state = JobState.STOPPING
+    @rule(events=st.lists(EVENTS, max_size=3), orders=st.integers(0, 3))
+    def something_happens_in_a_turn(self, events: list[tuple[str, str, int]], orders: int) -> None:
+        """Let something happen while the leader reads, and while it plans."""
+        world, leader = self.world, self.world.leader
+        world.reads_jobs(leader)
+        for kind, what, at in events[:1]:
+            self.happens(kind, what, at)
+        if all(job.name in world.jobs for job in leader.jobs or ()):
+            world.plans(leader)
+            for kind, what, at in events[1:]:
+                self.happens(kind, what, at)
+            if world.writes_plan(leader):
+                for order in leader.orders[:orders]:
+                    world.carries_out(leader, order)
 
     # --- what must be so
 
@@ -254,6 +277,7 @@ class ClusterMachine(RuleBasedStateMachine):
             return
         world = self.world
         world.new_leader()
+        world.policy = World(policy="max_min").policy
         for name, machine in world.machines.items():
             machine.drained = False
             machine.broken_for.clear()
@@ -263,12 +287,15 @@ class ClusterMachine(RuleBasedStateMachine):
         if needed and max(needed) > slots:
             world.machines["more"] = type(world.machines["h0"])(max(needed))
         for job in world.jobs.values():
+            job.left = min(job.left, 10)
             if job.wanted.goal is Goal.HALT and job.life.state is not LifeState.ENDED:
                 job.wanted = job.wanted.__class__(Goal.RUN, 0)
-        for at in range(500):
+        for _ in range(300):
             if self.is_over():
                 break
-            world.round(seconds=1.0 if at % 10 else 10.0)
+            found = world.round()
+            if not found.acts:  # nothing but what the plan says is waited for
+                world.now_s = max(world.now_s, found.next_s)
         assert self.is_over(), str(world)
 
     def is_over(self) -> bool:
