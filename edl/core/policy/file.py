@@ -1,4 +1,7 @@
-"""Read a policy file, which is TOML with one table for each thing that the policy decides.
+"""Read a policy file with :func:`parse_policy`, which returns a :class:`PolicyFile`.
+
+The file is TOML. Its tables are [size] (the number of workers), [batch], [learning_rate] and
+[stragglers] (slow workers). Each table is optional, but a file without any is refused.
 
 Example::
 
@@ -6,7 +9,8 @@ Example::
     rule = "throughput"
     threshold = 0.1
 
-A file with an error is refused with one sentence that names the line.
+An error in the file is raised as a ``UsageError`` with one sentence, which names the line of the
+key at fault if there is one.
 """
 
 from __future__ import annotations
@@ -42,19 +46,22 @@ HOLD_S = 1800.0
 
 @dataclass(frozen=True)
 class PolicyFile:
-    """A parsed policy file.
+    """A parsed policy file, as :func:`parse_policy` returns it.
 
     Attributes:
-        text: the text of the file, for processes that read it later.
-        size: the rule for the number of workers; None: only people change this number.
-        hold_s: for how many seconds a number of workers that a person has asked for stays, before
-            the rule may change it.
-        stragglers: the rule for slow workers; None: nothing is done about them.
-        data_wait: the fraction of a step's time that workers may wait for data; above it the job
-            does not grow. None: any.
-        batch: how large the batches are; None, or a ``batch_size`` of 0: as the script says.
-        learning_rate: the schedule and scaling that the optimizers follow; None: as the script
-            says.
+        text: the text of the file, for processes that parse it later.
+        size: the rule object that chooses the number of workers, with its settings; None: the file
+            has no table [size], and only people change the number.
+        hold_s: for how many seconds the rule does not change a number of workers that a person has
+            asked for.
+        stragglers: the rule object for slow workers; None: the file has no table [stragglers], and
+            slow workers are left as they are.
+        data_wait: the fraction of a step's time, above 0 and up to 1, that workers may wait for
+            data; above it the job does not grow. None: the job may grow however long they wait.
+        batch: the sizes of the batches. If it is None, the script's own sizes hold; if its
+            ``batch_size`` is 0, the script's own size for one worker.
+        learning_rate: the schedule and scaling that the optimizers follow; None: the script's own
+            learning rate holds.
     """
 
     text: str
@@ -67,34 +74,45 @@ class PolicyFile:
 
     @property
     def needs_noise(self) -> bool:
-        """Whether the size rule uses the gradient noise scale, which then has to be measured."""
+        """Whether the size rule is ``goodput``, which needs a measured gradient noise scale.
+
+        It is False without a size rule. The table [learning_rate] is not looked at.
+        """
         return isinstance(self.size, Goodput)
 
     @property
     def of_script(self) -> tuple[Batching | None, LearningRate | None]:
-        """The pair of the parsed tables [batch] and [learning_rate]; None for a missing table.
+        """The pair (parsed table [batch], parsed table [learning_rate]); None for a missing table.
 
-        A script follows these tables from its start. So a later policy of the job must have the
-        same two tables.
+        A script reads these tables only when it starts. So :func:`check_change` refuses a later
+        policy of the job in which they differ.
         """
         return self.batch, self.learning_rate
 
     @property
     def needs_times(self) -> str:
-        """The settings of this policy that need the workers' step times, such as "[stragglers]".
+        """The names of this policy's settings that need the workers' step times, as a text.
 
-        Two names are joined by "and"; empty if no setting needs step times.
+        The text is "[stragglers]", "data_wait", or "[stragglers] and data_wait"; it is empty if the
+        policy has neither.
         """
         needing = {"[stragglers]": self.stragglers, "data_wait": self.data_wait}
         return " and ".join(name for name, value in needing.items() if value is not None)
 
 
 def parse_policy(text: str, source: str) -> PolicyFile:
-    """Return the policy in ``text``; ``source`` is the name of its file, for messages.
+    """Parse a policy file and return its rules and settings.
+
+    A custom size rule (``module:function``) is only named in the result; it is not imported here.
+
+    Args:
+        text: the content of the file, TOML with at least one table.
+        source: the name of the file, for messages.
 
     Raises:
-        UsageError: the text is no TOML; or has a table, a rule or a key that does not exist; a
-            value is not allowed or contradicts another one; or a required value is missing.
+        UsageError: the text is not TOML or has no table; it has a table, a rule or a key that does
+            not exist; a value is not allowed, or two values exclude each other; or a required value
+            is missing.
     """
     lines = Lines(text, source)
     tables = _tables(text, source, lines)
@@ -143,11 +161,16 @@ def _with_size(
 ) -> PolicyFile:
     """Return ``policy`` with what the table [size] sets: the rule, ``hold`` and ``data_wait``.
 
+    A missing ``hold`` or ``data_wait`` leaves that field of ``policy`` as it is.
+
     Args:
         policy: the policy without that table.
         given: the keys and values of the table.
         source: the name of the file, for messages.
         lines: the lines of the file, by which messages name a line.
+
+    Raises:
+        UsageError: the table names no rule or an unknown one, or a key or value is not allowed.
     """
     policy = replace(policy, size=_size(given, source, lines))
     if "hold" in given:
@@ -160,7 +183,8 @@ def _with_size(
 def _batch(given: Mapping[str, Any], lines: Lines) -> Batching:
     """Return the batching that the table [batch] asks for.
 
-    The keys of the table are the arguments of edl's loaders. If the table sets neither
+    The table may have the keys ``batch_size``, ``max_global_batch``, ``global_batch`` and
+    ``micro_batch``, as :func:`edl.core.step.batching.batching` takes them. If it has neither
     ``batch_size`` nor ``global_batch``, the result has a ``batch_size`` of 0: the script chooses
     it.
 
@@ -186,15 +210,20 @@ def _batch(given: Mapping[str, Any], lines: Lines) -> Batching:
 
 
 def _size(given: Mapping[str, Any], source: str, lines: Lines) -> Rule | CustomRule:
-    """Return the rule that the table [size] names, with its settings.
+    """Return the object of the rule that the table [size] names, with its settings.
+
+    For a rule named ``module:function`` this is a :class:`CustomRule`; its module is not imported.
 
     Args:
-        given: the keys and values of the table.
+        given: the keys and values of the table. The keys ``hold`` and ``data_wait`` are passed
+            over.
         source: the name of the file, for messages.
         lines: the lines of the file, by which messages name a line.
 
     Raises:
-        UsageError: no rule is named, the rule is unknown, or a setting is wrong.
+        UsageError: no rule is named, the rule is unknown, a key is not a setting of the rule, a
+            value is not allowed, or settings of the rule ``cost`` are missing or exclude each
+            other.
     """
     if "rule" not in given:
         raise UsageError(f"{source} names no rule; {RULE_NEEDED}")
@@ -219,13 +248,16 @@ RULE_NEEDED = f'write [size] and below it rule = "throughput", or one of {", ".j
 def check_sizes(policy: PolicyFile, sizes: Sizes, source: str) -> None:
     """Raise an error if ``policy`` has a size rule but the job may have only one size.
 
+    Sizes without a ``max_np`` are never refused.
+
     Args:
         policy: the job's policy.
         sizes: the sizes that the job may have.
         source: the name of the policy's file, for the message.
 
     Raises:
-        UsageError: the policy has a size rule, and ``sizes`` allow only one size.
+        UsageError: the policy has a size rule, and ``sizes`` has a ``max_np`` and allows exactly
+            one size.
     """
     if policy.size is None:
         return
@@ -260,12 +292,12 @@ def check_change(before: PolicyFile, after: PolicyFile, source: str) -> None:
 
 
 def _part(value: Any, key: str, lines: Lines) -> float:
-    """Return the ``value`` of ``key``, a fraction above 0 and up to 1, as a float.
+    """Return the ``value`` of ``key`` in the table [size], a fraction above 0 and up to 1.
 
     ``lines`` are the lines of the policy file, by which the message names the line of ``key``.
 
     Raises:
-        UsageError: ``value`` is not such a number.
+        UsageError: ``value`` is not a number above 0 and up to 1; booleans are not numbers here.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
         what = "it must be a part, above 0 and up to 1"
@@ -274,7 +306,7 @@ def _part(value: Any, key: str, lines: Lines) -> float:
 
 
 def _check_cost(rule: Cost, given: Mapping[str, Any], lines: Lines) -> None:
-    """Raise an error if settings of rule ``cost`` are missing or contradict each other.
+    """Raise an error if settings of rule ``cost`` are missing or exclude each other.
 
     Args:
         rule: the rule with its settings.
@@ -282,8 +314,9 @@ def _check_cost(rule: Cost, given: Mapping[str, Any], lines: Lines) -> None:
         lines: the lines of the file, by which messages name a line.
 
     Raises:
-        UsageError: a deadline, a highest cost and a utility are all missing; a utility is given
-            with one of the others; or the price of a worker is missing.
+        UsageError: deadline, highest cost and utility are all missing; a utility is given with a
+            deadline or a highest cost; or the price of a worker is missing or 0, and not only a
+            deadline is given.
     """
     aims = [key for key in ("deadline", "max_cost", "utility") if key in given]
     if not aims:

@@ -1,13 +1,15 @@
 """Choose the size with the largest goodput: throughput times statistical efficiency.
 
-The rule is that of Pollux (OSDI 2021). The throughput of sizes that were never tried comes from a
-model of the step time (:mod:`edl.core.policy.step_time`). The statistical efficiency, which is how
-much a sample is worth in a larger batch, follows from the gradient noise scale
-(:mod:`edl.core.step.noise_scale`), which is measured while this rule is followed; until then the
-efficiency is 1. The size changes only if goodput grows by at least 5 %, and if the rest of the
-training gets shorter by more time than the change itself takes; it also falls if a smaller size has
-almost the same goodput. No size above twice the largest measured one is tried, because the model is
-not reliable there.
+:class:`Goodput` is the rule, that of Pollux (OSDI 2021). The throughput of sizes that the job never
+had comes from a model of the step time (:mod:`edl.core.policy.step_time`). The statistical
+efficiency is how much a sample is worth in a larger batch. It follows from the gradient noise scale
+(:mod:`edl.core.step.noise_scale`), which a job measures while it has this rule; until it is known
+the efficiency is 1.
+
+The size changes only if goodput grows by at least 5 % (``least_gain``), and if the rest of the
+training gets shorter by more time than the change itself takes. If no size gains so much, the size
+falls to the smallest one whose goodput is at most 1 % lower. No size above twice the largest
+measured one is chosen, because the model is not reliable there.
 """
 
 from __future__ import annotations
@@ -28,11 +30,12 @@ BEYOND = 2  # times the largest size that was measured
 class Goodput:
     """The size rule ``goodput``, which chooses the number of workers with the largest goodput.
 
-    Goodput is throughput times statistical efficiency (Pollux, OSDI 2021).
+    Goodput is throughput times statistical efficiency (Pollux, OSDI 2021). The table [size] of a
+    policy names the rule; the leader calls the object with each new observation of the job.
 
     Attributes:
         least_gain: the smallest gain of goodput, as a fraction, for which the size changes.
-        every_s: the time between two decisions, in seconds.
+        every_s: the least time between two decisions, in seconds.
     """
 
     least_gain: float = setting(0.05, "of goodput: for less nothing is changed", least=0.0)
@@ -41,10 +44,14 @@ class Goodput:
     def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:
         """Return the number of workers with the largest goodput, why, and the rule's new state.
 
-        ``now`` is the observed job, ``state`` the rule's last state, ``now_s`` the time in seconds
-        since training began (:class:`edl.core.policy.observation.Rule`). Goodput is computed by
-        ``now.model``, a model of the throughput. The size does not change without a model, while a
-        change of the workers is not complete, or within ``every_s`` of the last decision.
+        The size does not change without a model of the throughput, while a requested change of the
+        workers is not complete, or within ``every_s`` of the last decision if that was made for the
+        present size.
+
+        Args:
+            now: the observed job; goodput is computed with its ``now.model``.
+            state: the state in the rule's last answer; empty at the first call.
+            now_s: the time in seconds since training began.
         """
         if now.awaits:
             return Suggestion(now.np, f"stays at {now.np}: the last change is under way", state)
@@ -58,10 +65,13 @@ class Goodput:
         return Suggestion(np, why, {"asked_s": now_s, "np": now.np, "why": stays})
 
     def table(self, now: Observation) -> dict[int, float]:
-        """Return the goodput of each size that the rule may choose for the observed job ``now``.
+        """Return the goodput of each size that the rule may choose, by number of workers.
 
-        Goodput is in samples a second, where each sample counts as much as one in the job's first
-        global batch. The result is empty if the job has no model of its throughput.
+        These sizes are the present one, and the allowed sizes for which there is room, up to twice
+        the largest measured one. Goodput is in samples a second, where each sample counts as much
+        as one in the job's first global batch. If the job chooses its global batch, each size is
+        given its best one. The result is empty if ``now``, the observed job, has no model of its
+        throughput.
         """
         if now.model is None:
             return {}
@@ -71,10 +81,10 @@ class Goodput:
         return {np: now.model.throughput(np) * each for np, each in worth.items()}
 
     def _sizes(self, now: Observation) -> list[int]:
-        """Return the sizes to compare: the present one, and allowed ones for which there is room.
+        """Return the sizes to compare, in ascending order: the present one and the possible ones.
 
-        None of them exceeds :data:`BEYOND` times the largest size that was measured in ``now``, the
-        observed job.
+        Possible are allowed sizes for which there is room, up to :data:`BEYOND` times the larger
+        one of the present size and the largest size that was measured. ``now`` is the observed job.
         """
         most = min(now.most, BEYOND * max([now.np, *now.seen]))
         sizes = [np for np in range(now.least, most + 1) if now.sizes.allows(np)]
@@ -83,10 +93,11 @@ class Goodput:
     def _choice(self, now: Observation, table: Mapping[int, float]) -> tuple[int, str]:
         """Return the number of workers to have, and why, given the goodput of each in ``table``.
 
-        The size of ``now``, the observed job, stays if the gain is below ``least_gain``, or if the
-        change would cost more time than it saves until the end of the training. But if no size
-        gains enough, and a smaller size has the same goodput within the fraction :data:`ALIKE`, the
-        smaller size is chosen.
+        The size of ``now``, the observed job, stays if the gain of the best size is below
+        ``least_gain``, or if the change would cost more time than it saves until the end of the
+        training. But if the gain is below ``least_gain``, and smaller sizes have the same goodput
+        within the fraction :data:`ALIKE`, the smallest of these is chosen. Of sizes with equal
+        goodput the smaller one is the best.
         """
         mine = table[now.np]
         best = max(table, key=lambda np: (table[np], -np))

@@ -1,14 +1,17 @@
 """Find a size by trying: more workers while each change pays, fewer while it does not.
 
-The search is that of AutoScaling (Or, Zhang, Freedman, MLSys 2020;
-autoscaling/schedule_callback.py). More workers *pay* if they bring enough, by a measure that the
-rule chooses: throughput (:mod:`edl.core.policy.throughput`) or cost (:mod:`edl.core.policy.cost`).
-Of all sizes that were measured, each is compared with the next larger one:
+:class:`HillClimbing` is the base of the rules ``throughput`` (:mod:`edl.core.policy.throughput`)
+and ``cost`` (:mod:`edl.core.policy.cost`). The search is that of AutoScaling (Or, Zhang, Freedman,
+MLSys 2020; autoscaling/schedule_callback.py). More workers *pay* if they bring enough, by a measure
+that the rule chooses. The rule compares each measured size with the next larger measured one, from
+the smallest on:
 
-1. While all larger ones pay, a size larger than all of them is tried.
-2. While one of the first few comparisons does not pay, a size smaller than all of them is tried.
-3. Else the answer is the largest size up to which all pay, once the next larger one is measured
-   well enough to say that it does not pay.
+1. While the larger size pays in every comparison, a size larger than all measured ones is tried. If
+   none is allowed, the largest size is the answer.
+2. If it does not pay in one of the first ``passes`` comparisons, a size smaller than all measured
+   ones is tried, as long as one is allowed.
+3. Else the answer is the smaller size of the first comparison that does not pay, once its larger
+   size was measured for ``staying_steps`` steps.
 
 Measurements age. When a size has been kept for ``settled_s``, the search begins again: larger sizes
 are measured anew as long as they pay, then the next smaller size. After each search a size is kept
@@ -31,12 +34,14 @@ LONGEST = 8  # times ``settled_s``, that a size stands before the search begins 
 
 @dataclass(frozen=True)
 class SizeComparison:
-    """A comparison of two numbers of workers, both measured.
+    """A comparison of two measured numbers of workers; :meth:`HillClimbing.compare` makes it.
 
     Attributes:
         fewer: the smaller number of workers.
         more: the larger number of workers.
-        pays: whether the additional workers bring enough throughput for their number or price.
+        pays: whether to have ``more`` workers rather than ``fewer``: the rule ``throughput`` asks
+            for enough throughput of each additional worker, the rule ``cost`` for enough worth for
+            its price.
         why: the reason, as a clause.
     """
 
@@ -48,17 +53,19 @@ class SizeComparison:
 
 @dataclass(frozen=True)
 class HillClimbing:
-    """A size rule that searches for the number of workers by trying.
+    """The base of size rules that search for the number of workers by trying.
 
-    More workers *pay* if they bring enough throughput for their number or price; each subclass
-    decides this in :meth:`compare`.
+    A subclass defines :meth:`compare`, which says whether more workers *pay*. The leader calls the
+    object with each new observation of the job.
 
     Attributes:
-        every_steps: the number of steps between two decisions.
-        add: how many workers more, or fewer, are tried at once.
-        passes: how many comparisons of the smallest sizes count: if one of these does not pay, the
-            rule tries a smaller size.
-        staying_steps: the steps for which a larger size is measured before it is judged not to pay.
+        every_steps: the least number of steps between two decisions.
+        add: by how many workers the rule enlarges or reduces the job to try another size; the next
+            allowed size is taken.
+        passes: how many comparisons of measured sizes with their next larger ones count, from the
+            smallest size on: if one of these does not pay, the rule tries a smaller size.
+        staying_steps: the number of steps for which a larger size must be measured before the rule
+            gives it up as one that does not pay.
         settled_s: how long the result of the first search is kept until the next search begins, in
             seconds; the result of each later search is kept twice as long, up to 8 times this
             value.
@@ -82,18 +89,27 @@ class HillClimbing:
     def compare(self, now: Observation, fewer: int, more: int) -> SizeComparison:
         """Return a comparison that says whether ``more`` workers instead of ``fewer`` pay, and why.
 
-        A subclass defines this. Both numbers of workers were measured in ``now``, the observed job.
+        Each subclass defines this method.
+
+        Args:
+            now: the observed job, in which both numbers of workers were measured.
+            fewer: the smaller number of workers.
+            more: the larger number of workers.
         """
 
     def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:
         """Return the wanted number of workers, why, and the new state of the rule.
 
+        The size does not change while a requested change is not complete, while a found size is
+        kept (:meth:`stands_s`), or before ``every_steps`` steps with the present workers since the
+        last decision.
+
         Args:
             now: the observed job.
-            state: the state that the rule returned the last time. It holds the number of workers
-                and the step of the last decision (``np``, ``steps``), when a size was found and why
-                (``found_s``, ``why``), when the present search began (``since_s``), and how many
-                ``searches`` have ended.
+            state: the state that the rule returned the last time; empty at the first call. It holds
+                the number of workers and the step of the last decision (``np``, ``steps``), when a
+                size was found and why (``found_s``, ``why``), when the present search began
+                (``since_s``), and how many ``searches`` have ended.
             now_s: the time in seconds since training began.
         """
         asked_at = int(state.get("steps", 0)) if state.get("np") == now.np else 0
@@ -124,17 +140,20 @@ class HillClimbing:
         return self.settled_s * min(LONGEST, 1 << (searches - 1))
 
     def table(self, now: Observation) -> list[SizeComparison]:
-        """Return the comparisons of each size with the next larger one, the smallest first.
+        """Return the comparison of each measured size with the next larger one, the smallest first.
 
-        The sizes are those that were measured in ``now``, the observed job.
+        The sizes are those that were measured in ``now``, the observed job. With fewer than two of
+        them the list is empty.
         """
         return [self.compare(now, fewer, more) for fewer, more in pairwise(sorted(now.seen))]
 
     def _choice(self, now: Observation, since_s: float) -> tuple[int, str, bool]:
         """Return the next size to have, from what was measured in ``now``, the observed job.
 
-        Larger sizes that were measured before ``since_s``, the time at which this search began, do
-        not count.
+        Measurements from before ``since_s``, the time in seconds since training began at which this
+        search began, do not count, except for sizes below the smallest one measured since. The
+        present size always counts. If the search would end, and the next smaller size has only such
+        an old measurement, that size is tried again.
 
         Returns:
             the size, the reason, and whether the search has ended, with nothing left to be tried.
@@ -149,12 +168,12 @@ class HillClimbing:
         return np, why, found
 
     def _search(self, now: Observation) -> tuple[int, str, bool]:
-        """Return the next size to have, by the rules of AutoScaling (see the module).
+        """Return the next size to have, by the three rules in the docstring of the module.
 
         ``now`` is the observed job; all its measured throughputs (``now.seen``) count.
 
         Returns:
-            the size, the reason, and whether the search has ended (see :meth:`_choice`).
+            the size, the reason, and whether the search has ended, with nothing left to be tried.
         """
         verdicts, known = self.table(now), sorted(now.seen)
         if not verdicts:
@@ -176,8 +195,11 @@ class HillClimbing:
     def _first(self, now: Observation, np: int) -> tuple[int, str, bool]:
         """Return a size to try beside ``np``, the only one that was measured in ``now``.
 
-        The size above ``np`` is preferred to the one below. The result is a tuple as in
-        :meth:`_choice`.
+        The size above ``np`` is preferred to the one below.
+
+        Returns:
+            the size, the reason, and whether the search has ended. It has ended, with ``np``, if no
+            other size is allowed.
         """
         another = self._above(now, np) or self._below(now, np)
         if another is None:
@@ -187,9 +209,11 @@ class HillClimbing:
     def _settled(self, now: Observation, failed: SizeComparison) -> tuple[int, str, bool]:
         """Return the smaller size of ``failed``, the first comparison that does not pay.
 
-        If the larger size was measured in fewer than ``staying_steps`` steps, return the larger
-        size, to measure it longer. ``now`` is the observed job. The result is a tuple as in
-        :meth:`_choice`.
+        If the larger size was measured in fewer than ``staying_steps`` steps, and there is room for
+        it, return the larger size, to measure it longer. ``now`` is the observed job.
+
+        Returns:
+            the size, the reason, and whether the search has ended: True with the smaller size.
         """
         steps = now.seen[failed.more].steps
         if steps < self.staying_steps and failed.more <= now.most:
@@ -205,8 +229,8 @@ class HillClimbing:
     def _above(self, now: Observation, np: int) -> int | None:
         """Return the size to try above ``np``; None if no larger size is allowed and has room.
 
-        ``now`` is the observed job, which says what is allowed and for how many workers there is
-        room.
+        It is the smallest allowed size of at least ``np`` + ``add`` workers for which ``now``, the
+        observed job, has room; else the largest allowed one above ``np`` that has room.
         """
         larger = now.sizes.above(np + self.add)
         if larger is None or larger > now.most:
@@ -216,7 +240,8 @@ class HillClimbing:
     def _below(self, now: Observation, np: int) -> int | None:
         """Return the size to try below ``np``; None if no smaller size is allowed.
 
-        ``now`` is the observed job, which says what is allowed.
+        It is the largest allowed size of at most ``np`` - ``add`` workers; if there is none, the
+        smallest allowed size. ``now`` is the observed job, which says what is allowed.
         """
         smaller = now.sizes.below(np - self.add)
         if smaller is None:

@@ -1,4 +1,7 @@
-"""Read from a job's event log which sizes the job has had, and what it trained with each."""
+"""Read from a job's event log which sizes the job has had, and what it trained with each.
+
+The entry is :func:`history`.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,12 @@ class SizeSpan:
 
     Attributes:
         from_s: when the period began, in seconds since the job's first event.
-        to_s: when the period ended, in seconds since the job's first event.
-        np: the number of workers.
-        samples_per_s: the throughput of all workers that was logged last in the period, or at its
-            end; None: no event says it.
+        to_s: when the period ended, in seconds since the job's first event: at the next change of
+            the workers, or at the last event.
+        np: the number of workers, above 0.
+        samples_per_s: the throughput of all workers together, in samples a second, from the last
+            event of the period that tells it, the change that ends it included; None: no event
+            tells it.
     """
 
     from_s: float
@@ -35,12 +40,12 @@ class SizeSpan:
 
 @dataclass(frozen=True)
 class HistoryMark:
-    """A decision about a job's workers, as its event log tells it.
+    """A decision or finding about a job's workers, as one event of its log tells it.
 
     Attributes:
         at_s: when it was made, in seconds since the job's first event.
-        by: the party that made it (a :class:`edl.core.records.RequestedBy`, such as ``policy``), or
-            ``straggler`` for a finding about slow workers.
+        by: the party that made it (the text of a :class:`edl.core.records.RequestedBy`, such as
+            ``policy``), or ``straggler`` for a finding about slow workers.
         reason: the reason in the event.
     """
 
@@ -51,12 +56,12 @@ class HistoryMark:
 
 @dataclass(frozen=True)
 class History:
-    """The sizes that a job has had, and the decisions about it.
+    """The sizes that a job has had, and the decisions about it; :func:`history` returns it.
 
     Attributes:
         job: the name of the job.
-        spans: the periods of one size each, in order of time.
-        marks: the decisions, in order of time.
+        spans: the periods of one size each, in order of time; times without workers are left out.
+        marks: the decisions and findings, in order of time.
     """
 
     job: str
@@ -67,7 +72,8 @@ class History:
 def history(job: str, events: Sequence[Event]) -> History:
     """Return the history of the job named ``job`` that its ``events`` tell.
 
-    The events are in order of time. Without events the history is empty.
+    ``events`` are all events of the job's log, in order of time; they must be in that order.
+    Without events, or without one that tells of workers, the history has no periods.
     """
     if not events:
         return History(job, (), ())
@@ -90,9 +96,12 @@ def history(job: str, events: Sequence[Event]) -> History:
 
 
 def _rate(span: SizeSpan, events: Sequence[Event], first_s: float) -> float | None:
-    """Return the last throughput that ``events`` report within ``span``; None if they report none.
+    """Return the last throughput that ``events`` report for ``span``; None if they report none.
 
-    The throughput is in samples a second; ``first_s`` is the time of the job's first event.
+    The throughput is of all workers together, in samples a second. A change of the workers at the
+    end of ``span`` reports the throughput of the workers before it; an event of the policy counts
+    if it tells of as many workers as ``span`` has. ``first_s`` is the time of the job's first
+    event.
     """
     said = None
     for event in events:
@@ -105,10 +114,10 @@ def _rate(span: SizeSpan, events: Sequence[Event], first_s: float) -> float | No
 
 
 def _mark(event: Event, first_s: float) -> HistoryMark | None:
-    """Return the decision that ``event`` tells of, or None if it tells of none.
+    """Return the decision or finding that ``event`` tells of, or None if it tells of none.
 
-    Events about a desired number of workers or a straggler tell of decisions. ``first_s`` is the
-    time of the job's first event.
+    It tells of one if its details are those of a desired number of workers or of a straggler.
+    ``first_s`` is the time of the job's first event, in the unit of ``event.time`` (seconds).
     """
     details = event.details
     if isinstance(details, DesiredDetails):

@@ -1,4 +1,7 @@
-"""Read the table [learning_rate] of a policy: a schedule by samples, and a scaling by batch."""
+"""Read the table [learning_rate] of a policy: a schedule by samples, and a scaling by batch.
+
+The entry is :func:`learning_rate`.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +27,15 @@ OF_SCALING = ("scaling", "batch", "ramp")
 
 @dataclass(frozen=True)
 class LearningRate:
-    """The learning rate that a policy sets for the optimizers of a job.
+    """The schedule and the scaling that a policy sets for the learning rate of a job's optimizers.
+
+    At least one of the two is set.
 
     Attributes:
-        schedule: the learning rate by number of trained samples; None: the rate that the script
-            sets.
-        scaling: by what rule the rate grows with the global batch; None: it does not.
+        schedule: the object that gives the learning rate by number of trained samples; None: the
+            rate that the script sets is the base.
+        scaling: the object that gives the factor of the rate by the global batch; None: the rate
+            does not depend on the batch.
     """
 
     schedule: Schedule | None
@@ -37,7 +43,7 @@ class LearningRate:
 
 
 def learning_rate(given: Mapping[str, Any], lines: Lines) -> LearningRate:
-    """Return the learning rate that the table [learning_rate] of a policy asks for.
+    """Return the schedule and scaling that the table [learning_rate] of a policy asks for.
 
     Args:
         given: the keys and values of the table.
@@ -60,12 +66,15 @@ def learning_rate(given: Mapping[str, Any], lines: Lines) -> LearningRate:
 def _schedule(given: Mapping[str, Any], lines: Lines) -> Schedule | None:
     """Return the schedule in the table [learning_rate], or None if the table names none.
 
+    The keys ``scaling``, ``batch`` and ``ramp`` are of the scaling, and are passed over.
+
     Args:
         given: the keys and values of the table.
         lines: the lines of the file, by which messages name a line.
 
     Raises:
-        UsageError: the schedule is unknown, or has a wrong, unknown or missing setting.
+        UsageError: the schedule is unknown, a setting of it is missing, unknown or has a value that
+            is not allowed, or the table has settings of a schedule and names none.
     """
     own = {key: value for key, value in given.items() if key not in OF_SCALING}
     if "schedule" not in own:
@@ -95,12 +104,15 @@ def _schedule(given: Mapping[str, Any], lines: Lines) -> Schedule | None:
 def _scaling(given: Mapping[str, Any], lines: Lines) -> Scaling | None:
     """Return the scaling in the table [learning_rate], or None if the table names none.
 
+    Only the keys ``scaling``, ``batch`` and ``ramp`` are looked at.
+
     Args:
         given: the keys and values of the table.
         lines: the lines of the file, by which messages name a line.
 
     Raises:
-        UsageError: the scaling is unknown, or has a wrong or missing setting.
+        UsageError: the scaling is unknown, ``batch`` is missing, a value is not allowed, or the
+            table has ``batch`` or ``ramp`` and names no scaling.
     """
     own = {key: given[key] for key in OF_SCALING if key in given}
     if "scaling" not in own:
@@ -129,10 +141,10 @@ def _made(kind: type[Any], values: Mapping[str, Any], key: str, lines: Lines) ->
         kind: the class.
         values: the arguments of its constructor, by name.
         key: the key whose line an error names.
-        lines: the lines of the policy file.
+        lines: the lines of the policy file, by which messages name a line.
 
     Raises:
-        UsageError: the class refuses a value.
+        UsageError: the constructor refuses a value; the message has the file's name and the line.
     """
     try:
         return kind(**values)

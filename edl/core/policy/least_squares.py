@@ -1,4 +1,4 @@
-"""Minimise a sum of squared errors with the method of Levenberg and Marquardt."""
+"""Minimise a sum of squares with the method of Levenberg and Marquardt: :func:`least_squares`."""
 
 from __future__ import annotations
 
@@ -23,15 +23,18 @@ def least_squares(
 ) -> Vector:
     """Return the parameters near ``start`` that minimise the sum of the squares of ``errors``.
 
-    The same arguments give the same result, a local minimum; parameters may take any value.
+    The result is a local minimum, or the best parameters when the search ended. The same arguments
+    give the same result. Parameters are not bounded.
 
     Args:
-        errors: a function that returns the vector of errors for given parameters.
-        start: the parameters to begin with.
-        derivatives: a function that returns, for given parameters, the matrix of the derivatives of
-            each error (row) by each parameter (column).
-        rounds: the largest number of steps of the search, above 0.
-        tolerance: the search ends with the first step that lowers the sum by less than this.
+        errors: a function that returns the vector of errors for a vector of parameters.
+        start: the parameters to begin with; it is not changed.
+        derivatives: a function that returns, for a vector of parameters, the matrix of the
+            derivatives of each error (row) by each parameter (column).
+        rounds: the largest number of steps of the search, above 0; a step that does not lower the
+            sum is undone and counts as well.
+        tolerance: the search ends with the first step that lowers the sum by less than this. It
+            also ends when no step lowers the sum any more.
     """
     found, damping = start, FIRST_DAMPING
     residuals = errors(found)
