@@ -1,5 +1,7 @@
 """Fit a parabola to the loss along an update, and judge how far it can be trusted.
 
+The entry is :func:`judge_learning_rate`, which says by which factor to change the learning rate.
+
 An update moves the parameters by ``-lr d``, where d is what the optimizer has made of the gradient.
 With the learning rate ``(1 + e) lr`` it would have moved them by ``-(1 + e) lr d``, so
 
@@ -8,8 +10,8 @@ With the learning rate ``(1 + e) lr`` it would have moved them by ``-(1 + e) lr 
 is a model of the loss as a function of the learning rate, around the rate of the update. The model
 is fitted by least squares to the losses at the four :func:`points`, in batches from which the
 update was not computed. The coefficients are linear in the losses, so the parabola of the mean
-losses has the mean coefficients. Results are limited to the range of the points, because the model
-is not reliable beyond them.
+losses has the mean coefficients. A factor is never above the largest measured one, because the
+model is not reliable beyond it, nor below :data:`LOWEST`.
 """
 
 from __future__ import annotations
@@ -34,21 +36,22 @@ def points(reach: float) -> tuple[float, ...]:
 
     e stands for an update with (1 + e) times the learning rate. The points are -1, -0.5, 0 and
     ``reach`` - 1: no update, half of the update, the update, and ``reach`` times the update.
+    ``reach`` must be above 1.
     """
     return (-1.0, -0.5, 0.0, reach - 1.0)
 
 
 @dataclass(frozen=True)
 class Parabola:
-    """A parabola of the loss, loss(e) = a0 + a1 e + a2 e^2.
+    """A parabola of the loss, loss(e) = a0 + a1 e + a2 e^2, as :func:`fitted` returns it.
 
     e stands for an update with (1 + e) times the learning rate.
 
     Attributes:
         a0: the constant coefficient, the loss with the update as it was made.
-        a1: the linear coefficient.
+        a1: the linear coefficient, the slope at the learning rate of the update.
         a2: the quadratic coefficient.
-        r2: the fraction of the losses' variance that the parabola explains (R squared).
+        r2: the fraction of the losses' variance that the parabola explains (R squared), up to 1.
     """
 
     a0: float
@@ -59,9 +62,9 @@ class Parabola:
     def minimum(self, high: float) -> float | None:
         """Return the factor of the learning rate with the least loss: 1 - a1 / (2 a2).
 
-        If the parabola does not curve up (a2 is 0 or less), return infinity if the loss falls all
-        the way from no update to an update with ``high`` times the learning rate, 0 if it rises all
-        the way, and None if it does neither.
+        It may be negative, or above ``high``. If the parabola does not curve up (a2 is 0 or less),
+        return infinity if the loss falls all the way from no update to an update with ``high``
+        times the learning rate, 0 if it rises all the way, and None if it does neither.
         """
         if self.a2 > 0:
             return 1.0 - self.a1 / (2.0 * self.a2)
@@ -79,7 +82,7 @@ def fitted(at: Sequence[float], losses: Sequence[float]) -> Parabola:
     Args:
         at: the points at which the losses were measured: point e is an update with (1 + e) times
             the learning rate (:func:`points`).
-        losses: the loss at each point.
+        losses: the loss at each point, in the same order; all are finite.
     """
     powers = np.vander(np.asarray(at, dtype=np.float64), 3, increasing=True)
     size = max(map(abs, losses)) or 1.0  # squares of large losses would overflow
@@ -95,20 +98,21 @@ def fitted(at: Sequence[float], losses: Sequence[float]) -> Parabola:
 def highest_that_holds(least: float, high: float) -> float:
     """Return the factor that leads the learning rate towards the highest usable rate.
 
-    Usable are rates at which the loss does not grow.
+    Usable are rates at which the loss does not grow. The tuner calls this function in its first
+    phase, *exploring* (:mod:`edl.core.policy.lr_tuner`). Compared with the rate at which the loss
+    is least, the present rate may be:
 
-    The tuner calls this function in its first phase, *exploring* (:mod:`edl.core.policy.lr_tuner`).
-    Compared with the rate at which the loss is least, the present rate may be:
-
-    - More than twice as high: it is lowered to twice that rate, because beyond twice that rate a
-      parabola is higher than without an update.
-    - Lower than half: it is raised to half of that rate. There the loss falls 3/4 as far as it can;
-      a higher rate would be too much for the momentum that builds up after the change.
+    - More than twice as high: it is lowered to twice that rate, but not below :data:`LOWEST` times
+      the present one. Beyond twice that rate a parabola is higher than without an update.
+    - Lower than half: it is raised to half of that rate, but not above ``high`` times the present
+      one. At half of that rate the loss falls 3/4 as far as it can; a higher rate would be too much
+      for the momentum that builds up after the change.
     - Between the two: it stays (factor 1).
 
     Args:
-        least: the factor of the present learning rate at which the loss is least.
-        high: the largest factor that was measured; the result does not exceed it.
+        least: the factor of the present learning rate at which the loss is least; 0 or below, or
+            infinite, is allowed.
+        high: the largest factor that was measured, above 1.
     """
     if least > 2.0:
         return min(least / 2.0, high)
@@ -116,14 +120,14 @@ def highest_that_holds(least: float, high: float) -> float:
 
 
 def lowest_loss(least: float, high: float) -> float:
-    """Return the factor that lowers the learning rate to the one with the least loss; at most 1.
+    """Return the factor that lowers the learning rate to the one with the least loss.
 
-    The tuner calls this function in its second phase, *exploiting*
-    (:mod:`edl.core.policy.lr_tuner`), in which the rate only falls.
+    The result is from :data:`LOWEST` to 1. The tuner calls this function in its second phase,
+    *exploiting* (:mod:`edl.core.policy.lr_tuner`), in which the rate only falls.
 
     Args:
-        least: the factor of the learning rate at which the loss is least; a factor below
-            :data:`LOWEST` counts as that.
+        least: the factor of the present learning rate at which the loss is least; a factor below
+            :data:`LOWEST` counts as that, one above 1 as 1.
         high: not used; the parameters are those of :func:`highest_that_holds`, so that the tuner
             can call either function.
     """
@@ -132,12 +136,13 @@ def lowest_loss(least: float, high: float) -> float:
 
 @dataclass(frozen=True)
 class FitResult:
-    """A judgement of the learning rate from the losses of the measured batches.
+    """The answer of :func:`judge_learning_rate`: by which factor to change the learning rate.
 
     Attributes:
         factor: the factor by which to change the learning rate; 1 keeps it.
-        settled: whether the result is final; if not, more batches should be measured.
-        reason: why, in a sentence.
+        settled: whether the result is final. If it is False, ``factor`` is 1, and more batches
+            should be measured.
+        reason: why, in a clause.
     """
 
     factor: float
@@ -148,14 +153,17 @@ class FitResult:
 def judge_learning_rate(at: Sequence[float], curves: Sequence[Curve], explores: bool) -> FitResult:
     """Return by which factor the learning rate should change, from the losses of several batches.
 
-    The result is a change only if a parabola explains the mean losses (R squared of at least
-    :data:`LEAST_R2`), and if the batches agree on the direction by :data:`SURE` standard errors of
-    the mean:
+    If the loss with the update is not finite but the loss without it is, the factor is
+    :data:`LOWEST`. Otherwise the rate changes only if a parabola explains the mean losses (R
+    squared of at least :data:`LEAST_R2`), and if the batches agree on the direction by :data:`SURE`
+    standard errors of the mean:
 
     - To a higher rate: the loss falls at the present rate (the slope a1 of the parabola is
       negative).
     - To a lower rate while exploring: the loss is higher with the update than without.
     - To a lower rate while exploiting: the loss rises at the present rate (a1 > 0).
+
+    Points at which a loss is not finite are left out.
 
     Args:
         at: the points at which the losses were measured (:func:`points`): the first is -1, no
@@ -200,8 +208,8 @@ def judge_learning_rate(at: Sequence[float], curves: Sequence[Curve], explores: 
 def standard_errors(values: Sequence[float]) -> float:
     """Return how many standard errors the mean of ``values`` is away from 0.
 
-    The result has the sign of the mean, and lies between -1e9 and 1e9. There must be 2 or more
-    values.
+    The result has the sign of the mean, and lies between -1e9 and 1e9: these are the results for
+    equal values other than 0. It is 0 if the mean is 0. There must be 2 or more values.
     """
     n = len(values)
     mean = math.fsum(values) / n

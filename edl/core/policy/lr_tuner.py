@@ -1,18 +1,20 @@
 """Tune a job's learning rate by the loss along its own updates, and decide when to measure.
 
-The rule is LRTuner's (Iyer and others, arXiv 2105.14526) as far as it is known; see
+:class:`Tuning` has the rules. They take and return a :class:`TunerState`; `edl.LRTuner` measures,
+and calls them. The rule is LRTuner's (Iyer and others, arXiv 2105.14526) as far as it is known; see
 docs/adr/0020-a-learning-rate-tuned-while-training.md:
 
-- **explore**, for a part of the samples (half of them, as in the Knee schedule, JMLR 24, 2023):
-  take the highest learning rate at which the loss does not grow.
+- **explore**, for a part of the samples (by default half of them, as in the Knee schedule, JMLR 24,
+  2023): take the highest learning rate at which the loss does not grow.
 - **exploit**, until the end: take the learning rate that minimises the loss, never above the
   present one, and never above Knee's straight line to 0. If nothing can be measured, the rate
   follows this line.
 
 From time to time a *round* measures a few updates, one after the other: for each update, the losses
-at four :func:`edl.core.policy.lr_fit.points`, in the batches of the next update. A round ends as
-soon as these losses give a result (:func:`edl.core.policy.lr_fit.judge_learning_rate`), or after
-:data:`MOST` updates without a change.
+at four :func:`edl.core.policy.lr_fit.points`, in the batch of the next update. From :data:`FEWEST`
+measured updates on, a round ends as soon as their losses give a result
+(:func:`edl.core.policy.lr_fit.judge_learning_rate`). After :data:`MOST` updates it ends without a
+change.
 
 Training begins at a tenth of the given learning rate. A rate that is too high may ruin a model in a
 few updates, and a rate that is too low is found out quickly: while the loss falls as far as was
@@ -20,9 +22,10 @@ measured, the next round measures twice as far.
 
 A round sees the loss along one update only. Where the curvature differs much between directions,
 updates soon lie in the flat directions, and a learning rate that suits these lets the loss explode
-in a steep direction some updates later. So soon after each step up, and in each round, the loss is
+in a steep direction some updates later. So right after each step up, and in each round, the loss is
 compared with the largest loss of the round before. If it is much higher, the learning rate goes
-back to its earlier value, and stays below the geometric mean of the two values from then on.
+back to its earlier value, or to half if there is none, and while exploring stays below the
+geometric mean of the two values from then on.
 
 A learning rate at which the loss does not change is the largest stable one: 2 / L for a quadratic,
 where L is its largest curvature. While exploring, round after round would lower a rate from above
@@ -60,28 +63,33 @@ FALL = 100.0  # exploiting divides the learning rate by no more than this, evenl
 class TunerState:
     """The state of a learning-rate tuner; all workers have the same one.
 
-    Newcomers receive it, and checkpoints contain it. A *round* measures a few updates and ends with
-    a decision; a step up is a decision for a higher learning rate.
+    :meth:`Tuning.begin` makes the first one. Newcomers receive it, and checkpoints contain it. A
+    *round* measures a few updates and ends with a decision; a step up is a decision for a higher
+    learning rate.
 
     Attributes:
         rate: the learning rate that was decided on last.
-        peak: the learning rate at the end of the first phase (exploring); from this rate a straight
-            line falls to 0 at the end of training, which later rates do not exceed.
+        peak: while exploring, the same as ``rate``; later the rate at which exploring ended. From
+            this rate a straight line falls to 0 at the end of training, and later rates do not
+            exceed it.
         next_at: the number of trained samples from which on the next update is measured.
         measures: whether the last update is being measured; its losses come with the next update.
         reach: the largest multiple of the learning rate for which the round measures the loss.
-        curves: the losses of each update that this round has measured, at :func:`points`.
+        curves: the losses of each update that this round has measured, oldest first, at
+            :func:`points`.
         spent_s: how long all measurements took so far, in seconds.
-        wait: how many updates pass between the last round and the next.
-        decided_at: the trained samples at the end of the last round.
-        reason: the reason of the last round's decision.
-        loss: the largest loss without an update that the last round has measured; None: unknown.
+        wait: how many updates should pass from the last round to the next; it doubles with each
+            round that keeps the rate.
+        decided_at: the trained samples at the end of the last round, or when the rate went back.
+        reason: the last decision about the rate, with its reason, in a sentence.
+        loss: the loss with which later ones are compared: the largest loss without an update that
+            the last round has measured; None: unknown.
         back: the learning rate before the last step up; 0: there was none, or the rate went down
             since.
-        ceiling: the limit below which the learning rate stays because it was too high once; 0:
-            none.
-        checks: the number of measurements after the last step up, or after going back from it, that
-            are still to come; they check that the loss has not become much higher.
+        ceiling: the limit below which the learning rate stays while exploring, because it was too
+            high once; 0: there is no limit.
+        checks: 1 if the next measurement checks that the loss has not become much higher, as it
+            does after a step up and after going back from one; else 0.
         falls: the number of rounds in a row, up to the last, that lowered the rate while exploring.
     """
 
@@ -102,12 +110,18 @@ class TunerState:
     falls: int = 0
 
     def snapshot(self) -> dict[str, Any]:
-        """Return this state as JSON values."""
+        """Return this state as JSON values, which :meth:`restore` reads."""
         return {**asdict(self), "curves": [list(curve) for curve in self.curves]}
 
     @staticmethod
     def restore(values: Mapping[str, Any]) -> TunerState:
-        """Return the state that :meth:`snapshot` wrote as JSON ``values``."""
+        """Return the state that :meth:`snapshot` wrote as JSON ``values``.
+
+        Raises:
+            KeyError: ``values`` has no "curves".
+            TypeError: ``values`` has a name that is not a field of the state, or lacks ``rate`` or
+                ``peak``.
+        """
         curves = tuple(tuple(map(float, curve)) for curve in values["curves"])
         return TunerState(**{**values, "curves": curves})
 
@@ -116,13 +130,17 @@ class TunerState:
 class MeasuredUpdate:
     """The measurement of one update of the model, for the learning-rate tuner.
 
+    The losses along an update are evaluated in the batch of the update after it, called the next
+    one here.
+
     Attributes:
-        samples: the number of samples that the job had trained after the next update.
-        batch: the number of samples of the next update.
+        samples: the number of samples that the job has trained once the next update is made.
+        batch: the number of samples of the next update, on all workers together.
         losses: the losses at the measured points (:func:`edl.core.policy.lr_fit.points`), as means
             over all workers; None: no worker could measure.
         cost_s: how long measuring took on the slowest worker, in seconds.
-        step_s: how long an update takes, in seconds; 0: unknown.
+        step_s: how long an update takes without measuring, in seconds, as a mean over the workers;
+            0: unknown.
     """
 
     samples: float
@@ -139,14 +157,16 @@ class Tuning:
     The tuner first *explores*: it looks for the highest rate at which the loss does not grow. Then
     it *exploits*: it only lowers the rate, to where the loss is least, and keeps the rate below a
     straight line that ends at 0. The methods are pure: they return the next state or a decision.
+    The settings are not checked; :meth:`refusal` says whether they are possible.
 
     Attributes:
-        total: the number of samples of the whole training.
+        total: the number of samples of the whole training, over all epochs.
         explore: the number of samples, from the beginning of training, for which the tuner
-            explores.
-        share: the time that all measurements may take, as a fraction of the time of all updates.
-        least: the smallest learning rate to decide on; near the end of training the straight line
-            to 0 still gives a smaller one.
+            explores; 0 to ``total``.
+        share: the time that all measurements may take, as a fraction of the time of all updates;
+            above 0, up to 1.
+        least: the smallest learning rate to decide on, above 0; near the end of training the
+            straight line to 0 still gives a smaller one.
         most: the largest learning rate to decide on.
     """
 
@@ -157,7 +177,7 @@ class Tuning:
     most: float
 
     def refusal(self) -> str | None:
-        """Return why these settings are impossible, in a sentence, or None if they are valid."""
+        """Return why these settings are impossible, in a clause, or None if they are possible."""
         if not (math.isfinite(self.total) and self.total > 0):
             return f"total is {self.total:g} samples; it must be above 0"
         if not 0 <= self.explore <= self.total:
@@ -177,7 +197,8 @@ class Tuning:
     def begin(self, rate: float) -> TunerState:
         """Return the tuner's state before the first update.
 
-        ``rate`` is the learning rate that the script has set; the tuner begins with a tenth of it.
+        ``rate`` is the learning rate that the script has set; the tuner begins with a tenth of it,
+        limited to the range from ``least`` to ``most``.
         """
         rate = self._limited(START * rate)
         return TunerState(rate, rate, reach=FIRST)
@@ -185,7 +206,9 @@ class Tuning:
     def rate_at(self, state: TunerState, samples: float) -> float:
         """Return the learning rate of the update that brings the trained samples to ``samples``.
 
-        ``state`` is the state of the tuner before that update.
+        It is ``state.rate``; after the first phase (exploring) it is at most the value of the
+        straight line from ``state.peak`` to 0 at ``total`` samples, and 0 from there on. ``state``
+        is the state of the tuner before that update.
         """
         if samples <= self.explore:
             return state.rate
@@ -195,8 +218,9 @@ class Tuning:
     def is_due(self, state: TunerState, samples: float, batch: float) -> bool:
         """Return whether to measure the update that brings the trained samples to ``samples``.
 
-        No update is measured before momentum has built up, because the first updates are smaller
-        than later ones, nor after the training's end.
+        No update is measured within the first :data:`SETTLE` updates, because they are smaller than
+        later ones (momentum builds up), nor from the end of training on, nor while the update
+        before is being measured.
 
         Args:
             state: the state of the tuner.
@@ -209,8 +233,10 @@ class Tuning:
     def measured(self, state: TunerState, now: MeasuredUpdate) -> TunerState:
         """Return the tuner's state after a measured update.
 
-        The round, a series of measured updates, goes on or ends with a decision about the learning
-        rate.
+        If the losses are much higher than in the last round, the learning rate goes back. Otherwise
+        they are added to the round, which goes on or ends with a decision about the rate; right
+        after a step up or after going back they are a check only. If ``now.step_s`` is 0, the
+        measurement is dropped.
 
         Args:
             state: the state of the tuner before.
@@ -239,9 +265,10 @@ class Tuning:
     def _checked(self, state: TunerState, now: MeasuredUpdate) -> TunerState:
         """Return the tuner's state after a check that found no much higher loss than before.
 
-        A check is the measurement after the learning rate was raised, or after a raise was undone.
-        The returned state says when the next round may begin (``next_at``), that no check is
-        pending, and, after the first check, with which loss later ones are compared (``loss``).
+        A check is the first measurement after the learning rate was raised or went back. The
+        returned state says when the next round may begin (``next_at``) and that no check is
+        pending. If it was not known with which loss later ones are compared (``loss``), as after
+        going back, it is the larger loss of this check.
 
         Args:
             state: the state of the tuner before.
@@ -257,8 +284,9 @@ class Tuning:
     def _stepped_back(self, state: TunerState, now: MeasuredUpdate, losses: Curve) -> TunerState:
         """Return the tuner's state with the learning rate that it had before the last step up.
 
-        This is called when the loss has become much higher. If the rate has not been raised before,
-        the rate is halved instead.
+        This is called when the loss has become much higher. If that earlier rate is unknown or not
+        below the present one, the rate is halved instead. The state's round begins anew, after a
+        check.
 
         Args:
             state: the state of the tuner before.
@@ -295,7 +323,10 @@ class Tuning:
     ) -> TunerState:
         """Return the tuner's state after a round, with the learning rate that the round found.
 
-        The state also says when the next round begins.
+        The rate is limited to the range from ``least`` to ``most``. While exploring it is not
+        raised above ``state.ceiling``; while exploiting it is never raised, and lowered no more
+        than :meth:`_least_factor` allows. The state also says when the next round begins
+        (``next_at``).
 
         Args:
             state: the state of the tuner before.
@@ -346,9 +377,10 @@ class Tuning:
         )
 
     def _explores(self, now: MeasuredUpdate) -> bool:
-        """Return whether the tuner was in its first phase when the update ``now`` was measured.
+        """Return whether the tuner is in its first phase, exploring, at the update ``now``.
 
-        In this phase it explores: it looks for the highest rate at which the loss does not grow.
+        It is while at most ``explore`` samples are trained. In this phase the tuner looks for the
+        highest rate at which the loss does not grow.
         """
         return now.samples <= self.explore
 
@@ -370,10 +402,12 @@ class Tuning:
         return float(FALL ** (-since / (self.total - self.explore)))
 
     def _affordable_at(self, state: TunerState, now: MeasuredUpdate, updates: int) -> float:
-        """Return after how many trained samples there is time to measure more updates.
+        """Return the number of trained samples from which on more updates can be measured.
 
         All measurements together may take the fraction ``share`` of the training time. A fraction
         :data:`EARLY` of that time is available at once, the rest grows evenly over the training.
+        The result may be below 0, if there is time already, and is at most twice ``total``, which
+        means never.
 
         Args:
             state: the state of the tuner.
@@ -397,8 +431,13 @@ def _highest(losses: Curve) -> float:
 def _is_much_higher(losses: Curve, state: TunerState) -> bool:
     """Return whether a measured loss is so high that the learning rate must be too high.
 
-    This is so if the larger one of ``losses`` without and with the update exceeds the largest loss
-    of the last round (``state.loss``) by the factor :data:`HIGHER`.
+    This is so if the larger one of the losses without and with the update is above ``state.loss``,
+    the loss to compare with, by more than :data:`HIGHER` - 1 times the absolute value of
+    ``state.loss``. The result is False if ``state.loss`` is None or 0.
+
+    Args:
+        losses: the losses of one update, at :func:`edl.core.policy.lr_fit.points`.
+        state: the state of the tuner.
     """
     if not state.loss:
         return False
