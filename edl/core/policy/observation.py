@@ -1,4 +1,7 @@
-"""Define the arguments and results of a size rule, the same for live and simulated jobs."""
+"""Define the arguments and results of a size rule, the same for live and simulated jobs.
+
+A :class:`Rule` is called with an :class:`Observation` and returns a :class:`Suggestion`.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +33,10 @@ class SizeMeasurement(Record):
     Attributes:
         samples_per_s: the throughput of all workers together, in samples a second.
         steps: the number of steps in which it was measured.
-        batch: the number of samples of one worker in a step, on average; 0: unknown.
+        batch: the number of samples of one worker in a step, as a mean over workers and steps; 0:
+            unknown.
         hosts: the number of hosts that the workers were on.
-        at_s: when the last of these steps was made, in seconds since training began.
+        at_s: when it was measured last, in seconds since training began.
     """
 
     samples_per_s: float
@@ -44,9 +48,10 @@ class SizeMeasurement(Record):
     def and_then(self, more: SizeMeasurement) -> SizeMeasurement:
         """Return this measurement combined with ``more``, a newer one of the same size.
 
-        The throughput is a mean in which steps before the last :data:`KEPT_STEPS` count less and
-        less. If more than :data:`AGED_S` seconds lie between the two measurements, only ``more``
-        counts: the job may have become slower, or faster.
+        Throughput and batch are means weighted by steps, in which this measurement counts for at
+        most :data:`KEPT_STEPS` steps. The steps are added; hosts and time are those of ``more``. If
+        ``more`` is over :data:`AGED_S` seconds newer, it is returned alone: the job may have become
+        slower, or faster.
         """
         if more.at_s - self.at_s > AGED_S:
             return more
@@ -60,7 +65,7 @@ class SizeMeasurement(Record):
 def alike(batch: float, other: float) -> bool:
     """Return whether two batches, in samples, have about the same size.
 
-    Sizes that differ by a factor of up to :data:`ALIKE` are the same, because the last batch of an
+    They have if their sizes differ by a factor of up to :data:`ALIKE`, because the last batch of an
     epoch is smaller than the others. An unknown size (0) matches any other.
     """
     least, most = sorted((batch, other))
@@ -68,18 +73,22 @@ def alike(batch: float, other: float) -> bool:
 
 
 class ThroughputModel(Protocol):
-    """A model of the throughput that a job would have with other numbers of workers."""
+    """A model of the throughput that a job would have with other numbers of workers.
+
+    :class:`edl.core.policy.scaling.ScalingModel` is the one of a live job.
+    """
 
     def throughput(self, np: int) -> float:
-        """Return the throughput of ``np`` workers together, if each has its present batch size.
+        """Return the predicted throughput of ``np`` workers together, in samples a second.
 
-        The throughput is in samples a second.
+        Each worker is assumed to train as many samples in a step as a worker does now.
         """
 
     def with_batches(self, np: int, batches: Sequence[float]) -> Sequence[float]:
-        """Return the throughput of ``np`` workers together, for each of ``batches`` in order.
+        """Return the predicted throughput of ``np`` workers, for each of ``batches`` in order.
 
-        A throughput is in samples a second, a batch in samples of one worker.
+        A throughput is of all workers together, in samples a second; a batch is in samples of one
+        worker in a step.
         """
 
 
@@ -89,26 +98,29 @@ class Observation:
 
     Attributes:
         np: the number of workers that train.
-        sizes: the sizes that the job may have.
-        slots: the number of workers for which the hosts have room; None: any number.
-        steps: the number of complete steps with the present workers; the first step after a change
-            of the workers does not count.
-        seen: the throughput by number of workers, as far as it was measured.
+        sizes: the rules about the numbers of workers that the job may have.
+        slots: the number of the job's workers for which the hosts have room, the present ones
+            included; None: any number.
+        steps: the number of complete steps with the present number of workers; the first step after
+            a change of the workers does not count.
+        seen: number of workers -> its measurement, for each number that was measured.
         awaits: whether a change of the workers was asked for and is not complete yet.
-        elapsed_s: the seconds since training began, pauses included.
+        elapsed_s: the seconds since training began, in which the job had workers; pauses of the
+            training are included.
         worker_s: the sum, over all workers, of the seconds that each has spent in the job; this
             time is paid for.
         left: the number of samples still to train until the end; None: unknown.
-        size_changes: for each worker, how many workers more, or fewer, its script asks for.
+        size_changes: for each worker, in rank order, how many workers more (or fewer, below 0) its
+            script asks for; empty: the workers' records have not come yet.
         data_part: the fraction of a step's time that workers wait for their data, on average.
         model: a model of the throughput; None: none was fitted.
         batch: the samples of one worker in a step, on average; 0: unknown.
-        batching: how large the batches of edl's loader are; None: unknown.
-        step_batches: the number of batches whose gradients are added up for one step.
-        noise: the measurements of the gradient noise scale; none before the first one.
+        batching: the sizes of the batches of edl's loader; None: unknown.
+        step_batches: the number of batches whose gradients a worker adds up for one step.
+        noise: the gradient noise scale as far as it was measured; before that, an unknown one.
         change_s: for how many seconds training stands still when the size changes.
         batches_seen: the different batches that were measured, each in samples of one worker in a
-            step.
+            step, in ascending order.
     """
 
     np: int
@@ -134,7 +146,7 @@ class Observation:
     def most(self) -> int:
         """The largest allowed size for which the hosts have room; at least the present size.
 
-        Without any limit this is :data:`UNLIMITED`.
+        If neither the job nor the room is limited, this is :data:`UNLIMITED`.
         """
         limits = [n for n in (self.sizes.max_np, self.slots) if n is not None]
         top = self.sizes.below(min(limits)) if limits else None
@@ -142,7 +154,7 @@ class Observation:
 
     @property
     def least(self) -> int:
-        """The smallest size that the job may have."""
+        """The smallest size that the job may have; ``min_np`` if no size is allowed at all."""
         return self.sizes.above(self.sizes.min_np) or self.sizes.min_np
 
 
@@ -153,9 +165,9 @@ class Suggestion(NamedTuple):
     """The answer of a size rule.
 
     Attributes:
-        np: the number of workers that the rule wants.
-        reason: why, in a sentence.
-        state: the rule's new state, with which the rule is called the next time.
+        np: the number of workers that the rule wants; the present number, to change nothing.
+        reason: why, in a clause for people.
+        state: the rule's new state, JSON values with which the rule is called the next time.
     """
 
     np: int
@@ -164,13 +176,19 @@ class Suggestion(NamedTuple):
 
 
 class Rule(Protocol):
-    """A size rule with its settings; the protocol of every rule that a policy can name."""
+    """A size rule with its settings; the protocol of every rule that a policy can name.
+
+    The leader calls the object with each new observation of the job, and keeps its state for it.
+    """
 
     def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:
         """Return the number of workers that the job should have, why, and the rule's new state.
 
+        The number need not be allowed: :func:`edl.core.policy.size_decision.decide_size` limits it.
+
         Args:
             now: the job as it is at the time ``now_s``.
-            state: the state that the rule returned the last time; empty at the first call.
+            state: the state that the rule returned the last time, also under another leader; empty
+                at the first call.
             now_s: the seconds since training began; under a new leader this time goes on.
         """

@@ -1,4 +1,7 @@
-"""Turn the tables of a policy file into objects, and refuse what is wrong with its line number."""
+"""Turn the tables of a policy file into objects, and refuse what is wrong with its line number.
+
+:func:`made` builds the object of a table; :class:`Lines` finds the line that a message names.
+"""
 
 from __future__ import annotations
 
@@ -21,27 +24,34 @@ class Lines:
     """
 
     def __init__(self, text: str, source: str) -> None:
-        """Keep the lines of ``text``; ``source`` is the name of the file."""
+        """Keep the lines of the file.
+
+        Args:
+            text: the text of the file.
+            source: the name of the file, for messages.
+        """
         self._source = source
         self._lines = text.splitlines()
 
     def error(self, table: str, key: str, sentence: str) -> UsageError:
-        """Return an error that says ``sentence`` after the file's name and the line of ``key``.
+        """Return (not raise) an error that begins with the file's name and the line of ``key``.
+
+        If no line begins with ``key``, the message begins with the file's name only.
 
         Args:
             table: the table that ``key`` is in; empty if ``key`` is the name of a table.
             key: the key or table that the sentence is about.
-            sentence: what is wrong.
+            sentence: what is wrong, the rest of the message.
         """
         found = [number for within, number in self._numbers(key) if within in (table, "")]
         where = f"{self._source}, line {found[0]}" if found else self._source
         return UsageError(f"{where}: {sentence}")
 
     def _numbers(self, key: str) -> Iterator[tuple[str, int]]:
-        """Yield a pair (table, line number) for each line that names ``key``.
+        """Yield a pair (table, line number) for each line that begins with ``key``, from the top.
 
-        Line numbers begin at 1. The table is the one that the line is in; empty if ``key`` is the
-        name of a table itself.
+        Line numbers begin at 1. The table is the name of the one that the line is in; it is empty
+        if the line is the header of a table with the name ``key``.
         """
         pattern = re.compile(rf"\s*(\[+\s*)?[\"']?{re.escape(key)}[\"']?\s*[\]=.]")
         table = ""
@@ -62,14 +72,16 @@ def made(
 ) -> Any:
     """Return an object of ``kind`` whose settings have the values in ``given``.
 
+    A setting that ``given`` does not have keeps its default.
+
     Args:
-        kind: a dataclass with settings (:func:`edl.core.settings.setting`).
-        given: the keys and values of a table of a policy file; the key of a setting ``x_s``, a
-            time, is ``x``.
+        kind: a dataclass whose fields are declared by :func:`edl.core.settings.setting`.
+        given: the keys and values of a table of a policy file. The key of a field is its name; that
+            of a time ``x_s`` is ``x``, with a value such as "90s".
         table: the name of the table, for messages.
-        what: a noun for the owner of these settings, for messages.
-        others: further keys that the table may have, which are no settings of ``kind``.
-        lines: the lines of the file, for messages.
+        what: a noun for the owner of these settings, for messages, such as "rule cost".
+        others: further keys that the table may have, which are passed over.
+        lines: the lines of the file, by which messages name a line.
 
     Raises:
         UsageError: a key is unknown, or a value has the wrong type or is out of range.
@@ -94,7 +106,9 @@ def _value(
     key: str,
     lines: Lines,
 ) -> Any:
-    """Return a setting's value in its own type and unit (times in seconds).
+    """Return a setting's value as the setting has it: an integer, float, text or boolean, or pairs.
+
+    Times are in seconds, as floats. A utility is a tuple of pairs.
 
     Args:
         one: the dataclass field that declares the setting.
@@ -102,7 +116,7 @@ def _value(
         value: the value in the policy file.
         table: the name of the table that has the value.
         key: the key of the value in that table.
-        lines: the lines of the file, for messages.
+        lines: the lines of the file, by which messages name a line.
 
     Raises:
         UsageError: ``value`` has the wrong type, is out of range, or is not one of the choices.
@@ -138,7 +152,8 @@ def time_of(value: Any, table: str, key: str, lines: Lines) -> float:
     """Return the ``value`` of a key, a time such as "90s", in seconds.
 
     Args:
-        value: the value in the policy file.
+        value: the value in the policy file: a text with a unit (ms, s, m, h, d), or a number of
+            seconds.
         table: the name of the table that has the value.
         key: the key of the value in that table.
         lines: the lines of the file, by which the message names the line.
@@ -156,12 +171,16 @@ def time_of(value: Any, table: str, key: str, lines: Lines) -> float:
 def _utility(value: Any, lines: Lines) -> tuple[tuple[float, float], ...]:
     """Return a utility such as [["1h", 10.0], ["2h", 0.0]] as pairs (seconds, value).
 
-    The value of a pair is the worth of the training if it ends at that time. ``value`` is the list
-    as the policy file has it; ``lines`` are the lines of that file, by which the message names the
-    line.
+    The seconds are counted from the beginning of the training, and may begin with 0. The value of a
+    pair is the worth of the training if it ends at that time.
+
+    Args:
+        value: the list as the policy file has it.
+        lines: the lines of that file, by which the message names the line.
 
     Raises:
-        UsageError: ``value`` is not a list of at least two pairs with increasing times.
+        UsageError: ``value`` is not a list of at least two pairs (time, number), or a time is not
+            later than the one before.
     """
     hint = 'utility is a list of times and values, like [["1h", 10], ["2h", 0]]'
     if not isinstance(value, list) or len(value) < 2:
@@ -180,7 +199,7 @@ def _utility(value: Any, lines: Lines) -> tuple[tuple[float, float], ...]:
 def near(word: str, known: Iterable[str]) -> str:
     """Return a clause for the end of a message about ``word``, which is not a ``known`` word.
 
-    It names the known word that was probably meant, or all known words.
+    It begins with "; " and names the known word that was probably meant, or all known words.
     """
     names = list(known)
     found = get_close_matches(word, names, n=1, cutoff=0.5)

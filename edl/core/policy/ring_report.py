@@ -1,4 +1,4 @@
-"""Define the summary of a ring's step records that a job's policy reads."""
+"""Define the summary of a ring's last steps, from which the leader follows the job's policy."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ from edl.core.step.noise_scale import UNKNOWN, NoiseScale
 class RingReport:
     """A summary of the step records of one ring's last steps, for the job's policy.
 
+    Each worker makes the same one every few steps; the leader, which runs in a worker, reads its
+    own. :data:`NO_REPORT` is the empty one.
+
     Attributes:
         care: the measures against slow workers: smaller batches, or replacement.
-        times: the step times of each worker.
-        size_changes: for each worker, how many workers more, or fewer, its script asks for.
-        is_timed: whether the script trains with edl's loaders, so that the workers' times are
-            known.
-        noise: the measurements of the gradient noise scale; none before the first one.
-        batching: how large the batches are; None: unknown.
-        step_batches: the number of batches whose gradients are added up for one step.
+        times: the mean step times of each worker, in rank order.
+        size_changes: for each worker, in rank order, how many workers more (or fewer, below 0) its
+            script asks for; 0: it asks for no change.
+        is_timed: whether the workers' step times are known, because the script trains with edl's
+            loaders.
+        noise: the gradient noise scale as far as it was measured; before that, an unknown one.
+        batching: the sizes of the batches; None: unknown.
+        step_batches: the number of batches whose gradients a worker adds up for one step.
     """
 
     care: Mitigation = NO_MITIGATION

@@ -1,7 +1,9 @@
 """Predict the throughput of a job with other numbers of workers, by the model of its step time.
 
-For a size that was measured, the result is the measurement. For other sizes it is the model's
-result, corrected by the model's error at the nearest measured size.
+:class:`ScalingModel` predicts. Its result is that of the step-time model, multiplied by the ratio
+of measured to modelled throughput at the nearest measured size. So for a measured size and its
+batch the result is the measurement. :func:`step_time_samples` prepares measurements for fitting a
+step-time model.
 """
 
 from __future__ import annotations
@@ -19,14 +21,15 @@ ENOUGH_STEPS = 10  # for a measurement to count more than the model
 class ScalingModel:
     """A model of a job's throughput, by the step time and by measured throughputs.
 
-    It is a :class:`edl.core.policy.observation.ThroughputModel`.
+    It has the methods of a :class:`edl.core.policy.observation.ThroughputModel`.
 
     Attributes:
         step_time: the fitted model of a step's time.
-        batch: the samples of one worker in a step.
-        slots: the slots of each host, in the order in which hosts are filled; empty: there is one
-            host.
-        seen: the measured throughput by number of workers.
+        batch: the present batch, in samples of one worker in a step.
+        slots: the numbers of slots of the hosts, in the order in which hosts are filled; empty:
+            there is one host.
+        seen: number of workers -> its measurement. Measurements of fewer than :data:`ENOUGH_STEPS`
+            steps are not used.
     """
 
     step_time: StepTime
@@ -35,16 +38,16 @@ class ScalingModel:
     seen: Mapping[int, SizeMeasurement] = field(default_factory=dict)
 
     def throughput(self, np: int) -> float:
-        """Return the throughput of ``np`` workers together, with ``batch`` samples each.
+        """Return the throughput of ``np`` workers together, in samples a second.
 
-        The throughput is in samples a second.
+        Each worker trains ``batch`` samples in a step.
         """
         return self.with_batches(np, [self.batch])[0]
 
     def with_batches(self, np: int, batches: Sequence[float]) -> Sequence[float]:
         """Return the throughput of ``np`` workers together, for each of ``batches`` in order.
 
-        A throughput is in samples a second, a batch in samples of one worker.
+        A throughput is in samples a second, a batch in samples of one worker in a step.
         """
         modelled = self.step_time.throughputs(np, self._hosts(np), batches)
         known = [n for n, one in self.seen.items() if one.steps >= ENOUGH_STEPS]
@@ -57,7 +60,10 @@ class ScalingModel:
         return [rate * seen.samples_per_s / there for rate in modelled]
 
     def _hosts(self, np: int) -> int:
-        """Return the number of hosts that ``np`` workers occupy, filling hosts in order."""
+        """Return the number of hosts that ``np`` workers occupy, filling hosts in order.
+
+        If they do not fit, it is the number of all hosts, at least 1.
+        """
         room = 0
         for count, slots in enumerate(self.slots, 1):
             room += slots
@@ -69,9 +75,11 @@ class ScalingModel:
 def step_time_samples(seen: Iterable[tuple[int, SizeMeasurement]]) -> list[StepTimeSample]:
     """Return the step times that follow from measured throughputs, for fitting a model.
 
+    The samples are in the order of ``seen``, without a compute time.
+
     Args:
-        seen: pairs of a number of workers and its throughput; pairs without a known batch or
-            throughput are left out.
+        seen: pairs (number of workers, measurement); those without a known batch or throughput are
+            left out.
     """
     return [
         StepTimeSample(np, one.hosts, one.batch, np * one.batch / one.samples_per_s)

@@ -1,4 +1,7 @@
-"""Keep a job's measured throughput at each size, for the next leader or for a resumed job."""
+"""Define the profile of a job's throughput by size, which outlives a leader and a resumed job.
+
+The leader keeps the :class:`ScalingProfile` and writes it to ZooKeeper.
+"""
 
 from __future__ import annotations
 
@@ -24,25 +27,27 @@ KEPT = 200  # sizes with their batches
 class ScalingProfile(Record):
     """The measured throughput of each size of a job, and the state of its size rule.
 
+    It is immutable: the methods return the next profile.
+
     Attributes:
-        seen: pairs of a number of workers and its throughput, the smallest number first.
-        np: the number of workers at the newest reading of a worker's progress.
+        seen: pairs (number of workers, its newest measurement), the smallest number first.
+        np: the number of workers at the newest reading of a worker's progress; 0: none was read.
         steps: the complete steps since the ring has had this number of workers.
-        elapsed_s: for how many seconds the job has trained, as its leaders have counted.
+        elapsed_s: for how many seconds the job has had workers, as its leaders have counted.
         worker_s: the sum of these seconds over all workers.
-        state: the state of the rule whose file is ``text``; another rule begins without a state.
-        text: the text of the policy file to which ``state`` belongs.
-        replaced: host -> the ``elapsed_s`` at which a slow worker there was replaced.
-        times: the mean step times of the slowest workers over their last steps.
+        state: the state of the size rule in ``text``; another rule begins without a state.
+        text: the text of the policy file to which ``state`` belongs; empty: there was none.
+        replaced: host -> the ``elapsed_s`` at which a slow worker there was replaced last.
+        times: the mean step times of the slowest workers over their last steps, the slowest first.
         data_part: the fraction of a step's time that workers wait for their data, on average.
-        change_s: for how many seconds training stood still when the size changed, as an average
-            that favours the last change; 0: the size never changed.
-        step_time: the model of a step's time that was fitted last.
-        noise: the measurements of the gradient noise scale; none before the first one.
-        batching: how large the batches are; None: unknown.
-        step_batches: the number of batches whose gradients are added up for one step.
-        by_batch: pairs of a number of workers and its throughput, one for each batch size that was
-            measured with it.
+        change_s: for how many seconds training stood still when the size changed, as an average in
+            which the last change has half of the weight; 0: no change was measured.
+        step_time: the model of a step's time that was fitted last; None: none was.
+        noise: the gradient noise scale as far as it was measured; before that, an unknown one.
+        batching: the sizes of the batches; None: unknown.
+        step_batches: the number of batches whose gradients a worker adds up for one step.
+        by_batch: pairs (number of workers, measurement), oldest entry first, one for each batch
+            size that was measured with that number.
     """
 
     seen: tuple[tuple[int, SizeMeasurement], ...] = ()
@@ -67,11 +72,18 @@ class ScalingProfile(Record):
     ) -> ScalingProfile:
         """Return the profile with the throughput between two readings of one worker's progress.
 
-        A reading has the numbers of steps and samples that the worker has counted, and the time. If
-        the two readings are of two rings of different sizes, the result has the cost of the change
-        (``change_s``) instead. The first reading of a ring is taken after its first step, which
-        therefore does not count. Time between two epochs, where a script evaluates or saves, does
-        not count either.
+        A reading has the numbers of steps and samples that the worker has counted, and the time.
+        What the result has more than this profile:
+
+        - Without ``before``, or if the readings are of different workers: only ``now.size`` as
+          ``np``.
+        - Readings of two rings of different sizes: the cost of the change (``change_s``).
+        - Readings of one ring in different epochs: the steps only, because a script may evaluate or
+          save between epochs.
+        - Other readings of one ring: the steps and a measurement. If the script counts no samples,
+          each worker counts for one sample in a step.
+
+        The first reading of a ring is taken after its first step, which therefore does not count.
 
         Args:
             before: the earlier reading; None: there is none.
@@ -96,17 +108,18 @@ class ScalingProfile(Record):
         return learned._with(now.size, seen)
 
     def for_rule(self, text: str) -> ScalingProfile:
-        """Return the profile for the rule whose policy file has this ``text``.
+        """Return the profile for the size rule in the policy file with this ``text``.
 
-        If the profile has the state of another rule, the result has no state.
+        If ``text`` differs from the profile's own, the result has the new text and an empty state.
         """
         return self if text == self.text else replace(self, text=text, state={})
 
     def with_curve(self, curve: Curve) -> ScalingProfile:
         """Return the profile with the throughputs that `edl profile` has measured, in ``curve``.
 
-        ``curve`` has the throughput by number of workers. A number of workers that the profile
-        already knows keeps its throughput.
+        Each point of ``curve`` has a number of workers and its throughput. Points in another unit
+        than samples are left out, and so are numbers of workers that the profile has measured
+        already.
         """
         learned, known = self, {np for np, _ in self.seen}
         for point in curve.points:
@@ -117,10 +130,10 @@ class ScalingProfile(Record):
         return learned
 
     def passed(self, seconds: float, np: int) -> ScalingProfile:
-        """Return the profile after more training: its ``elapsed_s`` and ``worker_s`` have grown.
+        """Return the profile after more time: its ``elapsed_s`` and ``worker_s`` have grown.
 
         Args:
-            seconds: for how many seconds the job trained.
+            seconds: for how many seconds the job had ``np`` workers.
             np: the number of workers in this time.
         """
         return replace(
@@ -139,14 +152,19 @@ class ScalingProfile(Record):
     ) -> Observation:
         """Return the facts that a size rule is told about the job.
 
+        The result has a model of the throughput only if this profile has a fitted ``step_time`` and
+        a known batch. The batch is that of the last measurement of ``np`` workers; without one it
+        is the largest of all measured sizes.
+
         Args:
             np: the number of workers that train.
-            sizes: the sizes that the job may have.
-            slots: the number of workers for which there is room; None: any number.
+            sizes: the rules about the numbers of workers that the job may have.
+            slots: the number of the job's workers for which there is room; None: any number.
             awaits: whether a change of the workers was asked for and is not complete yet.
             left: the number of samples still to train until the end; None: unknown.
-            wishes: for each worker, how many workers more, or fewer, its script asks for.
-            host_slots: the slots of each host, in the order in which hosts are filled.
+            wishes: for each worker, how many workers more (or fewer, below 0) its script asks for.
+            host_slots: the numbers of slots of the hosts, in the order in which hosts are filled;
+                empty: there is one host.
         """
         seen = dict(self.seen)
         batch = seen[np].batch if np in seen else max((s.batch for s in seen.values()), default=0)
@@ -177,9 +195,10 @@ class ScalingProfile(Record):
     def _with_change(self, before: ProgressSample, now: ProgressSample) -> ScalingProfile:
         """Return the profile with the seconds that a change of the number of workers has cost.
 
-        The cost is the time between two readings, before and after the change, that was not spent
-        on complete steps. The profile is returned unchanged if both rings have the same size or the
-        usual step time is unknown.
+        The cost is the time between the two readings that was not spent on complete steps. It is
+        averaged with the last ``change_s``, if there is one. The profile is returned unchanged if
+        both rings have the same size, the usual step time of the old one is unknown, or the cost is
+        not above 0.
 
         Args:
             before: the last reading of the old ring.
@@ -196,9 +215,9 @@ class ScalingProfile(Record):
 
     @property
     def _batches_seen(self) -> tuple[float, ...]:
-        """The measured batches, each in samples of one worker, the smallest first.
+        """The measured batches, each in samples of one worker in a step, in ascending order.
 
-        Of several similar batches only the first measured one is in the result.
+        Of batches of about the same size only the first one in ``by_batch`` is in the result.
         """
         found: list[SizeMeasurement] = []
         for _, one in self.by_batch:
@@ -208,15 +227,15 @@ class ScalingProfile(Record):
 
     @property
     def all_seen(self) -> dict[tuple[int, int], SizeMeasurement]:
-        """The measured throughputs, by pairs (number of workers, index in ``by_batch``)."""
+        """All measurements in ``by_batch``, by (number of workers, index in ``by_batch``)."""
         return {(np, at): one for at, (np, one) in enumerate(self.by_batch)}
 
     def _with(self, np: int, more: SizeMeasurement) -> ScalingProfile:
         """Return the profile with one more measurement of ``np`` workers.
 
-        If the profile has a measurement of ``np`` workers with a similar batch, the two are
-        combined. Measurements with other batches stay in ``by_batch``, which has at most
-        :data:`KEPT` entries, the last ones.
+        If ``by_batch`` has a measurement of ``np`` workers with a similar batch, the two are
+        combined in its place. Otherwise the new one is appended; ``by_batch`` keeps the last
+        :data:`KEPT` entries. ``seen`` gets the same measurement for ``np``.
 
         Args:
             np: the number of workers.

@@ -1,6 +1,7 @@
 """Decide the size that a job wants: the answer of its size rule, within the limits of the job.
 
-The limits are the allowed sizes, the room on the hosts, and the requests of people.
+The entry is :func:`decide_size`. The limits are the allowed sizes, the room on the hosts, and the
+requests of people.
 """
 
 from __future__ import annotations
@@ -20,17 +21,21 @@ def decide_size(
 ) -> Suggestion:
     """Return the number of workers that the job wants, with the reason and the rule's new state.
 
-    The number is an allowed size for which the hosts have room, or the present one.
+    While a person's size is kept, the rule is not called. Otherwise its number is limited to the
+    largest allowed size for which the hosts have room. If there is none, the result is the smallest
+    allowed size. If the rule wants the present size, that is the result, even if it is not allowed.
+    Nothing is changed here; the caller asks for the workers.
 
     Args:
         rule: the size rule of the job's policy.
         now: the observed job.
-        state: the state that the rule returned the last time.
+        state: the state that the rule returned the last time; empty at the first call.
         now_s: the time, in seconds since training began.
         held_s: for how many seconds the present size is still kept because a person asked for it;
             0: it is not kept.
         data_wait: the fraction of a step's time that workers may wait for data. Above it the job
-            does not grow, because more workers would wait for data as well. None: any.
+            does not grow, because more workers would wait for data as well; then the result has the
+            old ``state``. None: any.
     """
     if held_s > 0:
         why = f"stays at {now.np}: a person has asked for {workers(now.np)}, which counts for "

@@ -1,11 +1,12 @@
-"""Add workers as long as each adds enough throughput, compared with a present worker.
+"""Add workers as long as each adds enough throughput, compared with a worker that is there already.
 
-With throughput R_k of k workers, d more workers are worth it when
+:class:`Throughput` is the size rule. With throughput R_k of k workers, d more workers are worth it
+when
 
     s = ((R_(k+d) - R_k) / d) / (R_k / k)  >  threshold
 
-s is 1 if the new workers bring as much as the old ones, and 0 if they bring nothing (AutoScaling,
-MLSys 2020, whose threshold is 0.1).
+s is 1 if each new worker brings as much as an old one, and 0 if the new ones bring nothing
+(AutoScaling, MLSys 2020, whose threshold is 0.1).
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ from edl.core.settings import setting
 class Throughput(HillClimbing):
     """The size rule ``throughput``, which adds workers while each brings enough throughput.
 
+    The search and its other settings are those of :class:`HillClimbing`. The table [size] of a
+    policy names the rule; the leader calls the object with each new observation of the job.
+
     Attributes:
-        threshold: the fraction of a present worker's throughput that each additional worker must
+        threshold: the fraction of an old worker's throughput that each additional worker must
             exceed.
     """
 
@@ -35,8 +39,12 @@ class Throughput(HillClimbing):
         """Return a comparison that says whether ``more`` workers instead of ``fewer`` pay, and why.
 
         They pay if each additional worker brings more than the fraction ``threshold`` of the
-        throughput of each old one (:func:`marginal_share`). ``now`` is the observed job, in which
-        both numbers of workers were measured.
+        throughput of each old one (:func:`marginal_share`).
+
+        Args:
+            now: the observed job, in which both numbers of workers were measured.
+            fewer: the number of old workers.
+            more: the number of all workers, the additional ones included.
         """
         share = marginal_share(now, fewer, more)
         what = ordinal(more) if more == fewer + 1 else f"{more - fewer} more than {fewer}"
@@ -53,12 +61,13 @@ class Throughput(HillClimbing):
 def marginal_share(now: Observation, fewer: int, more: int) -> float:
     """Return the throughput that each additional worker brings, relative to that of each old one.
 
-    1 means as much, 0 nothing; the result is 0 if the old workers train nothing.
+    1 means as much, 0 nothing, below 0 that all together train less. The result is 0 if the old
+    workers train nothing.
 
     Args:
         now: the observed job, in which both numbers of workers were measured.
         fewer: the number of old workers.
-        more: the number of all workers, the additional ones included.
+        more: the number of all workers, the additional ones included; above ``fewer``.
     """
     base, gain = now.seen[fewer].samples_per_s, now.seen[more].samples_per_s
     each = base / fewer

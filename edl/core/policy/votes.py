@@ -1,8 +1,9 @@
 """Choose the size that the script itself asks for, by combining the votes of its workers.
 
-In ElasticRMI (Middleware 2013) an elastic class returns, every burst interval, how many objects
-more or fewer its pool should have. Here each worker's script may return how many workers more or
-fewer there should be, and the job takes the sum, the mean or the largest of these numbers.
+:class:`Votes` is the size rule. In ElasticRMI (Middleware 2013) an elastic class returns, every
+burst interval, how many objects more or fewer its pool should have. Here the function that a script
+gives to :func:`edl.on_interval` returns how many workers more or fewer there should be. The job
+changes its size by the sum, the mean or the largest of these numbers.
 """
 
 from __future__ import annotations
@@ -21,8 +22,12 @@ SUM, MEAN, MAX = "sum", "mean", "max"
 class Votes:
     """The size rule ``votes``, which follows what scripts return to :func:`edl.on_interval`.
 
+    A vote is how many workers more (or fewer, below 0) the script of one worker asks for; 0 counts
+    as a vote.
+
     Attributes:
-        together: how the votes of the workers become one: ``sum``, ``mean`` or ``max``.
+        together: how the votes of the workers become one number: ``sum``, ``mean`` (rounded) or
+            ``max`` (the largest vote, so workers leave only if all ask for that).
         every_s: the least time between two changes of the size, in seconds.
     """
 
@@ -34,9 +39,14 @@ class Votes:
     def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:
         """Return the present size plus the workers' combined votes, why, and the rule's new state.
 
-        The votes are ``now.size_changes``. ``now`` is the observed job, ``state`` the rule's last
-        state, ``now_s`` the time in seconds since training began. The size does not change while
-        another change is not complete, or within ``every_s`` of the last change.
+        The size does not change without votes, while another change is not complete, or within
+        ``every_s`` of the last change by this rule. It does not fall below the smallest allowed
+        size; :func:`edl.core.policy.size_decision.decide_size` applies the other limits.
+
+        Args:
+            now: the observed job; the votes are ``now.size_changes``.
+            state: the state that the rule returned the last time; empty at the first call.
+            now_s: the time in seconds since training began.
         """
         if now.awaits or not now.size_changes:
             why = "the last change is under way" if now.awaits else "no worker wishes anything"
@@ -57,7 +67,8 @@ class Votes:
     def _change(self, wishes: Sequence[int]) -> int:
         """Return the change of the size that the votes in ``wishes`` make together.
 
-        Each vote is how many workers more, or fewer, a worker's script asks for.
+        ``wishes`` has at least one vote. Each vote is how many workers more (or fewer, below 0) a
+        worker's script asks for. A mean is rounded to a whole number.
         """
         if self.together == MAX:
             return max(wishes)
