@@ -1,7 +1,7 @@
 """Model the time of a training step by workers, hosts and local batch, and fit the model.
 
 The model is Pollux' (OSDI 2021, section 3.2, and ``adaptdl/goodput.py``). With K workers on N hosts
-and m samples of each worker in a step:
+and m samples of each worker in a step (the local batch):
 
     T_compute = alpha_c + beta_c m
     T_reduce  = 0                            if K = 1
@@ -55,13 +55,13 @@ ALPHA_C, BETA_C, ALPHA_R, BETA_R, ALPHA_N, BETA_N, GAMMA = range(7)  # the order
 
 @dataclass(frozen=True)
 class StepTimeSample:
-    """A measured step time of some workers with a given batch.
+    """A measured step time, of one step or as a mean of many, with the workers that made the step.
 
     Attributes:
         workers: the number of workers.
         hosts: the number of hosts that the workers were on.
-        batch: the number of samples of each worker in the step.
-        step_s: the time of the step, in seconds.
+        batch: the number of samples of each worker in the step, on average; above 0.
+        step_s: the time of the step, above 0, in seconds.
         compute_s: the time of the step without its reduction, above 0, in seconds; None: not
             measured.
     """
@@ -75,7 +75,9 @@ class StepTimeSample:
 
 @dataclass(frozen=True)
 class StepTime(Record):
-    """The parameters of the model of a step's time, and the times that the model predicts.
+    """The parameters of the model of a step's time, as :func:`fit` returns them.
+
+    Its methods return the times and throughputs that the model predicts.
 
     Attributes:
         compute_s: alpha_c, the compute time that does not depend on the batch, in seconds.
@@ -84,7 +86,7 @@ class StepTime(Record):
         each_worker_s: beta_r, what each further worker on that host adds to the reduction, in
             seconds.
         far_reduce_s: alpha_n, the reduction between two workers on two hosts, in seconds.
-        each_far_worker_s: beta_n, what each further worker on any host adds to it, in seconds.
+        each_far_worker_s: beta_n, what each further worker on any host adds to that, in seconds.
         overlap: gamma, from 1 (the reduction begins when the computing has ended) to 10 (both take
             place at the same time).
     """
@@ -101,16 +103,16 @@ class StepTime(Record):
         """Return the predicted time of a step in seconds.
 
         Args:
-            workers: the number of workers.
+            workers: the number of workers, at least 1.
             hosts: the number of hosts that they are on.
-            batch: the number of samples of each worker.
+            batch: the number of samples of each worker in the step.
         """
         return float(self.steps_s(np.array([workers]), np.array([hosts]), np.array([batch]))[0])
 
     def steps_s(self, workers: Vector, hosts: Vector, batch: Vector) -> Vector:
         """Return the predicted times of many steps in seconds, as an array.
 
-        All arguments are arrays of one shape, with one item for each step.
+        All arguments and the result are arrays of one shape, with one item for each step.
 
         Args:
             workers: the numbers of workers.
@@ -135,7 +137,7 @@ class StepTime(Record):
     def throughputs(self, workers: int, hosts: int, batches: Sequence[float]) -> list[float]:
         """Return the predicted throughput of all workers together, for each batch in order.
 
-        Throughput is in samples a second.
+        A throughput is in samples a second.
 
         Args:
             workers: the number of workers.
@@ -154,7 +156,7 @@ class StepTime(Record):
 
 
 class Loss(Enum):
-    """The error L of predicted times, from the differences d of the logarithms of the times.
+    """The error L of predicted times; d are the differences of their logarithms from the measured.
 
     ``MSLE`` is the mean of d^2 (mean squared logarithmic error), ``RMSLE`` its square root.
     """
@@ -169,16 +171,19 @@ class FitOptions:
 
     Attributes:
         loss: the error that is minimised. An error of 10 % adds 0.01 with the MSLE and 0.1 with the
-            RMSLE, so that the penalties weigh more with the MSLE: live step times are noisy.
+            RMSLE, so the penalties weigh more with the MSLE: live step times are noisy.
         constant_share: the fraction of the compute time that is assumed not to depend on the batch
             while only one local batch was measured, from 0 to 1.
-        far_factor: what the reduction between hosts is assumed to cost while the job has only
-            trained on one host, as a multiple of its cost on one host. With 0 it costs nothing.
+        far_factor: what the reduction between hosts is assumed to cost at least while the job has
+            only trained on one host, as a multiple of its cost on one host; 0: it is assumed to
+            cost nothing.
         separable: whether gamma, beta_r and beta_n are fitted only if the measurements tell them
-            from the other parameters: gamma needs two local batches, and each beta two numbers of
-            workers. If False, the penalties decide.
-        rounds: the largest number of steps of one search for the parameters, above 0.
-        tolerance: the search ends with the first step that lowers the objective by less than this.
+            from the other parameters: gamma needs two local batches and a reduction, and each beta
+            two numbers of workers. If False, they are fitted with fewer measurements, and the
+            penalties decide.
+        rounds: the largest number of steps of one search for the parameters, above 0; with the
+            RMSLE :func:`fit` makes several searches.
+        tolerance: a search ends with the first step that lowers the objective by less than this.
     """
 
     loss: Loss = Loss.MSLE
@@ -193,10 +198,13 @@ LIVE = FitOptions()
 
 
 def fit(measured: Sequence[StepTimeSample], options: FitOptions = LIVE) -> StepTime:
-    """Return the model of the step time that explains the measurements best.
+    """Return the model of the step time with the least objective (see the module).
+
+    One measurement is enough; parameters about which it says nothing keep the assumed values. The
+    same measurements in any order give the same model.
 
     Args:
-        measured: the measured step times; their order does not matter.
+        measured: the measured step times.
         options: the assumptions of the fit.
 
     Raises:
@@ -223,13 +231,13 @@ def fit(measured: Sequence[StepTimeSample], options: FitOptions = LIVE) -> StepT
 
 
 class _Setups(NamedTuple):
-    """The inputs of the formula for the time of many steps, as arrays of one shape.
+    """The inputs of the formula for the time of many steps, as arrays with one item for each step.
 
     Attributes:
         batch: the samples of each worker in the step.
         near: 1 where two or more workers reduce on one host, else 0.
-        far: 1 where workers reduce between hosts, else 0.
-        more: the number of workers beyond two.
+        far: 1 where two or more workers reduce on several hosts, else 0.
+        more: the number of workers beyond two, at least 0.
     """
 
     batch: Vector
@@ -250,7 +258,10 @@ def _setups(workers: Vector, hosts: Vector, batch: Vector) -> _Setups:
 
 
 def _parts(values: Vector, setups: _Setups) -> tuple[Vector, Vector]:
-    """Return the compute time T_compute and the reduction time T_reduce of each step, in seconds.
+    """Return the compute times and the reduction times of many steps, in seconds.
+
+    Returns:
+        two arrays with one item for each step: T_compute and T_reduce of the module's formula.
 
     Args:
         values: the seven parameters, in the order of :class:`StepTime`.
@@ -265,11 +276,11 @@ def _parts(values: Vector, setups: _Setups) -> tuple[Vector, Vector]:
 def _powers(compute: Vector, reduce: Vector, gamma: float) -> tuple[Vector, Vector]:
     """Return two terms of each step's time: t and (T_compute / t)^gamma + (T_reduce / t)^gamma.
 
-    t is the larger one of T_compute and T_reduce. A step takes t times the gamma-th root of the
-    sum. Powers of the times themselves could underflow.
+    t is the larger one of the step's T_compute and T_reduce. The step takes t times the gamma-th
+    root of the second term. Powers of the times themselves could underflow.
 
     Args:
-        compute: the compute time T_compute of each step.
+        compute: the compute time T_compute of each step, above 0.
         reduce: the reduction time T_reduce of each step.
         gamma: how far computing and reduction overlap, from 1 to 10 (:class:`StepTime`).
     """
@@ -278,11 +289,11 @@ def _powers(compute: Vector, reduce: Vector, gamma: float) -> tuple[Vector, Vect
 
 
 class Objective:
-    """The function that :func:`fit` minimises: the sum of the squares of :meth:`errors`.
+    """The function that :func:`fit` minimises, as the sum of the squares of :meth:`errors`.
 
-    A search varies the parameters that are not fixed, and without bounds: it works with their
+    A search varies the parameters that are fitted, and without bounds: it works with their
     logarithms, and with the logit of gamma's place between 1 and 10. A vector of these is called
-    ``inner``.
+    ``inner``. :func:`fit` calls :meth:`reweigh` before each search.
 
     Args:
         measured: the measured step times.
@@ -315,7 +326,8 @@ class Objective:
     def values(self, inner: Vector) -> Vector:
         """Return all seven parameters for ``inner``, in the order of :class:`StepTime`.
 
-        ``inner`` has the logarithms of the fitted parameters (see :class:`Objective`).
+        ``inner`` has the fitted parameters as a search varies them (see :class:`Objective`); the
+        others keep their assumed values.
         """
         values = self._first.copy()
         bounded = np.clip(inner, -20.0, 20.0)
@@ -326,19 +338,20 @@ class Objective:
         return values
 
     def reweigh(self, inner: Vector) -> None:
-        """Set the weights of the errors so that their sum of squares has the slope of the loss.
+        """Set the weights of :meth:`errors` so that their sum of squares has the slope of the loss.
 
-        The loss is the error that ``FitOptions.loss`` selects; the slopes are equal at the
-        parameters ``inner`` (see :class:`Objective`).
+        The loss is the error that ``FitOptions.loss`` selects. The slopes are equal at the
+        parameters ``inner`` (see :class:`Objective`). The compute times and the step times have one
+        weight each.
         """
         self._weights = [self._weight(errors) for errors in self._differences(self.values(inner))]
 
     def errors(self, inner: Vector) -> Vector:
         """Return the vector whose sum of squares is minimised, for the parameters ``inner``.
 
-        It has the weighted errors of the compute times, then those of the step times, and the roots
-        of the three penalties. The errors are the differences of the logarithms of the predicted
-        and the measured times. For ``inner`` see :class:`Objective`.
+        It has the weighted errors of the measured compute times, then those of the step times, and
+        the roots of the three penalties. An error is the logarithm of the predicted time minus that
+        of the measured time. For ``inner`` see :class:`Objective`.
         """
         values = self.values(inner)
         compute, step = self._differences(values)
@@ -380,9 +393,10 @@ class Objective:
         return np.asarray(rows[:, self._free])
 
     def _weight(self, errors: Vector) -> float:
-        """Return the root of the derivative of the loss by the sum of the squares of ``errors``.
+        """Return the factor by which ``errors`` are multiplied before they are squared.
 
-        It is 0 if there are no errors.
+        It is the root of the derivative of the loss by the sum of the squares of ``errors``, and 0
+        if there are no errors.
         """
         if not len(errors):
             return 0.0
@@ -394,8 +408,11 @@ class Objective:
     def _differences(self, values: Vector) -> tuple[Vector, Vector]:
         """Return the errors of the logarithms of the compute times and of the step times.
 
-        These are two arrays, in this order. Steps whose compute time was not measured are only in
-        the second one. ``values`` are the seven parameters, in the order of :class:`StepTime`.
+        An error is the logarithm of the predicted time minus that of the measured time. ``values``
+        are the seven parameters, in the order of :class:`StepTime`.
+
+        Returns:
+            (an item for each step whose compute time was measured, an item for each step).
         """
         compute, reduce = self._floored_parts(values)
         longest, powers = _powers(compute, reduce, values[GAMMA])
@@ -404,10 +421,10 @@ class Objective:
         return log_compute - self._log_compute, log_step - self._log_step
 
     def _floored_parts(self, values: Vector) -> tuple[Vector, Vector]:
-        """Return the compute time and the reduction time of each measured step, in seconds.
+        """Return the predicted compute time and reduction time of each measured step, in seconds.
 
-        The reduction time is above 0, so that it has a logarithm. ``values`` are the seven
-        parameters, in the order of :class:`StepTime`.
+        The reduction time is at least :data:`TINY`, so that it has a logarithm. ``values`` are the
+        seven parameters, in the order of :class:`StepTime`.
         """
         compute, reduce = _parts(values, self.setups)
         return compute, np.maximum(reduce, TINY)
@@ -421,7 +438,8 @@ def _free(setups: _Setups, workers: Vector, separable: bool) -> npt.NDArray[np.b
     Args:
         setups: the measured steps.
         workers: the number of workers of each step.
-        separable: as in :class:`FitOptions`.
+        separable: whether gamma and the two betas of the reduction are fitted only if the
+            measurements tell them from the other parameters (see :class:`FitOptions`).
     """
     near, far = setups.near > 0, setups.far > 0
     batches = len(np.unique(setups.batch)) > 1
@@ -450,15 +468,15 @@ def _first(
 ) -> Vector:
     """Return the seven parameters that a search starts from.
 
-    The parameters that are not fitted are times of almost 0. But alpha_c, the compute time that
-    does not depend on the batch, takes a share of the compute time if it is not fitted, because
-    only one local batch was measured.
+    The times that are not fitted are almost 0, and gamma is 1 if it is not fitted. But alpha_c, the
+    compute time that does not depend on the batch, takes a share of the compute time if it is not
+    fitted, because only one local batch was measured.
 
     Args:
         setups: the measured steps.
         step_s: the time of each step, in seconds.
-        compute_s: the compute time of each step, in seconds; None: not measured. Then the search
-            starts from a fraction of the shortest step for each parameter.
+        compute_s: the compute time of each step, in seconds; None: it was not measured in every
+            step. Then the search starts from a fraction of the shortest step for each parameter.
         free: a mask of the parameters that are fitted.
         constant_share: the share of the compute time that alpha_c takes with one local batch.
     """
@@ -479,14 +497,14 @@ def _first(
 
 
 def _step_derivatives(compute: Vector, reduce: Vector, gamma: float) -> tuple[Vector, Vector]:
-    """Return the derivatives of log T_step by log T_compute and by gamma, as arrays over the steps.
+    """Return the derivatives of log T_step by log T_compute and by gamma, as two arrays.
 
-    T_step is the time of a step, T_compute its compute time. (The derivative by the logarithm of
-    the reduction time is 1 minus the first one.)
+    The arrays have one item for each step. T_step is the time of a step, T_compute its compute
+    time. (The derivative by the logarithm of the reduction time is 1 minus the first one.)
 
     Args:
-        compute: the compute time of each step.
-        reduce: the reduction time of each step.
+        compute: the compute time of each step, above 0.
+        reduce: the reduction time of each step, above 0.
         gamma: how far computing and reduction overlap, from 1 to 10 (:class:`StepTime`).
     """
     longest = np.maximum(compute, reduce)

@@ -1,17 +1,20 @@
 """Decide about workers that are slow for long: give them smaller batches, then replace them.
 
-The speed of a worker is the number of samples that it trains in a second of its own time (without
-waiting for other workers), relative to the median of all workers. It is averaged over steps, and
-each step replaces a tenth of the average, so that a worker is not slow because of a single step.
-Below 0.8 a worker is a straggler (AutoScaling, MLSys 2020, whose code has these numbers).
-AutoScaling replaces a straggler at once. Here a straggler first gets a smaller part of the global
-batch, in proportion to its speed, which keeps the gradient exact. It is replaced only if it would
-get less than half of a worker's usual batch.
+:class:`Stragglers` is the rule. The speed of a worker is the number of samples that it trains in a
+second of its own time (without waiting for other workers), relative to the median of all workers.
+It is averaged over steps, and each step replaces a tenth of the average, so that a worker is not
+slow because of a single step. Below 0.8 a worker is a straggler (AutoScaling, MLSys 2020, whose
+code has these numbers). AutoScaling replaces a straggler at once. Here a worker that has been a
+straggler for 50 steps first gets a smaller part of the global batch, in proportion to its speed,
+which keeps the gradient exact. It is replaced only if it would get less than half of a worker's
+usual batch.
 
-What to do depends on the cause. A worker that is slow at loading data is not replaced, because
-another worker would not do better at it. If all workers reduce for longer than they compute, the
-network is slow, and no worker is a straggler. A host whose workers are all slow is reported as one
-finding.
+What to do depends on the cause. Only workers that are slow at computing get smaller batches or are
+replaced. A worker that is slow at loading data is reported only, because another worker would not
+do better at it. If the reduction takes longer than the slowest worker's computing and loading, one
+more finding says that the network is slow. If all workers of a host (two or more, and not all of
+the job) are slow at the same, they are reported as one finding, and the leader starts no
+replacement on that host.
 """
 
 from __future__ import annotations
@@ -34,8 +37,8 @@ SHOWN = 20  # workers, the slowest ones, to people
 class StragglerCause(StrEnum):
     """The activity that a straggler is slow at.
 
-    ``COMPUTE``: computing the gradients. ``DATA``: loading its data. ``NETWORK``: the reduction of
-    the gradients, which is then slow on all workers alike.
+    ``COMPUTE``: computing the gradients. ``DATA``: waiting for its data. ``NETWORK``: the reduction
+    of the gradients, which is then slow on all workers alike.
     """
 
     COMPUTE = "computes"
@@ -49,8 +52,8 @@ class Times(Record):
 
     Attributes:
         worker: the number of the worker.
-        host: the host of the worker.
-        samples: the samples that the worker trained in a step.
+        host: the name of the worker's host.
+        samples: the samples that the worker trained in a step, on average.
         compute_s: the worker's own time for computing: from its batch to its gradients, and the
             work with the mean gradients.
         data_s: the time that the worker waited for its batch.
@@ -69,7 +72,7 @@ class Times(Record):
 
     @property
     def own_s(self) -> float:
-        """The seconds of a step that the worker itself needs, for computing and for its data."""
+        """The seconds of a step that the worker computes, or waits for its batch."""
         return self.compute_s + self.data_s
 
 
@@ -79,10 +82,10 @@ class StragglerReport:
 
     Attributes:
         workers: the numbers of the slow workers; empty: the network slows all workers alike.
-        host: the host, if these workers are all workers of one host; else empty.
+        host: the name of the host, if these workers are all workers of one host; else empty.
         at: the activity that they are slow at.
-        speed: the speed of the slowest, relative to the median; for the network, the fraction of a
-            step that is not spent on reducing.
+        speed: the average speed of the slowest of them, relative to the median; for the network,
+            the fraction of a step that is not spent on reducing.
     """
 
     workers: tuple[int, ...]
@@ -99,12 +102,14 @@ class StragglerReport:
 
 
 class Mitigation(NamedTuple):
-    """The measures against slow workers, and the findings on which they are based.
+    """The answer of :class:`Stragglers`: measures against slow workers, and their reasons.
+
+    The workers apply ``shares`` themselves; the leader replaces workers, one at a time.
 
     Attributes:
-        shares: the fraction of its usual batch that each slow worker gets, by worker number; 1 is
-            all of it.
-        replace: the numbers of the workers to replace.
+        shares: worker number -> the fraction of its usual batch that the worker gets; workers that
+            are not in it get all of it.
+        replace: the numbers of the workers that should be replaced; they are in ``shares``, too.
         findings: which workers are slow, and at what.
         state: the state of the rule, for its next call.
     """
@@ -122,17 +127,19 @@ NO_MITIGATION = Mitigation({}, (), (), {})
 class Stragglers:
     """The rule for slow workers, with the settings of the table [stragglers] of a policy.
 
-    The rule keeps the speeds of workers in its state. A speed is relative to the median of all
+    Each worker calls the object every few steps, with the same times and the same result. The rule
+    keeps the average speeds of workers in its state. A speed is relative to the median of all
     workers.
 
     Attributes:
         forgets: the weight, from 0 to 1, of a new step in the average speed of a worker.
-        slow_below: the speed below which a worker is a straggler.
+        slow_below: the speed below which a worker is a straggler, from 0 to 1.
         least_share: the smallest fraction of a batch; a straggler that would get less is replaced.
-        patience_steps: the number of steps for which a worker has to be slow before it gets a
-            smaller batch or is replaced.
-        replaces: whether another worker takes the place of a straggler, where a slot is free.
-        again_s: the time between two replacements of slow workers on one host, in seconds.
+        patience_steps: the number of steps in a row for which a worker's average must be slow
+            before it gets a smaller batch or is replaced.
+        replaces: whether another worker takes the place of a straggler, where a slot is free on
+            another host; if False, a straggler only gets a smaller batch, however small.
+        again_s: the least time between two replacements of slow workers on one host, in seconds.
     """
 
     forgets: float = setting(0.1, "of what was known of a speed, each step", least=0.0, most=1.0)
@@ -149,12 +156,14 @@ class Stragglers:
     def __call__(self, times: Sequence[Times], state: State) -> Mitigation:
         """Return the measures against the slow workers of a ring, by the step times of all.
 
-        With fewer than three workers there are no measures. A worker that has trained no samples
-        counts neither as slow nor for the median.
+        A worker that has trained no samples counts neither as slow nor for the median. If fewer
+        than three others are there, the result has no measures and the old state.
 
         Args:
-            times: the step times of each worker.
-            state: the ``state`` of the result of the last call; empty at the first call.
+            times: the step times of each worker since the last call.
+            state: the ``state`` of the result of the last call; empty at the first call. It maps
+                the number of a worker, as a text, to {"speed": its average speed, "steps": how many
+                steps it has been slow}.
         """
         times = [one for one in times if one.samples > 0 and one.own_s > 0]
         if len(times) < 3:
@@ -189,10 +198,14 @@ class Stragglers:
     ) -> list[StragglerReport]:
         """Return one finding for each slow worker, or for each host whose workers are all slow.
 
+        A host has one finding if it has two or more workers, all of them are slow at the same
+        activity, and other hosts have workers, too. Then the finding has the lowest speed of these
+        workers.
+
         Args:
             times: the step times of all workers.
             slow: the step times of the slow workers.
-            notes: the worker's number as a text -> {"speed": its relative speed, ...}.
+            notes: the worker's number as a text -> {"speed": its average speed, ...}.
         """
         by_host: dict[tuple[str, StragglerCause], list[int]] = defaultdict(list)
         for one in slow:
@@ -211,26 +224,27 @@ class Stragglers:
 def data_part(times: Sequence[Times]) -> float:
     """Return the fraction of a step's time that workers wait for their data, on average.
 
-    It is 0 if ``times``, the step times of the workers, are empty.
+    ``times`` are the mean step times of the workers; the result is 0 if they are empty or all 0.
     """
     steps_s = sum(one.own_s + one.reduce_s for one in times)
     return sum(one.data_s for one in times) / steps_s if steps_s > 0 else 0.0
 
 
 def slowest(times: Sequence[Times]) -> tuple[Times, ...]:
-    """Return the times of the workers that compute and load data for longest, the longest first.
+    """Return the times of the workers that need longest for computing and data, the longest first.
 
-    They are at most :data:`SHOWN` of ``times``, the step times of all workers.
+    ``times`` are the mean step times of all workers. The result has the first :data:`SHOWN` of
+    them, or all if there are fewer.
     """
     return tuple(sorted(times, key=lambda one: -one.own_s)[:SHOWN])
 
 
 def _network(times: Sequence[Times]) -> list[StragglerReport]:
-    """Return a list with a finding if the network is slow, else an empty list.
+    """Return a list with one finding if the network is slow, else an empty list.
 
-    It is slow if reducing takes longer than the slowest worker's computing and loading. The worker
-    that all others wait for waits for no other worker, so the shortest reduction in ``times`` shows
-    the network's time.
+    The network is slow if the shortest reduction in ``times``, the step times of all workers, takes
+    longer than the slowest worker's computing and loading. The worker that all others wait for
+    waits for no other worker, so the shortest reduction shows the network's time.
     """
     reduce_s = min(one.reduce_s for one in times)
     own_s = max(one.own_s for one in times)
@@ -248,10 +262,11 @@ def _rate(one: Times) -> float:
 
 
 def _at(one: Times, times: Sequence[Times]) -> StragglerCause:
-    """Return what makes a worker slow: loading its data, or computing.
+    """Return what makes a worker slow: waiting for its data, or computing.
 
-    The worker's time for each is compared with the median over all workers, for as many samples,
-    because a smaller batch is loaded and computed sooner. The larger excess is the cause.
+    For each of the two, the worker's excess is its time minus the median over all workers for as
+    many samples, because a smaller batch is loaded and computed sooner. The larger excess is the
+    cause; it is computing if both are equal.
 
     Args:
         one: the step times of the slow worker.
