@@ -1,7 +1,8 @@
-"""Define the progress of a job's training: the workers' counts and the leader's report.
+"""Define the records of a job's progress, as a worker counts it and as the leader reports it.
 
-A field that is in both is declared once, in :class:`JobProgress`. `make docs` generates the table
-of `edl status --json` from this module and from :mod:`edl.core.status`.
+:class:`WorkerProgress` is a worker's, :class:`TrainingStatus` the leader's. Fields that both have
+are declared in their base :class:`JobProgress`. Each field is explained in its annotation. `make
+docs` generates the table of `edl status --json` from this module and from :mod:`edl.core.status`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ from edl.core.record import Record
 
 @dataclass(frozen=True, kw_only=True)
 class JobProgress(Record):
-    """The progress of a job; all workers of its ring count the same values."""
+    """The progress of a job: steps, epoch, samples, slowest worker, noise scale and global batch.
+
+    All workers of the ring count the same values, except ``median_step_s``, which is that worker's.
+    Each field is explained in its annotation. Objects are made of the subclasses.
+    """
 
     step: Annotated[int, "complete steps"] = 0
     epoch: Annotated[int, "counted from 0"] = 0
@@ -50,16 +55,17 @@ class JobProgress(Record):
 
 @dataclass(frozen=True)
 class ProgressSample(Record):
-    """The counters of one worker at the end of a step; `edl profile` compares two such samples.
+    """The counters of one worker at the end of a step; the difference of two gives a throughput.
 
     Attributes:
         worker: the number of the worker.
         generation: the generation of the worker's ring.
         size: the number of workers in that ring.
-        epoch: the epoch, counted from 0.
+        epoch: the number of the epoch, from 0.
         step: the number of complete steps of the job.
         samples: the number of samples that all workers have trained since this worker joined.
-        at_s: when the step ended, in seconds of a monotonic clock that only this worker uses.
+        at_s: when the step ended, in seconds of a monotonic clock that only this worker uses; only
+            differences of samples of the same worker have a meaning.
     """
 
     worker: int
@@ -80,9 +86,10 @@ class WorkerProgress(JobProgress):
         size: the number of workers in that ring.
         samples_total: the number of samples that all workers have trained since this worker joined.
         counted_at: when the step ended, in seconds of the worker's monotonic clock; other processes
-            get this time unchanged, and may only subtract it from that of another step.
+            get this time unchanged, and may only subtract it from that of another step of this
+            worker.
         updated_at: when the step ended, in seconds of the monotonic clock of the process that holds
-            this object (:meth:`for_others`).
+            this object. :meth:`for_others` replaces it for other processes.
     """
 
     generation: int = 0
@@ -94,8 +101,8 @@ class WorkerProgress(JobProgress):
     def for_others(self, now_s: float) -> dict[str, Any]:
         """Return the progress as JSON values for other processes, whose clocks differ.
 
-        ``quiet_s``, the seconds from the end of the step to the present time ``now_s``, takes the
-        place of ``updated_at``.
+        ``quiet_s``, the seconds from the end of the step to ``now_s``, takes the place of
+        ``updated_at``. ``now_s`` is the present time on the monotonic clock of this process.
         """
         values = self.to_json()
         return values | {"quiet_s": round(now_s - values.pop("updated_at"), 3)}
@@ -115,10 +122,11 @@ class WorkerProgress(JobProgress):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingStatus(JobProgress):
-    """The record at ZooKeeper's node ``status``: a job's progress, and the reason if it waits.
+    """The record at ZooKeeper's node ``status``: a job's progress as its leader reports it.
 
-    The leader writes this record. `edl status` shows a :class:`edl.core.status.JobStatus`, which
-    has the fields of this record and more. Each field says its meaning where it is declared.
+    The leader overwrites this record. It also says what the leader does or waits for (``reason``).
+    Each field is explained in its annotation, here or in :class:`JobProgress`. `edl status` shows a
+    :class:`edl.core.status.JobStatus`, which has the fields of this record and more.
     """
 
     samples_per_s: Annotated[float, "of all workers together, over the last 3 s"] = 0.0
@@ -143,7 +151,9 @@ class TrainingStatus(JobProgress):
     def of(cls, progress: JobProgress, **more: Any) -> TrainingStatus:
         """Return the status of a job that has made ``progress``.
 
-        ``more`` has, by name, the values of the fields that only a status has, such as the reason.
+        The fields of :class:`JobProgress` are copied; those of a subclass are not. ``more`` has the
+        values of the other fields by name, such as ``reason``; a field that is not in it has its
+        default.
         """
         counted = {field.name: getattr(progress, field.name) for field in fields(JobProgress)}
         return cls(**counted, **more)

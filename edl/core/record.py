@@ -1,4 +1,4 @@
-"""Read and write records: frozen dataclasses in Python, JSON on the wire."""
+"""Define :class:`Record`, the base of frozen dataclasses that are written as JSON."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class Record:
     """A base class for frozen dataclasses that are written as JSON values and read from them.
 
     Attributes:
-        RENAMED: the names of fields that an older edl wrote -> their present names; used in
-            reading. Names in records that are fields of this record are replaced, too.
+        RENAMED: the old name of a field, as an older edl wrote it -> its present name;
+            :meth:`from_json` accepts the old names, also in records within this record.
     """
 
     RENAMED: ClassVar[Mapping[str, str]] = {}
 
     def to_json(self) -> dict[str, Any]:
-        """Return this record as JSON values."""
+        """Return this record as a dict of JSON values; inner records become dicts, too."""
         values: dict[str, Any] = msgspec.to_builtins(self)
         return values
 
@@ -31,12 +31,13 @@ class Record:
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """Return the record that JSON ``values`` describe.
 
-        Unknown fields, which a newer edl has written, are ignored. Types are checked strictly,
-        except that an integer is accepted for a float. A field that is itself a record is read by
-        the same rules; a ``from_json`` that its class overrides is not called.
+        Unknown fields, which a newer edl has written, are ignored; a missing field gets its
+        default. Types are checked strictly, except that an integer is accepted for a float. A field
+        that is itself a record is read by the same rules; a ``from_json`` that its class overrides
+        is not called.
 
         Raises:
-            CoordinationError: a field is missing or has the wrong type.
+            CoordinationError: a field without a default is missing, or a field has the wrong type.
         """
         if cls.RENAMED:
             values = _renamed(values, cls.RENAMED)
@@ -47,9 +48,9 @@ class Record:
 
 
 def _renamed(values: Any, names: Mapping[str, str]) -> Any:
-    """Return JSON ``values`` with fields renamed at any depth.
+    """Return a copy of JSON ``values`` with fields renamed, in inner dicts and lists as well.
 
-    ``names`` maps each old name to its new one.
+    ``names`` maps each old name to its new one; other names stay.
     """
     if isinstance(values, Mapping):
         return {names.get(name, name): _renamed(value, names) for name, value in values.items()}
