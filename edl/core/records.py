@@ -17,7 +17,10 @@ from edl.core.sizes import Sizes
 
 
 class Stage(StrEnum):
-    """The stage of a worker in its life; a worker moves from each stage only to a later one.
+    """The stage of a worker in its life, in this order.
+
+    A worker moves only to a later stage, except that a newcomer which was ``READY`` goes back to
+    ``PREPARING`` if the job is in a later call of Keras' `fit`.
 
     - ``PREPARING``: it starts, or trains its warm-up batch.
     - ``READY``: it may be taken into the next generation.
@@ -34,7 +37,7 @@ class Stage(StrEnum):
 
 
 class JobState(StrEnum):
-    """The state of a job.
+    """The state of a job; three of the states are an end (:attr:`over`).
 
     ``RUNNING``: it starts or trains. ``PAUSED``: it runs, and too few workers are left to train;
     this occurs in a status only, never in the job's record. ``STOPPING``: it was asked to stop, and
@@ -56,7 +59,7 @@ class JobState(StrEnum):
 
     @property
     def phrase(self) -> str:
-        """The state as the verb of a sentence about the job: "is running" or "has failed"."""
+        """The state as a verb, for sentences: "is running", "is stopped", "has failed", ..."""
         ended_itself = self in (JobState.FINISHED, JobState.FAILED)
         return f"{'has' if ended_itself else 'is'} {self}"
 
@@ -71,16 +74,17 @@ class Job(Record):
 
     Attributes:
         name: the name of the job.
-        spec: the specification with which the job was started.
+        spec: the specification with which the job was started: its command, sizes and settings.
         state: the state of the job.
-        reason: why the job is in this state.
-        created: when the job was created, in seconds since 1970; only shown to people.
-        ended: when the job ended, in seconds since 1970; 0: it has not.
-        exit_code: the exit code of `edl run` for this job.
-        checkpoint: the directory of the newest checkpoint.
+        reason: why the job is in this state; may be empty.
+        created: when the job was created, in seconds since 1970, for people and for the removal of
+            old jobs.
+        ended: when the job ended, in seconds since 1970; 0: it has not, or nobody recorded it.
+        exit_code: the exit code of `edl run` for this job, once it has ended.
+        checkpoint: the directory of the newest checkpoint; empty: there is none.
         saved_step: the step of that checkpoint; -1: there is none, so the job cannot outlive all
             its workers.
-        finished_in: the generation of the ring that has trained to the end; 0: none has.
+        finished_in: the number of the generation whose ring has trained to the end; 0: none has.
         driver: the ``address:port`` of horovodrun's driver; empty for a job of `edl run`.
         reserved: whether the job keeps its name until it is over, also while no process of it
             lives: its creator has chosen the token of its run, and counts on it.
@@ -101,19 +105,19 @@ class Job(Record):
 
     @property
     def sizes(self) -> Sizes:
-        """The world sizes that the job may have."""
+        """The rules about the numbers of workers that the job may have, from its specification."""
         return self.spec.sizes
 
 
 @dataclass(frozen=True)
 class JobEnd:
-    """The end of a job as its workers report it.
+    """The end of a job, as a worker reports it for the job's record.
 
     Attributes:
-        state: the state in which the job ends.
+        state: the state in which the job ends, such as ``FINISHED`` or ``FAILED``.
         reason: why, in a sentence.
         exit_code: the exit code of `edl run`.
-        finished_in: the generation of the ring that has trained to the end; 0: none has.
+        finished_in: the number of the generation whose ring has trained to the end; 0: none has.
     """
 
     state: JobState
@@ -123,7 +127,7 @@ class JobEnd:
 
 
 class RequestedBy(StrEnum):
-    """The party that set the desired number of workers.
+    """The party that set the desired number of workers last.
 
     ``PERSON``: a person or a program. ``LAUNCHER``: a host came or left, or a slot was disabled.
     ``PROFILE``: `edl profile` measures other sizes. ``POLICY``: the job's policy. ``LEADER``: the
@@ -139,10 +143,10 @@ class RequestedBy(StrEnum):
 
 @dataclass(frozen=True)
 class _Placed(Record):
-    """A base record for a number of workers on each host.
+    """The base of records that have a number of workers for each host.
 
     Attributes:
-        hosts: the number of workers, by host.
+        hosts: the name of a host -> its number of workers.
     """
 
     hosts: Mapping[str, int] = field(default_factory=dict)
@@ -155,13 +159,15 @@ class _Placed(Record):
 
 @dataclass(frozen=True)
 class Reclaim(Record):
-    """A demand to give back borrowed slots of one host; times are in seconds since 1970.
+    """A demand that a job give back slots of one host that it has borrowed.
+
+    Times are in seconds since 1970, by the wall clock.
 
     Attributes:
-        host: the host of the slots.
+        host: the name of the host.
         slots: the number of slots to give back.
         asked_s: when the slots were demanded.
-        by_s: when the slots must be free.
+        by_s: until when the job's workers must have left the slots.
     """
 
     host: str
@@ -178,11 +184,11 @@ class Desired(_Placed):
     the discovery script is not `edl-discover`: then the number of workers cannot be changed.
 
     Attributes:
-        hosts: the desired number of workers, by host.
+        hosts: the name of a host -> its desired number of workers.
         by: the party that set this value.
         reason: why the value was set.
         at_s: when the value was set, by the wall clock, in seconds since 1970.
-        borrowed: the number of workers, by host, that are in slots which the job has borrowed.
+        borrowed: host -> how many of its desired workers are in slots which the job has borrowed.
         reclaims: the demands for borrowed slots that are not met yet; at most one for each host.
     """
 
@@ -201,14 +207,14 @@ class Assigned(_Placed):
     """The record of the number of workers that each launcher keeps on its host, at ``assigned``.
 
     The leader makes the ring's members follow this record. In a job of `edl run` the numbers are
-    those of the record ``desired``, and the two are written together. In a job of horovodrun they
-    are the numbers that its driver has told to `edl-worker`.
+    those of the record :class:`Desired`, and the two are written together. In a job of horovodrun
+    they are the numbers that its driver has told to `edl-worker`.
 
     Attributes:
-        hosts: the assigned number of workers, by host.
+        hosts: the name of a host -> its assigned number of workers.
         by_slot: whether slots are assigned, as horovodrun does: the workers of a host are those in
             its first slots, a slot whose worker has left is filled again, and a leader does not
-            take a worker away.
+            take a worker away. False in a job of `edl run`.
         devices: host -> the numbers of the host's devices (from 0) that workers of this job may
             use. A host that is not in it has no limit; a host with an empty tuple may start no
             worker.
@@ -218,11 +224,17 @@ class Assigned(_Placed):
     devices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def grants(self, host: str, device: int) -> bool:
-        """Return whether a worker on ``host`` may use the device with the number ``device``."""
+        """Return whether a worker on ``host`` may use the device with the number ``device``.
+
+        It may use any device if ``devices`` does not have ``host``.
+        """
         return host not in self.devices or device in self.devices[host]
 
     def most_on(self, host: str, np: int) -> int:
-        """Return ``np`` workers, or fewer if ``host`` has fewer devices for this job."""
+        """Return ``np``, or the number of the job's devices on ``host`` if that is smaller.
+
+        It is ``np`` if ``devices`` does not have ``host``.
+        """
         return min(np, len(self.devices[host])) if host in self.devices else np
 
 
@@ -230,15 +242,18 @@ class Assigned(_Placed):
 class Host(Record):
     """The record of an agent that can start workers on its host, at the node ``hosts/<name>``.
 
+    The agent writes this record; only the field ``leaving`` is set by other processes.
+
     Attributes:
         name: the name of the host.
         slots: the number of slots that the agent offers.
         address: the network address of the host.
         pid: the process id of the agent.
-        leaving: whether the agent was asked to leave the job; other processes set this field.
-        requested_np: the number of workers that the agent asks for; 0: it asks for none, or its
-            request was met.
-        disabled: the number of each slot that is not used, as a text -> why.
+        leaving: whether the agent was asked to leave the job.
+        requested_np: the number of workers that the agent asks for on its host; 0: it asks for
+            none, or its request was met.
+        disabled: the number of each slot in which the agent starts no worker any more, as a text ->
+            why.
         devices: the numbers of the devices on which the agent may start workers, sorted: those that
             it has seen in :attr:`Assigned.devices`. Empty if it has seen none. The agent starts no
             worker on a device before this record has it.
@@ -261,10 +276,11 @@ class Host(Record):
 class SlotRecord(Record):
     """The record of an `edl-worker` that keeps one slot, at the node ``slots/<host>.<slot>``.
 
-    Only a job under horovodrun has such records.
+    Only a job under horovodrun has such records. To keep a slot is to start a worker in it, and
+    another one when that has ended.
 
     Attributes:
-        host: the host of the slot.
+        host: the name of the host.
         slot: the number of the slot on that host.
         pid: the process id of `edl-worker`.
         disabled: why no worker is started in the slot any more; empty: workers are started.
@@ -278,15 +294,16 @@ class SlotRecord(Record):
 
 @dataclass(frozen=True)
 class RingFailure(Record):
-    """A worker's report that its ring has failed.
+    """A worker's report that its ring has failed, in the field ``broken`` of its :class:`Member`.
 
     Attributes:
-        generation: the generation whose ring failed.
+        generation: the number of the generation whose ring failed.
         step: the last step that the worker completed; -1: the worker has no state yet.
         exchanges: the number of exchanges of objects among all workers, made between two steps
             (:mod:`edl.worker.exchange`), that the worker has completed.
         error: Horovod's error message, shortened.
-        blamed_rank: the rank that the error message is about; -1: the message names none.
+        blamed_rank: the rank, in that ring, that the error message is about; -1: the message names
+            none.
     """
 
     generation: int
@@ -296,15 +313,15 @@ class RingFailure(Record):
     blamed_rank: int = -1  # the member that the error is about; -1: it does not say
 
     def __str__(self) -> str:
-        """Return the error message for people, with the rank that it blames, if any."""
+        """Return the error message for people, followed by " (rank N)" if it blames a rank."""
         return self.error + (f" (rank {self.blamed_rank})" if self.blamed_rank >= 0 else "")
 
     @property
     def progress(self) -> tuple[int, int]:
-        """The pair (step, exchanges), which orders workers by how far they are.
+        """The pair (step, exchanges): the worker with the larger pair is further.
 
-        The pairs can be compared because all workers make the same steps and exchanges in the same
-        order.
+        The pairs of workers can be compared because all make the same steps and exchanges in the
+        same order.
         """
         return self.step, self.exchanges
 
@@ -315,17 +332,19 @@ class Member(Record):
 
     Attributes:
         id: the number of the worker.
-        host: the host of the worker.
+        host: the name of the worker's host.
         slot: the number of the worker's slot on that host.
         address: the network address of the worker.
         port: the port of the HTTP server in the worker's daemon.
         pid: the process id of the worker.
-        attempt_id: the token of the start by which the agent made this process.
+        attempt_id: a token that the agent chose when it started this process; it tells two starts
+            apart.
         stage: the stage of the worker.
-        generation: the generation of the ring that the worker is in; 0: none yet.
-        broken: the worker's report that its ring has failed, if it has.
-        newest_generation: of a newcomer: the newest generation that it will not enter any more,
-            because it waits for a later one; 0: none.
+        generation: the number of the generation whose ring the worker is in; 0: it is in none yet.
+        broken: the worker's report that its ring has failed; None: it has not.
+        newest_generation: of a newcomer (a worker that is not in the job's ring yet): the number of
+            the newest generation that it will not enter any more, because it waits for a later one;
+            0: none.
         fits: of a newcomer: the number of calls of Keras' `fit` before the one for which it is
             ready.
         device: the number of the device that the agent has given to the worker; None: it has given
@@ -355,10 +374,7 @@ class Member(Record):
 
     @property
     def used_device(self) -> int:
-        """The number of the device that the worker uses.
-
-        A worker to which none was given uses the one with the number of its slot.
-        """
+        """The number of the device that the worker uses: ``device``, or ``slot`` if it is None."""
         return self.slot if self.device is None else self.device
 
     def at(
@@ -368,9 +384,10 @@ class Member(Record):
         newest_generation: int | None = None,
         fits: int | None = None,
     ) -> Member:
-        """Return this record with another ``stage``, and with each other argument that is not None.
+        """Return a copy of this record with another ``stage`` and the other arguments' values.
 
-        A worker that was asked to leave stays ``LEAVING`` when it enters another ring.
+        An argument that is None leaves its field as it is. A worker that was asked to leave stays
+        ``LEAVING`` when ``stage`` is ``ACTIVE``, because it enters another ring.
         """
         keeps = self.stage is Stage.LEAVING and stage is Stage.ACTIVE
         newest = self.newest_generation if newest_generation is None else newest_generation
@@ -387,7 +404,8 @@ class Member(Record):
 class RingMember(Record):
     """A member of a generation; its index in :attr:`Generation.members` is its rank.
 
-    The fields are those of the worker's own record, see :class:`Member`.
+    The fields are the number, host, slot, network address and HTTP port of the worker, copied from
+    its :class:`Member`.
     """
 
     id: int
@@ -414,15 +432,17 @@ class Generation(Record):
         term: the term of the leader that wrote the generation.
         members: the members in rank order.
         state_source: the number of the worker that sends the job's state to the workers in
-            ``joined``.
-        joined: the numbers of the workers that need the state of the job.
-        left: the numbers of the workers that were members before and are members no more.
+            ``joined``; -1: no worker of the ring before stays.
+        joined: the numbers of the members that need the state of the job.
+        left: the numbers of the workers that were members of the generation before and are not of
+            this one.
         reason: why the generation was made.
         scope: the unguessable prefix of this ring's keys in the rendezvous store of rank 0's
             daemon.
-        previous: the ring that trains until the switch, in rank order. Empty at the start and after
-            a crash, when there is no such ring; so a worker whose ring broke knows that a
-            generation with ``previous`` was planned without its report, and waits for the next one.
+        previous: the members, in rank order, of the ring that trains until the switch. Empty at the
+            start and after a crash, when there is no such ring; so a worker whose ring broke knows
+            that a generation with ``previous`` was planned without its report, and waits for the
+            next one.
         began_with: the number of workers in the first generation of this start of the job. Each
             later generation repeats this number, so that newcomers know it when all first workers
             are gone. 0: an older edl wrote the record.
@@ -447,9 +467,10 @@ class Generation(Record):
 
     @property
     def repairs(self) -> bool:
-        """Whether the members come from a broken ring or, at the start, from no ring at all.
+        """Whether no ring trains until this one is built: a ring broke, or the job just starts.
 
-        Otherwise the workers of a ring that trained have agreed on the switch to this generation.
+        If it is False, the workers of the ring before, ``previous``, train on and agree on the
+        switch.
         """
         return not self.previous
 
@@ -463,26 +484,27 @@ class Generation(Record):
         return self.worker_ids.index(worker) if worker in self.worker_ids else None
 
     def after(self, before: Generation | None) -> Generation:
-        """Return this generation with its ``began_with``, given the generation ``before`` it.
+        """Return this generation with ``began_with`` set, given the generation ``before`` it.
 
-        ``began_with`` is copied from ``before``; if an older edl wrote ``before``, it is the size
-        of ``before``. If ``before`` is None, this generation is the job's first, and ``began_with``
-        is its own size.
+        ``began_with`` is copied from ``before``; if an older edl wrote ``before``, it is the number
+        of members of ``before``. If ``before`` is None, this generation is the job's first, and
+        ``began_with`` is the number of its own members.
         """
         size = len(self.members) if before is None else before.began_with or len(before.members)
         return replace(self, began_with=size)
 
     def as_end(self, reason: str) -> Generation:
-        """Return the generation that ends the job after this ring, numbered :data:`END`.
+        """Return the generation without members, numbered :data:`END`, that ends the job.
 
-        ``reason`` says why the job ends.
+        It follows this generation; its ``left`` are the members of this one. ``reason`` says why
+        the job ends.
         """
         nobody: tuple[RingMember, ...] = ()
         left = self.worker_ids
         return replace(self, number=END, members=nobody, left=left, previous=nobody, reason=reason)
 
     def knows(self, worker: int) -> bool:
-        """Return whether ``worker`` is a member, or was a member of the ring before (``previous``).
+        """Return whether the worker numbered ``worker`` is in ``members`` or ``previous``.
 
         Members that build this ring do not wait for any other worker.
         """
@@ -492,8 +514,8 @@ class Generation(Record):
 class RequestKind(StrEnum):
     """The kind of a request to the leader about one worker.
 
-    ``DRAIN``: the worker leaves, and the desired number of workers falls by one. ``REPLACE``: the
-    worker leaves, and another one joins in the same switch.
+    ``DRAIN``: the worker leaves, and the desired number of workers on its host falls by one.
+    ``REPLACE``: the worker leaves, and another one joins in the same switch.
     """
 
     DRAIN = "drain"  # the worker leaves; one fewer is wanted
@@ -509,9 +531,9 @@ class Request(Record):
         worker: the number of the worker that the request is about.
         number: the number of the request; -1: it is not written yet.
         done: whether the leader has answered.
-        accepted: whether the leader does what was asked.
+        accepted: whether the leader does what was asked; False as long as it has not answered.
         outcome: the leader's answer in a sentence.
-        host: of a replacement: the host for the new worker; empty: any.
+        host: of a replacement: the name of the host for the new worker; empty: any.
     """
 
     kind: str  # a RequestKind; an older edl may not know it
@@ -528,7 +550,7 @@ class Leader(Record):
     """The record of the leader, at the node ``leader``.
 
     Attributes:
-        term: the leader's term, which grows with each leader.
+        term: the leader's term, an integer that grows with each leader.
         worker: the number of the worker that leads.
     """
 
@@ -538,17 +560,17 @@ class Leader(Record):
 
 @dataclass(frozen=True)
 class JobPolicy(Record):
-    """The policy of a job, by which it chooses its own size, at the node ``policy``.
+    """The policy by which a job chooses its own size, as text, at the node ``policy``.
 
     The leader changes only the field ``off`` of this record, to switch the policy off.
 
     Attributes:
         text: the text of the policy file; empty: the job has no policy.
-        source: where the policy comes from, for messages.
-        hold_s: how long a size that a person has asked for stays, in seconds.
-        off: why the policy was switched off; empty: it is on.
+        source: the name of the file or function that the policy comes from, for messages.
+        hold_s: for how many seconds the policy leaves a size alone that a person has asked for.
+        off: why the policy was switched off; empty: it was not.
         held_until_s: until when a size that a person asked for is kept, whatever the policy wants,
-            in seconds since 1970.
+            in seconds since 1970; 0: no size is kept.
     """
 
     text: str = ""
@@ -559,14 +581,14 @@ class JobPolicy(Record):
 
     @property
     def is_on(self) -> bool:
-        """Whether the job has a policy that is followed."""
+        """Whether the job has a policy that was not switched off."""
         return bool(self.text) and not self.off
 
     def held(self, now_s: float) -> JobPolicy:
-        """Return this policy as it is after a person has asked for a size.
+        """Return a copy of this policy as it is after a person has asked for a size.
 
-        The size then stays for ``hold_s`` after ``now_s``, the time in seconds since 1970. A policy
-        that is off is returned unchanged.
+        The size then stays until ``now_s + hold_s``; ``now_s`` is the time in seconds since 1970. A
+        policy that is off, or empty, is returned unchanged.
         """
         return replace(self, held_until_s=now_s + self.hold_s) if self.is_on else self
 
