@@ -1,4 +1,7 @@
-"""Decide which ended jobs are removed from ZooKeeper, where they would otherwise stay for ever."""
+"""Decide which ended jobs are removed from ZooKeeper, where they would otherwise stay for ever.
+
+:func:`outdated` names them; :meth:`Retention.is_due` says when to look.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from edl.core.records import Job
 
 @dataclass(frozen=True)
 class Retention:
-    """The limits for keeping ended jobs in ZooKeeper; a job beyond either limit is removed.
+    """The limits for keeping a user's ended jobs in ZooKeeper; jobs beyond them are removed.
 
     Attributes:
         jobs: the number of ended jobs to keep, the newest first.
@@ -21,12 +24,12 @@ class Retention:
     time_s: float
 
     def is_due(self, known: int, hourly: bool) -> bool:
-        """Return whether to read all jobs in ZooKeeper and remove those beyond the limits.
+        """Return whether to read the records of all jobs now, to remove those beyond the limits.
 
         Args:
-            known: the number of jobs of this user in ZooKeeper. The result is True if this number
-                exceeds ``jobs``; with fewer, reading all jobs is left to the hourly call.
-            hourly: whether this is the call that is made once an hour; then the result is True.
+            known: the number of this user's jobs in ZooKeeper, ended or not. The result is True if
+                it exceeds ``jobs``; with fewer, reading all records is left to the hourly call.
+            hourly: whether this is a call that is made once an hour; then the result is True.
         """
         return hourly or known > self.jobs
 
@@ -34,8 +37,11 @@ class Retention:
 def outdated(jobs: Iterable[Job], retention: Retention, now_s: float) -> tuple[str, ...]:
     """Return the names of the ended jobs among ``jobs`` to remove, the oldest first.
 
+    They are the ended jobs beyond the newest ``retention.jobs``, and those that ended more than
+    ``retention.time_s`` seconds ago.
+
     Args:
-        jobs: records of jobs, ended or not.
+        jobs: records of jobs of one user, ended or not.
         retention: the limits for keeping ended jobs.
         now_s: the time by the wall clock, in seconds since 1970, as in the records.
     """
@@ -49,8 +55,8 @@ def outdated(jobs: Iterable[Job], retention: Retention, now_s: float) -> tuple[s
 
 
 def _ended_at(job: Job) -> float:
-    """Return when ``job`` ended, or when it was created if no process recorded the end.
+    """Return when ``job`` ended, in seconds since 1970.
 
-    The time is in seconds since 1970.
+    If no process recorded the end, it is when the job was created.
     """
     return job.ended or job.created  # nobody may have been left to write it down
