@@ -1,4 +1,4 @@
-"""Decide how many workers a job may have, by all rules about its size.
+"""Decide how many workers a job may have, by all rules about its size: :class:`Sizes`.
 
 A switch is *planned* only to an allowed size: from ``min_np`` to ``max_np``, one of ``sizes`` if
 any are given, and a multiple of ``size_step``. A crash is not planned: the ring goes on with any
@@ -20,6 +20,8 @@ from edl.errors import UsageError
 @dataclass(frozen=True)
 class Sizes(Record):
     """The world sizes (numbers of workers) that one job may have.
+
+    A size is *allowed* if it meets all four rules. The values are checked by :meth:`check` only.
 
     Attributes:
         min_np: the smallest size.
@@ -54,12 +56,15 @@ class Sizes(Record):
     # --- what is allowed
 
     def allows(self, np: int) -> bool:
-        """Return whether a switch of the job to ``np`` workers may be planned."""
+        """Return whether ``np`` is an allowed size: one to which a switch may be planned."""
         within = self.min_np <= np and (self.max_np is None or np <= self.max_np)
         return within and (not self.sizes or np in self.sizes) and np % self.size_step == 0
 
     def enough(self, np: int) -> bool:
-        """Return whether ``np`` workers may train; fewer than ``min_np`` wait for others."""
+        """Return whether a ring of ``np`` workers may train, allowed or not: at least ``min_np``.
+
+        Fewer workers wait for others.
+        """
         return np >= self.min_np
 
     def below(self, np: int) -> int | None:
@@ -79,7 +84,7 @@ class Sizes(Record):
         return bottom if self.allows(bottom) else None
 
     def fit(self, np: int) -> int:
-        """Return the largest allowed size up to ``np``, or else the smallest allowed size.
+        """Return the largest allowed size of at most ``np``, or else the smallest allowed size.
 
         If no size is allowed at all, return ``np``, or ``min_np`` if that is more.
         """
@@ -94,30 +99,34 @@ class Sizes(Record):
     def room(self, others: int, np: int, has: int = 0) -> int:
         """Return the largest number of workers on one host with which the job's size is allowed.
 
+        The job's size is the sum of the result and ``others``. The result is above ``has`` and at
+        most ``np``; if no such number makes an allowed size, it is ``has``.
+
         Args:
-            others: the number of workers on other hosts.
+            others: the number of the job's workers on other hosts.
             np: the largest number to return.
-            has: the number of workers that the host has at present, which is returned if no larger
-                number is allowed.
+            has: the number of workers that the host has at present.
         """
         fitting = (n for n in range(np, has, -1) if self.allows(others + n))
         return next(fitting, has)
 
     def keeps(self, size: int, now: int) -> bool:
-        """Return whether a switch from ``now`` to ``size`` workers may be planned.
+        """Return whether a ring may be changed, by a plan, from ``now`` to ``size`` workers.
 
-        A ring with fewer than ``min_np`` workers may grow by any number up to ``min_np``.
+        It may if ``size`` is allowed or equals ``now``. A ring with fewer than ``min_np`` workers
+        may also grow to any number up to ``min_np``.
         """
         return size == now or self.allows(size) or now < size <= self.min_np
 
     # --- what is refused
 
     def check(self, np: int) -> None:
-        """Raise an error if a job with these sizes cannot start with ``np`` workers.
+        """Raise an error if these sizes are impossible, or no job can start with ``np`` workers.
 
         Raises:
-            UsageError: a number is below 1, ``min_np`` is above ``max_np``, a size in ``sizes`` is
-                not allowed by the other limits, or ``np`` is not allowed.
+            UsageError: ``np``, ``min_np``, ``max_np`` or ``size_step`` is below 1, ``min_np`` is
+                above ``max_np``, a size in ``sizes`` is not allowed by the other limits, or ``np``
+                is not allowed.
         """
         given = (("np", np), ("min-np", self.min_np), ("max-np", self.max_np))
         for name, value in (*given, ("size-step", self.size_step)):
@@ -143,10 +152,13 @@ class Sizes(Record):
             raise UsageError(f"-np is {np}; {self.refusal(np)}")
 
     def check_scale(self, job: str, np: int) -> None:
-        """Raise an error if the job named ``job`` may not be scaled to ``np`` workers.
+        """Raise an error if ``np``, the number of workers to scale the job to, is not allowed.
+
+        ``job`` is the name of the job, for the message.
 
         Raises:
-            UsageError: ``np`` is not allowed; the message says why and what to do.
+            UsageError: ``np`` is not allowed; the message says why, and for ``np`` below ``min_np``
+                or above ``max_np`` also what to do.
         """
         if self.allows(np):
             return
@@ -158,9 +170,9 @@ class Sizes(Record):
         raise UsageError(f"cannot scale job {job} to {workers(np)}: {self.refusal(np)}{hint}")
 
     def refusal(self, np: int) -> str:
-        """Return a clause that says why a job may not have ``np`` workers.
+        """Return a clause that says why a job may not have ``np`` workers, which is not allowed.
 
-        The text names the limit that is exceeded, or the nearest allowed sizes.
+        The text names ``min_np`` or ``max_np`` if it is exceeded, else the nearest allowed sizes.
         """
         if not self.enough(np):
             return f"min_np is {self.min_np}"
@@ -184,6 +196,9 @@ class Sizes(Record):
 
 
 def _one_of(numbers: Iterable[int]) -> str:
-    """Return the distinct ``numbers``, sorted, as a choice: "1, 2 or 4"; "no" if there is none."""
+    """Return the distinct ``numbers``, in ascending order, as a choice: "1, 2 or 4".
+
+    It is "no" without numbers.
+    """
     *most, last = [str(n) for n in sorted(set(numbers))] or ["no"]
     return f"{', '.join(most)} or {last}" if most else last

@@ -1,4 +1,7 @@
-"""Define the snapshot of all records of a job in ZooKeeper, from which edl makes decisions."""
+"""Define the snapshot of all records of a job in ZooKeeper, from which edl makes decisions.
+
+:meth:`edl.coordination.job_store.JobStore.snapshot` reads a :class:`Snapshot`.
+"""
 
 from __future__ import annotations
 
@@ -32,19 +35,21 @@ class Snapshot:
 
     Attributes:
         job: the record of the job.
-        hosts: the records of the agents, by name of the host.
-        members: the records of the workers that are in ZooKeeper, by number.
+        hosts: the records of the agents, sorted by the names of their hosts.
+        members: the records of the workers that are in ZooKeeper (with a session), sorted by
+            number.
         desired: the desired number of workers on each host.
         assigned: the number of workers that each launcher keeps on its host.
         discovered: host -> slots, as `edl-discover` has reported them; empty without it.
-        generation: the newest generation; None: there is none yet.
-        leader: the leader; None: no worker leads.
-        requests: the requests that the leader has not answered, by number.
+        generation: the newest generation, whether its ring is built or not; None: there is none
+            yet.
+        leader: the record of the leader; None: no worker leads.
+        requests: the requests that the leader has not answered, sorted by number.
         evicted: the number of each evicted worker -> why.
-        status: the progress of the training, as the leader reports it.
-        slots: the records of the `edl-worker` processes, by host and slot; empty without
+        status: the progress of the training, as the leader has reported it.
+        slots: the records of the `edl-worker` processes, sorted by host and slot; empty without
             horovodrun.
-        policy: the job's policy.
+        policy: the job's policy; an empty one if the job has none.
     """
 
     job: Job
@@ -63,7 +68,10 @@ class Snapshot:
 
     @property
     def paused(self) -> str:
-        """A clause that says why a running job has too few workers to train, or an empty text."""
+        """A clause that says that a running job waits for workers, or an empty text if it does not.
+
+        A running job waits if its newest generation has members, but fewer than ``min_np``.
+        """
         job, generation = self.job, self.generation
         left = len(generation.members) if generation is not None else 0
         if job.state is not JobState.RUNNING or not left or job.sizes.enough(left):
@@ -76,7 +84,7 @@ class Snapshot:
 
     @cached_property
     def switched(self) -> bool:
-        """Whether a member of the newest generation has entered it.
+        """Whether at least one member of the newest generation has entered it; False without one.
 
         If so, the ring of that generation was built, with all of its members.
         """
@@ -90,8 +98,9 @@ class Snapshot:
     def ring(self) -> tuple[RingMember, ...]:
         """The members of the ring that holds the job's state, in rank order.
 
-        Until one worker has entered the newest generation, this is the ring before it. It is empty
-        before the first generation.
+        These are the members of the newest generation if one of them has entered it, or if it
+        replaces a broken ring or is the first. Until then they are those of the ring before
+        (``previous``). The result is empty before the first generation.
         """
         new = self.generation
         if new is None:
@@ -102,29 +111,31 @@ class Snapshot:
     def state_owners(self) -> frozenset[int]:
         """The numbers of the workers that may hold the job's state.
 
-        These are the members of the ring and of the ring that is being built.
+        These are the members of :attr:`ring` and of the newest generation.
         """
         members = (*self.ring, *(self.generation.members if self.generation is not None else ()))
         return frozenset(member.id for member in members)
 
     @property
     def replaced(self) -> frozenset[int]:
-        """The numbers of the workers for which a replacement was requested."""
+        """The numbers of the workers for which a replacement is requested, not yet answered."""
         return frozenset(r.worker for r in self.requests if r.kind == RequestKind.REPLACE)
 
     @property
     def available(self) -> tuple[Host, ...]:
-        """The records of the hosts that have slots.
+        """The records of the hosts that have slots for the job.
 
-        These are hosts with an agent and, under horovodrun, hosts that `edl-discover` has reported.
+        These are the hosts in :attr:`agents`, in the order of their names, and then, under
+        horovodrun, the hosts that `edl-discover` has reported.
         """
         return (*self.agents, *as_hosts(self.discovered))
 
     @property
     def agents(self) -> tuple[Host, ...]:
-        """The records of the hosts with an agent, with at most as many slots as the job may use.
+        """Copies of the records in ``hosts``, with at most as many slots as the job may use.
 
-        If the job's devices are limited on a host, it may use as many slots as it has devices.
+        If the job's devices are limited on a host, it may use as many slots as it has devices
+        there.
         """
         assigned = self.assigned
         return tuple(replace(h, slots=assigned.most_on(h.name, h.slots)) for h in self.hosts)
@@ -132,9 +143,11 @@ class Snapshot:
     def present_in(self, desired: Mapping[str, int]) -> frozenset[str]:
         """Return the names of the hosts that are not gone, given a newer ``desired``.
 
-        ``desired`` maps each host to its desired number of workers. A host for which more workers
-        are desired than in this snapshot counts as present, because it has joined after the
-        snapshot. The result also has all hosts in :attr:`present`.
+        These are the hosts in :attr:`present`, and hosts that have joined after this snapshot:
+        those for which ``desired`` has more workers than the snapshot's own ``desired``.
+
+        Args:
+            desired: host -> its desired number of workers.
         """
         before = self.desired.hosts
         return self.present | {name for name, n in desired.items() if n > before.get(name, 0)}
@@ -157,11 +170,11 @@ class Snapshot:
         )
 
     def forgettable(self, keep: int) -> tuple[int, ...]:
-        """Return the numbers of evicted workers whose eviction records may be deleted.
+        """Return the numbers of evicted workers whose eviction records may be deleted, ascending.
 
-        These workers are not in ZooKeeper, and are members neither of the newest generation nor of
-        the ring before it. The ``keep`` evicted workers with the largest numbers keep their
-        records.
+        Such a worker is not in ZooKeeper, and is a member neither of the newest generation nor of
+        the ring before it. Of these workers, the ``keep`` ones with the largest numbers are left
+        out.
         """
         here = {member.id for member in self.members}
         gone = sorted(
@@ -175,6 +188,6 @@ class Snapshot:
 def as_hosts(discovered: Mapping[str, int]) -> tuple[Host, ...]:
     """Return host records, sorted by name, for ``discovered`` (host -> slots).
 
-    The records have no address, because these hosts have no agent.
+    The records have an empty address and no process id, because these hosts have no agent.
     """
     return tuple(Host(name, slots, "") for name, slots in sorted(discovered.items()))

@@ -1,6 +1,7 @@
 """Define the status of a job: one schema for `edl status`, its JSON, the client and other viewers.
 
-`make docs` generates the table of docs/reference/status-and-events.md from this module.
+:func:`job_status` makes a :class:`JobStatus`. `make docs` generates the table of
+docs/reference/status-and-events.md from this module.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ class MemberStatus(Record):
 
     Attributes:
         id: the name of the worker, such as "w3".
-        host: the host of the worker.
+        host: the name of the worker's host.
         slot: the number of the worker's slot on that host.
         pid: the process id of the worker on that host.
-        port: the port where the worker answers ``/health``.
-        rank: the rank of the worker; None: it is no member of the newest generation.
+        port: the port on that host where the worker answers ``/health``.
+        rank: the rank of the worker in the newest generation; None: it is no member of that.
         stage: the stage of the worker.
     """
 
@@ -40,7 +41,11 @@ class MemberStatus(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class JobStatus(TrainingStatus):
-    """The status of a job as `edl status` shows it: progress, workers, hosts, desired number."""
+    """The status of a job as `edl status` shows it: progress, workers, hosts, desired number.
+
+    :func:`job_status` returns it. It has the fields of a :class:`TrainingStatus` as well. Each
+    field is explained in its annotation.
+    """
 
     job: Annotated[str, "its name"]
     state: Annotated[
@@ -93,9 +98,13 @@ class JobStatus(TrainingStatus):
 
 
 def job_status(snapshot: Snapshot, zookeeper: str) -> JobStatus:
-    """Return the status of the job in ``snapshot``.
+    """Return the status of the job in ``snapshot``; nothing is read.
 
-    ``zookeeper`` is the address of the ZooKeeper from which the snapshot was read.
+    Its ``state`` is ``paused`` if the snapshot's job runs with too few workers to train.
+
+    Args:
+        snapshot: the job's records in ZooKeeper.
+        zookeeper: the address of the ZooKeeper from which the snapshot was read, for the status.
     """
     job, generation, leader = snapshot.job, snapshot.generation, snapshot.leader
     alive = {member.id for member in snapshot.members}
@@ -141,7 +150,10 @@ def job_status(snapshot: Snapshot, zookeeper: str) -> JobStatus:
 
 
 def _disabled_slots(snapshot: Snapshot) -> dict[str, str]:
-    """Return the disabled slots of all hosts in ``snapshot``: "host:slot" -> why."""
+    """Return the disabled slots of all hosts in ``snapshot``: "host:slot" -> why.
+
+    They are those of the agents and, under horovodrun, of the `edl-worker` processes.
+    """
     agents = {f"{h.name}:{slot}": why for h in snapshot.hosts for slot, why in h.disabled.items()}
     return agents | {f"{s.host}:{s.slot}": s.disabled for s in snapshot.slots if s.disabled}
 
@@ -149,9 +161,10 @@ def _disabled_slots(snapshot: Snapshot) -> dict[str, str]:
 def _reason(snapshot: Snapshot) -> str:
     """Return the reason of the job's state, as the status shows it.
 
-    The result is the reason in the job's record, if there is one; else, if no process of the job is
-    alive, a sentence that says so; else the leader's reason. ``snapshot`` has the job's records in
-    ZooKeeper.
+    It is the reason in the job's record if that is not empty or the job is over. Else, if no
+    process of the job is in ZooKeeper, it is a sentence that says so. (Of a job of horovodrun, only
+    the workers count.) Else it is the leader's reason, in ``snapshot.status``. ``snapshot`` has the
+    job's records in ZooKeeper.
     """
     job = snapshot.job
     if job.state.over or job.reason:
