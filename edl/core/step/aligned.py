@@ -1,9 +1,10 @@
 """Lease a fixed global batch: step k of an epoch trains the same samples on any set of workers.
 
-The positions of an epoch are cut into global batches of B samples, [0, B), [B, 2B), ... Each global
-batch is leased to all workers of the ring at once: n workers get n consecutive slices of equal
-length (or one more), in rank order. So a worker's leases are slices of one global batch after the
-other, and each of its batches is one slice.
+:class:`AlignedSource` is the data of such a job, :class:`SlicePolicy` leases it. The positions of
+an epoch are cut into global batches of B samples, [0, B), [B, 2B), ... Each global batch is leased
+to all workers of the ring at once: n workers get n consecutive slices of equal length (or one
+more), in rank order. So a worker's leases are slices of one global batch after the other, and each
+of its batches is one slice.
 
 When the workers change between two steps, all global batches that are not in training are cut and
 leased again, so the next steps train the same samples as without the change. Samples that a worker
@@ -27,9 +28,9 @@ from edl.core.step.spans import Span, common, joined, length, subtract_spans, ta
 class AlignedSource(Source):
     """The data of a job whose global batch is fixed: each step is leased in slices to all workers.
 
-    The fields are those of :class:`~edl.core.step.source.Source`; ``batching.global_batch`` is set.
-    ``lets_newcomers_pad`` is False: each worker trains its slice of a step, so a newcomer does not
-    train padding batches while it loads its first batch.
+    The fields are those of :class:`~edl.core.step.source.Source`; ``batching.global_batch`` is set,
+    to the fixed number of samples. ``lets_newcomers_pad`` is False: each worker trains its slice of
+    a step, so a newcomer does not train padding batches while it loads its first batch.
     """
 
     lets_newcomers_pad: ClassVar[bool] = False  # each worker trains its slice of a step
@@ -37,19 +38,20 @@ class AlignedSource(Source):
     def policy(self, size: int) -> LeasePolicy:
         """Return the policy that leases each global batch in slices to all workers.
 
-        ``size``, the number of workers, is not used.
+        ``size``, the number of workers in the ring, is not used.
         """
         return SlicePolicy(self.batch_size)
 
     def lacks(self, ledger: Ledger, worker: int, step_batches: int, size: int) -> int:
-        """Return how many more global batches ``worker`` asks to be leased after the present step.
+        """Return how many more global batches ``worker`` needs to be leased.
 
-        The worker wants leases for the batches that its loader prefetches, and for two steps. The
-        result is 0 if ``worker`` has no slice in the last leased global batch: with a lease for a
-        later one, it would train that while the other workers train the last one.
+        It needs leases for the batches that its loader prefetches and for two steps; the global
+        batches that are leased already are subtracted. The result is 0 if ``worker`` has no slice
+        in the last leased global batch: with a lease for a later one, it would train that while the
+        other workers train the last one.
 
         Args:
-            ledger: the ledger of the epoch.
+            ledger: the ledger of the epoch, with the present leases of all workers.
             worker: the id of the worker.
             step_batches: how many batches of each worker make one step; above 1 if the script
                 accumulates gradients.
@@ -63,17 +65,18 @@ class AlignedSource(Source):
         return max(0, self.prefetch_batches + 2 * step_batches - len(there))
 
     def regroup(self, ledger: Ledger, members: Collection[int], in_hand: int) -> Ledger:
-        """Return the ledger for a new ring: all leases are dropped, except those in training.
+        """Return the ledger for a new ring: leases become free, except those in training.
 
-        In a global batch in training, the slices of workers that have gone become free. The caller
-        must not lease them before the step is complete: otherwise a worker that has not begun the
-        step would train such a slice and its own as one batch.
+        In a global batch in training, each worker of the new ring keeps its slices, and the slices
+        of workers that have gone become free. The caller must not lease them before the step is
+        complete: otherwise a worker that has not begun the step would train such a slice and its
+        own as one batch.
 
         Args:
             ledger: the ledger of the epoch, with the leases of the old ring.
-            members: the ids of the workers of the new ring; each keeps its slices of the global
-                batches in training.
-            in_hand: how many global batches are in training: the first ones that are leased.
+            members: the ids of the workers of the new ring.
+            in_hand: how many global batches are in training: the first ones that are leased; 0
+                between two steps.
         """
         now = sorted(dealt(ledger, self.batch_size))[:in_hand]
         trained = [span_of(number, self.batch_size) for number in now]
@@ -89,8 +92,9 @@ class SlicePolicy(LeasePolicy):
     """The policy that leases global batches of ``batch_size`` samples in slices to all workers.
 
     The need of a worker is a number of global batches. The policy leases as many global batches as
-    the worker with the smallest need asks for. It stops after a global batch that has too few
-    samples to give each worker a slice (the last one of an epoch). ``lease_batches`` is not used.
+    the worker with the smallest need asks for. It stops after a global batch that has fewer samples
+    than there are workers (the last one of an epoch, or what a dead worker left of one).
+    ``lease_batches`` is not used.
     """
 
     def deal(
@@ -98,12 +102,17 @@ class SlicePolicy(LeasePolicy):
     ) -> Iterator[tuple[int, tuple[Span, ...]]]:
         """Remove global batches from ``free``, and yield each worker's slice of each of them.
 
+        A global batch is what ``free`` has of it. It is removed right before its first slice is
+        yielded.
+
         Args:
             free: the free spans in order; it is changed.
-            needs: (worker id, number of global batches that the worker needs), in rank order.
+            needs: (worker id, number of global batches that the worker needs) for each worker of
+                the ring, in rank order.
 
         Yields:
-            (worker id, the spans of its slice), global batch by global batch, in rank order.
+            (worker id, the spans of its slice), global batch by global batch, in rank order; a
+            worker whose slice is empty is left out.
         """
         for _ in range(min((need for _, need in needs), default=0)):
             if not free:
@@ -121,15 +130,16 @@ class SlicePolicy(LeasePolicy):
 def span_of(number: int, batch_size: int) -> Span:
     """Return the positions (start, stop) of the global batch with index ``number`` in its epoch.
 
-    ``batch_size`` is the length of a global batch, in samples.
+    ``stop`` is excluded, and may lie beyond the end of the epoch. ``batch_size`` is the length of a
+    global batch, in samples.
     """
     return number * batch_size, (number + 1) * batch_size
 
 
 def dealt(ledger: Ledger, batch_size: int) -> set[int]:
-    """Return the indices in the epoch of the global batches of which any worker holds a lease.
+    """Return the indices, in the epoch, of the global batches of which any worker holds a lease.
 
-    ``batch_size`` is the length of a global batch, in samples.
+    ``batch_size`` is the length of a global batch, in samples; the first batch has index 0.
     """
     spans = [span for _, held in ledger.leases for span in held]
     return {n for a, b in spans for n in range(a // batch_size, (b - 1) // batch_size + 1)}
