@@ -1,4 +1,7 @@
-"""Define the batch sizes of a job: given by its script, or chosen by its batch policy."""
+"""Define the batch sizes of a job: given by its script, or chosen by its batch policy.
+
+:func:`batching` makes a :class:`Batching` from a user's values.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ from edl.errors import DataError, UsageError
 
 @dataclass(frozen=True)
 class Batching(Record):
-    """The sizes of a job's batches, in samples, equal on all workers; 0: not given.
+    """The sizes of a job's batches, in samples, equal on all workers.
+
+    If ``batch_range`` is set, it counts; else ``global_batch``, if that is set; else
+    ``batch_size``, with its limit ``max_global_batch``. 0 means that a size is not set.
 
     Attributes:
         batch_size: the batch of one worker.
@@ -21,10 +27,10 @@ class Batching(Record):
         global_batch: the batch of all workers together; it is the same for any number of workers,
             and so are the samples of each step.
         batch_range: the smallest and the largest global batch, if the job itself chooses its global
-            batch.
+            batch; (0, 0): it does not.
         chosen: the global batch that the job chose last; 0: none yet, so the smallest is used.
         micro_batch: the most samples that one worker trains in one forward and backward pass; a
-            larger batch is trained in pieces.
+            larger batch is trained in pieces. 0: a batch is one piece.
     """
 
     batch_size: int = 1
@@ -36,19 +42,23 @@ class Batching(Record):
 
     @property
     def is_chosen(self) -> bool:
-        """Whether the job itself chooses its global batch, within ``batch_range``."""
+        """Whether the job itself chooses its global batch: whether ``batch_range`` is set."""
         return self.batch_range[1] > 0
 
     def choosing(self, global_batch: int) -> Batching:
-        """Return a copy in which ``chosen`` is ``global_batch``, clipped to ``batch_range``."""
+        """Return a copy in which ``chosen`` is ``global_batch``, clipped to ``batch_range``.
+
+        It is only for a job that chooses its global batch (:attr:`is_chosen`).
+        """
         least, most = self.batch_range
         return replace(self, chosen=min(max(global_batch, least), most))
 
     def of_all(self, size: int) -> int:
         """Return the size of the global batch for a ring of ``size`` workers, in samples.
 
-        It is at least ``size``: a sample for each worker (unless the script fixes
-        ``global_batch``).
+        It is the chosen batch, or the fixed ``global_batch``, or ``batch_size`` for each worker up
+        to ``max_global_batch``. Except for a fixed ``global_batch`` it is at least ``size``: a
+        sample for each worker.
         """
         if self.is_chosen:
             return max(size, self.chosen or self.batch_range[0])
@@ -60,12 +70,12 @@ class Batching(Record):
     def of_one(self, rank: int, size: int) -> int:
         """Return the batch size, in samples, of one worker in a ring of ``size`` workers.
 
-        It is ``batch_size``, as long as all workers together have no more than
-        ``max_global_batch``; otherwise they share the global batch evenly, and the first ranks have
-        one sample more (AutoScaling, MLSys 2020).
+        The workers share the global batch (:meth:`of_all`) evenly, and the first ranks have one
+        sample more if it cannot be divided (AutoScaling, MLSys 2020). So it is ``batch_size`` if
+        neither a global batch nor a maximum is set.
 
         Args:
-            rank: the rank of the worker.
+            rank: the rank of the worker, from 0.
             size: the number of workers in the ring.
         """
         each, more = divmod(self.of_all(size), size)
@@ -74,31 +84,33 @@ class Batching(Record):
     def microbatches(self, size: int) -> int:
         """Return in how many pieces each of ``size`` workers trains its batch.
 
-        It is 1 without ``micro_batch``. The number is the same on all workers, so their scripts
-        make equally many iterations.
+        It is 1 without ``micro_batch``. The number is that of rank 0, whose batch is the largest,
+        on all workers, so their scripts make equally many iterations.
         """
         return -(-self.of_one(0, size) // self.micro_batch) if self.micro_batch else 1
 
     def iterations(self, total: int, size: int) -> int:
-        """Return how many iterations the loop of a script over an epoch makes.
+        """Return how many iterations a script's loop over one epoch of the loader makes.
 
         The number is equal on all workers. An incomplete last batch counts as a whole one. A batch
         that is trained in pieces takes an iteration for each piece.
 
         Args:
             total: the number of samples of the epoch.
-            size: the number of workers.
+            size: the number of workers in the ring, assumed to stay the same.
         """
         return -(-total // self.of_all(size)) * self.microbatches(size)
 
     def split(self, samples: int, size: int) -> list[int]:
         """Return the lengths of the pieces in which a worker trains a batch of ``samples`` samples.
 
-        The lengths differ by one at most.
+        Without ``micro_batch`` it is one piece. Else there are as many pieces as
+        :meth:`microbatches` says, but no more than samples, and more if a piece would exceed
+        ``micro_batch``. The lengths differ by one at most, the longer ones first.
 
         Args:
             samples: the length of the batch, at least 1.
-            size: the number of workers.
+            size: the number of workers in the ring.
         """
         if not self.micro_batch:
             return [samples]
@@ -126,17 +138,20 @@ def batching(
     global_batch: Any = None,
     micro_batch: Any = None,
 ) -> Batching:
-    """Return the :class:`Batching` that a user asks for, after checking the values.
+    """Check the batch sizes that a user gave, and return them as a :class:`Batching`.
 
-    All sizes are in samples.
+    All sizes are in samples. With ``global_batch``, neither ``batch_size`` (other than 1) nor
+    ``max_global_batch`` may be given.
 
     Args:
         what: the function or table that the values were given to, for error messages.
         batch_size: the batch of one worker.
-        max_global_batch: the most that all workers train in a step; None: no limit.
-        global_batch: the batch of all workers, or the smallest and the largest one among which the
-            job chooses; None: not given.
-        micro_batch: the most that a worker trains at once; None: the whole batch.
+        max_global_batch: the most that all workers together train in a step, at least
+            ``batch_size``; None: no limit.
+        global_batch: the batch of all workers together; or a sequence of the smallest and the
+            largest one, among which the job chooses; None: not given.
+        micro_batch: the most that a worker trains in one forward and backward pass; None: its whole
+            batch.
 
     Raises:
         UsageError: a value is not a positive integer, or two values contradict each other.
@@ -148,14 +163,14 @@ def batching(
 
 
 def check_alike(mine: Batching, theirs: Batching, worker: int) -> None:
-    """Check that another worker asks for the same batch sizes as this job.
+    """Raise an error if a worker asks for other batch sizes than the job has.
 
     The global batch that the job has chosen (``Batching.chosen``) may differ.
 
     Args:
-        mine: the batching of the job.
-        theirs: the batching of the other worker.
-        worker: the id of the other worker.
+        mine: the batch sizes that the worker's script asks for.
+        theirs: the batch sizes of the job.
+        worker: the id of the worker, for the message.
 
     Raises:
         DataError: the two differ.
@@ -168,9 +183,15 @@ def check_alike(mine: Batching, theirs: Batching, worker: int) -> None:
 
 
 def _batching(what: str, batch_size: Any, max_global_batch: Any, global_batch: Any) -> Batching:
-    """Check the arguments of :func:`batching` except ``micro_batch``, and return the batching.
+    """Check a user's batch sizes except ``micro_batch``, and return them as a :class:`Batching`.
 
-    The parameters are those of :func:`batching`.
+    Args:
+        what: the function or table that the values were given to, for error messages.
+        batch_size: the batch of one worker, in samples.
+        max_global_batch: the most samples that all workers together train in a step; None: no
+            limit.
+        global_batch: the batch of all workers, or a sequence of the smallest and the largest one;
+            None: not given.
 
     Raises:
         UsageError: a value is not a positive integer, or two values contradict each other.
@@ -197,7 +218,7 @@ def _batching(what: str, batch_size: Any, max_global_batch: Any, global_batch: A
 
 
 def _whole(what: str, name: str, given: Any) -> int:
-    """Return ``given`` if it is an integer of at least 1.
+    """Return ``given`` unchanged if it is an integer of at least 1; otherwise raise an error.
 
     Args:
         what: the function or table that the value was given to, for the error message.
@@ -205,7 +226,7 @@ def _whole(what: str, name: str, given: Any) -> int:
         given: the value.
 
     Raises:
-        UsageError: ``given`` is no integer, or below 1.
+        UsageError: ``given`` is no integer (a boolean is none), or below 1.
     """
     if not isinstance(given, int) or isinstance(given, bool):
         raise UsageError(
@@ -218,14 +239,14 @@ def _whole(what: str, name: str, given: Any) -> int:
 
 
 def _range(what: str, given: Sequence[Any]) -> tuple[int, int]:
-    """Return a user's ``global_batch=(least, most)`` as (smallest, largest) global batch.
+    """Return a user's ``global_batch=(smallest, largest)`` as a tuple of two integers.
 
     Args:
         what: the function or table that the value was given to, for the error message.
-        given: the two numbers that the user gave.
+        given: the numbers that the user gave.
 
     Raises:
-        UsageError: ``given`` is not two integers with 1 <= least < most.
+        UsageError: ``given`` is not two integers with 1 <= smallest < largest.
     """
     whole = all(isinstance(each, int) and not isinstance(each, bool) for each in given)
     if len(given) != 2 or not whole or not 1 <= given[0] < given[1]:

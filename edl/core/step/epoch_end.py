@@ -1,4 +1,8 @@
-"""Write clauses of messages that say how much of an epoch was trained when the workers left it."""
+"""Write clauses of messages that say how much of an epoch was trained when the workers left it.
+
+:class:`EpochLeft` describes the epoch; each function returns one clause, to be appended to a
+sentence.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class EpochLeft:
-    """An epoch at the moment when all workers left it.
+    """An epoch at the moment when all workers left it, by finishing it or before its end.
 
     Attributes:
-        epoch: the number of the epoch.
+        epoch: the number of the epoch, from 0.
         trained: how many of its samples the job has trained.
         total: how many samples it has; 0 for a stream, whose length is not known.
         is_over: whether all samples were trained.
@@ -28,7 +32,7 @@ class EpochLeft:
 
     @property
     def share(self) -> str:
-        """How much was trained, in words: "752 of 960 samples"; of a stream "752 samples"."""
+        """How much was trained, in words: "752 of 960 samples", or "752 samples" of a stream."""
         return (
             f"{self.trained} of {self.total} samples" if self.total else f"{self.trained} samples"
         )
@@ -41,8 +45,11 @@ class EpochLeft:
 def ended_by_script(left: EpochLeft) -> str:
     """Return a clause that says in or after which epoch a script ended, for the end of a sentence.
 
-    It is for a script that ended before all its epochs were trained. Example: "; the script ended
-    in epoch 3, with 752 of 960 samples of it trained". ``left`` is the last epoch of the script.
+    It is for a script that ended before it had trained all its epochs. Examples: "; the script
+    ended after epoch 3", "; the script ended in epoch 3, with 752 of 960 samples of it trained".
+
+    Args:
+        left: the last epoch that the script trained.
     """
     if left.is_over:
         return f"; the script ended after epoch {left.epoch}"
@@ -50,9 +57,10 @@ def ended_by_script(left: EpochLeft) -> str:
 
 
 def ended_by_count(left: EpochLeft) -> str:
-    """Return a clause that says how much of its last epoch, ``left``, a finished job has trained.
+    """Return a clause that says how much of its last epoch a job that has ended has trained.
 
-    It is to be appended to a sentence, and empty if the whole epoch was trained.
+    Example: "; 752 of 960 samples of epoch 3 are trained". It is empty if the whole epoch was
+    trained. ``left`` is that epoch.
     """
     return "" if left.is_over else f"; {left.share} of epoch {left.epoch} are trained"
 
@@ -60,8 +68,9 @@ def ended_by_count(left: EpochLeft) -> str:
 def left_out(samples: int) -> str:
     """Return a clause that says how many samples of all epochs of a job were not trained.
 
-    ``samples`` is that number; if it is 0, the clause is empty. Samples that the script itself left
-    out by ``loader.steps(n)`` are not counted in it.
+    Example: "; 208 samples of epochs that all workers left early are not trained". It is empty if
+    ``samples``, that number, is 0. Samples that the script itself left out by ``loader.steps(n)``
+    are not counted in it by the caller.
     """
     if not samples:
         return ""
