@@ -1,8 +1,9 @@
 """Keep the data ledger: which positions of an epoch are done, leased to a worker, or free.
 
-An epoch is a line of ``total`` positions (:mod:`edl.core.step.shuffle` says which record is at
-each). Most positions of a stream hold nothing, see :mod:`edl.core.step.stream`; what is said of
-samples here holds for positions. Rules:
+:func:`start_epoch` makes a :class:`Ledger`, and :func:`complete_step` moves it after each step. An
+epoch is a line of ``total`` positions (:mod:`edl.core.step.shuffle` says which record is at each).
+Most positions of a stream hold nothing, see :mod:`edl.core.step.stream`; what is said of samples
+here holds for positions. Rules:
 
 1. Every position is in exactly one place: free, in one worker's leases, in its current batch, or
    done.
@@ -40,18 +41,18 @@ from edl.errors import DataError
 
 @dataclass(frozen=True)
 class LeasePolicy:
-    """The rule that says how many samples a worker is granted in one lease.
+    """The rule that says how many samples a worker is granted in one lease; :func:`grant` uses it.
 
     Attributes:
         batch_size: the batch of one worker, in samples.
-        lease_batches: the longest lease, in batches.
+        lease_batches: the length of the longest lease, in batches.
     """
 
     batch_size: int
     lease_batches: int = 8
 
     def share(self, free: int, size: int) -> int:
-        """Return the length of a lease, in samples.
+        """Return the length of a lease, in samples, from how many samples are free.
 
         It is half of a worker's equal share of the free samples, rounded up to whole batches: at
         least one batch and at most ``lease_batches``.
@@ -66,11 +67,14 @@ class LeasePolicy:
     def take(self, free: list[Span], need: int, asking: int, size: int) -> tuple[Span, ...]:
         """Remove from the front of ``free`` the spans that one worker is granted, and return them.
 
+        They have :meth:`share` samples, or ``need`` if that is more, but at most an equal part of
+        the free samples among the ``asking`` workers; each of these numbers is rounded up to whole
+        batches. They have fewer if fewer samples are free.
+
         Args:
             free: the free spans in order; it is changed.
             need: how many samples the worker needs at least.
-            asking: how many workers are still to be granted samples, this one included: the worker
-                gets at most its equal part of what is free.
+            asking: how many workers are still to be granted samples, this one included.
             size: the number of workers in the ring.
         """
         left, longest = length(free), self.lease_batches * self.batch_size
@@ -85,13 +89,16 @@ class LeasePolicy:
     ) -> Iterator[tuple[int, tuple[Span, ...]]]:
         """Remove from ``free`` the leases of all workers in need, and yield them worker by worker.
 
+        The lease of a worker is removed right before it is yielded.
+
         Args:
             free: the free spans in order; it is changed.
             needs: (worker id, samples that the worker needs at least) for each worker of the ring,
                 in rank order. A worker with a need of 0 gets nothing.
 
         Yields:
-            (worker id, the spans that the worker gets); workers that get nothing are left out.
+            (worker id, the spans that the worker gets), in rank order; workers that get nothing are
+            left out.
         """
         asking = [(worker, need) for worker, need in needs if need > 0]
         for served, (worker, need) in enumerate(asking):
@@ -107,21 +114,23 @@ class LeasePolicy:
 class Ledger:
     """The state of one epoch: which positions are done, leased, in training, or free.
 
-    A span is (start, stop). "Optimizers as bits": bit k stands for the optimizer with index k.
+    It is immutable. A span (start, stop) holds the positions start to stop - 1. "Optimizers as
+    bits" is an integer in which bit k stands for the optimizer with index k.
 
     Attributes:
         total: how many positions the epoch has.
-        epoch: the number of the epoch.
+        epoch: the number of the epoch, from 0.
         free: the free spans, in ascending order.
         leases: (worker id, the spans leased to it, oldest grant first), sorted by worker, without
-            empty entries.
+            workers that have none.
         current: in the same form, the spans that each worker trains in the steps of its present
             batch; used with several optimizers only.
         applied_by: the optimizers, as bits, that have applied the present batch in one of its
             steps.
         partially_applied: the spans that are not done but were applied by some optimizers already,
-            as (start, stop, optimizers as bits).
-        trained: for a stream, how many samples are done; -1: each position is a sample.
+            as (start, stop, optimizers as bits), in ascending order.
+        trained: for a stream, how many samples are done; -1: it is no stream, each position is a
+            sample.
     """
 
     total: int
@@ -150,18 +159,21 @@ class Ledger:
 
     @property
     def done(self) -> int:
-        """The number of samples of this epoch that the model has been trained on."""
+        """The number of samples of this epoch that are done; those in ``current`` do not count."""
         if self.trained >= 0:
             return self.trained
         return self.total - self.free_samples - self.leased_samples - self.current_samples
 
     @property
     def finished(self) -> bool:
-        """Whether all samples of this epoch are done: nothing is free, leased or in training."""
+        """Whether the epoch is over: no position is free, leased or in ``current``."""
         return not self.free and not self.leases and not self.current
 
     def held_by(self, worker: int) -> tuple[Span, ...]:
-        """Return the spans that are leased to ``worker``, in the order in which it trains them."""
+        """Return the spans that are leased to ``worker``, in the order in which it trains them.
+
+        They are empty if the worker has no leases.
+        """
         return dict(self.leases).get(worker, ())
 
     def held_samples(self, worker: int) -> int:
@@ -169,11 +181,13 @@ class Ledger:
         return length(self.held_by(worker))
 
     def counted(self, spans: Iterable[Span]) -> tuple[int, int]:
-        """Return which optimizers have applied the first sample of ``spans``.
+        """Return which optimizers have applied the first sample of ``spans`` already.
+
+        ``spans`` are in the order of training.
 
         Returns:
-            (the optimizers as bits, bit k for optimizer k; how many samples from the first one on
-            were applied by exactly these optimizers).
+            (the optimizers as bits, bit k for optimizer k, 0 if none has; how many samples from the
+            first one on were applied by exactly these optimizers).
         """
         spans = list(spans)
         if not self.partially_applied:
@@ -192,7 +206,7 @@ class Ledger:
 
         Returns:
             For each piece, in order: (its length, the optimizers that have applied it, as bits: bit
-            k for optimizer k).
+            k for optimizer k; 0: none has).
         """
         at, stop = span
         pieces = []
@@ -208,15 +222,15 @@ class Ledger:
         return pieces
 
     def digest(self) -> int:
-        """Return a 32-bit checksum of the ledger, the same on every machine.
+        """Return a 32-bit checksum of the ledger, from 0 to 2**32 - 1, the same on every machine.
 
-        Equal ledgers have equal checksums.
+        Equal ledgers have equal checksums. Different ones almost always have different checksums.
         """
         values = tuple(getattr(self, field.name) for field in fields(self))
         return zlib.crc32(msgspec.json.encode(values))
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the ledger as JSON values, for checkpoints and newcomers."""
+        """Return the ledger as JSON values, which :func:`restore` reads."""
         return {
             "total": self.total,
             "epoch": self.epoch,
@@ -230,11 +244,11 @@ class Ledger:
 
 
 def start_epoch(total: int, epoch: int, is_stream: bool = False) -> Ledger:
-    """Return the ledger of an epoch of which nothing is done or leased yet.
+    """Return the ledger of an epoch in which all positions are free.
 
     Args:
         total: how many positions the epoch has.
-        epoch: the number of the epoch.
+        epoch: the number of the epoch, from 0.
         is_stream: whether most positions hold no sample (:mod:`edl.core.step.stream`).
 
     Raises:
@@ -249,7 +263,8 @@ def restore(snapshot: Mapping[str, Any]) -> Ledger:
     """Return the ledger from its JSON form: the inverse of :meth:`Ledger.snapshot`.
 
     Raises:
-        DataError: ``snapshot`` is not a ledger, or one in which a position is in two places.
+        DataError: ``snapshot`` is not a ledger, or one in which a position is in two places or
+            outside of the epoch.
     """
     try:
         ledger = Ledger(
@@ -273,14 +288,16 @@ def restore(snapshot: Mapping[str, Any]) -> Ledger:
 def grant(ledger: Ledger, needs: Sequence[tuple[int, int]], policy: LeasePolicy) -> Ledger:
     """Return the ledger after free positions were leased to the workers that need them.
 
-    A worker with a need gets at least that (rounded up to whole batches), and at most its equal
-    part of what is free; beyond its need it gets a lease of :meth:`LeasePolicy.share`.
+    How many a worker gets is up to ``policy``; with a plain :class:`LeasePolicy` it is what
+    :meth:`LeasePolicy.take` says. A worker with a need of 0 gets nothing. New leases come after the
+    worker's old ones.
 
     Args:
         ledger: the ledger before.
         needs: (worker id, samples that the worker needs at least) for each worker of the ring, in
-            rank order.
-        policy: the rule that says how many samples one lease has.
+            rank order. The unit is that of the policy: of a fixed global batch it is global
+            batches, of a stream shards.
+        policy: the rule that says how much one lease has.
     """
     if not ledger.free or all(need <= 0 for _, need in needs):
         return ledger
@@ -301,10 +318,10 @@ def complete_step(
     Args:
         ledger: the ledger before the step.
         records: the step records of all workers, which say what each has trained and needs.
-        policy: the rule that says how many samples one lease has.
+        policy: the rule that says how much one lease has.
         counted_by: the optimizers that have made their updates in the step, as bits (bit k for
-            optimizer k); its samples stay in training for the other optimizers. None: there is one
-            optimizer, and the samples are done.
+            optimizer k); then the samples are not done, but move to ``current`` for the other
+            optimizers. None: there is one optimizer, and the samples are done.
 
     Raises:
         DataError: a worker trained samples other than the next ones of its leases.
@@ -343,9 +360,9 @@ def complete_step(
 
 
 def _cut(ledger: Ledger, end: int) -> Ledger:
-    """Return the ledger of a shared stream without the positions after its end.
+    """Return the ledger of a shared stream without the positions from ``end``, its end, on.
 
-    The positions from ``end`` on are removed from the free spans and from all leases.
+    They are removed from the free spans and from all leases.
     """
     nothing = ((end, ledger.total),)
     leases = {worker: subtract_spans(spans, nothing) for worker, spans in ledger.leases}
@@ -353,9 +370,9 @@ def _cut(ledger: Ledger, end: int) -> Ledger:
 
 
 def complete_batch(ledger: Ledger) -> Ledger:
-    """Return the ledger after all optimizers have applied the batches in training.
+    """Return the ledger after all optimizers have applied the batches in ``current``.
 
-    The positions of these batches are done.
+    The positions of these batches are done. No worker gets new leases.
     """
     if not ledger.current and not ledger.applied_by:
         return ledger
@@ -366,13 +383,14 @@ def complete_batch(ledger: Ledger) -> Ledger:
 
 
 def free_leases(ledger: Ledger, members: Iterable[int]) -> Ledger:
-    """Return the ledger after workers have gone: the positions that they held can be leased again.
+    """Return the ledger after workers have gone: the positions that they held are free again.
 
-    These are their leases, and their batches in training.
+    These are their leases, and their batches in ``current``; if some optimizers have applied such a
+    batch already, it is noted in ``partially_applied``. No worker gets new leases.
 
     Args:
         ledger: the ledger before.
-        members: the ids of the workers that stay.
+        members: the ids of the workers that stay; leases of all others are freed.
     """
     staying = set(members)
     leases = {worker: spans for worker, spans in ledger.leases if worker in staying}
@@ -393,11 +411,11 @@ def free_leases(ledger: Ledger, members: Iterable[int]) -> Ledger:
 
 
 def _pieces(ledger: Ledger, spans: Iterable[Span]) -> list[tuple[int, int, int]]:
-    """Split ``spans`` into pieces whose samples were applied by the same optimizers of ``ledger``.
+    """Split ``spans`` into pieces that the same optimizers of ``ledger`` have applied already.
 
     Returns:
-        For each piece: (start, stop, the optimizers that have applied it, as bits: bit k for
-        optimizer k).
+        For each piece, in order: (start, stop, the optimizers that have applied it, as bits: bit k
+        for optimizer k; 0: none has).
     """
     found = []
     for at, stop in spans:
@@ -445,10 +463,10 @@ def _held(spans: Mapping[str, Any]) -> tuple[tuple[int, tuple[Span, ...]], ...]:
 
 
 def _check_disjoint(ledger: Ledger) -> None:
-    """Check that no position of ``ledger`` is in two places or outside of the epoch.
+    """Raise an error if a position of ``ledger`` is in two places, or a span is empty or outside.
 
     Raises:
-        DataError: a position is in two places, or outside of the epoch.
+        DataError: a position is in two places, or a span is empty or reaches beyond the epoch.
     """
     held = [*ledger.leases, *ledger.current]
     spans = sorted([*ledger.free, *(span for _, spans in held for span in spans)])
