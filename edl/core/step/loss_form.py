@@ -1,12 +1,12 @@
 """Decide whether the loss of a batch is a mean over its samples, as the weights of a step assume.
 
-The update of a step is ``sum_i (n_i / N) g_i``: worker i has the gradient g_i over its n_i samples,
-and all workers have N (:mod:`edl.core.step.weighting`). That is the gradient of the mean over all N
-samples when the loss of each worker is a sum over its batch that is divided by ``n_i`` times a
-constant. It is not that gradient for a sum that is not divided, nor for a mean over the entries
-that are no padding, or over the weights of the classes: the divisor of such a mean changes from
-batch to batch, so an entry of a batch with few entries counts more than an entry of a batch with
-many.
+:func:`why_no_mean` decides about one :class:`LossTerm`. The update of a step is ``sum_i (n_i / N)
+g_i``: worker i has the gradient g_i over its n_i samples, and all workers have N
+(:mod:`edl.core.step.weighting`). That is the gradient of the mean over all N samples when the loss
+of each worker is a sum over its batch that is divided by ``n_i`` times a constant. It is not that
+gradient for a sum that is not divided, nor for a mean over the entries that are no padding, or over
+the weights of the classes: the divisor of such a mean changes from batch to batch, so an entry of a
+batch with few entries counts more than an entry of a batch with many.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ class LossTerm:
     """One term of a loss: a sum over the batch, divided by a number.
 
     Attributes:
-        name: the name of the function that computes the sum.
+        name: the name of the function that computes the sum, for messages.
         samples: how many samples the batch has.
-        divisor: the number that the sum is divided by; 1.0 if it is not divided.
+        divisor: the number that the sum is divided by: by the function if ``is_mean``, else by the
+            script; 1.0 if it is not divided.
         is_mean: whether the function itself divides the sum.
-        factor: the number that the script multiplies the sum by, if it is below 1, else 1.0. It may
-            be 1 / n, or a coefficient that changes during a training, so it is not compared between
-            batches.
+        factor: the product of the numbers between 0 and 1 that the script multiplies the sum by,
+            else 1.0. It is not part of ``divisor``. It may be 1 / n, or a coefficient that changes
+            during a training, so it is not compared between batches.
     """
 
     name: str
@@ -39,14 +40,17 @@ class LossTerm:
 
     @property
     def per_sample(self) -> float:
-        """The divisor of the sum, divided by the number of samples of the batch."""
+        """``divisor``, divided by the number of samples of the batch."""
         return self.divisor / self.samples
 
 
 def why_no_mean(term: LossTerm, before: LossTerm | None) -> str | None:
     """Return why ``term`` is not a mean over the samples of its batch, as an error message.
 
-    The result is None if ``term`` is such a mean, or if that cannot be told from these two batches.
+    It is no mean if it is a sum that is divided by less than the number of samples (a ``factor``
+    below 1 counts as dividing), or if it is divided and its divisor per sample differs between the
+    two batches. The result is None if ``term`` is such a mean, or if that cannot be told from these
+    two batches.
 
     Args:
         term: the term of the loss of this batch.

@@ -1,4 +1,4 @@
-"""Compute means over the samples of all workers from the means that each worker has."""
+"""Compute means over all workers' samples from each worker's means: :func:`weighted_means`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 
 def weighted_means(rows: Sequence[Sequence[float]]) -> list[float]:
-    """Return the weighted mean of each column of ``rows`` but the first, which holds the weights.
+    """Return the mean of each column of ``rows`` but the first, weighted by the first column.
 
-    Each row is one worker's: its number of samples, then its values. A row of weight 0 is left
-    out, even if it holds infinite values. The means are nan if all weights are 0.
+    Each row is one worker's: its number of samples, then its values; there is at least one row. A
+    row of weight 0 is left out, even if it holds infinite values. The result has one item less than
+    a row. Its items are nan if all weights are 0.
     """
     counted = [row for row in rows if row[0] > 0]
     total = math.fsum(row[0] for row in counted)

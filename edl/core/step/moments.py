@@ -1,8 +1,9 @@
 """Combine the means and variances of several workers' samples into those of all samples.
 
-This is the parallel form of the two-pass algorithm (Chan, Golub, LeVeque, 1979). It subtracts no
-large numbers from each other, as sums of squares would need. Batch normalisation over the samples
-of all workers uses it (:mod:`edl.torch.sync_batch_norm`).
+:func:`combined` does that with the :class:`Moments` of the workers. This is the parallel form of
+the two-pass algorithm (Chan, Golub, LeVeque, 1979). It subtracts no large numbers from each other,
+as sums of squares would need. Batch normalisation over the samples of all workers uses it
+(:mod:`edl.torch.sync_batch_norm`).
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ class Moments(NamedTuple):
     """The mean and the squared deviations of each channel of a batch.
 
     Attributes:
-        elements: how many elements each channel has.
+        elements: how many elements of the batch each channel has; 0: an empty batch.
         mean: the mean of each channel, of shape (channels,).
-        squares: the sum of the squared deviations from the mean, of shape (channels,).
+        squares: for each channel, the sum of the squared deviations from its mean, of shape
+            (channels,).
     """
 
     elements: float
@@ -31,7 +33,10 @@ class Moments(NamedTuple):
 
     @property
     def variance(self) -> Channels:
-        """The biased variance of each channel, of shape (channels,)."""
+        """The biased variance of each channel (divided by ``elements``), of shape (channels,).
+
+        It is 0 for an empty batch.
+        """
         return self.squares / max(self.elements, 1.0)
 
     def encode(self) -> bytes:
@@ -49,7 +54,8 @@ class Moments(NamedTuple):
 def combined(parts: Sequence[Moments]) -> Moments:
     """Return the moments of the elements of all ``parts`` together.
 
-    Parts without elements are left out; if all are empty, the first one is returned.
+    ``parts`` has at least one item, all with the same channels. Parts without elements are left
+    out; if all are empty, the first one is returned.
     """
     some = [part for part in parts if part.elements > 0]
     if not some:
@@ -63,11 +69,11 @@ def combined(parts: Sequence[Moments]) -> Moments:
 
 
 def weighted_sum(payloads: Sequence[bytes]) -> Channels:
-    """Return the sum of vectors, each multiplied by its weight, in float64.
+    """Return the sum of vectors of equal length, each multiplied by its weight, in float64.
 
     Args:
-        payloads: for each vector, float64 numbers as bytes: its weight, then its elements. A vector
-            of weight 0 is left out, so it may hold infinite numbers.
+        payloads: for each vector, float64 numbers as bytes: its weight, then its elements. There is
+            at least one vector. A vector of weight 0 is left out, so it may hold infinite numbers.
     """
     rows = [np.frombuffer(payload) for payload in payloads]
     found: Channels = np.zeros(len(rows[0]) - 1)

@@ -3,9 +3,10 @@
 A newcomer receives the job's state. The state does not contain what a script keeps in functions,
 closures and counters of its own: a schedule that is computed from the number of workers, or from a
 counter that begins at 0, gives a newcomer another learning rate than the others have, and the
-models drift apart. So the whole state is compared after a newcomer's first step. If the workers
-that were there before agree with each other, each newcomer that differs from them leaves, and the
-others complete the step without it.
+models drift apart. So the whole state is compared after a newcomer's first step, and later a group
+of it after each step. If the workers that were there before agree with each other, each newcomer
+that differs from them leaves (:func:`newcomers_that_leave`), and the others complete the step
+without it. A worker counts as a newcomer for :data:`TRIAL_STEPS` steps.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ CAUSE = (
 
 @dataclass(frozen=True)
 class StateReport:
-    """The report that each worker gives the others about its state when states differ.
+    """The report that each worker sends to the others about its state when states differ.
 
     Attributes:
-        digests: the digest of each tensor or value of the state that was compared, by its name.
-        rates: the worker's learning rates, by name.
-        joined_after: the number of the step after which the worker joined the job; None for a
-            worker that was there from the start, or has trained more than :data:`TRIAL_STEPS` steps
-            since it joined.
+        digests: the name of each tensor or value of the state that was compared -> its digest.
+        rates: the names of the worker's learning rates -> their values.
+        joined_after: the number of the step after which the worker joined the job; None: it is no
+            newcomer, because it was there from the start, or has trained more than
+            :data:`TRIAL_STEPS` steps since it joined.
     """
 
     digests: Digests
@@ -46,13 +47,14 @@ class StateReport:
 
 
 def on_trial(joined_after: int | None, step: int) -> int | None:
-    """Return ``joined_after`` while a worker counts as a newcomer, else None.
+    """Return ``joined_after`` while the worker counts as a newcomer, else None.
+
+    A worker counts as one for :data:`TRIAL_STEPS` steps after it joined.
 
     Args:
-        joined_after: the step after which the worker joined the job; None: it was there from the
-            start.
-        step: the number of the present step; the worker counts as a newcomer for
-            :data:`TRIAL_STEPS` steps after it joined.
+        joined_after: the number of the step after which the worker joined the job; None: it was
+            there from the start.
+        step: the number of the present step.
     """
     if joined_after is None or step - joined_after > TRIAL_STEPS:
         return None
@@ -60,15 +62,17 @@ def on_trial(joined_after: int | None, step: int) -> int | None:
 
 
 def newcomers_that_leave(found: Split, said: Mapping[int, StateReport]) -> tuple[int, ...]:
-    """Decide which newcomers leave the job because their states differ from the older workers'.
+    """Return the ids of the newcomers that leave because their states differ from the others'.
+
+    Older workers are those whose report has no ``joined_after``.
 
     Args:
         found: the groups of workers whose states agree.
         said: the report of each worker, by its id.
 
     Returns:
-        The ids of the newcomers that differ from the older workers, in ascending order; empty if
-        the older workers differ from each other, or if there are none.
+        The ids in ascending order; empty if the older workers differ from each other, or if there
+        are none.
     """
     old = [[w for w in group if said[w].joined_after is None] for group in found.groups]
     holding = [number for number, workers in enumerate(old) if workers]
@@ -87,11 +91,14 @@ def why_they_leave(
 ) -> str:
     """Return a message that says which newcomers leave, what differs first, and what to do.
 
+    A learning rate that differs is named before any tensor. The newcomer with the lowest id is
+    compared with one worker that stays; at least one must stay.
+
     Args:
-        leaving: the ids of the newcomers that leave.
+        leaving: the ids of the newcomers that leave, in ascending order; at least one.
         step: the number of the step after which the states differ.
         said: the report of each worker, by its id.
-        cause: the probable cause and its remedy, as the end of the message.
+        cause: the probable cause and its remedy, for the end of the message.
         unit: what ``step`` counts, in the singular: "step", or "save" for a script that saves its
             own state.
     """
