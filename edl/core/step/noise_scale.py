@@ -1,5 +1,6 @@
 """Estimate the gradient noise scale: how much a larger global batch is worth to a job.
 
+:func:`noise_sample` makes a measurement of one step, and :class:`NoiseScale` averages measurements.
 The gradient of n samples is that of all data, G, and noise that falls with n: its expected square
 is |G|^2 + S / n, where S is the trace of the covariance of a single sample's gradient. S / |G|^2,
 the *noise scale*, is a number of samples: a global batch of so many makes half of the progress that
@@ -11,18 +12,20 @@ least squares, weighted by n_i, which is the inverse of the noise of each (an an
     S     = (sum n_i |g_i|^2 - N |g|^2) / (K - 1)        K workers with samples
     |G|^2 = |g|^2 - S / N
 
-Both estimates are unbiased, and a single one may be far off, or below 0. So S and |G|^2 are
-averaged over the measurements, each by itself, and the ratio is taken of the averages. Both depend
-on the data and the model, not on the workers, so the averages go on when workers join or leave.
+Both estimates are unbiased, and a single one may be far off, or that of |G|^2 below 0. So S and
+|G|^2 are averaged over the measurements, each by itself, and the ratio is taken of the averages.
+Both depend on the data and the model, not on the workers, so the averages go on when workers join
+or leave.
 
 While a model learns, |G|^2 falls by orders of magnitude, and a long average lags behind it; a short
 one says little where the noise is large. So there are several exponential averages, from short to
 long (:data:`WINDOWS`), each with the spread of its measurements, which is the standard error of its
 ratio (the delta method). The shortest average whose error is small (:data:`MOST_ERROR`) is used, on
-two conditions: it has seen as many measurements as it averages over, and all shorter averages agree
-with it as far as their errors allow, and have errors no larger than expected (as in Lepski's choice
-of a bandwidth, Theory of Probability and its Applications 35, 1990): when |G|^2 has fallen, the
-errors of the short averages grow first. Otherwise the noise scale is not known.
+two conditions: it has seen enough measurements (:data:`FILLED` times as many as it averages over),
+and all shorter averages agree with it as far as their errors allow, and have errors no larger than
+expected (as in Lepski's choice of a bandwidth, Theory of Probability and its Applications 35,
+1990): when |G|^2 has fallen, the errors of the short averages grow first. Otherwise the noise scale
+is not known.
 
 A job of one worker compares the gradients of two successive steps in place of two workers'. The
 model has changed between them, so that measurement is marked as biased, and is discarded when there
@@ -52,8 +55,9 @@ class Squares(Record):
     """The squared norms of two gradients that one worker has measured in one step; 0: not measured.
 
     Attributes:
-        own: the squared norm of the worker's own gradient, the mean over its samples.
-        mean: the squared norm of the job's gradient, the mean over the samples of all workers.
+        own: the squared norm of the worker's own gradient, which is a mean over its samples.
+        mean: the squared norm of the job's gradient, which is a mean over the samples of all
+            workers.
     """
 
     own: float = 0.0
@@ -69,9 +73,11 @@ class Squares(Record):
 class NoiseSample:
     """The estimates of S and |G|^2, whose ratio is the gradient noise scale, from one step.
 
+    :func:`noise_sample` makes it.
+
     Attributes:
         noise: S, the trace of the covariance of a single sample's gradient; 0 or more.
-        signal: |G|^2, the squared norm of the gradient over all data; an estimate may be below 0.
+        signal: |G|^2, the squared norm of the gradient over all data; the estimate may be below 0.
         is_biased: whether the estimates come from two steps of a single worker.
     """
 
@@ -83,11 +89,13 @@ class NoiseSample:
 def noise_sample(samples: Mapping[int, int], squares: Mapping[int, Squares]) -> NoiseSample | None:
     """Estimate S and |G|^2 (as in :class:`NoiseSample`) from the gradients of one step.
 
-    The result is None if a squared norm is missing or not finite, or if no worker has samples.
+    Workers with 0 samples are left out. The result is None if no worker has samples, or if a
+    squared norm of one that has is missing, 0 or not finite. With one worker the result is marked
+    as biased.
 
     Args:
-        samples: how many samples each worker has trained in the step, by worker id.
-        squares: the squared norms by worker id. For a job of one worker: ``own`` is the mean of the
+        samples: worker id -> how many samples the worker has trained in the step.
+        squares: worker id -> its squared norms. For a job of one worker: ``own`` is the mean of the
             squared norms of two steps in a row, of ``samples`` each, and ``mean`` the squared norm
             of their mean gradient.
     """
@@ -107,12 +115,12 @@ def noise_sample(samples: Mapping[int, int], squares: Mapping[int, Squares]) -> 
 class Average(Record):
     """An exponential average of noise measurements (:class:`NoiseSample`), kept as weighted sums.
 
-    A measurement's weight is proportional to the samples of its step, as the noise of |G|^2 falls
-    with them, and decays with each measurement after it. S is the trace of the covariance of a
-    sample's gradient, |G|^2 the squared norm of the gradient over all data.
+    It is immutable. A measurement's weight is proportional to the samples of its step, as the noise
+    of |G|^2 falls with them, and decays with each measurement after it. S is the trace of the
+    covariance of a sample's gradient, |G|^2 the squared norm of the gradient over all data.
 
     Attributes:
-        weight: the sum of the weights.
+        weight: the sum of the weights; 0: nothing was measured.
         weight_2: the sum of the squared weights.
         noise: the weighted sum of S.
         signal: the weighted sum of |G|^2.
@@ -134,8 +142,9 @@ class Average(Record):
 
         Args:
             found: the new measurement.
-            counts: the weight of the new measurement.
-            window: the earlier weights are multiplied by exp(-1 / window).
+            counts: the weight of the new measurement, above 0.
+            window: over how many measurements is averaged: the earlier weights are multiplied by
+                exp(-1 / window).
         """
         kept, s, g = math.exp(-1.0 / window), found.noise, found.signal
         return Average(
@@ -150,20 +159,27 @@ class Average(Record):
 
     @property
     def count(self) -> float:
-        """The effective number of measurements: (sum of weights)^2 / (sum of squared weights)."""
+        """The effective number of measurements: (sum of weights)^2 / (sum of squared weights).
+
+        It is 0 without measurements.
+        """
         return self.weight**2 / self.weight_2 if self.weight_2 else 0.0
 
     @property
     def means(self) -> tuple[float, float]:
-        """The weighted means of the measurements: (mean of ``noise``, mean of ``signal``)."""
+        """The weighted means of the measurements: (mean of S, mean of |G|^2).
+
+        There must be at least one measurement.
+        """
         return self.noise / self.weight, self.signal / self.weight
 
     @property
     def error(self) -> float:
-        """The standard error of the noise scale that the means give, relative to that noise scale.
+        """The standard error of the noise scale that the means give, relative to that scale.
 
-        The noise scale is the mean of ``noise``, divided by the mean of ``signal``. The error is
-        infinite with fewer than :data:`FEWEST` measurements, or if the mean signal is not above 0.
+        The noise scale is the mean of S, divided by the mean of |G|^2. The error is infinite with
+        fewer than :data:`FEWEST` effective measurements, or if the mean of |G|^2 is not above 0;
+        else it is 0 if the mean of S is 0.
         """
         (s, g), n = self.means, self.count
         if n < FEWEST or g <= 0:
@@ -177,16 +193,20 @@ class Average(Record):
 
     @property
     def signal_error(self) -> float:
-        """The standard error of the weighted mean of |G|^2, the gradient's squared norm."""
+        """The standard error of the weighted mean of |G|^2, the gradient's squared norm.
+
+        It is in the unit of |G|^2. The effective number of measurements must be above 1.
+        """
         spread = self.signal_2 / self.weight - self.means[1] ** 2
         return math.sqrt(max(0.0, spread) / (self.count - 1.0))
 
     def confirms(self, longer: Average) -> bool:
         """Return whether this average, of a shorter window, agrees with a ``longer`` average.
 
-        It does not if its error is :data:`FRESH` times larger than expected, or if the two means of
-        the gradient's squared norm differ by more than the standard error of this average's mean.
-        An average of fewer than :data:`FEWEST` measurements always agrees.
+        It does not if its error is over :data:`FRESH` times what is expected from the numbers of
+        measurements, or if the two means of |G|^2 differ by more than the standard error of this
+        average's mean. An average of fewer than :data:`FEWEST` effective measurements always
+        agrees.
         """
         if self.count < FEWEST:
             return True
@@ -200,13 +220,18 @@ class Average(Record):
 class NoiseScale(Record):
     """The gradient noise scale, as far as it was measured; equal on all workers.
 
+    It is immutable; :data:`UNKNOWN` is the one before any measurement.
+
     Attributes:
-        averages: one average for each of :data:`WINDOWS`; empty before the first measurement.
-        steps: how many steps were measured.
+        averages: one average for each of :data:`WINDOWS`, the shortest first; empty before the
+            first measurement.
+        steps: how many measurements the averages have; biased ones are not counted once there are
+            others.
         first_batch: the global batch of the first measured step, in samples; 0 before that step.
         is_biased: whether the measurements come from a single worker.
-        changes: (number of an update, noise scale that a learning rate follows from that update
-            on), for the newest values. When the noise scale is no longer known, the last one stays.
+        changes: pairs (number of an update, noise scale that a learning rate follows from that
+            update on), oldest first, for the :data:`CHANGES_KEPT` newest values. When the noise
+            scale is no longer known, the last one stays.
     """
 
     averages: tuple[Average, ...] = ()
@@ -218,8 +243,9 @@ class NoiseScale(Record):
     def after(self, found: NoiseSample, batch: int, update: int) -> NoiseScale:
         """Return the noise scale with one more measurement.
 
-        A biased measurement is ignored once there were unbiased ones; the first unbiased one
-        replaces all biased ones.
+        A biased measurement is ignored once there are unbiased ones; the first unbiased one
+        replaces all biased ones. The measurement's weight is ``batch``, relative to
+        ``first_batch``.
 
         Args:
             found: the new measurement.
@@ -247,8 +273,9 @@ class NoiseScale(Record):
     def _changes_with(self, update: int) -> tuple[tuple[int, float], ...]:
         """Return ``changes``, with the present noise scale added if it differs from the last one.
 
-        It must differ by the factor :data:`CHANGED`. ``update`` is the number of the optimizer's
-        update from which on a learning rate follows it.
+        It must differ by more than the factor :data:`CHANGED`, and be known. Only the newest
+        :data:`CHANGES_KEPT` pairs are returned. ``update`` is the number of the optimizer's update
+        from which on a learning rate follows the present scale.
         """
         scale, last = self.samples, self.changes[-1][1] if self.changes else 0.0
         if scale is None or max(scale, last) <= CHANGED * min(scale, last):
@@ -259,8 +286,9 @@ class NoiseScale(Record):
     def samples(self) -> float | None:
         """The gradient noise scale, as a number of samples; None while it is not known.
 
-        It is known once one of ``averages`` has a small enough error, and all averages of shorter
-        windows agree with that one.
+        The shortest one of ``averages`` with a small enough error gives it, if it has enough
+        measurements and all averages of shorter windows agree with it. So a known scale may become
+        unknown again.
         """
         for index, one in enumerate(self.averages):
             if self.steps < FILLED * WINDOWS[index]:
@@ -273,17 +301,17 @@ class NoiseScale(Record):
     def gain(self, batch: float, base: float) -> float:
         """Return how many updates with batch ``base`` bring the progress of one with ``batch``.
 
-        Both are global batches, in samples. The result is that of the function :func:`gain` for the
-        present noise scale; it is 1 while the noise scale is not known.
+        Both are global batches, in samples, above 0. The result is between 1 and ``batch / base``;
+        it is 1 while the noise scale is not known.
         """
         return gain(self.samples or 0.0, batch, base)
 
     def efficiency(self, batch: float) -> float:
         """Return the progress that a sample brings in a global batch, relative to the first batch.
 
-        ``batch`` is the global batch in samples. The result is 1 for ``first_batch``, and less for
-        a larger batch. It is 1 for each batch while the noise scale is not known. Source: Pollux
-        (OSDI 2021), section 3.1.
+        ``batch`` is the global batch in samples, above 0. The result is 1 for ``first_batch``, less
+        for a larger batch and more for a smaller one. It is 1 for each batch while the noise scale
+        is not known. Source: Pollux (OSDI 2021), section 3.1.
         """
         if self.samples is None:
             return 1.0
@@ -296,13 +324,14 @@ UNKNOWN = NoiseScale()
 def gain(scale: float, batch: float, base: float) -> float:
     """Return how many updates with global batch ``base`` bring the progress of one with ``batch``.
 
-    The result is from 1, where the gradients have no noise, to batch / base, where they are only
-    noise.
+    The result is between 1, where the gradients have no noise, and ``batch / base``, where they are
+    only noise.
 
     Args:
-        scale: the noise scale, in samples: the larger it is, the more a larger batch is worth.
-        batch: the global batch of the update, in samples.
-        base: the global batch to compare with, in samples.
+        scale: the noise scale, in samples, 0 or more: the larger it is, the more a larger batch is
+            worth.
+        batch: the global batch of the update, in samples, above 0.
+        base: the global batch to compare with, in samples, above 0.
 
     Source: Johnson and others, AdaScale SGD (ICML 2020), equation 5, expressed by the noise scale.
     """
