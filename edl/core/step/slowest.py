@@ -1,4 +1,7 @@
-"""Find the worker that the others wait for in every step, from the times in the step records."""
+"""Find the worker that the others wait for in every step, from the times in the step records.
+
+:class:`Slowest` looks at the records of each step.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,9 @@ class SlowestWorker:
 
     Attributes:
         worker: the id of the worker.
-        own_s: the worker's median time in a step, in seconds: it waits for its batch and computes.
-            Waiting for other workers is not included.
-        others_s: the median of this time over the other workers, in seconds.
+        own_s: the worker's median time in a step, in seconds, in which it waits for its batch or
+            computes. Waiting for other workers is not included.
+        others_s: the median of the other workers' median times, in seconds.
     """
 
     worker: int
@@ -40,9 +43,12 @@ class SlowestWorker:
 class Slowest:
     """A detector of slow workers that reads the step records of one ring.
 
+    Call :meth:`look` after each step, and :meth:`restart` when a new ring was built.
+
     Attributes:
-        found: the worker that was slow in the last :data:`OF_STEPS` steps, as of the last
-            comparison; None if there was none.
+        found: the worker that was slow over the last :data:`OF_STEPS` steps at the last comparison,
+            also if :meth:`look` had returned it before; None: no worker was, or none has been
+            compared.
     """
 
     def __init__(self) -> None:
@@ -59,15 +65,19 @@ class Slowest:
         self._named.clear()
 
     def look(self, records: StepRecords) -> SlowestWorker | None:
-        """Record the times of a step, and return a worker that is found slow for the first time.
+        """Add the times of a step, and return a worker that is found slow for the first time.
+
+        Every :data:`EVERY` steps, once :data:`OF_STEPS` steps were added, the workers are compared
+        by their times in the newest :data:`OF_STEPS` steps, and :attr:`found` is set. A ring of one
+        worker is never compared.
 
         Args:
-            records: the step records of all workers, in rank order.
+            records: the step records of all workers, in rank order; they have the times of the step
+                before.
 
         Returns:
-            The slow worker; None if no worker is slow, or if it was returned before in this ring.
-            Workers are compared every :data:`EVERY` steps, once :data:`OF_STEPS` steps are
-            recorded.
+            The slow worker; None if workers were not compared now, if no worker is slow, or if the
+            slow one was returned before in this ring.
         """
         self._rows.append(records.column("compute_us") + records.column("data_us"))
         self._seen += 1
@@ -81,15 +91,15 @@ class Slowest:
 
 
 def slow(workers: Sequence[int], compute_us: npt.NDArray[np.int64]) -> SlowestWorker | None:
-    """Return the worker whose median step takes longest, with its times, if it is slow; else None.
+    """Return the worker with the longest median step, with its times, if it is slow; else None.
 
-    A worker is slow if it takes at least :data:`FACTOR` times as long as the median of the others,
-    and at least :data:`LEAST_S` seconds longer.
+    A worker is slow if its median takes at least :data:`FACTOR` times as long as the median of the
+    others' medians, and at least :data:`LEAST_S` seconds longer.
 
     Args:
         workers: the ids of the workers, in rank order; at least two.
-        compute_us: the time of each worker in each step, in microseconds, of shape (steps,
-            workers).
+        compute_us: the time in which each worker waited for its batch and computed, in each step,
+            in microseconds, of shape (steps, workers).
     """
     usual_s = np.median(compute_us, axis=0) / 1e6
     at = int(usual_s.argmax())

@@ -1,13 +1,14 @@
 """Check whether all workers hold the same state, and find what differs and which workers are right.
 
 Each worker makes a digest of every part (tensor or value) of the state that must be equal on all
-workers, and folds the digests into one number, which is sent with its step record. All workers then
-see from the same table whether they agree. Only if they do not, they exchange the digests of the
-parts.
+workers, and folds the digests into one number (:func:`fold`), which is sent with its step record.
+All workers then see from the same table whether they agree (:func:`split_of`). Only if they do not,
+they exchange the digests of the parts. The largest group of workers that agree counts as right if
+it is a majority (:class:`Split`).
 
 A digest of the whole state costs too much for every step. So a state is cut by bytes into as many
-groups as there are steps between two comparisons, and after each step one of them is compared: the
-cost is the same in each step, and every byte is compared once in so many steps.
+groups as there are steps between two comparisons, and after each step one of them is compared
+(:func:`due`): the cost is the same in each step, and every byte is compared once in so many steps.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ ALIGN_BYTES = 64  # a part is cut at multiples of this: whole elements of any ty
 class StateGroup:
     """A group of bytes of a state: the ``index``-th of ``count`` groups of equal size, from 0 on.
 
-    The parts (tensors and values) of the state are laid end to end and cut by bytes.
+    The parts (tensors and values) of the state are laid end to end and cut by bytes. :data:`WHOLE`
+    is the only group of one: the whole state.
     """
 
     index: int
@@ -63,10 +65,11 @@ def due(step: int, begins_epoch: bool, every: int, joined_after: int = NEVER) ->
 
     The whole state is compared at the beginning of an epoch and after the first step of newcomers.
     After each other step one group is compared: among any ``every`` successive steps, each group
-    has one.
+    has one. Nothing is compared before the first step, when all workers have just received the
+    state.
 
     Args:
-        step: the number of the step.
+        step: the number of complete steps of the job.
         begins_epoch: whether the next step begins an epoch.
         every: into how many groups the state is cut; 0: nothing is ever compared.
         joined_after: the step after which the newest newcomers joined; :data:`NEVER`: none has.
@@ -81,14 +84,13 @@ def due_at_save(step: int, every: int, is_first: bool) -> StateGroup | None:
     """Return the group of the state's bytes to compare when a script saves its state.
 
     It is for scripts with a Horovod elastic state, which they save themselves. The whole state is
-    compared at the first save of a ring, and one group after the other at later saves: the state
-    has ``every`` groups, at most :data:`PARTS_OF_SCRIPT`. The result is None if nothing is to be
-    compared.
+    compared while ``is_first`` is true, and then one group at each save: the state has ``every``
+    groups, at most :data:`PARTS_OF_SCRIPT`. The result is None if nothing is to be compared.
 
     Args:
         step: how many times the script has saved its state in the job.
         every: the largest number of groups; 0: nothing is ever compared.
-        is_first: whether this is the first save of a ring.
+        is_first: whether no save has been compared by two or more workers yet.
     """
     if every == 0:
         return None
@@ -101,7 +103,9 @@ class Extent:
     """The bytes from ``start`` to ``stop - 1`` of one part (tensor or value) of a state.
 
     Attributes:
-        part: the index of the part, from 0 on.
+        part: the index of the part in the state, from 0 on.
+        start: the first byte, counted from the beginning of the part.
+        stop: the byte after the last one, counted in the same way.
     """
 
     part: int
@@ -110,12 +114,14 @@ class Extent:
 
 
 def extents(ends: Sequence[int], group: StateGroup) -> list[Extent]:
-    """Return the bytes that belong to ``group``; the groups of a state have no gap and no overlap.
+    """Return the bytes that belong to ``group``, one extent for each part that has some, in order.
+
+    The groups of a state have no gap and no overlap.
 
     Args:
         ends: for each part (tensor or value) of the state, where it ends in bytes when all parts
-            are laid end to end, in ascending order. A part is cut at multiples of
-            :data:`ALIGN_BYTES` from its beginning only.
+            are laid end to end, in ascending order. A part is cut only at multiples of
+            :data:`ALIGN_BYTES` from its own beginning.
         group: the index of the group, and into how many groups the state is cut.
     """
     total = ends[-1] if ends else 0
@@ -131,17 +137,23 @@ def extents(ends: Sequence[int], group: StateGroup) -> list[Extent]:
 
 
 def _cut(at: int, size: int) -> int:
-    """Return where a part (tensor or value) of the state may be cut, at or before byte ``at``.
+    """Return where a part (tensor or value) of the state is cut: at byte ``at`` or a little before.
 
     Cuts are at multiples of :data:`ALIGN_BYTES`, and at ``size``, the end of the part.
+
+    Args:
+        at: where the part would be cut, in bytes from its beginning; below 0 counts as 0, and
+            beyond the end as ``size``.
+        size: the length of the part in bytes.
     """
     return size if at >= size else max(0, at) // ALIGN_BYTES * ALIGN_BYTES
 
 
 def fold(digests: Digests) -> int:
-    """Return one number for the digests of a state's parts: positive, below 2**63.
+    """Return one number for the digests of a state's parts, from 1 to 2**63 - 1.
 
-    It does not depend on the order of the parts.
+    Equal names and digests give the same number, on every machine and in any order of the parts. It
+    is never 0, which stands for a state that was not compared.
     """
     encoded = json.dumps(sorted(digests.items())).encode()
     return int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "big") % (2**63 - 1) + 1
@@ -149,29 +161,36 @@ def fold(digests: Digests) -> int:
 
 @dataclass(frozen=True)
 class Split:
-    """The groups of workers whose states agree, when not all do.
+    """The groups of workers whose states agree, when not all do; :func:`split_of` returns it.
 
     Attributes:
-        groups: the ids of the workers of each group, the largest group first.
+        groups: the ids of the workers of each group, in rank order; two or more groups, the largest
+            first.
     """
 
     groups: tuple[tuple[int, ...], ...]
 
     @property
     def odd(self) -> tuple[int, ...]:
-        """The ids of all workers outside the largest group; empty if that group is no majority."""
+        """The ids of all workers outside the largest group, ascending, if that group is a majority.
+
+        It is empty if the largest group has no more than half of the workers.
+        """
         most, *others = self.groups
         rest = tuple(sorted(worker for group in others for worker in group))
         return rest if len(most) > len(rest) else ()
 
     @property
     def source(self) -> int:
-        """The id of the worker in the largest group that sends its state to the other groups."""
+        """The id of the worker that sends its state to the odd ones: the largest group's first.
+
+        It has a meaning only if the largest group is a majority (:attr:`odd`).
+        """
         return self.groups[0][0]
 
 
 def split_by_digest(states: Iterable[tuple[int, int]]) -> Split | None:
-    """Return the groups of workers whose states differ; None if all agree.
+    """Return the groups of workers whose states agree; None if all workers agree.
 
     Args:
         states: (worker id, digest of its state) in rank order; a worker with a digest of 0 is
@@ -187,7 +206,10 @@ def split_by_digest(states: Iterable[tuple[int, int]]) -> Split | None:
 
 
 def split_of(records: StepRecords) -> Split | None:
-    """Return the groups of workers whose states differ, by the step records; None if all agree."""
+    """Return the groups of workers whose states agree, by the step records; None if all agree.
+
+    Workers whose records have the digest 0 are ignored, for their state was not compared.
+    """
     if not records.differ_in("state"):
         return None
     return split_by_digest(zip(records.values("worker"), records.values("state"), strict=True))
@@ -196,11 +218,11 @@ def split_of(records: StepRecords) -> Split | None:
 def different_rate(rates: Mapping[int, Rates]) -> str:
     """Return the name of a learning rate on which the workers disagree; empty: they agree on all.
 
-    It is the first such rate in the order of the first worker's rates. A rate that any worker does
+    It is the first such name in the order of the first worker's rates. A rate that any worker does
     not report is ignored.
 
     Args:
-        rates: the learning rates of each worker by their names, by worker id.
+        rates: worker id -> its learning rates by their names.
     """
     if not rates:
         return ""
@@ -212,10 +234,11 @@ def different_rate(rates: Mapping[int, Rates]) -> str:
 def first_difference(tables: Mapping[int, Digests]) -> str:
     """Return the name of the first part (tensor or value) of the state on which workers differ.
 
-    The order is that of the first worker's parts. If no part differs, the result is "its parts".
+    The order is that of the first worker's parts; parts that it does not have come last. If no part
+    differs, the result is the text "its parts".
 
     Args:
-        tables: the digest of each part by the part's name, by worker id.
+        tables: worker id -> the digest of each part, by the part's name; at least one worker.
     """
     first, *others = tables.values()
     for name in first:
@@ -234,11 +257,13 @@ def reason(
 ) -> str:
     """Return a message that says which states differ, in what, the likely cause, and what to do.
 
+    It names a learning rate that differs, or else the first part that does.
+
     Args:
-        found: the groups of workers whose states differ.
+        found: the groups of workers whose states agree.
         step: the number of the step after which they differ.
-        tables: by worker id, the digest of each part (tensor or value) of the state.
-        rates: by worker id, the learning rates by name.
+        tables: by worker id, the digest of each part (tensor or value) of the state, by its name.
+        rates: by worker id, the learning rates by name; empty: they are not known.
         advice: the likely cause and what to do, as the end of the message.
         unit: what ``step`` counts, in the singular: "step" or "save".
     """
@@ -248,12 +273,13 @@ def reason(
 def resynced(found: Split, step: int, tables: Mapping[int, Digests]) -> str:
     """Return a message that says which states differ, and whose state the odd workers get.
 
-    It is for the case that a majority agrees; the odd workers are those outside of it.
+    It is for the case that a majority agrees (``found.odd`` is not empty); the odd workers are
+    those outside of it. Nothing is sent here.
 
     Args:
-        found: the groups of workers whose states differ.
+        found: the groups of workers whose states agree.
         step: the number of the step after which they differ.
-        tables: by worker id, the digest of each part (tensor or value) of the state.
+        tables: by worker id, the digest of each part (tensor or value) of the state, by its name.
     """
     verb = "gets" if len(found.odd) == 1 else "get"
     how = f"{names(found.odd)} {verb} the state of w{found.source}"
@@ -266,9 +292,9 @@ def undecided(found: Split, step: int, tables: Mapping[int, Digests]) -> str:
     In that case no worker gets another one's state.
 
     Args:
-        found: the groups of workers whose states differ.
+        found: the groups of workers whose states agree.
         step: the number of the step after which they differ.
-        tables: by worker id, the digest of each part (tensor or value) of the state.
+        tables: by worker id, the digest of each part (tensor or value) of the state, by its name.
     """
     return (
         f"{_difference(found, step, tables)}; no majority agrees, so nobody is resynced. {ADVICE}"
@@ -284,11 +310,13 @@ def _difference(
 ) -> str:
     """Return the clause that says which states differ, after which step, and in what first.
 
+    It names a learning rate that differs, with its values, or else the first part that does.
+
     Args:
-        found: the groups of workers whose states differ.
+        found: the groups of workers whose states agree.
         step: the number of the step after which they differ.
-        tables: by worker id, the digest of each part (tensor or value) of the state.
-        rates: by worker id, the learning rates by name.
+        tables: by worker id, the digest of each part (tensor or value) of the state, by its name.
+        rates: by worker id, the learning rates by name; empty: they are not known.
         unit: what ``step`` counts, in the singular: "step" or "save".
     """
     if found.odd:
