@@ -1,6 +1,6 @@
 """Derive the seed of a random number generator from parts, such as a seed, an epoch, a purpose.
 
-Only the given parts enter: the script's own seed does if the caller gives it as one of them.
+Nothing else enters :func:`derived_seed`: the script's own seed does only if it is one of the parts.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ import hashlib
 
 
 def derived_seed(*parts: int | str) -> int:
-    """Return a seed below 2**63, a hash of ``parts``: the same parts always give the same seed.
+    """Return a seed from 0 to 2**63 - 1, a hash of ``parts`` and their order.
 
-    The parts name the use of the random numbers, such as the script's seed and the epoch.
+    The same parts always give the same seed, in each process and on each machine. The parts name
+    the use of the random numbers, such as the script's seed and the epoch. 1 and "1" are different
+    parts.
     """
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

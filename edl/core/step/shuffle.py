@@ -1,7 +1,8 @@
 """Compute which record is at which position of an epoch: a pure function of (seed, epoch).
 
-The ledger (:mod:`edl.core.step.ledger`) leases positions, not records. Every worker computes the
-same order, so a lease of positions names the same records everywhere.
+:class:`EpochOrder` is the order of one epoch. The ledger (:mod:`edl.core.step.ledger`) leases
+positions, not records. Every worker computes the same order, so a lease of positions names the same
+records everywhere.
 """
 
 from __future__ import annotations
@@ -21,19 +22,20 @@ _FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 class EpochOrder:
     """The order of an epoch: a permutation that maps each position to the index of its record.
 
-    It is a permutation of range(total); without ``shuffle``, the identity.
+    It is a permutation of range(total); without ``shuffle``, the identity. ``len()`` of it is
+    ``total``. Several threads may use one object.
 
-    A short order sorts the records by random 64-bit keys. A long one is computed by a Feistel
-    network, only at the positions asked for, so that no process holds a hundred million numbers.
-    The keys of both are the raw stream of numpy's PCG64 seeded with (seed, epoch). numpy promises
-    that this stream stays the same in later versions, but not ``Generator.permutation`` (NEP 19):
-    with another order, a job that is resumed from a checkpoint would repeat some records and miss
-    others.
+    An order of at most :data:`SORTED` records sorts the records by random 64-bit keys. A longer one
+    is computed by a Feistel network, only around the positions asked for, so that no process holds
+    a hundred million numbers. The keys of both are the raw stream of numpy's PCG64 seeded with
+    (seed, epoch). numpy promises that this stream stays the same in later versions, but not
+    ``Generator.permutation`` (NEP 19): with another order, a job that is resumed from a checkpoint
+    would repeat some records and miss others.
 
     Args:
         total: how many records the epoch has.
         seed: the seed of the job.
-        epoch: the number of the epoch.
+        epoch: the number of the epoch, from 0.
         shuffle: whether the order is random.
     """
 
@@ -55,9 +57,10 @@ class EpochOrder:
         return self._total
 
     def at(self, start: int, stop: int) -> Indices:
-        """Return the indices of the records at the positions ``start`` to ``stop - 1``.
+        """Return the indices of the records at the positions ``start`` to ``stop - 1``, in order.
 
-        Positions beyond the last one of the epoch are left out.
+        Positions beyond the last one of the epoch are left out. The array must not be changed: it
+        may be a part of the order itself.
         """
         start, stop = min(start, self._total), min(stop, self._total)
         if self._whole is not None:
@@ -92,9 +95,9 @@ class EpochOrder:
     def _permuted(self, numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         """Return the images of ``numbers`` under the Feistel network, a permutation of range(2**w).
 
-        2**w is the smallest power of two that is at least the number of records. Each half of a
-        number's bits is changed in turn by a function of the other half, which can be undone. That
-        is why the network is a permutation.
+        2**w is the smallest power of two that is at least the number of records. The two halves of
+        a number's bits are changed in turn, each by a function of the other half, which can be
+        undone. That is why the network is a permutation.
         """
         assert self._keys is not None
         width = (self._total - 1).bit_length()
@@ -109,10 +112,10 @@ class EpochOrder:
 
 
 def _mixed(words: npt.NDArray[np.uint64], bits: np.uint64) -> npt.NDArray[np.uint64]:
-    """Return the highest ``bits`` bits of a 64-bit hash of each word, the finalizer of splitmix64.
+    """Return the highest ``bits`` bits, as a number, of a 64-bit hash of each word.
 
-    Each of these bits depends on all bits of the word (Steele, Lea, Flood: Fast splittable
-    pseudorandom number generators).
+    The hash is the finalizer of splitmix64. Each of its bits depends on all bits of the word
+    (Steele, Lea, Flood: Fast splittable pseudorandom number generators).
     """
     words = (words ^ (words >> np.uint64(30))) * _FACTORS[0]
     words = (words ^ (words >> np.uint64(27))) * _FACTORS[1]

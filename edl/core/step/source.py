@@ -1,6 +1,8 @@
 """Describe the data of a job: its number of samples, their order, and the sizes of its batches.
 
-A :class:`Source` also says how the positions of an epoch are leased to the workers.
+A :class:`Source` also says how the positions of an epoch are leased to the workers. Subclasses are
+:class:`edl.core.step.aligned.AlignedSource`, for a fixed global batch, and
+:class:`edl.core.step.stream.StreamSource`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ NO_FINGERPRINT = "data of unknown files"
 
 @dataclass(frozen=True)
 class Source:
-    """The data that a script trains on, equal on all workers: its size and how it is read.
+    """A description of the data that a script trains on, equal on all workers; it reads no data.
 
     Attributes:
         total: how many positions an epoch has; one for each sample, unless the data is a stream.
@@ -26,9 +28,9 @@ class Source:
         shuffle: whether the order of an epoch is random.
         seed: the seed of that order.
         prefetch_batches: how many batches the loader forms ahead of the one in training.
-        fingerprint: one line that differs where the data differ; empty where that is not known.
-        lets_newcomers_pad: whether a newcomer trains padding batches until its first batch is
-            loaded.
+        fingerprint: one line that differs where the data differ; empty: not known.
+        lets_newcomers_pad: whether a newcomer trains padding batches in the ring until its first
+            batch is loaded; if False, the ring waits for its batch.
     """
 
     total: int
@@ -42,10 +44,10 @@ class Source:
 
     @property
     def batch_size(self) -> int:
-        """The nominal batch that the weights of gradients refer to, in samples.
+        """The nominal batch, in samples, from which the weights of gradients are computed.
 
-        It is equal on all workers: the global batch where there is one (the smallest of a range),
-        else the batch of one worker.
+        It is equal on all workers: the global batch if one is set (the smallest of a range), else
+        the batch of one worker.
         """
         batching = self.batching
         return batching.global_batch or batching.batch_range[0] or batching.batch_size
@@ -54,8 +56,9 @@ class Source:
     def warm_up_batch(self) -> int:
         """The number of samples of a newcomer's first batch, whose result is discarded.
 
-        It is the batch of one worker. If the job has a global batch, it is half of that, for at
-        least two workers share it. It is at most ``micro_batch``, if that is set.
+        It is the batch of one worker. If the job has a global batch, it is half of that (of the
+        smallest one if the job chooses it), rounded up, for at least two workers share it. It is at
+        most ``micro_batch``, if that is set.
         """
         is_shared = self.batching.is_chosen or self.batching.global_batch
         whole = -(-self.batch_size // 2) if is_shared else self.batch_size
@@ -64,7 +67,7 @@ class Source:
     def need(self, step_batches: int, size: int) -> int:
         """Return how many leased samples a worker wants to hold, so that its loader never waits.
 
-        These are the batches that its loader prefetches, and those of two steps.
+        These are the samples of the batches that its loader prefetches, and of two steps.
 
         Args:
             step_batches: how many batches of each worker make one step; above 1 if the script
@@ -75,21 +78,27 @@ class Source:
 
     @property
     def known_total(self) -> int:
-        """The number of samples of an epoch; 0 if it is not known before they are read."""
+        """The number of samples of an epoch; 0 for a stream, where it is not known."""
         return self.total
 
     def describe_total(self, total: int) -> str:
-        """Return ``total``, the number of positions of an epoch, in words: "960 samples"."""
+        """Return a number of positions of an epoch, ``total``, in words: "960 samples".
+
+        ``total`` may be that of another source of the same class, for a message that compares both.
+        """
         return f"{total} samples"
 
     def policy(self, size: int) -> LeasePolicy:
-        """Return the policy that leases samples in a ring of ``size`` workers."""
+        """Return the policy that leases samples in a ring of ``size`` workers.
+
+        Its ``batch_size`` is the batch of rank 0, the largest.
+        """
         return LeasePolicy(self.batching.of_one(0, size))
 
     def lacks(self, ledger: Ledger, worker: int, step_batches: int, size: int) -> int:
-        """Return how many more samples ``worker`` needs leases for, by :meth:`need`.
+        """Return how many more samples must be leased to ``worker``, at least 0.
 
-        The number is the worker's need in :func:`edl.core.step.ledger.grant`.
+        It is :meth:`need` minus the number of samples that the worker has leased already.
 
         Args:
             ledger: the ledger of the epoch.
@@ -101,22 +110,20 @@ class Source:
         return max(0, self.need(step_batches, size) - ledger.held_samples(worker))
 
     def start(self, epoch: int) -> Ledger:
-        """Return the ledger of the epoch with this number, with nothing done or leased yet."""
+        """Return the ledger of the epoch ``epoch`` (from 0), in which all positions are free."""
         return start_epoch(self.total, epoch)
 
     def regroup(self, ledger: Ledger, members: Collection[int], in_hand: int) -> Ledger:
-        """Return the ledger for a new ring: leases of workers that are not in it are dropped.
-
-        Their positions can be leased again.
+        """Return the ledger for a new ring: leases of workers that are not in it are free again.
 
         Args:
             ledger: the ledger of the epoch, with the leases of the old ring.
-            members: the ids of the workers of the new ring.
-            in_hand: how many successive batches a worker may be training now; only subclasses use
+            members: the ids of the workers of the new ring, which keep their leases.
+            in_hand: how many successive batches a worker may be training now; only a subclass uses
                 it.
         """
         return free_leases(ledger, members)
 
     def order(self, epoch: int) -> EpochOrder:
-        """Return the order of the epoch with this number: which sample is at each position."""
+        """Return which sample is at each position of the epoch ``epoch`` (from 0)."""
         return EpochOrder(self.total, self.seed, epoch, self.shuffle)

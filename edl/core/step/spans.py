@@ -1,7 +1,7 @@
 """Compute with spans of positions and lists of spans.
 
 A span is a pair (start, stop) and holds the positions p with start <= p < stop. A list of spans has
-an order, which the functions keep.
+an order, which the functions keep. Spans of one list do not overlap.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ def length(spans: Iterable[Span]) -> int:
 
 
 def take(spans: list[Span], count: int) -> tuple[Span, ...]:
-    """Remove up to ``count`` positions from the front of ``spans``, and return them as spans."""
+    """Remove the first ``count`` positions of ``spans``, and return them as spans in their order.
+
+    The list is changed in place; a span may be cut in two. If it has fewer positions, all are
+    removed.
+    """
     taken: list[Span] = []
     while count > 0 and spans:
         start, stop = spans[0]
@@ -37,6 +41,8 @@ def take(spans: list[Span], count: int) -> tuple[Span, ...]:
 def parted(spans: tuple[Span, ...], count: int) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
     """Split ``spans`` after the first ``count`` positions, or after all if there are fewer.
 
+    A span may be cut in two. ``spans`` is not changed.
+
     Returns:
         (the spans of the first positions, the spans of the rest).
     """
@@ -48,7 +54,10 @@ def parted(spans: tuple[Span, ...], count: int) -> tuple[tuple[Span, ...], tuple
 
 
 def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """Return ``spans`` with each span merged into the one before it, if that ends at its start."""
+    """Return ``spans`` with each span merged into the one before it, if that one ends at its start.
+
+    The order stays, so spans that are not side by side in the list are not merged.
+    """
     found: list[Span] = []
     for start, stop in spans:
         if found and found[-1][1] == start:
@@ -59,7 +68,10 @@ def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
 
 
 def subtract_spans(spans: Iterable[Span], taken: Iterable[Span]) -> tuple[Span, ...]:
-    """Return ``spans`` without the positions of ``taken``, in the order of ``spans``."""
+    """Return ``spans`` without the positions in ``taken``, in the order of ``spans``.
+
+    A span may become two, or none.
+    """
     rest = list(spans)
     for start, stop in taken:
         rest = [
