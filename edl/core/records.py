@@ -1,7 +1,9 @@
 """Define the records of a job in ZooKeeper: plain values, which are written as JSON.
 
-``coordination`` stores the records in ZooKeeper, :mod:`edl.core.job.membership` makes the leader's
-decisions from them, the workers and agents act on them, and the CLI shows them.
+There is one class for each kind of node: :class:`Job`, :class:`Desired`, :class:`Assigned`,
+:class:`Host`, :class:`SlotRecord`, :class:`Member`, :class:`Generation`, :class:`Request`,
+:class:`Leader` and :class:`JobPolicy`. ``coordination`` stores them, :mod:`edl.core.job.membership`
+makes the leader's decisions from them, the workers and agents act on them, and the CLI shows them.
 """
 
 from __future__ import annotations
@@ -242,14 +244,12 @@ class Assigned(_Placed):
 class Host(Record):
     """The record of an agent that can start workers on its host, at the node ``hosts/<name>``.
 
-    The agent writes this record; only the field ``leaving`` is set by other processes.
-
     Attributes:
         name: the name of the host.
         slots: the number of slots that the agent offers.
         address: the network address of the host.
         pid: the process id of the agent.
-        leaving: whether the agent was asked to leave the job.
+        leaving: whether the agent was asked to leave the job; other processes set this field.
         requested_np: the number of workers that the agent asks for on its host; 0: it asks for
             none, or its request was met.
         disabled: the number of each slot in which the agent starts no worker any more, as a text ->

@@ -1,8 +1,8 @@
 """Declare each setting of edl once, as a field of a frozen dataclass, and check its value.
 
-The declaration gives the setting's name in the environment (``EDL_`` and the field in capitals) and
-in ``edl.toml`` (the field), its option of `edl run`, if there is one, and its row in
-docs/reference/settings.md.
+:func:`setting` declares a field, and :func:`check_settings` checks an object. The declaration gives
+the setting's name in the environment (``EDL_`` and the field in capitals) and in ``edl.toml`` (the
+field), its option of `edl run`, if there is one, and its row in docs/reference/settings.md.
 """
 
 from __future__ import annotations

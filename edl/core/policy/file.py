@@ -273,7 +273,7 @@ def check_change(before: PolicyFile, after: PolicyFile, source: str) -> None:
     """Raise an error if a running job cannot change from the policy ``before`` to ``after``.
 
     It cannot if the tables [batch] or [learning_rate] of the two policies differ, because a script
-    follows these tables from its start.
+    reads these tables only when it starts. A table that only one policy has counts as different.
 
     Args:
         before: the policy that the job follows.

@@ -83,8 +83,9 @@ class Goodput:
     def _sizes(self, now: Observation) -> list[int]:
         """Return the sizes to compare, in ascending order: the present one and the possible ones.
 
-        Possible are allowed sizes for which there is room, up to :data:`BEYOND` times the larger
-        one of the present size and the largest size that was measured. ``now`` is the observed job.
+        Possible are allowed sizes for which there is room, up to :data:`BEYOND` (2) times the
+        larger one of the present size and the largest size that was measured. ``now`` is the
+        observed job.
         """
         most = min(now.most, BEYOND * max([now.np, *now.seen]))
         sizes = [np for np in range(now.least, most + 1) if now.sizes.allows(np)]
@@ -96,8 +97,8 @@ class Goodput:
         The size of ``now``, the observed job, stays if the gain of the best size is below
         ``least_gain``, or if the change would cost more time than it saves until the end of the
         training. But if the gain is below ``least_gain``, and smaller sizes have the same goodput
-        within the fraction :data:`ALIKE`, the smallest of these is chosen. Of sizes with equal
-        goodput the smaller one is the best.
+        within the fraction :data:`ALIKE` (0.01), the smallest of these is chosen. Of sizes with
+        equal goodput the smaller one is the best.
         """
         mine = table[now.np]
         best = max(table, key=lambda np: (table[np], -np))

@@ -15,8 +15,8 @@ the smallest on:
 
 Measurements age. When a size has been kept for ``settled_s``, the search begins again: larger sizes
 are measured anew as long as they pay, then the next smaller size. After each search a size is kept
-twice as long, up to :data:`LONGEST` times ``settled_s``, because a search costs some changes of the
-ring, and measurements are noisy.
+twice as long, up to :data:`LONGEST` (8) times ``settled_s``, because a search costs some changes of
+the ring, and measurements are noisy.
 """
 
 from __future__ import annotations
@@ -135,7 +135,8 @@ class HillClimbing:
     def stands_s(self, searches: int) -> float:
         """Return for how many seconds a size is kept that was found by search number ``searches``.
 
-        The first search has number 1.
+        It is ``settled_s`` for the first search, number 1, and twice as long after each further
+        one, up to :data:`LONGEST` (8) times ``settled_s``.
         """
         return self.settled_s * min(LONGEST, 1 << (searches - 1))
 

@@ -66,7 +66,9 @@ def learning_rate(given: Mapping[str, Any], lines: Lines) -> LearningRate:
 def _schedule(given: Mapping[str, Any], lines: Lines) -> Schedule | None:
     """Return the schedule in the table [learning_rate], or None if the table names none.
 
-    The keys ``scaling``, ``batch`` and ``ramp`` are of the scaling, and are passed over.
+    ``schedule`` is "constant", "step", "linear", "cosine", "one-cycle" or "knee"; the other keys
+    are the arguments of that class of :mod:`edl.schedules`. The keys ``scaling``, ``batch`` and
+    ``ramp`` are of the scaling, and are passed over.
 
     Args:
         given: the keys and values of the table.
@@ -104,15 +106,17 @@ def _schedule(given: Mapping[str, Any], lines: Lines) -> Schedule | None:
 def _scaling(given: Mapping[str, Any], lines: Lines) -> Scaling | None:
     """Return the scaling in the table [learning_rate], or None if the table names none.
 
-    Only the keys ``scaling``, ``batch`` and ``ramp`` are looked at.
+    ``scaling`` is the rule, ``batch`` the global batch, in samples, for which the learning rate was
+    chosen, and ``ramp`` the number of updates over which the rate changes. Other keys are passed
+    over.
 
     Args:
         given: the keys and values of the table.
         lines: the lines of the file, by which messages name a line.
 
     Raises:
-        UsageError: the scaling is unknown, ``batch`` is missing, a value is not allowed, or the
-            table has ``batch`` or ``ramp`` and names no scaling.
+        UsageError: the rule is unknown, ``batch`` is missing, a value is not allowed, or the table
+            has ``batch`` or ``ramp`` and names no scaling.
     """
     own = {key: given[key] for key in OF_SCALING if key in given}
     if "scaling" not in own:

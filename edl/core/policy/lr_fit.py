@@ -11,7 +11,7 @@ is a model of the loss as a function of the learning rate, around the rate of th
 is fitted by least squares to the losses at the four :func:`points`, in batches from which the
 update was not computed. The coefficients are linear in the losses, so the parabola of the mean
 losses has the mean coefficients. A factor is never above the largest measured one, because the
-model is not reliable beyond it, nor below :data:`LOWEST`.
+model is not reliable beyond it, nor below :data:`LOWEST` (0.25).
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def highest_that_holds(least: float, high: float) -> float:
     phase, *exploring* (:mod:`edl.core.policy.lr_tuner`). Compared with the rate at which the loss
     is least, the present rate may be:
 
-    - More than twice as high: it is lowered to twice that rate, but not below :data:`LOWEST` times
-      the present one. Beyond twice that rate a parabola is higher than without an update.
+    - More than twice as high: it is lowered to twice that rate, but not below :data:`LOWEST` (0.25)
+      times the present one. Beyond twice that rate a parabola is higher than without an update.
     - Lower than half: it is raised to half of that rate, but not above ``high`` times the present
       one. At half of that rate the loss falls 3/4 as far as it can; a higher rate would be too much
       for the momentum that builds up after the change.
@@ -122,8 +122,8 @@ def highest_that_holds(least: float, high: float) -> float:
 def lowest_loss(least: float, high: float) -> float:
     """Return the factor that lowers the learning rate to the one with the least loss.
 
-    The result is from :data:`LOWEST` to 1. The tuner calls this function in its second phase,
-    *exploiting* (:mod:`edl.core.policy.lr_tuner`), in which the rate only falls.
+    The result is from :data:`LOWEST` (0.25) to 1. The tuner calls this function in its second
+    phase, *exploiting* (:mod:`edl.core.policy.lr_tuner`), in which the rate only falls.
 
     Args:
         least: the factor of the present learning rate at which the loss is least; a factor below
@@ -154,9 +154,9 @@ def judge_learning_rate(at: Sequence[float], curves: Sequence[Curve], explores: 
     """Return by which factor the learning rate should change, from the losses of several batches.
 
     If the loss with the update is not finite but the loss without it is, the factor is
-    :data:`LOWEST`. Otherwise the rate changes only if a parabola explains the mean losses (R
-    squared of at least :data:`LEAST_R2`), and if the batches agree on the direction by :data:`SURE`
-    standard errors of the mean:
+    :data:`LOWEST` (0.25). Otherwise the rate changes only if a parabola explains the mean losses (R
+    squared of at least :data:`LEAST_R2`, 0.8), and if the batches agree on the direction by
+    :data:`SURE` (2.5) standard errors of the mean:
 
     - To a higher rate: the loss falls at the present rate (the slope a1 of the parabola is
       negative).

@@ -12,9 +12,9 @@ docs/adr/0020-a-learning-rate-tuned-while-training.md:
 
 From time to time a *round* measures a few updates, one after the other: for each update, the losses
 at four :func:`edl.core.policy.lr_fit.points`, in the batch of the next update. From :data:`FEWEST`
-measured updates on, a round ends as soon as their losses give a result
-(:func:`edl.core.policy.lr_fit.judge_learning_rate`). After :data:`MOST` updates it ends without a
-change.
+(4) measured updates on, a round ends as soon as their losses give a result
+(:func:`edl.core.policy.lr_fit.judge_learning_rate`). After :data:`MOST` (12) updates it ends
+without a change.
 
 Training begins at a tenth of the given learning rate. A rate that is too high may ruin a model in a
 few updates, and a rate that is too low is found out quickly: while the loss falls as far as was
@@ -30,11 +30,11 @@ geometric mean of the two values from then on.
 A learning rate at which the loss does not change is the largest stable one: 2 / L for a quadratic,
 where L is its largest curvature. While exploring, round after round would lower a rate from above
 to exactly this value. So if a second round in a row lowers the rate, and by less than a tenth, the
-rate goes to :data:`INSIDE` of that value, and again stays below the geometric mean of the two. This
-was tried on 384 quadratics without noise (condition numbers 10 to 10,000, momentum 0 and 0.9, rates
-of 0.05 to 30 times 1 / L): 2 ended exploring above the stable rate, by 4 and 8 % and soon after a
-step up; before this rule it was 19. Where gradients have noise, two such rounds in a row are rare:
-there were none in 768 trainings.
+rate goes to :data:`INSIDE` (0.9) of that value, and again stays below the geometric mean of the
+two. This was tried on 384 quadratics without noise (condition numbers 10 to 10,000, momentum 0 and
+0.9, rates of 0.05 to 30 times 1 / L): 2 ended exploring above the stable rate, by 4 and 8 % and
+soon after a step up; before this rule it was 19. Where gradients have noise, two such rounds in a
+row are rare: there were none in 768 trainings.
 
 All functions here are pure. Their arguments are the same on all workers, so their results are too.
 """
@@ -218,8 +218,8 @@ class Tuning:
     def is_due(self, state: TunerState, samples: float, batch: float) -> bool:
         """Return whether to measure the update that brings the trained samples to ``samples``.
 
-        No update is measured within the first :data:`SETTLE` updates, because they are smaller than
-        later ones (momentum builds up), nor from the end of training on, nor while the update
+        No update is measured within the first :data:`SETTLE` (20) updates, because they are smaller
+        than later ones (momentum builds up), nor from the end of training on, nor while the update
         before is being measured.
 
         Args:
@@ -391,11 +391,12 @@ class Tuning:
     def _least_factor(self, state: TunerState, samples: float) -> float:
         """Return the smallest factor by which a round of the second phase may change the rate.
 
-        The factor gets smaller with the samples since the last decision, so that all rounds of this
-        phase (exploiting) together divide the learning rate by no more than :data:`FALL`.
+        It is from 0 to 1, and gets smaller with the samples since the last decision, so that all
+        rounds of this phase (exploiting) together divide the learning rate by no more than
+        :data:`FALL` (100).
 
         Args:
-            state: the state of the tuner.
+            state: the state of the tuner before the decision.
             samples: the number of samples that the job has trained.
         """
         since = samples - max(state.decided_at, self.explore)
@@ -405,9 +406,9 @@ class Tuning:
         """Return the number of trained samples from which on more updates can be measured.
 
         All measurements together may take the fraction ``share`` of the training time. A fraction
-        :data:`EARLY` of that time is available at once, the rest grows evenly over the training.
-        The result may be below 0, if there is time already, and is at most twice ``total``, which
-        means never.
+        :data:`EARLY` (0.5) of that time is available at once, the rest grows evenly over the
+        training. The result may be below 0, if there is time already, and is at most twice
+        ``total``, which means never.
 
         Args:
             state: the state of the tuner.
@@ -432,7 +433,7 @@ def _is_much_higher(losses: Curve, state: TunerState) -> bool:
     """Return whether a measured loss is so high that the learning rate must be too high.
 
     This is so if the larger one of the losses without and with the update is above ``state.loss``,
-    the loss to compare with, by more than :data:`HIGHER` - 1 times the absolute value of
+    the loss to compare with, by more than 3 (:data:`HIGHER` - 1) times the absolute value of
     ``state.loss``. The result is False if ``state.loss`` is None or 0.
 
     Args:

@@ -49,9 +49,9 @@ class SizeMeasurement(Record):
         """Return this measurement combined with ``more``, a newer one of the same size.
 
         Throughput and batch are means weighted by steps, in which this measurement counts for at
-        most :data:`KEPT_STEPS` steps. The steps are added; hosts and time are those of ``more``. If
-        ``more`` is over :data:`AGED_S` seconds newer, it is returned alone: the job may have become
-        slower, or faster.
+        most :data:`KEPT_STEPS` (200) steps. The steps are added; hosts and time are those of
+        ``more``. If ``more`` is over :data:`AGED_S` (600) seconds newer, it is returned alone: the
+        job may have become slower, or faster.
         """
         if more.at_s - self.at_s > AGED_S:
             return more
@@ -65,8 +65,8 @@ class SizeMeasurement(Record):
 def alike(batch: float, other: float) -> bool:
     """Return whether two batches, in samples, have about the same size.
 
-    They have if their sizes differ by a factor of up to :data:`ALIKE`, because the last batch of an
-    epoch is smaller than the others. An unknown size (0) matches any other.
+    They have if their sizes differ by a factor of up to :data:`ALIKE` (1.25), because the last
+    batch of an epoch is smaller than the others. An unknown size (0) matches any other.
     """
     least, most = sorted((batch, other))
     return most <= ALIKE * least or least <= 0

@@ -29,7 +29,7 @@ class ScalingModel:
         slots: the numbers of slots of the hosts, in the order in which hosts are filled; empty:
             there is one host.
         seen: number of workers -> its measurement. Measurements of fewer than :data:`ENOUGH_STEPS`
-            steps are not used.
+            (10) steps are not used.
     """
 
     step_time: StepTime

@@ -1,6 +1,7 @@
-"""Define the profile of a job's throughput by size, which outlives a leader and a resumed job.
+"""Define the profile of a job's throughput by size.
 
-The leader keeps the :class:`ScalingProfile` and writes it to ZooKeeper.
+The leader keeps the :class:`ScalingProfile` in ZooKeeper, for the next leader, and in checkpoints,
+for the job when it is resumed.
 """
 
 from __future__ import annotations
@@ -235,7 +236,7 @@ class ScalingProfile(Record):
 
         If ``by_batch`` has a measurement of ``np`` workers with a similar batch, the two are
         combined in its place. Otherwise the new one is appended; ``by_batch`` keeps the last
-        :data:`KEPT` entries. ``seen`` gets the same measurement for ``np``.
+        :data:`KEPT` (200) entries. ``seen`` gets the same measurement for ``np``.
 
         Args:
             np: the number of workers.

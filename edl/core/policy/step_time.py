@@ -316,7 +316,7 @@ class Objective:
 
     @property
     def start(self) -> Vector:
-        """The vector ``inner`` that a search starts from."""
+        """The vector ``inner`` that a search starts from: estimates from the measured times."""
         inner = np.log(np.maximum(self._first[self._free], TINY))
         if self._free[GAMMA]:
             place = (self._first[GAMMA] - 1.0) / (MOST_OVERLAP - 1.0)
@@ -423,8 +423,8 @@ class Objective:
     def _floored_parts(self, values: Vector) -> tuple[Vector, Vector]:
         """Return the predicted compute time and reduction time of each measured step, in seconds.
 
-        The reduction time is at least :data:`TINY`, so that it has a logarithm. ``values`` are the
-        seven parameters, in the order of :class:`StepTime`.
+        The reduction time is at least :data:`TINY` (1e-8), so that it has a logarithm. ``values``
+        are the seven parameters, in the order of :class:`StepTime`.
         """
         compute, reduce = _parts(values, self.setups)
         return compute, np.maximum(reduce, TINY)
@@ -455,7 +455,7 @@ def _free(setups: _Setups, workers: Vector, separable: bool) -> npt.NDArray[np.b
 
 
 def _two_sizes(workers: Vector) -> bool:
-    """Return whether the numbers in ``workers`` are not all the same."""
+    """Return whether the numbers in ``workers`` are not all the same; False if there are none."""
     return len(np.unique(workers)) > 1
 
 

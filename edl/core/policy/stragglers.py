@@ -94,7 +94,7 @@ class StragglerReport:
     speed: float
 
     def __str__(self) -> str:
-        """Return the finding as a sentence for people, which names the workers and what is slow."""
+        """Return a clause for people, such as "w3 computes at 0.61 of the usual speed"."""
         if self.at is StragglerCause.NETWORK:
             return f"reducing takes {1.0 - self.speed:.0%} of each step, on all workers alike"
         who = f"host {self.host} ({names(self.workers)})" if self.host else names(self.workers)
@@ -233,7 +233,7 @@ def data_part(times: Sequence[Times]) -> float:
 def slowest(times: Sequence[Times]) -> tuple[Times, ...]:
     """Return the times of the workers that need longest for computing and data, the longest first.
 
-    ``times`` are the mean step times of all workers. The result has the first :data:`SHOWN` of
+    ``times`` are the mean step times of all workers. The result has the first :data:`SHOWN` (20) of
     them, or all if there are fewer.
     """
     return tuple(sorted(times, key=lambda one: -one.own_s)[:SHOWN])

@@ -27,7 +27,7 @@ class EpochLeft:
 
     @property
     def untrained(self) -> int:
-        """The number of samples of the epoch that were not trained; 0 for a stream."""
+        """The number of samples of the epoch that were not trained; always 0 for a stream."""
         return max(0, self.total - self.trained) if not self.is_over else 0
 
     @property

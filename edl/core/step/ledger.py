@@ -159,7 +159,7 @@ class Ledger:
 
     @property
     def done(self) -> int:
-        """The number of samples of this epoch that are done; those in ``current`` do not count."""
+        """The number of samples of this epoch that are done; of a stream, also ``current`` ones."""
         if self.trained >= 0:
             return self.trained
         return self.total - self.free_samples - self.leased_samples - self.current_samples
@@ -428,10 +428,10 @@ def _pieces(ledger: Ledger, spans: Iterable[Span]) -> list[tuple[int, int, int]]
 def _without(
     owed: tuple[tuple[int, int, int], ...], spans: Iterable[Span]
 ) -> tuple[tuple[int, int, int], ...]:
-    """Return the partially applied spans ``owed`` without the positions in ``spans``.
+    """Return the partially applied spans ``owed`` without the positions in ``spans``, in order.
 
     ``owed`` holds (start, stop, the optimizers that have applied the span, as bits: bit k for
-    optimizer k).
+    optimizer k), and so does the result. A span may become two, or none.
     """
     for start, stop in spans:
         owed = tuple(
@@ -444,18 +444,21 @@ def _without(
 
 
 def _sorted(leases: Mapping[int, tuple[Span, ...]]) -> tuple[tuple[int, tuple[Span, ...]], ...]:
-    """Return the spans of each worker as :attr:`Ledger.leases` has them.
+    """Return the spans of each worker in the form of :attr:`Ledger.leases`.
 
-    ``leases`` maps the id of a worker to its spans. The result is sorted by worker, without empty
-    entries.
+    That is pairs (worker id, its spans), sorted by worker, without workers that have no spans.
+    ``leases`` maps the id of a worker to its spans.
     """
     return tuple(sorted((worker, spans) for worker, spans in leases.items() if spans))
 
 
 def _held(spans: Mapping[str, Any]) -> tuple[tuple[int, tuple[Span, ...]], ...]:
-    """Return the spans of each worker, read from JSON values, as :attr:`Ledger.leases` has them.
+    """Return the spans of each worker, read from JSON values, in the form of :attr:`Ledger.leases`.
 
-    ``spans`` maps the id of a worker, as text, to a list of [start, stop].
+    That is pairs (worker id, its spans), sorted by worker, without workers that have no spans.
+
+    Args:
+        spans: the id of a worker, as text -> a list of [start, stop].
     """
     return _sorted(
         {int(worker): tuple((int(a), int(b)) for a, b in each) for worker, each in spans.items()}

@@ -40,12 +40,12 @@ class Moments(NamedTuple):
         return self.squares / max(self.elements, 1.0)
 
     def encode(self) -> bytes:
-        """Return the moments as bytes, to be sent to other workers; :meth:`decode` reads them."""
+        """Return the moments as bytes, for other workers; :meth:`decode` reads them."""
         return np.concatenate([[self.elements], self.mean, self.squares]).tobytes()
 
     @classmethod
     def decode(cls, payload: bytes) -> Moments:
-        """Return the moments from their bytes: the inverse of :meth:`encode`."""
+        """Return the moments from the bytes that :meth:`encode` made, with arrays of their own."""
         values = np.frombuffer(payload).copy()  # PyTorch wants memory that it may write to
         channels = (len(values) - 1) // 2
         return cls(float(values[0]), values[1 : 1 + channels], values[1 + channels :])

@@ -6,7 +6,7 @@ counter that begins at 0, gives a newcomer another learning rate than the others
 models drift apart. So the whole state is compared after a newcomer's first step, and later a group
 of it after each step. If the workers that were there before agree with each other, each newcomer
 that differs from them leaves (:func:`newcomers_that_leave`), and the others complete the step
-without it. A worker counts as a newcomer for :data:`TRIAL_STEPS` steps.
+without it. A worker counts as a newcomer for :data:`TRIAL_STEPS` (500) steps.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class StateReport:
         rates: the names of the worker's learning rates -> their values.
         joined_after: the number of the step after which the worker joined the job; None: it is no
             newcomer, because it was there from the start, or has trained more than
-            :data:`TRIAL_STEPS` steps since it joined.
+            :data:`TRIAL_STEPS` (500) steps since it joined.
     """
 
     digests: Digests
@@ -49,7 +49,7 @@ class StateReport:
 def on_trial(joined_after: int | None, step: int) -> int | None:
     """Return ``joined_after`` while the worker counts as a newcomer, else None.
 
-    A worker counts as one for :data:`TRIAL_STEPS` steps after it joined.
+    A worker counts as one for :data:`TRIAL_STEPS` (500) steps after it joined.
 
     Args:
         joined_after: the number of the step after which the worker joined the job; None: it was

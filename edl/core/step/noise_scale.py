@@ -19,13 +19,13 @@ or leave.
 
 While a model learns, |G|^2 falls by orders of magnitude, and a long average lags behind it; a short
 one says little where the noise is large. So there are several exponential averages, from short to
-long (:data:`WINDOWS`), each with the spread of its measurements, which is the standard error of its
-ratio (the delta method). The shortest average whose error is small (:data:`MOST_ERROR`) is used, on
-two conditions: it has seen enough measurements (:data:`FILLED` times as many as it averages over),
-and all shorter averages agree with it as far as their errors allow, and have errors no larger than
-expected (as in Lepski's choice of a bandwidth, Theory of Probability and its Applications 35,
-1990): when |G|^2 has fallen, the errors of the short averages grow first. Otherwise the noise scale
-is not known.
+long (:data:`WINDOWS`, 4 to 1024 measurements), each with the spread of its measurements, which is
+the standard error of its ratio (the delta method). The shortest average whose error is small
+(:data:`MOST_ERROR`, 0.25) is used, on two conditions: it has seen enough measurements
+(:data:`FILLED` (1.6) times as many as it averages over), and all shorter averages agree with it as
+far as their errors allow, and have errors no larger than expected (as in Lepski's choice of a
+bandwidth, Theory of Probability and its Applications 35, 1990): when |G|^2 has fallen, the errors
+of the short averages grow first. Otherwise the noise scale is not known.
 
 A job of one worker compares the gradients of two successive steps in place of two workers'. The
 model has changed between them, so that measurement is marked as biased, and is discarded when there
@@ -178,8 +178,8 @@ class Average(Record):
         """The standard error of the noise scale that the means give, relative to that scale.
 
         The noise scale is the mean of S, divided by the mean of |G|^2. The error is infinite with
-        fewer than :data:`FEWEST` effective measurements, or if the mean of |G|^2 is not above 0;
-        else it is 0 if the mean of S is 0.
+        fewer than :data:`FEWEST` (4.5) effective measurements, or if the mean of |G|^2 is not above
+        0; else it is 0 if the mean of S is 0.
         """
         (s, g), n = self.means, self.count
         if n < FEWEST or g <= 0:
@@ -203,9 +203,9 @@ class Average(Record):
     def confirms(self, longer: Average) -> bool:
         """Return whether this average, of a shorter window, agrees with a ``longer`` average.
 
-        It does not if its error is over :data:`FRESH` times what is expected from the numbers of
-        measurements, or if the two means of |G|^2 differ by more than the standard error of this
-        average's mean. An average of fewer than :data:`FEWEST` effective measurements always
+        It does not if its error is over :data:`FRESH` (1.2) times what is expected from the numbers
+        of measurements, or if the two means of |G|^2 differ by more than the standard error of this
+        average's mean. An average of fewer than :data:`FEWEST` (4.5) effective measurements always
         agrees.
         """
         if self.count < FEWEST:
@@ -223,15 +223,15 @@ class NoiseScale(Record):
     It is immutable; :data:`UNKNOWN` is the one before any measurement.
 
     Attributes:
-        averages: one average for each of :data:`WINDOWS`, the shortest first; empty before the
-            first measurement.
+        averages: one average for each of :data:`WINDOWS` (4 to 1024 measurements), the shortest
+            first; empty before the first measurement.
         steps: how many measurements the averages have; biased ones are not counted once there are
             others.
         first_batch: the global batch of the first measured step, in samples; 0 before that step.
         is_biased: whether the measurements come from a single worker.
         changes: pairs (number of an update, noise scale that a learning rate follows from that
-            update on), oldest first, for the :data:`CHANGES_KEPT` newest values. When the noise
-            scale is no longer known, the last one stays.
+            update on), oldest first, for the :data:`CHANGES_KEPT` (16) newest values. When the
+            noise scale is no longer known, the last one stays.
     """
 
     averages: tuple[Average, ...] = ()
@@ -273,9 +273,9 @@ class NoiseScale(Record):
     def _changes_with(self, update: int) -> tuple[tuple[int, float], ...]:
         """Return ``changes``, with the present noise scale added if it differs from the last one.
 
-        It must differ by more than the factor :data:`CHANGED`, and be known. Only the newest
-        :data:`CHANGES_KEPT` pairs are returned. ``update`` is the number of the optimizer's update
-        from which on a learning rate follows the present scale.
+        It must differ by more than the factor :data:`CHANGED` (1.1), and be known. Only the newest
+        :data:`CHANGES_KEPT` (16) pairs are returned. ``update`` is the number of the optimizer's
+        update from which on a learning rate follows the present scale.
         """
         scale, last = self.samples, self.changes[-1][1] if self.changes else 0.0
         if scale is None or max(scale, last) <= CHANGED * min(scale, last):

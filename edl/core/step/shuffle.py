@@ -25,12 +25,12 @@ class EpochOrder:
     It is a permutation of range(total); without ``shuffle``, the identity. ``len()`` of it is
     ``total``. Several threads may use one object.
 
-    An order of at most :data:`SORTED` records sorts the records by random 64-bit keys. A longer one
-    is computed by a Feistel network, only around the positions asked for, so that no process holds
-    a hundred million numbers. The keys of both are the raw stream of numpy's PCG64 seeded with
-    (seed, epoch). numpy promises that this stream stays the same in later versions, but not
-    ``Generator.permutation`` (NEP 19): with another order, a job that is resumed from a checkpoint
-    would repeat some records and miss others.
+    An order of at most :data:`SORTED` (65,536) records sorts the records by random 64-bit keys. A
+    longer one is computed by a Feistel network, only around the positions asked for, so that no
+    process holds a hundred million numbers. The keys of both are the raw stream of numpy's PCG64
+    seeded with (seed, epoch). numpy promises that this stream stays the same in later versions, but
+    not ``Generator.permutation`` (NEP 19): with another order, a job that is resumed from a
+    checkpoint would repeat some records and miss others.
 
     Args:
         total: how many records the epoch has.

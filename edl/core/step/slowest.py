@@ -46,9 +46,9 @@ class Slowest:
     Call :meth:`look` after each step, and :meth:`restart` when a new ring was built.
 
     Attributes:
-        found: the worker that was slow over the last :data:`OF_STEPS` steps at the last comparison,
-            also if :meth:`look` had returned it before; None: no worker was, or none has been
-            compared.
+        found: the worker that was slow over the last :data:`OF_STEPS` (50) steps at the last
+            comparison, also if :meth:`look` had returned it before; None: no worker was, or none
+            has been compared.
     """
 
     def __init__(self) -> None:
@@ -67,9 +67,9 @@ class Slowest:
     def look(self, records: StepRecords) -> SlowestWorker | None:
         """Add the times of a step, and return a worker that is found slow for the first time.
 
-        Every :data:`EVERY` steps, once :data:`OF_STEPS` steps were added, the workers are compared
-        by their times in the newest :data:`OF_STEPS` steps, and :attr:`found` is set. A ring of one
-        worker is never compared.
+        Every :data:`EVERY` (10) steps, once :data:`OF_STEPS` (50) steps were added, the workers are
+        compared by their times in the newest :data:`OF_STEPS` steps, and :attr:`found` is set. A
+        ring of one worker is never compared.
 
         Args:
             records: the step records of all workers, in rank order; they have the times of the step
@@ -93,8 +93,8 @@ class Slowest:
 def slow(workers: Sequence[int], compute_us: npt.NDArray[np.int64]) -> SlowestWorker | None:
     """Return the worker with the longest median step, with its times, if it is slow; else None.
 
-    A worker is slow if its median takes at least :data:`FACTOR` times as long as the median of the
-    others' medians, and at least :data:`LEAST_S` seconds longer.
+    A worker is slow if its median takes at least :data:`FACTOR` (2) times as long as the median of
+    the others' medians, and at least :data:`LEAST_S` (0.01) seconds longer.
 
     Args:
         workers: the ids of the workers, in rank order; at least two.

@@ -85,7 +85,7 @@ def due_at_save(step: int, every: int, is_first: bool) -> StateGroup | None:
 
     It is for scripts with a Horovod elastic state, which they save themselves. The whole state is
     compared while ``is_first`` is true, and then one group at each save: the state has ``every``
-    groups, at most :data:`PARTS_OF_SCRIPT`. The result is None if nothing is to be compared.
+    groups, at most :data:`PARTS_OF_SCRIPT` (50). The result is None if nothing is to be compared.
 
     Args:
         step: how many times the script has saved its state in the job.
@@ -121,7 +121,7 @@ def extents(ends: Sequence[int], group: StateGroup) -> list[Extent]:
     Args:
         ends: for each part (tensor or value) of the state, where it ends in bytes when all parts
             are laid end to end, in ascending order. A part is cut only at multiples of
-            :data:`ALIGN_BYTES` from its own beginning.
+            :data:`ALIGN_BYTES` (64) from its own beginning.
         group: the index of the group, and into how many groups the state is cut.
     """
     total = ends[-1] if ends else 0
@@ -139,7 +139,7 @@ def extents(ends: Sequence[int], group: StateGroup) -> list[Extent]:
 def _cut(at: int, size: int) -> int:
     """Return where a part (tensor or value) of the state is cut: at byte ``at`` or a little before.
 
-    Cuts are at multiples of :data:`ALIGN_BYTES`, and at ``size``, the end of the part.
+    Cuts are at multiples of :data:`ALIGN_BYTES` (64), and at ``size``, the end of the part.
 
     Args:
         at: where the part would be cut, in bytes from its beginning; below 0 counts as 0, and
