@@ -484,7 +484,7 @@ class Generation(Record):
         return self.worker_ids.index(worker) if worker in self.worker_ids else None
 
     def after(self, before: Generation | None) -> Generation:
-        """Return this generation with ``began_with`` set, given the generation ``before`` it.
+        """Return a copy of this generation with ``began_with``, given the one before it.
 
         ``began_with`` is copied from ``before``; if an older edl wrote ``before``, it is the number
         of members of ``before``. If ``before`` is None, this generation is the job's first, and

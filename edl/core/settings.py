@@ -33,7 +33,7 @@ def setting(
         default: the value if none is given.
         help: the meaning of the setting, as a text for the option's help and the docs.
         option: the option of `edl run`, such as "--stall-limit"; empty: there is none.
-        metavar: the placeholder of the option's value in the help; empty: the option's own.
+        metavar: the placeholder of the option's value in the help; empty: the name of its type.
         least: the smallest number that is accepted; None: there is no limit.
         most: the largest number that is accepted; None: there is no limit.
         choices: the only texts that are accepted; empty: any text is.

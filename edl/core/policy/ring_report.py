@@ -13,7 +13,7 @@ from edl.core.step.noise_scale import UNKNOWN, NoiseScale
 class RingReport:
     """A summary of the step records of one ring's last steps, for the job's policy.
 
-    Each worker makes the same one every few steps; the leader, which runs in a worker, reads its
+    Each worker makes the same one every 10 steps; the leader, which runs in a worker, reads its
     own. :data:`NO_REPORT` is the empty one.
 
     Attributes:

@@ -127,7 +127,7 @@ NO_MITIGATION = Mitigation({}, (), (), {})
 class Stragglers:
     """The rule for slow workers, with the settings of the table [stragglers] of a policy.
 
-    Each worker calls the object every few steps, with the same times and the same result. The rule
+    Each worker calls the object every 10 steps, with the same times and the same result. The rule
     keeps the average speeds of workers in its state. A speed is relative to the median of all
     workers.
 

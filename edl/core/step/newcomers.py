@@ -64,14 +64,15 @@ def on_trial(joined_after: int | None, step: int) -> int | None:
 def newcomers_that_leave(found: Split, said: Mapping[int, StateReport]) -> tuple[int, ...]:
     """Return the ids of the newcomers that leave because their states differ from the others'.
 
-    Older workers are those whose report has no ``joined_after``.
+    The others are the older workers, whose reports have no ``joined_after``. A newcomer leaves if
+    it is not in their group.
 
     Args:
         found: the groups of workers whose states agree.
         said: the report of each worker, by its id.
 
     Returns:
-        The ids in ascending order; empty if the older workers differ from each other, or if there
+        The ids in ascending order; empty if the older workers are in several groups, or if there
         are none.
     """
     old = [[w for w in group if said[w].joined_after is None] for group in found.groups]

@@ -58,7 +58,10 @@ class Slowest:
         self._named: set[int] = set()
 
     def restart(self) -> None:
-        """Forget the steps and the slow workers of the old ring, because a new ring was built."""
+        """Forget the steps and the slow workers of the old ring; call it when a new ring was built.
+
+        A worker may then be returned by :meth:`look` once more.
+        """
         self.found = None
         self._rows.clear()
         self._seen = 0
