@@ -5,7 +5,8 @@ out and is awaited before the update is applied. All workers then hold the same 
 ``(size, WIDTH)``, rows in rank order, and run the same functions on it, so they agree on the
 weights of the step, on the ledger and on when to switch, with no further message. What each step
 needs is read by columns (:class:`StepRecords`): a job has a thousand rows, and a step some
-milliseconds.
+milliseconds. The entry points are :class:`StepRecord` (a worker fills it and sends
+``record.encode()``), ``StepRecords(table)`` (the rows that came back) and the functions below.
 
 A row is trusted for what it says of its own worker only. Rows of one table that disagree about
 generation, step, epoch or ledger show a defect of edl, or a worker whose script differs;
@@ -34,6 +35,8 @@ Column = npt.NDArray[np.int64]
 class SwitchTimes:
     """The durations of a worker's last switch or repair, in microseconds of its own clock.
 
+    A part that did not occur is 0. The fields have the names below with ``_us`` behind them.
+
     In a planned switch, the old members meet (``wait``), leave the old ring (``shutdown``), build
     the new one (``init``) and exchange the state (``broadcast``); ``stall`` is all of it. For a
     newcomer ``wait`` is before the switch and no part of ``stall``.
@@ -61,9 +64,10 @@ class SwitchTimes:
     median_step_us: int = 0
 
     def parts(self, role: str) -> SwitchParts:
-        """Return the durations in seconds, in the form of the event log.
+        """Return the durations in seconds, all ten of them, as the record that the event log takes.
 
-        ``role`` is the worker's in that switch: "old" for a member, "new" for a newcomer.
+        ``role`` becomes the ``role`` of the result. It is what the worker was in that switch:
+        "old" for a member of the ring before, "new" for a newcomer.
         """
         seconds = {f"{name.removesuffix('_us')}_s": getattr(self, name) / 1e6 for name in PARTS}
         return SwitchParts(role, **seconds)
@@ -73,15 +77,17 @@ PARTS = tuple(field.name for field in fields(SwitchTimes))
 
 
 def us(seconds: float) -> int:
-    """Return ``seconds`` in whole microseconds, the unit of times in a step record."""
+    """Return ``seconds`` rounded to whole microseconds, the unit of times in a step record."""
     return round(seconds * 1e6)
 
 
 def repair_times(waiting_since: float, known: float, led_since: float, heard: float) -> SwitchTimes:
-    """Return how long a worker took from a failure until it knew of the ring's repair.
+    """Divide the time from a failure until a worker knew of the ring's repair into three parts.
 
-    All arguments are readings of the worker's clock, in seconds. Only ``detect_us``,
-    ``election_us`` and ``survivor_report_us`` of the result are set.
+    All arguments are readings of the worker's clock, in seconds. The result has the parts
+    ``detect_us`` (``waiting_since`` to ``known``), ``election_us`` (``known`` to ``led_since``) and
+    ``survivor_report_us`` (from then to ``heard``); the last two are never negative. All other
+    fields of the result are 0.
 
     Args:
         waiting_since: when the worker began to wait in the call that failed.
@@ -131,11 +137,12 @@ class StepRecord(SwitchTimes):
         step: the number of the step.
         worker: the worker's id.
         epoch: the number of the epoch.
-        samples: how many samples of this worker enter the step, from the front of its leases.
+        samples: how many samples of this worker enter the step, from the front of its leases; 0 for
+            a padding batch.
         position: the position in the epoch of the first of these samples; -1 without any: the
             worker had no data and trains a padding batch.
-        wanted: how many more samples the worker needs leases for, so that its loader never waits;
-            for a stream, shards.
+        wanted: how many samples the worker needs in leases beyond those that it holds, so that its
+            loader never waits; for a stream that is not shared, how many shards. 0: none.
         newest_generation: the newest generation that the worker knows to be prepared; its own at
             least.
         ledger: the digest of the worker's ledger before this step.
@@ -147,24 +154,25 @@ class StepRecord(SwitchTimes):
             their updates one after the other on the same samples.
         counted: the optimizers, as bits, that applied these samples before, when a worker trained
             them that left in the middle of its batch; for these the samples do not count.
-        updated: the optimizers, as bits, that have made their updates in the step before.
+        updated: the optimizers, as bits, that made their updates in the step before this one.
         taken: for a stream (:mod:`edl.core.step.stream`), how many positions leave the front of the
             worker's leases, empty ones included; -1: as many as samples.
         end: the position at which the worker has found a shared stream to end; -1: none.
         stop: a :class:`Stop`.
-        state: the digest of the state that must be equal on all workers after the last step; 0: no
-            comparison is due.
+        state: the digest of the part of the training state that is compared with this row; it must
+            be equal on all workers after the last step. 0: this row compares nothing.
         compute_us: the time of the last step that was neither waiting for the batch nor for others.
         data_us: how long the worker waited for its batch in the last step.
         reduce_us: the time from the worker's gradients to the mean of all, in the last step.
-        size_change: how many workers more, or fewer, the worker's script wants; 0: none.
-        batch: the next global batch, in samples, in the row of the leader; 0: it stays.
+        size_change: how many workers the worker's script wants to add (negative: remove); 0: none.
+        batch: the next global batch, in samples, that the worker sets because it leads; 0: the
+            global batch stays, or the worker does not lead.
         own_square: the squared norm of the worker's gradient in the last step, as the bits of a
             float64; 0: not measured (:mod:`edl.core.step.noise_scale`).
         mean_square: the squared norm of the job's gradient in the last step, in the same form.
 
-    The other times are of the last switch (:class:`SwitchTimes`); all rows of a table together
-    report that switch.
+    The other times are those of the worker's last switch (:class:`SwitchTimes`), 0 before the first
+    one. All workers of a ring were in that switch, so a table has the times of each of them.
     """
 
     generation: int
@@ -194,7 +202,7 @@ class StepRecord(SwitchTimes):
     mean_square: int = 0
 
     def encode(self) -> Table:
-        """Return the row as an array of shape ``(1, WIDTH)``."""
+        """Return the row as a new int64 array of shape ``(1, WIDTH)``, in the order ``FIELDS``."""
         return np.array([[getattr(self, name) for name in FIELDS]], dtype=np.int64)
 
 
@@ -226,15 +234,19 @@ class StepRecords(Sequence[StepRecord]):
 
     @classmethod
     def of(cls, records: Sequence[StepRecord]) -> StepRecords:
-        """Return the table with ``records`` as its rows, in their order."""
+        """Return a new table with ``records`` (at least one) as its rows, in their order."""
         return cls(np.concatenate([record.encode() for record in records]))
 
     def column(self, name: str) -> Column:
-        """Return the field ``name`` of all records, in rank order, as an array."""
+        """Return the field ``name`` of all records, in rank order, as an array.
+
+        Its shape is ``(size,)``; it is a view of the table. A name that is no field raises a
+        KeyError.
+        """
         return self._table[:, _COLUMN[name]]
 
     def values(self, name: str) -> list[int]:
-        """Return the field ``name`` of all records as Python integers, for fast loops."""
+        """Return the field ``name`` of all records, in rank order, as Python integers."""
         found: list[int] = self.column(name).tolist()
         return found
 
@@ -262,8 +274,11 @@ _COLUMN = {name: at for at, name in enumerate(FIELDS)}
 def check_records(records: StepRecords) -> None:
     """Check that all workers are in the same step, with the same ledger and updates before it.
 
+    The fields ``generation``, ``step``, ``epoch``, ``part``, ``updated`` and ``ledger`` must be
+    equal in all records, and each worker must have one record only.
+
     Raises:
-        RingError: the workers disagree; it names them, the field and the values.
+        RingError: the workers disagree; the message names the field and each worker's value.
         UnevenEnd: some workers have left an epoch, or the training, and others go on.
     """
     _check_equal(records, "generation")
@@ -279,7 +294,7 @@ def _check_equal(records: StepRecords, name: str) -> None:
     """Check that all workers have the same value in the field ``name`` of their records.
 
     Raises:
-        RingError: they have not; it gives the value of each worker.
+        RingError: they have not; the message names each worker's value.
     """
     if records.differ_in(name):
         values = zip(records.values("worker"), records.values(name), strict=True)
@@ -291,10 +306,12 @@ def _check_equal(records: StepRecords, name: str) -> None:
 
 
 def _check_same_updates(records: StepRecords) -> None:
-    """Check that the same optimizers have made updates on all workers, in the same order.
+    """Check that the same optimizers made updates in the last step on all workers.
+
+    Also check that all workers are at the same step of their present batch (``part``).
 
     Raises:
-        RingError: they have not; the message names each worker's optimizers that have.
+        RingError: the workers differ; the message says for each which optimizers made updates.
     """
     if records.differ_in("part") or records.differ_in("updated"):
         step = records[0].step
@@ -306,10 +323,10 @@ def _check_same_updates(records: StepRecords) -> None:
 
 
 def _where(record: StepRecord) -> str:
-    """Return in words which optimizers made updates in the step before, and what comes next.
+    """Return in words which optimizers of one worker made updates before the step of ``record``.
 
-    ``record`` is the step record of one worker. Optimizers are counted from 1. Example: "1 and 2,
-    then the next batch".
+    The words also say whether that step goes on with the same batch. Optimizers are counted from 1.
+    Examples: "1 and 2, then the next batch"; "none, then the same batch".
     """
     bits = range(record.updated.bit_length())
     turns = [str(number + 1) for number in bits if record.updated >> number & 1]
@@ -320,8 +337,11 @@ def _where(record: StepRecord) -> str:
 def check_together(records: StepRecords) -> None:
     """Check that no worker has left an epoch, or the training, in which others go on.
 
+    A worker has left the training if its ``stop`` is ``FINISHED`` or above. It has left an epoch if
+    its record has a higher epoch than another one.
+
     Raises:
-        UnevenEnd: some have; it names the workers that have left and those that go on.
+        UnevenEnd: some have left; the message names them, and the workers that go on.
     """
     stops, epochs = records.column("stop"), records.column("epoch")
     left = stops >= Stop.FINISHED
@@ -343,9 +363,12 @@ def check_together(records: StepRecords) -> None:
 def _scripts_ended(records: StepRecords, left: npt.NDArray[np.bool_]) -> str:
     """Return the error message for workers whose scripts have ended while other workers train on.
 
+    It names both groups of workers, the step and the epoch, and says how to count steps instead.
+
     Args:
         records: the step records of all workers.
-        left: for each row, whether the script of that worker has ended, of shape ``(size,)``.
+        left: for each row, whether the script of that worker has ended, of shape ``(size,)``. At
+            least one is True and one is False.
     """
     workers = records.column("worker")
     ended = records[int(left.argmax())]
@@ -361,17 +384,17 @@ def _scripts_ended(records: StepRecords, left: npt.NDArray[np.bool_]) -> str:
 
 
 def _joined(ids: Iterable[int]) -> str:
-    """Return the names of the workers with these ids, in ascending order: "w1 and w4"."""
+    """Return the names of the workers with these ids, in ascending order: "w1 and w2 and w4"."""
     return " and ".join(f"w{worker}" for worker in sorted(ids))
 
 
 def counts(records: StepRecords) -> bool:
-    """Return whether the records count for the step: all were sent at its end, or none was.
+    """Return whether ``records`` may be used for the step: all were sent at its end, or none was.
 
-    A worker that accumulates gradients sends its record at the end of the step. If only some
-    records were sent then (False), the other workers did not know yet that they accumulate
-    gradients, and announced fewer batches than they train. Then all workers must send their records
-    once more.
+    A worker that knows that it accumulates gradients sends its record at the end of the step, else
+    when the first batch is handed out. The result is False if both kinds are in the table: then the
+    early records announce fewer batches than their workers train, and all workers must send their
+    records once more.
     """
     return not records.differ_in("late")
 
@@ -379,7 +402,8 @@ def counts(records: StepRecords) -> bool:
 def stopping(wanting: Sequence[int]) -> tuple[bool, str]:
     """Return (whether all workers stop training after this step, the reason as a clause).
 
-    ``wanting`` holds the ids of the workers that want to stop; a single one is enough.
+    ``wanting`` holds the ids of the workers that want to stop; a single one is enough. The reason
+    is, for example, "w1 and w3 want to stop training" or "no worker wants to stop training".
     """
     if not wanting:
         return False, "no worker wants to stop training"
@@ -388,7 +412,7 @@ def stopping(wanting: Sequence[int]) -> tuple[bool, str]:
 
 
 def wanting_to_stop(records: StepRecords) -> list[int]:
-    """Return the ids of the workers whose scripts want to stop after this step."""
+    """Return the ids, in rank order, of the workers whose ``stop`` in ``records`` is ``WANTED``."""
     found: list[int] = records.column("worker")[records.column("stop") == Stop.WANTED].tolist()
     return found
 
@@ -396,7 +420,8 @@ def wanting_to_stop(records: StepRecords) -> list[int]:
 def requested_batch(records: StepRecords) -> int:
     """Return the global batch of the next steps in samples, as the leader's row says; 0: no change.
 
-    It is also 0 while two workers believe that they lead and ask for different batches.
+    Only a worker that believes that it leads has a ``batch`` other than 0 in its row. The result is
+    0 while two such workers ask for different batches.
     """
     wished = {*records.values("batch")} - {0}
     return wished.pop() if len(wished) == 1 else 0
@@ -410,17 +435,19 @@ def global_samples(records: StepRecords) -> int:
 def samples_for(records: StepRecords, optimizer: int) -> Column:
     """Return how many samples of each worker count for the optimizer with the index ``optimizer``.
 
-    The result has shape ``(size,)``, in rank order. Samples that the optimizer has applied before
-    do not count.
+    The result has shape ``(size,)``, in rank order. It is 0 for a worker whose samples the
+    optimizer has applied already, in an earlier step of a worker that left in the middle of its
+    batch (``counted`` in the record).
     """
     theirs: Column = records.column("samples") * (~records.column("counted") >> optimizer & 1)
     return theirs
 
 
 def moves(records: StepRecords) -> Column:
-    """Return how many positions leave the leases of each worker with this step, in rank order.
+    """Return how many positions leave the front of each worker's leases when this step is complete.
 
-    With several optimizers a batch has several steps; the number is 0 in all of them but the first.
+    The result has shape ``(size,)``, in rank order. With several optimizers a batch has several
+    steps; the number is 0 in all of them but the first.
     """
     samples, taken = records.column("samples"), records.column("taken")
     return np.where(records.column("part") > 0, 0, np.where(taken < 0, samples, taken))
@@ -429,8 +456,9 @@ def moves(records: StepRecords) -> Column:
 def agreed_generation(records: StepRecords) -> tuple[int | None, str]:
     """Return (the generation to switch to after this step, or None; the reason as a clause).
 
-    It is a generation only if all rows name the same newer one. Then all workers switch after the
-    same step.
+    It is a generation only if ``newest_generation`` is the same in all rows, and newer than the
+    generation of the present ring. Then all workers switch after the same step. The reason says
+    which workers do not know the newest generation yet, or that nobody knows a newer one.
     """
     current, known = int(records.column("generation")[0]), records.column("newest_generation")
     target = int(known.max())
@@ -443,9 +471,10 @@ def agreed_generation(records: StepRecords) -> tuple[int | None, str]:
 
 
 def switch_parts(records: StepRecords, joined: Sequence[int]) -> dict[str, SwitchParts]:
-    """Return the durations of the last switch, by the name of the worker ("w3").
+    """Return each worker's durations of the last switch, by the name of the worker ("w3").
 
-    ``joined`` holds the ids of the workers that were newcomers in that switch.
+    All workers of ``records`` are in the result, in rank order. ``joined`` holds the ids of the
+    workers that were newcomers in that switch.
     """
     return {
         f"w{record.worker}": record.parts("new" if record.worker in joined else "old")
