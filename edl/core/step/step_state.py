@@ -1,18 +1,19 @@
 """Define the states of a step on one worker, and the events that lead from one to another.
 
 The machine describes one optimizer's part of one step: from the batch that is handed out until the
-ledger has moved. :data:`TRANSITIONS` is complete; docs/adr/0012 shows it as a picture. Rules that
-hold for any sequence of events that the table allows
-(tests/property/test_step_state_properties.py):
+ledger has moved. An :class:`OptimizerStep` holds the present state; ``step.after(event)`` gives the
+next one. :data:`TRANSITIONS` has all of them; docs/adr/0012 shows it as a picture. Rules that hold
+for any sequence of events that the table allows (tests/property/test_step_state_properties.py):
 
-1. **Decided once.** A step is reduced, superseded or dropped once, and nothing is sent after that,
-   unless it is opened again. A step that others have completed is never opened again.
+1. **Decided once.** A step is reduced (its gradients are averaged), superseded (other workers have
+   completed it) or dropped (no worker has samples) once. Nothing is sent after that, unless
+   ``REOPEN`` opens the step again, which never happens to a superseded one.
 2. **Applied once**, and only when it is decided.
 3. **A repaired step is one that has just begun.** After a repair it is in the same state as a step
    whose batch was just handed out, so it sends the same collectives: survivors that repeat a step
    meet others that begin it.
-4. **Nothing is sent into a broken ring**: each break is followed by one repair, unless other
-   workers had completed the step.
+4. **Nothing is sent into a broken ring**: after a break a step sends only when the ring is
+   repaired; if other workers had completed the step, it is superseded and sends nothing.
 5. **Nothing is forgotten on its way.** No batch is handed out while gradients of the one before are
    being sent.
 
@@ -56,13 +57,15 @@ class StepEvent(Enum):
     """An event that takes a step from one :class:`StepState` to another, by :data:`TRANSITIONS`.
 
     ``HAND_OUT``: the worker gets the next batch. ``SEND``: its first gradient is sent. ``AVERAGE``:
-    all averages are there. ``KEEP``: there is no other worker, so the local gradients are the mean.
+    the worker has the averages of all gradients. ``KEEP``: there is no other worker, so the local
+    gradients are the mean.
     ``DROP``: no worker has samples. ``BREAK``: a collective failed. ``REPAIR``: the survivors have
     a ring and complete the step. ``SUPERSEDE``: they have a ring, and some of them had completed
     the step, so all take over their state. ``REOPEN``: gradients of the decided step are sent once
-    more, for a further backward pass adds to them, or the ring broke later in the step. ``APPLY``:
-    the optimizer makes its update, if there is one. ``END``: the ledger has moved.
-    ``REFUSE``: the script uses edl wrongly. ``FAIL``: an error ends the worker.
+    more, for a further backward pass adds to them, or the ring broke in a later one. ``APPLY``: the
+    optimizer makes its update; in a superseded or dropped step it changes nothing. ``END``: the
+    ledger has moved; without ``APPLY`` before, the script has skipped the update. ``REFUSE``: the
+    script uses edl wrongly. ``FAIL``: an error ends the worker.
     """
 
     HAND_OUT = "hand out"  # the worker has begun the next step
@@ -138,12 +141,16 @@ DONE = DECIDED | {StepState.APPLIED, StepState.ENDED}  # there is nothing more t
 class OptimizerStep:
     """One optimizer's part of one step on one worker: an immutable value of the state machine.
 
+    A worker begins with ``OptimizerStep()``, which has no batch. Each later value comes from
+    :meth:`next` or :meth:`after`.
+
     Attributes:
         number: the number of the step, counted from 1 on this worker; 0: before the first step.
         state: the present state.
-        history: the events since the batch of the step was handed out.
-        done: whether no gradients of the step are left to be averaged over the workers. It is a
-            field and not a property, for it is read once for each parameter.
+        history: the events since the batch of the step was handed out, the oldest first.
+        done: whether no gradients of the step are left to be averaged over the workers: the step is
+            decided, applied or ended. It is a field and not a property, for it is read once for
+            each parameter.
     """
 
     number: int = 0
@@ -156,27 +163,31 @@ class OptimizerStep:
 
     @property
     def is_decided(self) -> bool:
-        """Whether the step needs no further exchange of gradients, and the worker trains on.
+        """Whether the result of the step is known: no gradients are left to be exchanged.
 
-        It is True in the states ``REDUCED``, ``SUPERSEDED``, ``DROPPED`` and ``APPLIED``.
+        It is True in the states ``REDUCED``, ``SUPERSEDED``, ``DROPPED`` and ``APPLIED``, and False
+        in all others, also in ``ENDED`` (the worker has failed).
         """
         return self.done and self.state is not StepState.ENDED
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether the optimizer makes no update: the step is ``SUPERSEDED`` or ``DROPPED``."""
+        """Whether the state is ``SUPERSEDED`` or ``DROPPED``, so the optimizer makes no update."""
         return self.state in CHANGES_NOTHING
 
     def next(self, number: int) -> OptimizerStep:
-        """Return the step that follows, with this ``number``, whose batch was just handed out.
+        """Return the next step: state ``HANDED_OUT``, this ``number``, and an empty history.
 
         Raises:
-            IllegalTransition: the present state of the step does not allow the next one to begin.
+            IllegalTransition: this step is ``SENDING``, ``BROKEN`` or ``ENDED``, so the next one
+                may not begin.
         """
         return replace(self.after(StepEvent.HAND_OUT), number=number, history=())
 
     def after(self, event: StepEvent) -> OptimizerStep:
-        """Return this step in the state that follows ``event``, by :data:`TRANSITIONS`.
+        """Return this step in the state that :data:`TRANSITIONS` has for ``event``.
+
+        ``event`` becomes the last one of the history.
 
         Raises:
             IllegalTransition: the table does not allow the event in the present state.

@@ -8,7 +8,8 @@ takes more positions off a worker's leases than it has samples.
 Shards are leased whole, and read by one worker each. When a worker is gone, another one reads the
 rest of its shard, from the same sample. A *shared* stream is one shard that all workers read, each
 for its own leases of a few batches; a worker that comes to its end reports where that is, and the
-positions after it are removed from the leases of all workers.
+positions after it are removed from the leases of all workers. A script's stream is described by
+``StreamSource.of(...)``.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ AHEAD = 2  # shards that a worker wants to hold: one is read, and the next is kn
 
 @dataclass(frozen=True)
 class StreamSource(Source):
-    """A stream that a script trains on, equal on all workers.
+    """The description of a stream that a script trains on, made by :meth:`of`.
 
-    It has shards whose lengths are known only when they are read. ``total`` is a number of
-    positions: :data:`SHARD` for each shard. The other inherited fields are as in
-    :class:`~edl.core.step.source.Source`.
+    It is equal on all workers. The stream has shards whose lengths are known only when they are
+    read. ``total`` is a number of positions: :data:`SHARD` for each shard. The other inherited
+    fields are arguments of :meth:`of`.
 
     Attributes:
         shared: whether the stream is one shard that all workers read, each for its own leases.
@@ -53,7 +54,7 @@ class StreamSource(Source):
         fingerprint: str = "",
         shared: bool = False,
     ) -> StreamSource:
-        """Return a stream of ``shards`` shards; the other parameters are the fields of the class.
+        """Return the description of a stream of ``shards`` shards.
 
         Args:
             shards: the number of shards.
@@ -88,14 +89,18 @@ class StreamSource(Source):
         return f"{total // SHARD} shards"
 
     def policy(self, size: int) -> LeasePolicy:
-        """Return the policy that leases whole shards; for a shared stream, samples.
+        """Return the rule that says how long a lease is: whole shards; in a shared stream, samples.
 
-        ``size`` is the number of workers in the ring.
+        ``size`` is the number of workers in the ring; it matters for a shared stream only.
         """
         return super().policy(size) if self.shared else ShardPolicy(self.batch_size)
 
     def lacks(self, ledger: Ledger, worker: int, step_batches: int, size: int) -> int:
-        """Return how many more shards ``worker`` needs leases for; of a shared stream, samples.
+        """Return how many shards ``worker`` lacks: how many it needs beyond those leased to it.
+
+        A worker needs :data:`AHEAD` shards. For a shared stream the result is a number of samples.
+        It is 0 if nothing is lacking, and does not depend on how much of the epoch is left to
+        lease.
 
         Args:
             ledger: the ledger of the epoch.
@@ -109,11 +114,15 @@ class StreamSource(Source):
         return max(0, AHEAD - len(by_shard(ledger.held_by(worker))))
 
     def start(self, epoch: int) -> Ledger:
-        """Return the ledger of the epoch with this number, with nothing done or leased yet."""
+        """Return the ledger of the epoch ``epoch`` (from 0), with nothing done or leased."""
         return start_epoch(self.total, epoch, is_stream=True)
 
     def order(self, epoch: int) -> EpochOrder:
-        """Return the order of the shards in the epoch with this number: a permutation of them."""
+        """Return the order of the shards in the epoch with this number (from 0).
+
+        It is a permutation of their indices: random by the seed and ``epoch``, equal on all
+        workers; without ``shuffle``, ascending.
+        """
         return EpochOrder(self.shards, self.seed, epoch, self.shuffle)
 
 
@@ -128,15 +137,18 @@ class ShardPolicy(LeasePolicy):
     def take(self, free: list[Span], need: int, asking: int, size: int) -> tuple[Span, ...]:
         """Remove the shards that one worker is granted from the front of ``free``.
 
+        The rest of a shard that was begun counts as one shard.
+
         Args:
-            free: the free spans in order; it is changed.
+            free: the free spans of the epoch in order; the list is changed in place.
             need: how many shards the worker needs.
             asking: how many workers are still to be granted shards, this one included: the worker
                 gets at most its equal part of the free shards, rounded up.
             size: the number of workers in the ring; not used.
 
         Returns:
-            The spans of these shards.
+            The spans of these shards, in the order of ``free``; empty if ``need`` is 0, or if
+            ``free`` is empty.
         """
         shards = sum((stop - 1) // SHARD - start // SHARD + 1 for start, stop in free)
         taken: list[Span] = []
@@ -150,7 +162,10 @@ class ShardPolicy(LeasePolicy):
 
 
 def by_shard(spans: Iterable[Span]) -> list[Span]:
-    """Cut ``spans`` of positions at the borders of shards, and return the pieces in order."""
+    """Cut ``spans`` of positions at the borders of shards, and return the pieces.
+
+    The pieces, pairs (first position, position after the last), are in the order of ``spans``.
+    """
     pieces = []
     for start, stop in spans:
         while start < stop:

@@ -2,7 +2,8 @@
 
 Scripts choose by a count of their own (``if number % 5 == 0:`` in ``for number, batch in
 enumerate(loader)``), and a newcomer begins to count with its first batch. So newcomers join at a
-batch with which the schedule begins again: the first one of an epoch, or of a period.
+batch with which the schedule begins again: the first one of an epoch, or of a period. A worker
+keeps an :class:`UpdateOrder`, whose :meth:`~UpdateOrder.takes_newcomers` says where that is.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ def period(turns: Sequence[Updates]) -> int | None:
         turns: for each batch of an epoch in order, the optimizers that made updates in each of its
             steps, as bits: bit k stands for optimizer k.
 
-    Returns: The smallest period of ``turns`` that it holds twice at least; None: there is none.
+    Returns:
+        The smallest p, at most half the length of ``turns``, for which each entry from number p on
+        is equal to the entry p before it. None if there is no such p.
     """
     for length in range(1, len(turns) // 2 + 1):
         if all(turns[at] == turns[at - length] for at in range(length, len(turns))):
@@ -36,14 +39,19 @@ def period(turns: Sequence[Updates]) -> int | None:
 class UpdateOrder:
     """The order in which several optimizers made updates in an epoch so far; an immutable value.
 
+    ``UpdateOrder()`` is the order before the first batch of the first epoch. Each method returns a
+    new value, and changes nothing.
+
     An entry stands for one batch: for each of its steps, the optimizers that made updates, as bits
     (bit k stands for optimizer k).
 
     Attributes:
-        batch: the index in the epoch of the present batch, or of the next one.
-        updates: the entry of the present batch, as far as it has been trained.
-        of_batches: the entries of the epoch's first batches, at most :data:`KEPT`; empty for a
-            script with one optimizer.
+        batch: the index in the epoch, from 0, of the present batch; between two batches, of the
+            next one.
+        updates: the entry of the present batch, as far as it has been trained; () if no step of it
+            is complete.
+        of_batches: the entries of the epoch's first :data:`KEPT` (256) batches that have ended;
+            those of later batches are dropped. Empty for a script with one optimizer.
         before: ``of_batches`` of the epoch before.
     """
 
@@ -53,7 +61,7 @@ class UpdateOrder:
     before: tuple[Updates, ...] = ()
 
     def after_step(self, updated: int) -> UpdateOrder:
-        """Return the order with one more step of the present batch.
+        """Return the order with one more complete step of the present batch.
 
         ``updated`` says which optimizers made updates in that step, as bits: bit k stands for
         optimizer k.
@@ -61,12 +69,19 @@ class UpdateOrder:
         return replace(self, updates=(*self.updates, updated))
 
     def after_batch(self) -> UpdateOrder:
-        """Return the order after the present batch has ended: its entry is in ``of_batches``."""
+        """Return the order after the present batch has ended: ``batch`` is the next one's index.
+
+        The entry of the batch is appended to ``of_batches``, unless that has :data:`KEPT` entries
+        or no step of the batch was noted.
+        """
         turns = (*self.of_batches, self.updates)[:KEPT] if self.updates else self.of_batches
         return replace(self, batch=self.batch + 1, updates=(), of_batches=turns)
 
     def next_epoch(self) -> UpdateOrder:
-        """Return the order at the beginning of the next epoch; ``before`` has the old entries."""
+        """Return the order at the beginning of the next epoch.
+
+        Its ``before`` is the present ``of_batches``; nothing else is kept.
+        """
         return UpdateOrder(before=self.of_batches)
 
     def takes_newcomers(self, ends_epoch: bool) -> bool:
@@ -74,8 +89,9 @@ class UpdateOrder:
 
         A newcomer counts its batches from 0 and must follow the same schedule as the other workers,
         so it may join where the schedule begins again. If this epoch has begun like the epoch
-        before, the schedule is read from that one. If the schedule does not repeat itself within
-        :data:`KEPT` batches, a newcomer may join after any batch.
+        before, the schedule is read from that one. While fewer than :data:`SEEN` (16) batches are
+        known, or no period is seen in them, a newcomer joins only at the end of the epoch. If the
+        schedule has no period in :data:`KEPT` (256) batches, it may join after any batch.
 
         Args:
             ends_epoch: whether the present batch is the last one of its epoch.
@@ -90,12 +106,15 @@ class UpdateOrder:
         return len(known) == KEPT if length is None else (self.batch + 1) % length == 0
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the order as JSON values, to be sent to newcomers between two batches."""
+        """Return the order as JSON values, to be sent to newcomers between two batches.
+
+        ``updates`` is left out, because it is empty between two batches.
+        """
         return {"batch": self.batch, "turns": self.of_batches, "before": self.before}
 
     @staticmethod
     def restore(snapshot: Mapping[str, Any]) -> UpdateOrder:
-        """Return the order from its JSON form: the inverse of :meth:`snapshot`."""
+        """Return the order that ``snapshot``, a result of :meth:`snapshot`, describes."""
         turns, before = (
             tuple(tuple(turn) for turn in snapshot[name]) for name in ("turns", "before")
         )

@@ -2,7 +2,8 @@
 
 The update of a step must be the mean gradient over its global batch of N samples, however unevenly
 the workers share it (promise 5 in docs/explanation/guarantees.md). A worker's local gradient is the
-mean over its own n_i samples, so the update is  sum_i (n_i / N) g_i.
+mean over its own n_i samples, so the update is  sum_i (n_i / N) g_i. :func:`weigh` returns the
+factors for one worker.
 
 Horovod sends gradients before N is known and averages over the ``size`` workers, so the weight is
 split: each worker scales what it sends by ``n_i / b``, and all scale the average by
@@ -61,8 +62,9 @@ class Share:
     Attributes:
         samples: how many samples.
         batches: how many batches, padding included; more than one if it accumulates gradients.
-        summed: whether the gradients were added up over several batches, or over the pieces of one,
-            each weighted with its samples already.
+        summed: whether the worker's gradients are a sum over several batches, or over the pieces of
+            one, in which each summand was multiplied by its n / b already. False: they are the mean
+            over its samples.
     """
 
     samples: int
@@ -72,8 +74,8 @@ class Share:
     def send_weight(self, batch_size: int) -> float:
         """Return the factor that the worker scales its gradients by before they are reduced.
 
-        It is 0 without samples, and 1 for gradients that are weighted already. ``batch_size`` is
-        the nominal batch, in samples.
+        It is 0 without samples, 1 if ``summed`` is True, else ``samples / batch_size``.
+        ``batch_size`` is the nominal batch, in samples, equal on all workers.
         """
         if self.summed:
             return float(self.samples > 0)
@@ -97,7 +99,7 @@ class Averaging(Enum):
 
 @dataclass(frozen=True)
 class Weights:
-    """The factors that one worker scales the gradients of a step by.
+    """The factors that one worker scales the gradients of a step by, made by :func:`weigh`.
 
     Attributes:
         averaging: the way in which the mean gradient is computed.
@@ -117,6 +119,8 @@ class Weights:
 
 def weigh(samples: Column, batches: Column, own: Share, batch_size: int) -> Weights:
     """Return the factors that one worker scales the gradients of a step by.
+
+    If no worker has samples, both factors are 1 and ``averaging`` is ``NONE``. It raises nothing.
 
     Args:
         samples: how many samples each worker of the ring contributes, ``own`` among them, of shape
@@ -139,12 +143,14 @@ def weigh(samples: Column, batches: Column, own: Share, batch_size: int) -> Weig
 def presence(own: int, has_gradient: Iterable[bool], is_void: bool = False) -> list[float]:
     """Return which parameters a worker has a gradient of, as numbers that the workers average.
 
+    :func:`present` reads the averages.
+
     Args:
         own: how many samples the worker has trained. Without samples its gradients count for
             nothing, so no parameter has one.
         has_gradient: for each parameter, whether the worker has a gradient of it.
-        is_void: whether the gradients that the worker has sent are void, because an exception broke
-            off its backward pass.
+        is_void: whether the gradients that the worker has sent must not be used, because an
+            exception broke off its backward pass.
 
     Returns:
         For each parameter 1.0 if it has a gradient, else 0.0; then, as the last number, 1.0 if the
@@ -160,7 +166,8 @@ def present(averages: Iterable[float]) -> tuple[list[bool], bool]:
     it gets none anywhere, so that weight decay and momentum leave it alone, as in one process.
 
     Args:
-        averages: the averages over all workers of the numbers of :func:`presence`.
+        averages: the averages over all workers of the numbers that :func:`presence` returned on
+            each, in the same order.
 
     Returns:
         (for each parameter, whether any worker has a gradient of it; whether the gradients of any
