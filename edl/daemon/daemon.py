@@ -1,9 +1,9 @@
 """Run the daemon of a worker: a thread that follows ZooKeeper and keeps the worker's nodes in it.
 
-The daemon breaks the ring when a member is lost, and does nothing else with it; it never waits for
-the training thread. It puts news of the job (generations, evictions, the job's end) into the state
-shared with that thread. It writes the worker's member node and events, and retries while ZooKeeper
-is away. While its worker leads, it also runs :class:`edl.leader.leader.LeaderTerm`.
+A :class:`Daemon` breaks the ring when a member is evicted, and does nothing else with it. It never
+waits for the training thread. It puts news of the job (generations, evictions, the job's end) into
+the state shared with that thread. It writes the worker's member node and events, and retries while
+ZooKeeper is away. While its worker leads, it also runs :class:`edl.leader.leader.LeaderTerm`.
 """
 
 from __future__ import annotations
@@ -80,15 +80,16 @@ class DaemonLimits:
 
 
 class Daemon:
-    """The connection of one worker to its job in ZooKeeper, with a thread of its own.
+    """The connection of one worker to its job in ZooKeeper: a thread, and an HTTP server.
 
     It is the :class:`edl.worker.coordinator.Coordinator` of a worker that a launcher has started.
+    It connects in :meth:`start`.
 
     Args:
         config: The configuration of this process; it names the job and its ZooKeeper.
         shared: The state that the daemon thread and the training thread share.
-        ring: The ring of this worker, which the daemon breaks when a member of it is lost.
-        log: The log file of this process; None if it has none of its own.
+        ring: The ring of this worker, which the daemon breaks when a member of it is evicted.
+        log: The log file of this process, kept below its limit; None: the process has none.
         limits: How often to read ZooKeeper, and how long to wait.
 
     Raises:
@@ -155,19 +156,19 @@ class Daemon:
 
     @property
     def settings(self) -> JobSettings:
-        """The settings of the job, as its launcher wrote them, once :meth:`start` has read them."""
+        """The settings of the job: those of ``config``; after :meth:`start`, ZooKeeper's."""
         return self._config.job_settings
 
     @property
     def sizes(self) -> Sizes:
-        """The numbers of workers that the job may have."""
+        """The numbers of workers that the job may have, as last read from ZooKeeper."""
         return self._config.sizes
 
     def start(self) -> tuple[Member, Generation | None]:
-        """Connect, register this worker as *preparing*, and start the threads.
+        """Connect, register this worker (stage *preparing*, a new id), and start the threads.
 
         Returns:
-            This worker's member record, and the job's newest generation; None if it has none yet.
+            This worker's member record; and the job's newest generation, None if it has none yet.
 
         Raises:
             ZooKeeperUnreachable: no server answered within the connect time-out.
@@ -204,7 +205,7 @@ class Daemon:
         return member, generation
 
     def close(self) -> None:
-        """Remove this worker's nodes, close the session and stop the threads. Idempotent."""
+        """Remove this worker's nodes (in at most 10 s), close the session, stop the threads."""
         with self._lock:
             if self._stopping:
                 return
@@ -219,22 +220,22 @@ class Daemon:
     # --- called by the training thread ---
 
     def resign(self) -> None:
-        """Let the daemon thread remove this worker from the job's members and the election.
+        """Let the daemon thread end this worker's membership and candidacy, and close its port.
 
-        The call does not wait for that. Reports and events of this worker are still written to
-        ZooKeeper afterwards; :meth:`flush` waits for them.
+        The call does not wait for that. Later reports and events, but not its member record, are
+        still written to ZooKeeper; :meth:`flush` waits for them.
         """
         self._resigned = True
         self._wake.set()
 
     def script_of_job(self) -> ScriptOfJob:
-        """Ask the other workers of the newest generation for their tensor shapes and their fits.
+        """Ask the newest generation's other workers for their model's tensor shapes and their fits.
 
-        The shapes are those of the model; a fit is one call of Keras' ``fit``. One worker is asked
-        after the other, and workers that are about to join come last.
+        A fit is one call of Keras' ``fit``. The call asks one worker after the other over HTTP,
+        those that are about to join last, and waits for each.
 
         Returns:
-            The first answer that names a tensor or a fit; an empty one if there is none.
+            The first answer that names a tensor or a fit; ``ScriptOfJob()`` if there is none.
         """
         generation = self._shared.newest(0)
         if generation is None:
@@ -248,7 +249,7 @@ class Daemon:
         return ScriptOfJob()
 
     def campaign(self) -> None:
-        """Become a candidate, so that this worker may lead; do nothing before :meth:`start`."""
+        """Make this worker a candidate, which may lead; before :meth:`start` do nothing."""
         member = self._pending_writes.member
         if member is not None:
             self._candidate.campaign(lambda: job_election(self._store.nodes, member.id))
@@ -261,7 +262,7 @@ class Daemon:
         newest_generation: int | None = None,
         fits: int | None = None,
     ) -> None:
-        """Change the stage of this worker, and report it as soon as ZooKeeper can be reached.
+        """Change the stage of this worker at once; the daemon thread writes it to ZooKeeper later.
 
         Args:
             stage: The new stage.
@@ -277,47 +278,47 @@ class Daemon:
         self._wake.set()
 
     def report_broken(self, failure: RingFailure) -> None:
-        """Report ``failure`` (which ring failed, after which step) in this worker's member node."""
+        """Let the daemon thread write ``failure`` (ring, last step) into this worker's node."""
         self._pending_writes.change_member(lambda own: replace(own, broken=failure))
         self._wake.set()
 
     @property
     def run(self) -> str:
-        """The identifier of the start of the job that this worker belongs to."""
+        """The text that identifies the start of the job that this worker belongs to."""
         return self._store.nodes.run
 
     def put_saved(self, directory: str, step: int) -> None:
-        """Report that a checkpoint of ``step`` is in ``directory``; any thread may call this."""
+        """Let the daemon report a checkpoint of ``step`` in ``directory``; for any thread."""
         self._pending_writes.put_saved(directory, step)
         self._wake.set()
 
     def last_step(self) -> int:
-        """Return the number of the last step that a leader has written to ZooKeeper.
+        """Read from ZooKeeper the number of the last step that a leader has written there.
 
-        The job may have completed later steps since.
+        The job may have completed later steps since. Raises CoordinationError and UnknownJob.
         """
         return self._store.status().step
 
     def end_job(self, end: JobEnd, event: Event | None = None) -> None:
-        """Write to ZooKeeper how the job ended, unless another worker has written it before.
+        """Let the daemon thread write how the job ended, unless another worker has written it.
 
         Args:
             end: The state, reason and exit code of the job.
-            event: An event to log if this worker is the first; None logs nothing.
+            event: The event to log if this worker is the first to write it; None logs nothing.
         """
         self._pending_writes.end_job(end, event)
         self._wake.set()
 
     def release_others(self, generation: Generation | None) -> None:
-        """Break the ring of ``generation`` as soon as another worker waits in it for this worker.
+        """Let the daemon break the ring of ``generation`` once a member waits for this worker.
 
-        The script of this worker has ended, so it will not send the gradients or numbers that
-        another worker may wait for. None for ``generation`` ends the watch for such workers.
+        The script of this worker has ended, so it sends no gradients or numbers any more. The call
+        returns at once. The ring is broken once; None for ``generation`` ends the watch.
         """
         self._ended_in = generation
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all reports and events of this worker are written to ZooKeeper.
+        """Wait until the daemon thread has written all reports and events of this worker.
 
         Returns:
             False if they are not written within ``timeout_s`` seconds, else True.
@@ -327,20 +328,20 @@ class Daemon:
 
     @property
     def away(self) -> bool:
-        """Whether ZooKeeper cannot be reached now, so that this worker gets no news of its job."""
+        """Whether the session with ZooKeeper is not connected now: no news of the job comes."""
         return not self._session.connected
 
     @property
     def wake(self) -> threading.Event:
-        """The event to set so that the daemon thread reads and writes ZooKeeper at once."""
+        """The event that any thread sets to make the daemon thread read and write ZooKeeper now."""
         return self._wake
 
     # --- the thread ---
 
     def _run(self) -> None:
-        """Read and write ZooKeeper until the worker ends; evict the worker on an unexpected error.
+        """Read and write ZooKeeper until :meth:`close`; evict this worker on an unexpected error.
 
-        Without its daemon the worker would not learn of new generations.
+        Also break its ring then, for without its daemon it would not learn of new generations.
         """
         try:
             self._listen()
@@ -350,10 +351,10 @@ class Daemon:
             self._ring.break_()
 
     def _listen(self) -> None:
-        """Read and write ZooKeeper (:meth:`_turn`) until the worker ends.
+        """Read and write ZooKeeper (:meth:`_turn`) until :meth:`close` or the job is gone.
 
         It does so after each change in ZooKeeper or in this worker's reports, and at least every
-        ``DaemonLimits.period_s`` seconds. At the end it removes the worker's nodes.
+        ``DaemonLimits.period_s`` seconds. After :meth:`close` it removes the worker's nodes.
         """
         while not self._stopping:
             if self._wake.wait(self._period_s):
@@ -373,16 +374,16 @@ class Daemon:
         self._remove_nodes()
 
     def _look_at_log(self) -> None:
-        """Keep the file of this worker's output below its limit; log an event if writing fails."""
+        """Begin a new log file at the limit ``log_mb``; log an event if lines were left out."""
         failure = self._log.look(self._config.log_mb * 10**6) if self._log else None
         if failure and self._log and (member := self._pending_writes.member) is not None:
             details = LogFailedDetails(member.name, member.host, self._log.path)
             self._tell(details, f"{member.name} trains on without its log: {failure}")
 
     def _reached(self) -> None:
-        """Note that ZooKeeper was read and written, which ends an outage if there was one.
+        """Note that ZooKeeper was read and written: end the outage, if one lasts.
 
-        On rank 0 an outage of 1 s or more is logged as an event.
+        The worker with rank 0 of a ring logs an event about an outage of 1 s or more.
         """
         self._lost_job.is_back()
         away_s, reason = self._outage.end()
@@ -390,10 +391,10 @@ class Daemon:
             self._tell(ZookeeperBackDetails(round(away_s, 3)), reason)
 
     def _may_be_restored(self, error: UnknownJob) -> bool:
-        """Return whether a job that is missing in ZooKeeper is about to be restored there.
+        """Restore a lost job in ZooKeeper if it is this worker's turn; return whether to go on.
 
-        If it is not, this worker is evicted and its ring broken. ``error`` says that the job is
-        missing.
+        False: the job was removed or replaced (see ``error``), so this worker was evicted and its
+        ring broken.
         """
         step = self._shared.progress.step
         if self._lost_job.handle(error, f"w{self._lost_job.own}", step):
@@ -404,7 +405,7 @@ class Daemon:
         return False
 
     def _remove_nodes(self) -> None:
-        """Write the last reports of this worker, and remove its nodes from ZooKeeper."""
+        """Write this worker's last reports and remove its nodes; if that fails, only log it."""
         try:
             self._pending_writes.write(as_member=not self._resigned)
             self._candidate.resign()
@@ -414,12 +415,12 @@ class Daemon:
             logger.info("the session ends without clean-up: %s", error)
 
     def _tell(self, details: Details, reason: str) -> None:
-        """Log an event of this worker, with ``details`` and a ``reason`` for people."""
+        """Queue an event for the job's log, with ``details`` and a ``reason`` for people."""
         at = self._newest, self._shared.progress.step
         self._shared.log(Event(time.time(), *at, reason, details))
 
     def _conclude_stop(self) -> None:
-        """Set the state of a stopping job to stopped, if no agent and no other worker is left."""
+        """Set a job that is being stopped to STOPPED, if it has no agent and no worker any more."""
         now = self._store.snapshot()
         if now.job.state is JobState.STOPPING and not now.hosts and not now.members:
             self._store.set_job_state(
@@ -428,6 +429,8 @@ class Daemon:
 
     def _turn(self) -> None:
         """Write this worker's reports to ZooKeeper, read the job's state, and lead if elected.
+
+        After :meth:`resign`, only write the reports and remove this worker's nodes.
 
         Raises:
             CoordinationError: ZooKeeper is away.
@@ -464,7 +467,7 @@ class Daemon:
         self._elect(member, job.state, generation, evicted)
 
     def _register_again(self) -> None:
-        """Write this worker's node again, with the same id, if the job was restored there."""
+        """Mark this worker's member node to be written again if the job was restored."""
         if self._incarnation != self._store.incarnation:
             # The nodes of this worker are gone; the worker is not.
             self._incarnation = self._store.incarnation
@@ -472,10 +475,7 @@ class Daemon:
             self._pending_writes.change_member(lambda own: own)
 
     def _leave_job(self) -> None:
-        """Remove this worker from the election and the members of the job, and close its port.
-
-        This carries out :meth:`resign`.
-        """
+        """Carry out :meth:`resign`: write the last reports, remove the nodes, close the port."""
         self._candidate.resign()
         self._pending_writes.write(as_member=False)
         self._pending_writes.remove_member()
@@ -483,7 +483,7 @@ class Daemon:
         self._server.close()
 
     def _announce(self, generation: Generation) -> None:
-        """Hand a new generation to the training thread and to the rendezvous server."""
+        """Hand a new generation to the training thread, the rendezvous server and ``/end``."""
         self._newest = generation.number
         # Workers that still wait in an older rendezvous wait in vain: this fails them now.
         self._server.announce(generation.scope)
@@ -498,7 +498,9 @@ class Daemon:
         generation: Generation | None,
         evicted: Mapping[int, str],
     ) -> None:
-        """Take part in the election, and lead if this worker is elected, unless the job is over.
+        """Take part in the election and, if elected, do one turn as leader, unless the job is over.
+
+        Also remove dead candidates, and set when this thread reads ZooKeeper next.
 
         Args:
             member: This worker's member record; None before it is registered.
@@ -517,10 +519,10 @@ class Daemon:
             self._period_s = min(self._period_s, due_s)
 
     def _release_others(self) -> None:
-        """Break the ring given to :meth:`release_others` if a member waits for this worker.
+        """Break the ring given to :meth:`release_others` if one of its other members waits.
 
-        A member waits if its ``/health`` page says that it is in an allreduce of gradients, or in
-        an exchange of numbers, as by ``edl.mean``.
+        It waits if its ``/health`` page says that it is in an allreduce of gradients, or in an
+        exchange of numbers, as by ``edl.mean``; the words are in ``released_from`` then.
         """
         ended_in, own = self._ended_in, self._shared.worker
         if ended_in is None or self._ring.membership[0] != ended_in.number:
@@ -554,10 +556,9 @@ class Daemon:
             self._server.close_scope(self._scope)  # whoever waits in it waits for the lost one
 
     def _begin_term(self, leadership: Leadership) -> LeaderTerm:
-        """Return the object that does this worker's work as the leader in a new term.
+        """Return the object that leads in the new term ``leadership``.
 
-        The shared state names this worker as the leader then. ``leadership`` is the term as the
-        election returned it.
+        Also note in the shared state that this worker leads.
         """
         member = self._pending_writes.member
         assert member is not None
@@ -587,7 +588,7 @@ class Daemon:
         return 200, json.dumps({**said, "done": as_json(fits.done)}).encode()
 
     def _health(self) -> Mapping[str, Any]:
-        """Return the JSON object that answers ``GET /health``: progress and activity."""
+        """Return the JSON object that answers ``GET /health``: id, stage, progress, activity."""
         member = self._pending_writes.member
         return {
             "worker": member.name if member else None,
