@@ -1,5 +1,6 @@
 """Run the daemon of a worker: the threads that connect it to ZooKeeper and to other workers.
 
-:mod:`edl.daemon.daemon` is a thread that reads and writes ZooKeeper. :mod:`edl.leader.leader` is
-what that thread does while its worker leads. :mod:`edl.worker` has the code of the training thread.
+The entry point is :class:`edl.daemon.daemon.Daemon`: its thread reads and writes ZooKeeper, and its
+HTTP server answers other workers. :mod:`edl.leader.leader` is what that thread does while its
+worker leads. :mod:`edl.worker` has the code of the training thread.
 """

@@ -1,4 +1,7 @@
-"""Let a worker take part in the election of the leader, and act as the leader while it leads."""
+"""Let a worker take part in the election of the leader, and act as the leader while it leads.
+
+The daemon thread of the worker calls :meth:`Candidate.turn` again and again.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,14 @@ logger = logging.getLogger(__name__)
 class Candidate:
     """One worker's part in the election of the leader of its job.
 
-    Only the daemon thread calls it, except for :meth:`campaign`.
+    A new object is no candidate until :meth:`campaign` is called. Only the daemon thread calls the
+    methods, except for :meth:`campaign`, which any thread may call.
 
     Args:
-        begin: Called with the term (the won election) when this worker begins to lead; returns the
-            object whose method ``turn`` does the leader's work.
-        run: Returns the identifier of the start of the job that the candidates belong to.
+        begin: Called in :meth:`turn` with the won election when this worker begins to lead; returns
+            the object whose method ``turn`` does the leader's work.
+        run: Returns the identifier of the start of the job that this worker belongs to; a process
+            that answers on a candidate's port for another start does not count as the candidate.
         probe_timeout_s: How long to wait for the port of another candidate to answer, in seconds.
     """
 
@@ -46,21 +51,29 @@ class Candidate:
     def campaign(self, make: Callable[[], Election]) -> None:
         """Become a candidate with the election that ``make`` returns, unless this worker is one.
 
-        From then on this worker may lead.
+        ``make`` is called at once, or not at all if this worker is a candidate already. ZooKeeper
+        learns of the candidate in the next :meth:`turn`; from then on this worker may lead.
         """
         with self._lock:
             if self._election is None:
                 self._election = make()
 
     def end_term(self) -> None:
-        """Stop leading, but stay a candidate: :meth:`turn` may start a new term.
+        """Drop this worker's present term, if it leads, but stay a candidate.
 
-        This is called when the session with ZooKeeper was lost, or when the job is over.
+        Nothing is written to ZooKeeper; the next :meth:`turn` may start a term again. This is
+        called when the job was restored in ZooKeeper, or when it is over.
         """
         self._term = None
 
     def resign(self) -> None:
-        """Stop being a candidate, and so stop leading."""
+        """Stop being a candidate and leading, and remove this worker's candidate node.
+
+        If this worker is no candidate, nothing happens. :meth:`campaign` makes it one again.
+
+        Raises:
+            CoordinationError: ZooKeeper is away; the node ends with the session.
+        """
         with self._lock:
             election, self._election, self._term = self._election, None, None
         if election is not None:
@@ -69,14 +82,16 @@ class Candidate:
     def turn(self, wake: Callable[[], None]) -> float:
         """Take part in the election and, if this worker leads, do one turn of its term.
 
-        A turn reads the state of the job, decides, and writes the decision.
+        A leader's turn reads the state of the job, decides, and writes the decision. Before
+        :meth:`campaign` and after :meth:`resign` nothing happens.
 
         Args:
-            wake: Called when the state of the job may have changed, so that another turn is due.
+            wake: Called later, in another thread, when the state of the job may have changed; the
+                caller should then call this method again.
 
         Returns:
-            After how many seconds another turn is due although nothing has changed; infinite if a
-            turn as often as usual is enough.
+            After how many seconds the caller should call this method again although nothing has
+            changed; infinite if its usual period is enough, always so if this worker does not lead.
 
         Raises:
             CoordinationError: ZooKeeper is away.
@@ -108,8 +123,9 @@ class Candidate:
 
         The worker waits for a new ring if its ring is broken or being built, or if it is a newcomer
         that is ready to join; else nothing is removed. Without the removal no worker could lead
-        until the sessions of the dead candidates end. Workers in ``given_up`` count as dead, all
-        others by the answer of their port.
+        until the sessions of the dead candidates end. Workers in ``given_up`` count as dead; any
+        other one is dead if its port shows that its process has ended. The search ends at the first
+        candidate that is not dead.
 
         Args:
             own: This worker's member record.
@@ -118,8 +134,11 @@ class Candidate:
             is_building: Whether this worker's ring is being built.
 
         Returns:
-            True if the ring of this worker is broken or being built and this worker waits for its
-            turn in the election: look again soon. False if there is nothing to wait for.
+            True if the ring of this worker is broken or being built, and a candidate that is not
+            dead comes before this worker: call again soon. False in all other cases.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
         """
         election = self._election
         if generation is None or election is None:
@@ -139,9 +158,10 @@ class Candidate:
         return False
 
     def _is_gone(self, member: RingMember | None) -> bool:
-        """Return whether the process of the worker ``member`` is gone; False if ``member`` is None.
+        """Return whether the process of the worker ``member`` has ended; False if it is None.
 
-        It is gone if its port answers for another worker, or if no process listens there.
+        It has ended if another worker answers on its port, or if the port refuses connections. A
+        port that does not answer in time proves nothing (False).
         """
         if member is None:
             return False

@@ -2,7 +2,8 @@
 
 The end of the job cannot be written to ZooKeeper then. Instead, the agent of `edl run` tells a
 worker on the worker's own port (``POST /end``, signed), and that worker tells the other workers of
-its ring. Each worker's step record says whether the worker knows of the end. All workers leave
+its ring (:class:`JobEndEndpoint`). Each worker's step record says whether it knows of the end. All
+workers leave
 after the first step in which every record says so, as when the leader ends the job
 (:data:`edl.core.records.END`).
 """
@@ -18,12 +19,14 @@ from edl.http.server import DaemonServer, HttpRequest
 
 
 class JobEndEndpoint:
-    """The HTTP path of a worker at which it is told that its job ends.
+    """The HTTP path ``/end`` of a worker, at which it is told that its job ends.
+
+    It answers after :meth:`add_to` and :meth:`generation_is`.
 
     Args:
         key: The key by which requests to the workers of the job are signed.
         announce: Called with a generation without members, which means the end, at the first
-            request; hands it to the training thread.
+            accepted request, in the server's thread; hands it to the training thread.
     """
 
     def __init__(self, key: str, announce: Callable[[Generation], None]) -> None:
@@ -38,16 +41,21 @@ class JobEndEndpoint:
         server.add_route(END_PATH, self._answer, changes=True)
 
     def generation_is(self, generation: Generation) -> None:
-        """Set the newest generation of the job, whose members are told when the job ends."""
+        """Set the newest generation of the job, whose members are told when the job ends.
+
+        It replaces the one before. Until the first call requests are answered with 409.
+        """
         self._current = generation
 
     def _answer(self, request: HttpRequest) -> tuple[int, bytes]:
-        """Answer a request to end the job; announce the first one, and tell the other workers.
+        """Answer a request to end the job; the first one is announced and passed on.
 
-        The body of ``request`` is the reason.
+        The members of the newest generation are told in a new thread, after this method returns.
+        Later requests change nothing. The body of ``request`` is the reason, as UTF-8.
 
         Returns:
-            Status and body: 200, 405 if the method is not POST, 409 if this worker is in no ring.
+            (status, body): 200 for every accepted request; 405 if the method is not POST; 409 if
+            the job has no generation with members yet.
         """
         if request.method != "POST":
             return 405, b""

@@ -1,4 +1,7 @@
-"""Write a worker's events to the job's log, in order and each once, also if ZooKeeper fails."""
+"""Write a worker's events to the job's log, in order and each once, also if ZooKeeper fails.
+
+:meth:`EventLog.write` does it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ class EventLog:
         self._unsure = False  # whether the first event of the shared state was written
 
     def write(self) -> None:
-        """Write all queued events; an event that could not be written stays in the queue.
+        """Write all queued events to ZooKeeper, the oldest first, before this method returns.
+
+        An event whose write failed stays in the queue. The next call first looks whether it was
+        written after all, so it is not written twice.
 
         Raises:
             UnknownJob: the job is gone.
@@ -39,7 +45,7 @@ class EventLog:
             self._shared.event_is_written()
 
     def _is_there(self, event: Event) -> bool:
-        """Return whether the job's log has ``event``.
+        """Return whether the job's log has an event equal to ``event``.
 
         Only events after the last one that this object has written are searched.
         """

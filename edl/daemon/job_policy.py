@@ -1,7 +1,7 @@
 """Connect a worker's training thread to the policy of its job in ZooKeeper.
 
-The training thread proposes a policy, and reads or writes the job's scaling profile: the measured
-throughput by number of workers.
+Through :class:`PolicyInZooKeeper` the training thread proposes a policy, and reads or writes the
+job's scaling profile: the measured throughput by number of workers.
 """
 
 from __future__ import annotations
@@ -43,15 +43,21 @@ class PolicyInZooKeeper:
         self._learned: ScalingProfile | None = None
 
     def propose(self, policy: JobPolicy) -> None:
-        """Propose ``policy``; the daemon writes it, unless the job has a policy already."""
+        """Propose ``policy`` and return; the daemon thread writes it later.
+
+        It is dropped with a warning if the job has another policy then. A second proposal replaces
+        one that is not written yet.
+        """
         with self._lock:
             self._proposed = policy
         self._wake()
 
     def learned(self) -> Mapping[str, Any]:
-        """Return the job's scaling profile (throughput by number of workers) as JSON values.
+        """Read the job's scaling profile (throughput by number of workers) from ZooKeeper.
 
-        It is empty if nothing was measured yet, or while ZooKeeper is away.
+        Returns:
+            The profile as JSON values; one without sizes if nothing was measured yet. {} while
+            ZooKeeper is away, or if the job is gone.
         """
         found: Mapping[str, Any] = {}
         with suppress(CoordinationError, UnknownJob):
@@ -59,10 +65,11 @@ class PolicyInZooKeeper:
         return found
 
     def put_learned(self, learned: Mapping[str, Any]) -> None:
-        """Let the job begin with the profile ``learned``, unless it has measurements already.
+        """Let the daemon thread write the scaling profile ``learned``, which a checkpoint had.
 
-        It is the scaling profile: throughput by number of workers. One that cannot be read, perhaps
-        because another version of edl wrote it, is dropped with a warning.
+        It becomes the job's profile (throughput by number of workers), unless the present start of
+        the job has measured a size itself. One that cannot be read, perhaps because another version
+        of edl wrote it, is dropped with a warning. The call does not wait.
         """
         try:
             read = ScalingProfile.from_json(learned)
@@ -75,6 +82,8 @@ class PolicyInZooKeeper:
 
     def write(self) -> None:
         """Write the proposed policy and profile to ZooKeeper, if they are not written yet.
+
+        They are written when this method returns; without new ones it does nothing.
 
         Raises:
             UnknownJob: the job is gone.

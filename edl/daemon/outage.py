@@ -11,19 +11,23 @@ logger = logging.getLogger(__name__)
 
 
 class Outage:
-    """The measurement of the time in which one daemon cannot reach ZooKeeper."""
+    """The measurement of the time in which one daemon cannot reach ZooKeeper.
+
+    A new object is in no outage. The daemon thread calls :meth:`begin` after each failed read or
+    write, and :meth:`end` after each that succeeds.
+    """
 
     def __init__(self) -> None:
         self._since: float | None = None
 
     def begin(self, error: CoordinationError) -> None:
-        """Begin an outage and log its cause, ``error``; do nothing during an outage."""
+        """Begin an outage, and log a warning with its cause ``error``; during one do nothing."""
         if self._since is None:
             self._since = time.monotonic()
             logger.warning("coordination is interrupted, training goes on: %s", error)
 
     def end(self) -> tuple[float, str]:
-        """End the outage, because ZooKeeper was reached, and log it; without one do nothing.
+        """End the outage, because ZooKeeper was reached, and log that; without one do nothing.
 
         Returns:
             How many seconds the outage lasted, and a sentence with that time; 0.0 and "" without an

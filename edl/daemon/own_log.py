@@ -2,7 +2,7 @@
 
 A worker writes to a file, not to a pipe of its agent, so that it can go on when the agent is gone.
 It begins a new file when the old one has reached its limit. Where ``print`` would raise because the
-disk is full, the line is left out instead.
+disk is full, the line is left out instead. :class:`OwnLog` stands for the file.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ _OF_THE_DISK = (
 class OwnLog:
     """The log file of this process, to which its standard output and error go.
 
+    The agent has opened the file as descriptors 1 and 2; this object opens nothing when it is made.
+
     Args:
         path: The path of the file.
     """
@@ -47,9 +49,10 @@ class OwnLog:
         self._failure: str | None = None  # of an outage that nobody has asked for
 
     def guard(self) -> None:
-        """Make writes to Python's standard output and error never fail because of the disk.
+        """Replace ``sys.stdout`` and ``sys.stderr`` by streams that no error of the disk stops.
 
-        A stream that does not go to this file is left alone.
+        What the disk does not take is left out. A stream that does not go to this file is left
+        alone.
         """
         for name, descriptor in _STREAMS.items():
             stream = getattr(sys, name)
@@ -67,16 +70,21 @@ class OwnLog:
                 setattr(sys, f"__{name}__", guarded)
 
     def look(self, most_bytes: int) -> str | None:
-        """Begin a new log file if this one has ``most_bytes`` or more, and report failed writes.
+        """Begin a new log file if this one has ``most_bytes`` or more (:meth:`rotate`).
 
         Returns:
-            Why lines are missing from the file, once for each series of failed writes; else None.
+            Why lines are missing from the file, as :meth:`take_failure` returns it; None if none
+            are, or if it was returned before.
         """
         self.rotate(most_bytes)
         return self.take_failure()
 
     def rotate(self, most_bytes: int) -> None:
         """Begin a new file if this one has ``most_bytes`` or more; keep only one former file.
+
+        The old file gets the name ``path`` + :data:`~edl.core.host.process.FORMER_LOG`, in place of
+        the one before. If standard output does not go to this file, or if the disk is full, nothing
+        changes.
 
         This process writes to the new file before the file is renamed to ``path``. So a reader that
         finds a new file at ``path`` knows that this process adds nothing to the old one. Processes
@@ -97,16 +105,17 @@ class OwnLog:
             os.rename(following, self.path)
 
     def take_failure(self) -> str | None:
-        """Return why lines are missing from the file, once for each series of failed writes.
+        """Return why lines are missing from the file: the first error of a series, and the path.
 
-        The result is None if no write has failed, or if that series was returned before.
+        A series of failed writes ends with the first one that succeeds. Each is returned once; the
+        result is None if no write has failed since the last call, or only more of the same series.
         """
         with self._lock:
             failure, self._failure = self._failure, None
             return failure
 
     def failed(self, left_out: int, error: OSError) -> None:
-        """Note that ``left_out`` bytes could not be written to the file because of ``error``."""
+        """Add ``left_out`` to the bytes left out of the file; ``error`` is the cause."""
         with self._lock:
             if not self._left_out:
                 self._failure = f"{error.strerror}: {self.path}"
@@ -115,7 +124,7 @@ class OwnLog:
     def notice(self) -> bytes:
         """Return the line for the log that says how many bytes are left out before it.
 
-        The result is b"" if none are.
+        The result is b"" if none are left out since :meth:`resumed`.
         """
         with self._lock:
             missing = self._left_out
@@ -149,7 +158,7 @@ class _Lossy(io.FileIO):
         self._log = log
 
     def write(self, data: ReadableBuffer) -> int:
-        """Write ``data`` as far as the disk takes it, and return its length in bytes.
+        """Write ``data`` as far as the disk takes it, and return the length of all of it in bytes.
 
         Raises:
             OSError: an error that does not come from the disk.

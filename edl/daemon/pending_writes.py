@@ -1,4 +1,4 @@
-"""Keep a worker's reports of itself until they are written to ZooKeeper."""
+"""Keep a worker's reports of itself (:class:`PendingWrites`) until they are in ZooKeeper."""
 
 from __future__ import annotations
 
@@ -46,26 +46,38 @@ class PendingWrites:
     def register(self, member: Member) -> None:
         """Write the member node of this worker for the first time, with the record ``member``.
 
+        It is written when this method returns.
+
         Raises:
-            CoordinationError: ZooKeeper is away.
+            CoordinationError: ZooKeeper is away, or the id belongs to another worker.
+            UnknownJob: the job is gone.
         """
         self._member = member
         self._store.members.put(member)
 
     def change_member(self, change: Callable[[Member], Member]) -> None:
-        """Replace the member record by ``change(record)``; :meth:`write` will write it."""
+        """Replace the member record by ``change(record)`` at once; :meth:`write` writes it later.
+
+        :meth:`register` must have been called.
+        """
         with self._written:
             assert self._member is not None
             self._member = change(self._member)
             self._dirty = True
 
     def put_saved(self, directory: str, step: int) -> None:
-        """Note for :meth:`write` that a checkpoint of ``step`` is in ``directory``."""
+        """Note for :meth:`write` that a checkpoint of ``step`` is in ``directory``.
+
+        It replaces a checkpoint that is noted and not written yet.
+        """
         with self._written:
             self._saved = (directory, step)
 
     def end_job(self, end: JobEnd, event: Event | None) -> None:
-        """Note for :meth:`write` how the job has ended; calls after the first change nothing.
+        """Note for :meth:`write` how the job has ended.
+
+        A second call changes nothing: not here while the first is not written, and not in
+        ZooKeeper once the job has ended there.
 
         Args:
             end: The state, reason and exit code of the job.
@@ -76,7 +88,11 @@ class PendingWrites:
                 self._end = end, event
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all reports are written; return False if that takes over ``timeout_s`` s."""
+        """Wait until the daemon thread has written all reports and events.
+
+        Returns:
+            True if they are written; False if they are not within ``timeout_s`` seconds.
+        """
         deadline = time.monotonic() + timeout_s
         with self._written:
             while self._dirty or self._saved or self._end or self._shared.has_events:
@@ -89,8 +105,11 @@ class PendingWrites:
     def write(self, as_member: bool) -> None:
         """Write to ZooKeeper all reports and events of this worker that are not written yet.
 
+        The order is: member node, checkpoint, end of the job, events.
+
         Args:
-            as_member: Whether to write the member node, too.
+            as_member: Whether to write the member node, too; False: a changed member record is
+                dropped.
 
         Raises:
             UnknownJob: the job is gone.
@@ -116,14 +135,22 @@ class PendingWrites:
             self._written.notify_all()
 
     def remove_member(self) -> None:
-        """Remove the member node of this worker, and its node as a candidate."""
+        """Remove the member node of this worker and its candidate nodes from ZooKeeper.
+
+        Before :meth:`register` nothing happens.
+
+        Raises:
+            UnknownJob: the job is gone.
+            CoordinationError: ZooKeeper is away.
+        """
         if self._member is not None:
             self._store.members.remove(self._member.id)
 
     def _conclude(self, end: JobEnd, event: Event | None) -> None:
         """Write how the job has ended, unless the job goes on without this worker.
 
-        It does so if this worker was evicted or is no member of the newest generation.
+        The job goes on if this worker was evicted, or if the newest generation has members and this
+        worker is none of them. Then a warning is logged.
 
         Args:
             end: The state, reason and exit code of the job.

@@ -18,7 +18,8 @@ def offer_stacks(path: str, number: int) -> None:
     """Make the signal ``number`` append the stacks of all threads to the file at ``path``.
 
     The file is created at once, which tells the agent that it may send the signal. Nothing happens
-    without a path or a number, or if the script has a handler for that signal.
+    without a path or a number, or if the signal has a handler or is ignored. If the file cannot be
+    opened, a warning is logged.
 
     Args:
         path: The file to append to; empty for none.
