@@ -556,10 +556,7 @@ class Daemon:
             self._server.close_scope(self._scope)  # whoever waits in it waits for the lost one
 
     def _begin_term(self, leadership: Leadership) -> LeaderTerm:
-        """Return the object that leads in the new term ``leadership``.
-
-        Also note in the shared state that this worker leads.
-        """
+        """Return what leads in the term ``leadership``; note in the shared state who leads."""
         member = self._pending_writes.member
         assert member is not None
         term = LeaderTerm(
