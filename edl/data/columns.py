@@ -1,7 +1,8 @@
 """Read records whose fields are rows of several arrays, in memory or in files.
 
 Such an array is a *column*. Record i has row i of every column. A *part* of a data set is one file
-with all columns, or one file of each column.
+with all columns, or one file of each column. :class:`ArrayDataset` is the data set;
+``edl.data.arrays``, ``npy`` and ``npz`` make it.
 """
 
 from __future__ import annotations
@@ -23,17 +24,20 @@ Array = npt.NDArray[Any]
 
 
 class Rows(Protocol):
-    """The interface to read rows, by their numbers, of one column in one part of a data set."""
+    """The interface of one column in one part of a data set: it reads rows by their numbers."""
 
     def take(self, rows: Integers) -> Array:
-        """Return a new array of the rows with the numbers ``rows``, in the machine's byte order."""
+        """Return a new array of the rows with the numbers ``rows``, in that order.
+
+        ``rows`` counts from 0 in the part. The result is in the machine's byte order.
+        """
 
 
 class InMemory:
     """A column that is an array in memory.
 
     Args:
-        array: the array, in the machine's byte order.
+        array: the array, in the machine's byte order; it is not copied.
     """
 
     def __init__(self, array: Array) -> None:
@@ -48,7 +52,7 @@ class Stored:
     """A column that lies in a file row after row, without compression, as it would in memory.
 
     Args:
-        open_file: returns the file as this process has it open.
+        open_file: returns the file, open in this process; called in each :meth:`take`.
         offset: where the first row begins, in bytes from the beginning of the file.
         dtype: the type of the array's elements.
         row: the shape of a row.
@@ -68,9 +72,13 @@ class Stored:
         self._row_bytes = row_bytes(dtype, row)
 
     def take(self, rows: Integers) -> Array:
-        """Read the rows with the numbers ``rows`` from the file; return them as a new array.
+        """Read the rows with the numbers ``rows`` from the file; return a new array of them.
 
-        Rows that follow each other in ``rows`` and in the file are read at once.
+        They are in the order of ``rows``, in the machine's byte order. Rows that follow each other
+        in ``rows`` and in the file are read at once.
+
+        Raises:
+            DataError: if the file does not have these rows, cannot be read, or has changed.
         """
         taken = np.empty((len(rows), *self._row), self._dtype)
         if taken.nbytes:
@@ -94,9 +102,10 @@ class ArrayDataset(Dataset[Any]):
         kind: the kind of the data's files, such as ``npy``, for messages.
         parts: the parts of the data set, a file or several read side by side; in one part all
             columns have the same number of rows.
-        columns: for each part its columns, in the order of ``names``.
-        names: the keys of the records, which are dicts then; None: a record is a value if there is
-            one column, else a tuple.
+        columns: for each part its columns, in the order of ``names``; they may be missing for a
+            part without records.
+        names: the keys of the records, which are dicts then; None: a record is a row if there is
+            one column, else a tuple of rows.
         parse: a function of a record that returns what the script sees; None: the record itself.
     """
 
@@ -123,11 +132,13 @@ class ArrayDataset(Dataset[Any]):
 def arrange(
     positional: Sequence[Any], named: Mapping[str, Any], function: str
 ) -> tuple[list[Any], tuple[str, ...] | None]:
-    """Return the columns that a script gave to a function, and their names.
+    """Return the columns that a script gave to a function such as ``npy``, and their names.
+
+    A column is whatever the script gave for it: an array, or the paths of its files.
 
     Args:
         positional: the columns that were given without names.
-        named: the columns that were given with names.
+        named: the columns that were given with names, by name.
         function: the name of the function, such as ``edl.data.npy``, for the error message.
 
     Returns:
@@ -145,7 +156,7 @@ def arrange(
 
 
 def check_array(what: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-    """Check that an array has rows, and that reading one runs no code (as unpickling would).
+    """Check that an array has rows, and holds no Python objects, whose unpickling may run code.
 
     Args:
         what: the name of the array, for the error message.
@@ -182,7 +193,7 @@ RowType = tuple[str, tuple[int, ...]]  # type and shape of a row
 
 
 def check_types(mine: Mapping[str, RowType], first: Mapping[str, RowType]) -> None:
-    """Check that the columns of a part have rows of the same types and shapes as the first part.
+    """Check that the rows of a part have the same types and shapes as those of the first part.
 
     Args:
         mine: the type and shape of each column's rows in the part, by the column's name for the
@@ -191,7 +202,7 @@ def check_types(mine: Mapping[str, RowType], first: Mapping[str, RowType]) -> No
             in the same order as in ``mine``.
 
     Raises:
-        DataError: if a column differs; the message names it in both parts.
+        DataError: if a column differs; the message names the first such column in both parts.
     """
     for (what, row), (other, theirs) in zip(mine.items(), first.items(), strict=True):
         if row != theirs:
@@ -202,7 +213,10 @@ def check_types(mine: Mapping[str, RowType], first: Mapping[str, RowType]) -> No
 
 
 def native(array: Array) -> Array:
-    """Return ``array`` in the machine's byte order, the only one that the frameworks accept."""
+    """Return ``array`` in the machine's byte order, the only one that the frameworks accept.
+
+    It is ``array`` itself if it has that order, else a converted copy.
+    """
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
@@ -219,11 +233,11 @@ def row_bytes(dtype: np.dtype[Any], row: tuple[int, ...]) -> int:
 
 
 def runs(rows: Integers) -> list[tuple[int, int]]:
-    """Divide the row numbers ``rows`` into runs in which each number is the last one plus 1.
+    """Divide the row numbers ``rows`` into runs in which each number is the previous one plus 1.
 
     Returns:
-        For each run a pair of indices in ``rows``: of its first element, and of its last element
-        plus 1.
+        For each run in order a pair of indices in ``rows``: (of its first element, of its last
+        element plus 1). For an empty ``rows``, one empty run (0, 0).
     """
     edges = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
     return list(pairwise(edges))

@@ -1,6 +1,7 @@
 """Define the base class of all data sets of edl: records that are read by index.
 
 A data set consists of *parts*: a file each, or several files whose records are read side by side.
+Scripts get a :class:`Dataset` from the functions of :mod:`edl.data`.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ class Fragment:
     """A part of a data set: what one file holds, or several files that are read side by side.
 
     Attributes:
-        name: the name of the file, without its folder; several are joined by commas.
+        name: the name of the file, without its folder; several are joined by commas. For arrays in
+            memory, their names.
         size: the size in bytes of all its files together.
-        count: the number of records.
+        count: the number of records, without those that are left out.
         digest: a checksum of where the records lie, equal on two hosts if the part has the same
             records at the same places.
-        skipped: what is left out of the files: pairs of a path and a :class:`Skipped`.
+        skipped: the ranges that are left out of the files: pairs of a path and a :class:`Skipped`.
     """
 
     name: str
@@ -56,8 +58,9 @@ class Dataset(ABC, Generic[Record]):
     """A map-style data set, as in PyTorch: records 0 to ``len(self) - 1``, in file order.
 
     ``dataset[i]`` is one record, and ``dataset.__getitems__(indices)``, which PyTorch's loader
-    prefers, returns the records of a batch. A data set may be forked, and pickled if its ``parse``
-    may be; every process opens the files for itself when it first reads one.
+    prefers, returns the records of a batch; a negative index counts from the end. A data set may be
+    forked, and pickled if its ``parse`` may be; every process opens the files for itself when it
+    first reads one. A derived class defines :meth:`_read`.
 
     Args:
         kind: the kind of the files, such as ``npy``, for messages.
@@ -94,7 +97,7 @@ class Dataset(ABC, Generic[Record]):
         return self.__getitems__([index])[0]
 
     def __iter__(self) -> Iterator[Record]:
-        """Yield all records in order.
+        """Yield all records in order, each read and parsed when it is asked for.
 
         An IndexError that ``parse`` raises reaches the caller. Without this method Python would
         take it for the end of the data set.
@@ -103,9 +106,14 @@ class Dataset(ABC, Generic[Record]):
             yield self[index]
 
     def __getitems__(self, indices: Iterable[int]) -> list[Record]:
-        """Return the records with the numbers ``indices``, in that order.
+        """Return the records with the numbers ``indices``, in that order, each parsed.
 
-        The records of one part are read together.
+        A negative number counts from the end. The records of one part are read together.
+
+        Raises:
+            IndexError: a record does not exist.
+            DataError: a record cannot be read, or is damaged.
+            Exception: an error of ``parse``, with a note that says where the record lies.
         """
         wanted: dict[int, tuple[list[int], list[int]]] = {}  # part -> places, rows in the part
         for place, given in enumerate(indices):
@@ -130,7 +138,7 @@ class Dataset(ABC, Generic[Record]):
         """
 
     def _where(self, part: int, row: int) -> str:
-        """Return where a record lies, as text for an error message.
+        """Return where a record lies, for an error message: "x.npy, record 3".
 
         Args:
             part: the index of the part.
@@ -160,8 +168,8 @@ class Dataset(ABC, Generic[Record]):
         """One line of text that is equal on two hosts if their data are the same.
 
         It is computed from the names and sizes of the files, and the number and places of the
-        records. The folders in which the files lie do not matter, and the bytes of the records do
-        not enter.
+        records. The folders in which the files lie do not matter. The bytes of the records do not
+        enter, so files that differ only in them have the same line.
         """
         digest = hashlib.sha256()
         for part in self._parts:
@@ -178,9 +186,9 @@ class Dataset(ABC, Generic[Record]):
 
     @property
     def skipped(self) -> tuple[tuple[str, Skipped], ...]:
-        """The parts of files that are left out, as pairs of a path and a :class:`Skipped`.
+        """The byte ranges of files that are left out, as pairs of a path and a :class:`Skipped`.
 
-        They are in the order of the records.
+        They are in the order of the files, and by position in each. Without any: ().
         """
         return tuple(one for part in self._parts for one in part.skipped)
 
@@ -192,8 +200,9 @@ def skip_events(dataset: object) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the events to log about what a data set leaves out: pairs of a reason and details.
 
     Nothing is yielded for a data set that is not edl's, or that leaves nothing out. Each of the
-    first :data:`LOGGED_ONE_BY_ONE` parts that are left out has an event. One more event has the
-    number and the bytes of all others, because the log keeps a limited number of events.
+    first :data:`LOGGED_ONE_BY_ONE` (50) byte ranges that are left out has an event, with the keys
+    ``file``, ``offset`` and ``bytes``. One more event sums up all others (``parts``, ``files``,
+    ``bytes``), because the log keeps a limited number of events.
 
     Args:
         dataset: any data set.
@@ -213,9 +222,9 @@ def skip_events(dataset: object) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def fingerprint_of(dataset: object) -> str:
-    """Return the fingerprint of ``dataset``: a line of text that is equal on hosts with equal data.
+    """Return :attr:`Dataset.fingerprint` of ``dataset``: a line that is equal where the data are.
 
-    The result is empty for a data set that is not edl's.
+    The result is "" for a data set that is not edl's.
     """
     return dataset.fingerprint if isinstance(dataset, Dataset) else ""
 

@@ -1,4 +1,7 @@
-"""Find the files of a data set, in the same order on every host, and read them."""
+"""Find the files of a data set, in the same order on every host, and read them.
+
+:func:`resolve` finds them; :class:`Readable` reads one of them.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +29,20 @@ Opened = TypeVar("Opened")
 
 
 def resolve(paths: Paths) -> tuple[str, ...]:
-    """Return the absolute paths of the files that ``paths`` names, sorted by code point.
+    """Return the absolute paths of the files that ``paths`` names, sorted as strings.
 
     The order depends neither on the file system nor on the order in which the files were named.
+    Symbolic links stay in the paths.
 
     Args:
         paths: a path or glob pattern, or several (``**`` in a pattern matches folders at any
-            depth). A name that exists literally is no pattern. Folders that match a pattern are
-            left out.
+            depth); relative ones begin in the current folder. A name that exists literally is no
+            pattern. Folders that match a pattern are left out.
 
     Raises:
-        DataError: if no file is named or found, if a name is that of a folder or of no regular
-            file, or if a file is named twice.
+        DataError: if nothing is named, if a name or pattern has no file, if a name is that of a
+            folder or of something that is no regular file, or if a file is named twice (also by a
+            symbolic link).
     """
     if isinstance(paths, str | os.PathLike):
         paths = (paths,)
@@ -57,10 +62,10 @@ def resolve(paths: Paths) -> tuple[str, ...]:
 
 
 def _named(path: str) -> list[str]:
-    """Return the files that ``path``, a path or a glob pattern, names.
+    """Return the files that ``path``, a path or a glob pattern, names; in no special order.
 
     Raises:
-        DataError: if it names no file, or a folder.
+        DataError: if it names no file, a folder, or something that is no regular file.
     """
     if os.path.isdir(path):
         raise DataError(f"{path} is a folder; name its files, like {os.path.join(path, '*')}")
@@ -78,7 +83,9 @@ def _named(path: str) -> list[str]:
 
 
 def compression_of(head: bytes) -> str | None:
-    """Return the name of the compression that a file seems to have, such as ``gzip``, or None.
+    """Return the compression that a file seems to have: gzip, zstd, bzip2 or xz; None: another.
+
+    None does not say that the file is uncompressed: it begins like none of these four.
 
     Args:
         head: the first bytes of the file, at least 10.
@@ -90,9 +97,10 @@ def compression_of(head: bytes) -> str | None:
 
 
 def refuse_compressed(path: str, or_zlib: bool = False) -> None:
-    """Raise a DataError if a file is compressed, even if damaged data are to be left out.
+    """Raise a DataError if a file begins like one that is compressed; else do nothing.
 
-    A compressed file is a mistake of the user, and no damage.
+    It is raised even if damaged data are to be left out (``on_error="skip"``), for a compressed
+    file is a mistake of the user, and no damage.
 
     Args:
         path: the file.
@@ -101,6 +109,7 @@ def refuse_compressed(path: str, or_zlib: bool = False) -> None:
 
     Raises:
         DataError: if the file begins like a compressed one.
+        OSError: if the file cannot be read.
     """
     with open(path, "rb") as file:
         head = file.read(16)
@@ -116,7 +125,7 @@ def refuse_compressed(path: str, or_zlib: bool = False) -> None:
 
 @dataclass(frozen=True)
 class Stamp:
-    """The size and the modification time of a file, by which an unchanged file is recognised.
+    """The size and the modification time of a file: if both are equal, it counts as unchanged.
 
     Attributes:
         size: the size in bytes.
@@ -143,8 +152,9 @@ class Stamp:
 class Readable:
     """An open file that is read at given offsets, so forks and threads may use the same object.
 
-    The file is closed with the last reference to this object. If the file is cut off while it is
-    read, a DataError is raised; a file mapped into memory would crash the process.
+    The constructor opens the file; it is closed with the last reference to this object. If the
+    file is cut off while it is read, a DataError is raised; a file mapped into memory would crash
+    the process.
 
     Args:
         path: the file.
@@ -174,7 +184,7 @@ class Readable:
             os.close(self._descriptor)
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return ``length`` bytes of the file, from byte ``offset`` on.
+        """Return exactly ``length`` bytes of the file, from byte ``offset`` on.
 
         Raises:
             DataError: if the file does not have these bytes, or cannot be read.
@@ -184,7 +194,7 @@ class Readable:
         return bytes(data)
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill ``buffer`` with the bytes of the file from byte ``offset`` on.
+        """Fill all of ``buffer`` (bytes) with the bytes of the file from byte ``offset`` on.
 
         Raises:
             DataError: if the file does not have these bytes, or cannot be read.
@@ -203,10 +213,11 @@ class Readable:
 
 
 class PerProcess(Generic[Opened]):
-    """A cache by key of objects that this process has opened; the least recently used are dropped.
+    """A cache of objects, such as open files, that one process has made; :meth:`get` makes them.
 
-    A fork and an unpickled copy begin with an empty cache. Threads may share it. An object that was
-    dropped stays usable for code that still holds it.
+    Over its limit the cache drops the least recently used objects. A fork and an unpickled copy
+    begin with an empty cache. Threads may share it. An object that was dropped stays usable for
+    code that still holds it.
 
     Args:
         limit: the largest total weight of the cached objects; the newest object is kept in any
@@ -229,7 +240,11 @@ class PerProcess(Generic[Opened]):
         return type(self), (self._limit, self._weigh)
 
     def get(self, key: Any, make: Callable[[], Opened]) -> Opened:
-        """Return the cached object of ``key``; if there is none, cache and return ``make()``."""
+        """Return the cached object of ``key``; if there is none, cache and return ``make()``.
+
+        Two threads that miss the same key at once both call ``make``; the cache keeps one of the
+        two objects. An error of ``make`` reaches the caller, and nothing is cached.
+        """
         if self._process != os.getpid():
             self._begin()
         with self._lock:
