@@ -1,5 +1,7 @@
 """Index a file in one pass over it, and keep the index in the user's cache directory.
 
+:func:`index_of` returns a file with its index, from the cache if it is there.
+
 An index says where the records of the file lie. The cache is ``$XDG_CACHE_HOME/edl/data`` and never
 a place beside the data: data folders are often read-only, or shared by hosts whose locks do not
 reach each other, and a pattern such as ``data/*`` must not match index files. The price is that
@@ -77,9 +79,10 @@ class Index:
     skipped: tuple[Skipped, ...] = ()
 
     def digest(self) -> int:
-        """Return a CRC-32C that is equal, on every host, for indexes with the same records.
+        """Return a CRC-32C of the index that is equal, on every host, for equal indexes.
 
-        The reasons in ``skipped`` do not enter, because libraries change their words.
+        The arrays, the facts and the byte ranges in ``skipped`` enter; the reasons do not, because
+        libraries change their words.
         """
         places = [(one.offset, one.bytes) for one in self.skipped]
         crc = google_crc32c.value(json.dumps([self.facts, places], sort_keys=True).encode())
@@ -88,7 +91,7 @@ class Index:
         return int(crc)
 
     def payload(self) -> bytes:
-        """Return the index as bytes, from which :meth:`of_payload` makes it again."""
+        """Return the whole index as bytes, from which :meth:`of_payload` makes an equal one."""
         head = {
             "arrays": {name: len(array) for name, array in sorted(self.arrays.items())},
             "facts": self.facts,
@@ -99,7 +102,10 @@ class Index:
 
     @classmethod
     def of_payload(cls, payload: bytes) -> Index:
-        """Return the index that ``payload``, the result of :meth:`payload`, holds."""
+        """Return the index that ``payload``, the result of :meth:`payload`, holds.
+
+        Bytes that are no such result raise an error of json or NumPy.
+        """
         line = payload.index(b"\n") + 1
         head = json.loads(payload[:line])
         arrays, offset = {}, line
@@ -125,7 +131,7 @@ class Indexed:
 
 
 def check_policy(on_error: str) -> None:
-    """Check that ``on_error``, what to do about damaged data, is ``"error"`` or ``"skip"``.
+    """Check that ``on_error`` is ``"error"`` (damaged data raise) or ``"skip"`` (are left out).
 
     Raises:
         UsageError: if it is anything else.
@@ -139,11 +145,15 @@ def index_of(
 ) -> Indexed:
     """Return a file with its index, from the cache or made by ``make(path, size)``.
 
+    A new index is written to the cache before this function returns. If the cache cannot be used,
+    the index is made and not kept.
+
     Args:
         path: the file.
         kind: the kind of file and the options on which its index depends; part of the cache's key.
         make: makes the index of the file, given its path and its size in bytes.
-        lock_wait_s: how many seconds to wait for another process that makes the same index.
+        lock_wait_s: how many seconds to wait for another process that makes the same index; then
+            this process makes it as well.
 
     Raises:
         DataError: if the file cannot be read, if it changes while it is read, or if ``make`` raises
@@ -166,7 +176,7 @@ def index_of(
 
 
 def _made(path: str, kind: str, stamp: Stamp, make: Callable[[str, int], Index]) -> Indexed:
-    """Return a file with its index, newly made by ``make(path, size)``.
+    """Return a file with its index, newly made by ``make(path, size)`` and not written anywhere.
 
     Args:
         path: the file.
@@ -175,7 +185,7 @@ def _made(path: str, kind: str, stamp: Stamp, make: Callable[[str, int], Index])
         make: makes the index of the file, given its path and its size in bytes.
 
     Raises:
-        DataError: if the file cannot be read, or has changed.
+        DataError: if the file cannot be read, or has changed meanwhile.
     """
     began = time.monotonic()
     try:
@@ -189,14 +199,16 @@ def _made(path: str, kind: str, stamp: Stamp, make: Callable[[str, int], Index])
 
 
 class _IndexPath:
-    """The place in the cache directory where the index of one file is kept.
+    """The place in the cache directory where the index of one file is kept, and its lock.
+
+    The constructor makes the folder of the cache if it is missing.
 
     Args:
         path: the file.
         kind: the kind of file and its options.
 
     Raises:
-        ConfigError: if there is no cache directory.
+        ConfigError: if no place for the cache directory is known.
         OSError: if the cache directory cannot be used.
     """
 
@@ -222,7 +234,9 @@ class _IndexPath:
         return MAGIC + json.dumps(about).encode() + b"\n"
 
     def read(self, stamp: Stamp) -> Indexed | None:
-        """Return the cached index; None if there is none, or it is damaged or of an earlier file.
+        """Return the file with its cached index, or None if the index has to be made.
+
+        It is None if there is no index, or if it is damaged or of another state of the file.
 
         Args:
             stamp: the present size and modification time of the file.
@@ -240,7 +254,7 @@ class _IndexPath:
         """Write an index to the cache, and remove temporary files of earlier attempts.
 
         A failure is only logged. If another process writes the same index at this moment, its
-        temporary file may be removed, so only one of the two equal indexes is kept.
+        temporary file may be removed, and its write fails; the two indexes are equal.
 
         Args:
             made: the file with its index.
@@ -261,8 +275,8 @@ class _IndexPath:
     def locked(self, wait_s: float) -> Iterator[None]:
         """Hold the lock of the index during the ``with`` block, waiting for it first.
 
-        If the lock is not free in time, the block runs without it. A process that ends or is killed
-        holds its lock no longer.
+        If the lock cannot be had in time, or the file system has no locks, the block runs without
+        it. A process that ends or is killed holds its lock no longer.
 
         Args:
             wait_s: how many seconds to wait for the lock at most.

@@ -1,4 +1,4 @@
-"""Make a data set of arrays in memory."""
+"""Make a data set of arrays in memory (:func:`arrays`)."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ def arrays(
     """Return a data set of arrays in memory, whose record i is row i of each array.
 
     The records of ``arrays(x=x, y=y)`` are dicts, those of ``arrays(x, y)`` tuples, and those of
-    ``arrays(x)`` rows. Only the types and shapes of the arrays enter the data set's fingerprint,
-    not their contents.
+    ``arrays(x)`` rows. NumPy arrays in the machine's byte order are not copied, so later changes of
+    them show. Only the types and shapes of the arrays enter the data set's fingerprint, not their
+    contents.
 
     Args:
-        *positional: the arrays, if they have no names.
+        *positional: the arrays (or what ``numpy.asarray`` takes), if they have no names.
         parse: a function of a record that returns what the script sees; None: the record itself.
         **named: the arrays by name.
 
     Raises:
-        DataError: if an array holds Python objects or has no dimension, or if the lengths differ.
+        DataError: if an argument is no array, holds Python objects or has no dimension, or if the
+            lengths differ.
         UsageError: if there is no array, or some have names and some have none.
     """
     given, names = arrange(positional, named, "edl.data.arrays")
