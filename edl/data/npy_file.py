@@ -1,4 +1,4 @@
-"""Read arrays in ``.npy`` files by row.
+"""Read arrays in ``.npy`` files by row (:func:`npy`).
 
 The format is described in numpy.lib.format. Its header has the type and the shape. There is no
 checksum of the data, so damaged data are noticed only if the file is too short. The header is read
@@ -64,9 +64,11 @@ class NpyHeader:
 
     Attributes:
         dtype: the type of the array's elements.
-        shape: the shape of the array; a record is a row, so the first number counts records.
+        shape: the shape of the array; a record is a row, so the first number counts records. () for
+            a single value.
         fortran: whether the array is stored in Fortran's order, column after column.
-        length: the length of the header in bytes, with its first bytes (magic).
+        length: the length of the header in bytes, with its first bytes (magic): where the data
+            begin.
     """
 
     dtype: np.dtype[Any]
@@ -76,7 +78,7 @@ class NpyHeader:
 
     @property
     def row(self) -> tuple[int, ...]:
-        """The shape of one row: the shape of the array without its first dimension."""
+        """The shape of one row: the array's shape without its first dimension; () for numbers."""
         return self.shape[1:]
 
     @property
@@ -109,11 +111,16 @@ class NpyHeader:
 
 
 class BadHeader(Exception):
-    """The exception for bytes that are no intact header of a ``.npy`` array."""
+    """The bytes are no intact header of a ``.npy`` array; the message says why.
+
+    The callers in this package catch it and raise a DataError that names the file.
+    """
 
 
 def read_header(file: IO[bytes]) -> NpyHeader:
     """Read the header of a ``.npy`` array from ``file``, which must be at its beginning.
+
+    After that ``file`` is where the data of the array begin.
 
     Raises:
         BadHeader: if there is no intact header; the message is the reason.
@@ -152,17 +159,22 @@ def npy(
     The records of ``npy("x.npy")`` are rows, those of ``npy("x.npy", "y.npy")`` tuples, and those
     of ``npy(x="x.npy", y="y.npy")`` dicts. Each argument may name several files, which follow one
     another in sorted order. The n-th files of all arguments must then have the same number of rows.
+    This call reads the headers only; rows are read when they are needed.
 
     Args:
-        *positional: the files of each array, if the arrays have no names.
+        *positional: for each array its files (paths or glob patterns), if the arrays have no names.
         parse: a function of a record that returns what the script sees; None: the record itself.
         on_error: ``"skip"``: rows that are missing at the end of a file are left out, in all
-            columns; with a damaged header, all rows of that file. ``"error"``: raise a DataError.
+            columns; with a damaged header, all rows of that file, in all columns. ``"error"``:
+            raise a DataError.
         **named: the files of each array, by the array's name.
 
     Raises:
-        DataError: if a file is missing, cut off or damaged, holds Python objects, has no dimension,
-            is in Fortran's order, or has another length or type than the files beside it.
+        DataError: if a file is missing or compressed, holds Python objects, has no dimension, or is
+            in Fortran's order; if its header names another number of rows than those of the files
+            beside it, or rows of another type or shape than the first file of its array; if the
+            arguments have different numbers of files. With ``"error"`` also if a file is cut off or
+            has a damaged header; with ``"skip"`` if no row is left.
         UsageError: if there is no file, if some have names and some have none, or if ``on_error``
             has another value.
     """
@@ -198,7 +210,7 @@ def check_counts(columns: list[tuple[str, ...]]) -> None:
     """Check that every column has the same number of files.
 
     Args:
-        columns: the files of each column.
+        columns: for each column the paths of its files, at least one.
 
     Raises:
         DataError: if the numbers differ.
@@ -214,8 +226,9 @@ class _RowsFound:
 
     Attributes:
         header: the header of the array; None if it is damaged.
-        rows: how many whole rows the file has.
-        offset: the byte from which on the rest of the array is missing or damaged.
+        rows: how many whole rows the file has; 0 if the header is damaged.
+        offset: the byte from which on the rest of the array is missing or damaged; 0 if nothing is,
+            or if the header is damaged.
         problem: why there are no more rows; empty if all are there.
     """
 
@@ -234,7 +247,9 @@ def _look(path: str, stamp: Stamp, on_error: OnError) -> _RowsFound:
         on_error: ``"skip"``: return a damaged file's rows up to the damage. ``"error"``: raise.
 
     Raises:
-        DataError: if the file cannot be read, or, with ``"error"``, if it is damaged.
+        DataError: if the file cannot be read, is compressed, or holds an array without rows that
+            can be read one by one (:meth:`NpyHeader.check`); with ``"error"`` also if it is damaged
+            or cut off.
     """
     try:
         with open(path, "rb") as file:
@@ -267,6 +282,8 @@ def _part(
 ) -> Fragment:
     """Return the part of the data set that one file of each column makes together.
 
+    Its ``skipped`` has the rows that a file lacks, and those that the files beside it have more.
+
     Args:
         paths: the file of each column.
         stamps: the size and modification time of each file.
@@ -295,13 +312,13 @@ def _part(
 
 
 def _rows(opened: PerProcess[Readable], path: str, stamp: Stamp, found: _RowsFound) -> Rows:
-    """Return the array of a ``.npy`` file, whose rows are read when they are needed.
+    """Return the array of a ``.npy`` file as a column whose rows are read when they are needed.
 
     Args:
         opened: the cache of files that this process has open.
         path: the file.
-        stamp: its size and modification time when it was indexed.
-        found: its header and its rows.
+        stamp: its size and modification time when its header was read.
+        found: what was found in the file; its ``header`` must not be None.
     """
     assert found.header is not None
     reader = partial(opened.get, path, partial(Readable, path, stamp))

@@ -1,4 +1,4 @@
-"""Read arrays in ``.npz`` files, which are zip archives of ``.npy`` files (members).
+"""Read arrays in ``.npz`` files (:func:`npz`), which are zip archives of ``.npy`` files (members).
 
 Every member has a checksum, which is checked once, when the archive is indexed. After that, a
 member without compression is read by row, and a compressed one is held in memory.
@@ -64,19 +64,23 @@ def npz(
 ) -> Dataset[Any]:
     """Return a data set of ``.npz`` files, whose record i is a dict of row i of each array.
 
-    Several files follow one another. An array that is compressed (``numpy.savez_compressed``) is
-    held in memory as a whole, once for a process and its forks.
+    Several files follow one another, sorted by path. An array that is compressed
+    (``numpy.savez_compressed``) is loaded in this call and held in memory as a whole, once for a
+    process and its forks.
 
     Args:
-        paths: the files.
-        names: the names of the arrays to read; None: all arrays.
+        paths: the files: paths or glob patterns.
+        names: the names of the arrays to read, which each file must have; None: those of the first
+            file that is not damaged.
         parse: a function of the dict that returns what the script sees; None: the dict itself.
         on_error: ``"skip"``: a damaged file is left out, as a whole. ``"error"``: raise a
             DataError.
 
     Raises:
-        DataError: if a file is missing or damaged, or if an array is missing, holds Python objects,
-            has no dimension, is in Fortran's order, or has another length than those beside it.
+        DataError: if a file is missing, has no arrays or is compressed as a whole; if an array is
+            missing, holds Python objects, has no dimension, is in Fortran's order, has another
+            length than those beside it, or rows of another type or shape than in the first file.
+            With ``"error"`` also if a file is damaged; with ``"skip"`` if nothing is left.
         UsageError: if ``names`` is empty, or if ``on_error`` has another value.
     """
     check_policy(on_error)
@@ -109,7 +113,7 @@ def npz(
 class CompressedArray:
     """A column: an array in a compressed member of a ``.npz`` file, held in memory.
 
-    A pickled copy loads the array again from the file.
+    The constructor loads the array. A pickle has only the arguments, so a copy loads it again.
 
     Args:
         path: the ``.npz`` file.
@@ -128,7 +132,10 @@ class CompressedArray:
         return type(self), (self._path, self._stamp, self._name)
 
     def take(self, rows: Integers) -> Array:
-        """Return a new array of the rows with the numbers ``rows``, in that order."""
+        """Return a new array of the rows with the numbers ``rows`` (from 0), in that order.
+
+        It is in the machine's byte order.
+        """
         return self._array[rows]
 
     def _load(self) -> Array:
@@ -143,17 +150,20 @@ class CompressedArray:
 def index_members(path: str, size: int, skip: bool) -> Index:
     """Return an index of an archive: for each array its header, and where its data begin.
 
-    The whole archive is read once, to compare its checksums.
+    The index's ``facts`` have, by the array's name in the order of the archive, the dict that
+    :func:`_describe` returns. All arrays are read once, to compare their checksums. Members whose
+    name does not end with ``.npy`` are ignored.
 
     Args:
         path: the archive.
         size: its size in bytes.
-        skip: whether to leave a damaged archive out, so its index has no arrays; else it is an
-            error.
+        skip: whether to leave a damaged archive out: its ``facts`` are empty then, and its
+            ``skipped`` is one range, the whole file. False: raise.
 
     Raises:
         DataError: if the archive has no arrays, is compressed as a whole, or is damaged and not to
             be skipped.
+        OSError: if the archive cannot be read.
     """
     offset = 0
     try:
@@ -188,10 +198,11 @@ def _describe(path: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> d
         member: the member.
 
     Returns:
-        A dict: ``header`` in hexadecimal, and ``offset`` in bytes in the archive (-1: compressed).
+        A dict: ``header``, the bytes of the array's header in hexadecimal; and ``offset``, the byte
+        of the archive at which the array's first row begins (-1: the member is compressed).
 
     Raises:
-        BadHeader: if the member is no intact array.
+        BadHeader: if the member is no intact array. A wrong checksum raises zipfile's BadZipFile.
     """
     with archive.open(member) as content:
         header = read_header(content)
@@ -216,7 +227,8 @@ def _header(file: Indexed, name: str) -> NpyHeader:
     """Return the header of the array ``name`` in ``file``, from the file's index.
 
     Raises:
-        DataError: if the file has no such array, or its rows cannot be read one by one.
+        DataError: if the file has no such array, or its rows cannot be read one by one
+            (:meth:`~edl.data.npy_file.NpyHeader.check`).
     """
     if name not in file.index.facts:
         known = ", ".join(sorted(file.index.facts))
@@ -227,7 +239,7 @@ def _header(file: Indexed, name: str) -> NpyHeader:
 
 
 def _rows(opened: PerProcess[Readable], file: Indexed, name: str, header: NpyHeader) -> Rows:
-    """Return the array ``name`` of a file: in memory if it is compressed, else read by row.
+    """Return the array ``name`` of a file as a column: in memory if compressed, else read by row.
 
     Args:
         opened: the cache of files that this process has open.
