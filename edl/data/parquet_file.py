@@ -1,4 +1,4 @@
-"""Read rows of Parquet files.
+"""Read rows of Parquet files (:func:`parquet`).
 
 The smallest part of a file that can be decoded is a row group. So the first read of a row decodes
 its whole row group; decoded row groups are cached.
@@ -49,22 +49,24 @@ def parquet(
 ) -> Dataset[Any]:
     """Return a data set of Parquet files, whose record i is row i as a dict by column name.
 
-    Numbers are NumPy scalars, lists of numbers are NumPy arrays, and other values are what
-    PyArrow's ``as_py`` makes of them. A missing value is None, and a list in which a number is
-    missing is a Python list. Needs PyArrow.
+    Several files follow one another, sorted by path. Integers, floats and booleans are NumPy
+    scalars, lists of numbers are NumPy arrays, and other values are what PyArrow's ``as_py`` makes
+    of them. A missing value is None, and a list in which a number is missing is a Python list with
+    None in its place. Needs PyArrow.
 
     Args:
-        paths: the files.
-        columns: the names of the columns to read; None: all columns.
+        paths: the files: paths or glob patterns.
+        columns: the names of the columns to read; None: all columns, which all files must share.
         parse: a function of the dict that returns what the script sees; None: the dict itself.
         on_error: ``"skip"``: this call reads all row groups once, and leaves damaged ones out; so
             is a file without an intact footer. ``"error"``: raise a DataError, in this call for a
             damaged footer, and when a row is read for a damaged row group.
-        cache_bytes: how many bytes of decoded row groups a process keeps.
+        cache_bytes: how many bytes of decoded row groups a process keeps; at least the last one.
 
     Raises:
-        DataError: if a file is missing, or has other columns than the first file; with ``"error"``
-            also if it has no intact footer.
+        DataError: if a file is missing, is compressed as a whole, lacks a column, or has other
+            columns or types than the first file; with ``"error"`` also if it has no intact footer;
+            with ``"skip"`` if nothing is left.
         UsageError: if PyArrow is not installed, if ``columns`` is empty, or if ``on_error`` has
             another value.
     """
@@ -77,7 +79,7 @@ def parquet(
 
 
 class _Parquet(Dataset[Any]):
-    """A data set of the rows of Parquet files; its arguments are those of :func:`parquet`."""
+    """A data set of the rows of Parquet files; :func:`parquet` makes it and has its arguments."""
 
     def __init__(
         self,
@@ -111,8 +113,11 @@ class _Parquet(Dataset[Any]):
 
         Args:
             part: the index of the file.
-            rows: the numbers of the rows in the file, without those of row groups that are left
-                out.
+            rows: the numbers of the rows in the file, from 0; the rows of row groups that are left
+                out are not counted.
+
+        Raises:
+            DataError: a row group cannot be read, or the file has changed.
         """
         records: list[dict[str, Any]] = [{} for _ in rows]
         places = np.searchsorted(self._first_rows[part], rows, side="right") - 1
@@ -126,7 +131,9 @@ class _Parquet(Dataset[Any]):
         return records
 
     def _group(self, part: int, place: int) -> _RowGroup:
-        """Return a decoded row group of a file, from the cache or newly decoded.
+        """Return a decoded row group of a file, from the cache or newly decoded and cached.
+
+        Errors of PyArrow reach the caller.
 
         Args:
             part: the index of the file.
@@ -141,7 +148,9 @@ class _Parquet(Dataset[Any]):
 
     @contextlib.contextmanager
     def _blamed(self, part: int, place: int) -> Iterator[None]:
-        """Turn PyArrow's errors in the ``with`` block into a DataError that names the row group.
+        """Turn PyArrow's errors in the ``with`` block into a DataError: a context manager.
+
+        The message names the file, the row group and its first byte.
 
         Args:
             part: the index of the file.
@@ -169,10 +178,10 @@ class _RowGroup:
     """A decoded row group, in about the memory that PyArrow takes for it.
 
     Args:
-        table: the row group, as PyArrow has read it.
+        table: the row group, as PyArrow has read it, with the columns that are wanted.
 
     Attributes:
-        bytes: the size of the row group in memory.
+        bytes: the size of ``table`` in memory, in bytes.
         values: the values of each column in row order, by the column's name.
     """
 
@@ -181,9 +190,10 @@ class _RowGroup:
         self.values = {name: _values(table.column(name)) for name in table.column_names}
 
     def check(self) -> None:
-        """Convert every value that PyArrow holds to Python; drop the results.
+        """Convert every value that is not a number or a list of numbers to Python, as a test.
 
-        This raises PyArrow's error for a value that Python cannot represent, such as some dates.
+        The results are dropped. A value that Python cannot represent, such as some dates, raises
+        the error of the conversion.
         """
         for values in self.values.values():
             if isinstance(values, _Objects):
@@ -196,14 +206,14 @@ def _weight(group: _RowGroup) -> int:
 
 
 class _Reader:
-    """A Parquet file as this process has it open; one thread reads at a time.
+    """A Parquet file, open in this process; threads that call :meth:`decode` wait for each other.
 
     Args:
         path: the file.
         stamp: the size and modification time that the file had when it was indexed.
 
     Raises:
-        DataError: if the file has changed since it was indexed.
+        DataError: if the file cannot be opened, or has changed since it was indexed.
     """
 
     def __init__(self, path: str, stamp: Stamp) -> None:
@@ -216,10 +226,10 @@ class _Reader:
             self._file.close(force=True)
 
     def decode(self, group: int, columns: list[str]) -> _RowGroup:
-        """Return a row group, read from the file and decoded.
+        """Return a row group, newly read from the file and decoded.
 
         Args:
-            group: the number of the row group in the file.
+            group: the number of the row group in the file, from 0, skipped ones included.
             columns: the names of the columns to decode.
         """
         with self._one_thread:
@@ -227,18 +237,22 @@ class _Reader:
 
 
 def index_groups(path: str, size: int, columns: list[str] | None, skip: bool) -> Index:
-    """Return an index of a file's row groups: number, rows and first byte of each.
+    """Return an index of a file's row groups: number, number of rows and first byte of each.
 
-    The index also has the names and types of the columns.
+    These are the arrays ``groups``, ``rows`` and ``offsets`` of the index, in the order of the
+    file. Its fact ``schema`` has the types of the columns by name. A file without an intact footer
+    that is left out has no arrays and no ``schema``; its ``skipped`` is the whole file.
 
     Args:
         path: the file.
         size: its size in bytes.
         columns: the names of the columns that are read; None: all columns.
-        skip: whether to read all row groups once, and to leave out those that cannot be read.
+        skip: True: read all row groups once, leave out those that cannot be read, and leave out a
+            file without an intact footer. False: read the footer only.
 
     Raises:
-        DataError: if a column is missing; without ``skip`` also if the file has no intact footer.
+        DataError: if a column is missing, or the file is compressed as a whole; without ``skip``
+            also if it has no intact footer.
     """
     try:
         file = open_file(path)
@@ -272,7 +286,8 @@ def index_groups(path: str, size: int, columns: list[str] | None, skip: bool) ->
 def open_file(path: str) -> pyarrow.parquet.ParquetFile:
     """Return the Parquet file ``path``, opened so that PyArrow starts no threads.
 
-    Threads would not survive a fork of the process.
+    Threads would not survive a fork of the process. Reads compare the checksums of pages that have
+    one. The caller closes the file.
     """
     return _arrow().parquet.ParquetFile(
         path, memory_map=False, pre_buffer=False, page_checksum_verification=True
@@ -280,7 +295,7 @@ def open_file(path: str) -> pyarrow.parquet.ParquetFile:
 
 
 def read_group(file: pyarrow.parquet.ParquetFile, number: int, columns: list[str]) -> pyarrow.Table:
-    """Return columns of one row group, read without threads of PyArrow.
+    """Return some columns of one row group as a PyArrow table, read without PyArrow's threads.
 
     Args:
         file: the open file.
@@ -291,7 +306,7 @@ def read_group(file: pyarrow.parquet.ParquetFile, number: int, columns: list[str
 
 
 def _problem(file: pyarrow.parquet.ParquetFile, number: int, columns: list[str]) -> str:
-    """Return why a row group cannot be read, in one line; empty if it can.
+    """Read one row group to the last value; return in one line why that fails, or "".
 
     Args:
         file: the open file.
@@ -310,7 +325,9 @@ def _problem(file: pyarrow.parquet.ParquetFile, number: int, columns: list[str])
 def _schema(
     path: str, file: pyarrow.parquet.ParquetFile, columns: list[str] | None
 ) -> dict[str, str]:
-    """Return the type of each column that is read, as PyArrow names it, by the column's name.
+    """Return the type of each column that is read, by the column's name: {"x": "int64"}.
+
+    The types are PyArrow's, as text. The columns are in the order of ``columns``, else of the file.
 
     Args:
         path: the path of the file, for the error message.
@@ -334,7 +351,8 @@ def _check_schema(path: str, mine: dict[str, str], first: str, facts: Any) -> No
         path: the file.
         mine: the types of its columns, by name.
         first: the path of the first file.
-        facts: the facts in the index of the first file, which has the types of its columns.
+        facts: the facts in the index of the first file; ``facts["schema"]`` has the types of its
+            columns by name.
 
     Raises:
         DataError: if a column is missing in one of them, or has another type.
@@ -350,7 +368,10 @@ def _check_schema(path: str, mine: dict[str, str], first: str, facts: Any) -> No
 
 
 def _extent(group: pyarrow.parquet.RowGroupMetaData) -> tuple[int, int]:
-    """Return a row group's first byte in its file and its length in bytes, from its metadata."""
+    """Return (a row group's first byte in its file, its length in bytes), from its metadata.
+
+    A row group without columns gives (0, 0).
+    """
     starts, stops = [], []
     for number in range(group.num_columns):
         column = group.column(number)
@@ -363,8 +384,8 @@ def _extent(group: pyarrow.parquet.RowGroupMetaData) -> tuple[int, int]:
 def _values(column: pyarrow.ChunkedArray) -> Values:
     """Return the values of a column as a sequence in row order; a missing value is None.
 
-    NumPy holds numbers and lists of numbers. PyArrow holds all other values, each of which is
-    converted when it is read.
+    Numbers and booleans are a NumPy array; of a list of numbers, each value that is read is a new
+    NumPy array. All other values stay with PyArrow, and each is converted when it is read.
     """
     array = column.combine_chunks()
     if _is_number(array.type) or _arrow().types.is_boolean(array.type):
@@ -377,11 +398,11 @@ def _values(column: pyarrow.ChunkedArray) -> Values:
 
 
 class _Optional(Sequence[Any]):
-    """A column's values, of which some are missing.
+    """A column's values in row order, of which some are missing: those read as None.
 
     Args:
         values: the values in row order, with any value in place of a missing one.
-        missing: an array that is true for the rows whose value is missing; they read as None.
+        missing: an array of booleans, of the same length: True where the value is missing.
     """
 
     def __init__(self, values: Values, missing: Mask) -> None:
@@ -395,10 +416,12 @@ class _Optional(Sequence[Any]):
 
 
 class _Lists(Sequence[Any]):
-    """A column of lists of numbers, which lie one after the other in one array.
+    """The values of a column of lists of numbers, in row order; the numbers lie in one array.
 
     Each list that is read is a new NumPy array, so it may be written to. A list in which a number
     is missing is a Python list with None in the number's place.
+
+    A missing list reads as an empty array (:class:`_Optional` makes it None).
 
     Args:
         lists: the column, as PyArrow has read it.
@@ -442,9 +465,9 @@ class _Objects(Sequence[Any]):
         return self._array[row].as_py()
 
     def check(self) -> None:
-        """Convert all values to Python once and drop the results.
+        """Convert all values to Python once and drop the results, as a test.
 
-        This raises the error of a value that Python cannot represent, such as some dates.
+        A value that Python cannot represent, such as some dates, raises the conversion's error.
         """
         self._array.to_pylist()
 
@@ -460,7 +483,7 @@ def _is_list(kind: pyarrow.DataType) -> bool:
 
 
 def _filled(array: pyarrow.Array) -> np.ndarray[Any, Any]:
-    """Return an array of numbers or booleans as a NumPy array, with 0 for missing values."""
+    """Return an array of numbers or booleans as a NumPy array, with 0 or False for missing ones."""
     if array.null_count:
         array = array.fill_null(False if _arrow().types.is_boolean(array.type) else 0)
     values: np.ndarray[Any, Any] = array.to_numpy(zero_copy_only=False)
@@ -468,7 +491,7 @@ def _filled(array: pyarrow.Array) -> np.ndarray[Any, Any]:
 
 
 def _missing(array: pyarrow.Array) -> Mask:
-    """Return a NumPy array of booleans: which values of ``array`` are missing."""
+    """Return a NumPy array of booleans: True where the value of ``array`` is missing."""
     mask: Mask = array.is_null().to_numpy(zero_copy_only=False)
     return mask
 
