@@ -11,10 +11,11 @@
     train = edl.data.parquet("train-*.parquet", columns=["x", "y"])
     train = edl.data.arrays(x=x, y=y)
 
-Each of these is a map-style data set, the same on every host; see docs/guides/data.md. Nothing is
-ever unpickled. Samples without numbers are a stream, read in order::
+Each of these is a map-style data set, the same on every host, for edl's data loader; see
+docs/guides/data.md. Nothing is ever unpickled. Samples without numbers are a stream, read in
+order::
 
-    train = edl.data.stream(shards, open)  # open(shard, offset) gives samples
+    train = edl.data.stream(shards, open)  # open(shard, offset) returns an iterable of samples
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Make a stream of an iterable data set that can save and load its position.
 
 These are data sets with the methods ``state_dict()`` and ``load_state_dict()``, as torchdata's
-StatefulDataLoader needs them.
+StatefulDataLoader needs them. A script gives such a data set to edl's data loader, which makes a
+:class:`StatefulStream` of it.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ class Stateful(Protocol):
     """
 
     def __iter__(self) -> Iterator[Any]:
-        """Return an iterator over the samples, from the data set's position on."""
+        """Return an iterator over the samples, from the data set's position to the epoch's end."""
 
     def state_dict(self) -> Any:
-        """Return the position of the data set in its samples."""
+        """Return the data set's position in its samples, as a value that can be copied."""
 
     def load_state_dict(self, state: Any) -> None:
         """Go to the position ``state``, which :meth:`state_dict` returned."""
@@ -47,7 +48,8 @@ class _Mark:
     Attributes:
         at: how many samples of the epoch come before the position.
         state: the result of the data set's ``state_dict()`` at the position.
-        followed: digests of the next few samples, by which the state is checked.
+        followed: digests of the next :data:`HEAD` samples, by which the state is checked; fewer
+            until they are read, or at the end of the data.
     """
 
     at: int
@@ -58,11 +60,13 @@ class _Mark:
 class StatefulStream(ShardReader):
     """A stream of an iterable data set: all workers read all samples, and each trains its own.
 
-    About every :data:`MARK_EVERY` samples the state of the data set is kept. A worker that has to
-    read an earlier sample, or joins later, then reads on from a kept state instead of the first
-    sample. Newcomers and checkpoints get the kept states (the stream is a tracked object). A state
-    is used only if the same samples follow it as before: a data set that shuffles in a buffer may
-    leave the buffer out of its state, and then yields other samples.
+    About every :data:`MARK_EVERY` (1000) samples the state of the data set is kept, in memory; of
+    more than :data:`MOST_MARKS` (16) every second one is dropped. A worker that has to read an
+    earlier sample, or joins later, then reads on from a kept state instead of the first sample.
+    Newcomers and checkpoints get the kept states (the stream is a tracked object). A state is used
+    only if the same samples follow it as before: a data set that shuffles in a buffer may leave the
+    buffer out of its state, and then yields other samples. The constructor reads the first
+    samples twice, to compare them.
 
     Args:
         dataset: the data set.
@@ -100,7 +104,10 @@ class StatefulStream(ShardReader):
 
     @property
     def fingerprint(self) -> str:
-        """The type of the data set and digests of its first samples, in one line of text."""
+        """One line with the type of the data set and digests of its first samples.
+
+        If it differs between two workers, their data differ.
+        """
         return f"{self._named(0)} that begins with samples of digest {'-'.join(self._begins)}"
 
     def state_dict(self) -> dict[str, Any]:
@@ -113,7 +120,10 @@ class StatefulStream(ShardReader):
         return {"first": self._first, "epoch": self._epoch, "marks": marks}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over ``state``: another worker's epoch and kept states of the data set."""
+        """Replace the epoch and the kept states by those of ``state`` (see :meth:`state_dict`).
+
+        The present iterator is closed. The state before the first sample stays this worker's own.
+        """
         self._close()
         self._epoch = state["epoch"]
         self._marks = [_Mark(at, kept, list(digests)) for at, kept, digests in state["marks"]]
@@ -121,7 +131,8 @@ class StatefulStream(ShardReader):
     def _begin(self, epoch: int, shard: int, offset: int) -> tuple[int, Any]:
         """Load the last usable state at or before a sample, and return the samples from there on.
 
-        A kept state is usable if the same samples follow it as before. Others are dropped.
+        A kept state is usable if the same samples follow it as before. One that is tried and is not
+        is dropped. Another epoch than the last call's drops all of them.
 
         Args:
             epoch: the epoch, from 0.
@@ -144,9 +155,10 @@ class StatefulStream(ShardReader):
         return self._from(0, *self._go_on(self._first))
 
     def _take(self, count: int) -> list[Any]:
-        """Return the next ``count`` samples, or fewer at the end of the epoch.
+        """Return the next ``count`` samples; fewer, or none, at the end of the epoch.
 
-        Keep a state of the data set about every :data:`MARK_EVERY` samples.
+        Also keep a state of the data set if :data:`MARK_EVERY` samples or more were read since the
+        last one kept.
         """
         begin, taken = self._at, super()._take(count)
         for mark in self._marks:
@@ -161,9 +173,10 @@ class StatefulStream(ShardReader):
         return taken
 
     def _go_on(self, state: Any) -> tuple[list[Any], Iterator[Any]]:
-        """Load ``state`` into the data set; return its next samples, and an iterator over more.
+        """Load a copy of ``state`` into the data set; return (its next samples, an iterator).
 
-        The first result is a list of :data:`HEAD` samples, or fewer at the end of the data.
+        The first is a list of :data:`HEAD` samples, or fewer at the end of the data; the iterator
+        yields the samples after these.
 
         Args:
             state: a state of the data set; None: leave its position as it is.
@@ -178,7 +191,7 @@ class StatefulStream(ShardReader):
         return at, itertools.chain(head, rest)
 
     def _tell_epoch(self, epoch: int) -> None:
-        """Call the data set's ``set_epoch(epoch)``, if it has this method."""
+        """Call the data set's ``set_epoch(epoch)``; without this method do nothing."""
         if callable(set_epoch := getattr(self._dataset, "set_epoch", None)):
             set_epoch(epoch)
 
@@ -187,7 +200,7 @@ class StatefulStream(ShardReader):
 
 
 def _digests(samples: list[Any]) -> list[str]:
-    """Return a digest of each sample as text.
+    """Return for each sample, in order, a digest of 8 hexadecimal digits.
 
     Of a value in a sample that cannot be compared, only the type enters the digest.
     """
@@ -197,8 +210,9 @@ def _digests(samples: list[Any]) -> list[str]:
 def _content(value: Any) -> Any:
     """Return a sample, or a value in it, as plain Python values that are equal for equal samples.
 
-    For a value that cannot be compared, the name of its type is returned. Pickles would not serve:
-    those of two equal samples may differ.
+    Containers become lists; arrays and tensors become (type, shape, bytes). For a value that cannot
+    be compared, the name of its type is returned. Pickles would not serve: those of two equal
+    samples may differ.
     """
     if isinstance(value, dict):
         return [(_content(key), _content(item)) for key, item in value.items()]

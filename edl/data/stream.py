@@ -3,7 +3,7 @@
 A shard is a part of the data that is read from its beginning, such as a file. The samples of a
 shard are the same on every worker; the job's ledger says which worker trains which of them
 (:mod:`edl.core.step.stream`). A worker reads the shards that the ledger has leased to it one after
-the other, each from its first sample that is not trained yet.
+the other, each from its first sample that is not trained yet. Scripts make one with :func:`stream`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ _here = threading.local()
 def stream(shards: Sequence[Any], open: Open, parse: Callable[[Any], Any] | None = None) -> Stream:
     """Return a stream of the samples in ``shards``, whose lengths need not be known.
 
+    The script gives it to edl's data loader in place of a data set. This call opens nothing.
+
     Args:
         shards: names of files, or whatever ``open`` accepts; the same on all workers.
         open: a function ``open(shard, offset)`` that returns the samples of a shard from number
@@ -49,9 +51,13 @@ def stream(shards: Sequence[Any], open: Open, parse: Callable[[Any], Any] | None
 class ShardReader(ABC):
     """A reader of samples, one shard at a time, in the training thread.
 
+    It is the base class of :class:`Stream` and
+    :class:`~edl.data.stateful_stream.StatefulStream`; :meth:`read` gets the samples.
+
     Attributes:
         shared: whether all workers read all of the data, which is then a single shard.
-        parse: a function of a sample that returns what the script sees; None: the sample itself.
+        parse: a function of a sample that returns what the script sees, which the loader calls,
+            and :meth:`read` does not; None: the script sees the sample itself.
     """
 
     shared = False
@@ -65,18 +71,22 @@ class ShardReader(ABC):
     @property
     @abstractmethod
     def count(self) -> int:
-        """How many shards the data have."""
+        """The number of shards that the data have."""
 
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """One line of text; if it differs between two workers, their data differ."""
+        """One line of text; if it differs between two workers, their data differ.
+
+        Workers with different data may still have the same line.
+        """
 
     @abstractmethod
     def _begin(self, epoch: int, shard: int, offset: int) -> tuple[int, Any]:
-        """Open a shard, and return the number of the first sample and the samples from it on.
+        """Open a shard; return (the number of the first sample, the samples from it on).
 
-        That number is ``offset`` or less; the caller drops the samples before ``offset``.
+        The samples are an iterable. The number is ``offset`` or less; the caller drops the samples
+        before ``offset``.
 
         Args:
             epoch: the epoch, from 0.
@@ -90,9 +100,11 @@ class ShardReader(ABC):
         """Return the name of the shard with the index ``shard``, for error messages."""
 
     def read(self, epoch: int, shard: int, offset: int, count: int) -> list[Any]:
-        """Return up to ``count`` samples of a shard, in order, from ``offset`` on.
+        """Return up to ``count`` samples of a shard, in order, from ``offset`` on, not parsed.
 
-        This implements the interface :class:`edl.worker.stream_sampler.StreamReader`.
+        The shard stays open, so a call that goes on where the last one ended reads on. Any other
+        call closes it and opens the one that is asked for. This implements the interface
+        :class:`edl.worker.stream_sampler.StreamReader`.
 
         Args:
             epoch: the epoch, from 0.
@@ -101,7 +113,7 @@ class ShardReader(ABC):
             count: how many samples to read at most.
 
         Returns:
-            The samples; fewer than ``count`` at the end of the shard.
+            The samples; fewer than ``count``, perhaps none, at the end of the shard.
 
         Raises:
             UsageError: if what the script's ``open`` has returned cannot be iterated.
@@ -131,7 +143,7 @@ class ShardReader(ABC):
                 raise
 
     def _take(self, count: int) -> list[Any]:
-        """Return the next ``count`` samples of the open shard; fewer at the shard's end."""
+        """Return the next ``count`` samples of the open shard; fewer, or none, at its end."""
         taken = list(itertools.islice(self._samples, count))
         self._at += len(taken)
         return taken
@@ -163,7 +175,7 @@ class Stream(ShardReader):
 
     @property
     def count(self) -> int:
-        """How many shards the stream has."""
+        """The number of shards that the stream has."""
         return len(self.shards)
 
     @property
@@ -183,13 +195,16 @@ class Stream(ShardReader):
 
 
 def refuse_in_stream(what: str) -> None:
-    """Raise a UsageError if this thread is reading a stream of the script; else do nothing.
+    """Check that this thread is not in code of the script that yields a stream's samples.
 
     Functions whose result differs between workers, such as ``edl.rank()``, call this first, because
     all workers must read the same samples from a stream.
 
     Args:
         what: the function that was called, for the error message.
+
+    Raises:
+        UsageError: the thread is within the ``with`` block of :func:`reading`.
     """
     if getattr(_here, "reading", False):
         raise UsageError(
@@ -202,7 +217,8 @@ def refuse_in_stream(what: str) -> None:
 def reading() -> Iterator[None]:
     """Mark this thread as reading a stream of the script during the ``with`` block.
 
-    Within the block, :func:`refuse_in_stream` raises an error.
+    Within the block, :func:`refuse_in_stream` raises an error in this thread, and in no other. One
+    such block may be inside another.
     """
     before = getattr(_here, "reading", False)  # a stream may read another one
     _here.reading = True
@@ -215,7 +231,8 @@ def reading() -> Iterator[None]:
 def _name_of(shard: Any) -> Any:
     """Return a name of ``shard`` that does not depend on the folder in which the data lie.
 
-    A path is named by its last part; a list, tuple or dict by the names of its items.
+    A path is named by its last part; a list, tuple or dict by the names of its items; an integer by
+    itself; anything else by its type.
     """
     if isinstance(shard, str | os.PathLike):
         return os.path.basename(os.fspath(shard))
@@ -242,7 +259,11 @@ def _iterated(samples: Any) -> Iterator[Any]:
 
 
 def _takes_two(open: Open) -> bool:
-    """Return whether the script's function ``open`` takes an offset as its second argument."""
+    """Return whether the script's function ``open`` takes an offset as its second argument.
+
+    It does if it has ``*args``, a second parameter without a default, or one named ``offset``. It
+    is False for a built-in whose parameters Python does not know.
+    """
     try:
         parameters = [*inspect.signature(open).parameters.values()]
     except (TypeError, ValueError):  # of a built-in

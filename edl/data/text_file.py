@@ -1,4 +1,4 @@
-"""Read the lines of text files as the records of a data set."""
+"""Read the lines of text files as the records of a data set (:func:`text_lines`)."""
 
 from __future__ import annotations
 
@@ -45,10 +45,11 @@ def text_lines(
     r"""Return a data set of the lines of text files, without their ends (``\n`` or ``\r\n``).
 
     An empty line is a record, too. The last line needs no end. A byte order mark at the beginning
-    of a file is no part of its text.
+    of a file is left out of its text, but not of bytes. Several files follow one another, sorted by
+    path.
 
     Args:
-        paths: the files.
+        paths: the files: paths or glob patterns.
         encoding: the encoding of the files, in which ``\n`` must be one byte of its own; None:
             records are bytes.
         parse: a function of a line that returns what the script sees; None: the line itself.
@@ -56,7 +57,7 @@ def text_lines(
             cannot be decoded. ``"error"``: such a line raises a DataError when it is read.
 
     Raises:
-        DataError: if a file is missing, or compressed.
+        DataError: if a file is missing, or compressed; with ``"skip"`` if no line is left.
         UsageError: if there is no such encoding, if a newline is not one byte in it, or if
             ``on_error`` has another value.
     """
@@ -65,9 +66,9 @@ def text_lines(
 
 
 class TextLines(SpanDataset[Any]):
-    """A data set of the lines of text files; see :func:`text_lines` for its arguments.
+    """A data set of the lines of text files; :func:`text_lines` makes it and has its arguments.
 
-    ``chunk_bytes`` is how many bytes of a file are read at once to index it.
+    ``chunk_bytes``: how many bytes of a file are read at once to index it.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class TextLines(SpanDataset[Any]):
         super().__init__("text", paths, parse, on_error, str(verified), make)
 
     def _record(self, readable: Readable, start: int, length: int) -> Any:
-        r"""Read a line and decode it; without an encoding return its bytes.
+        r"""Read a line and return it decoded; without an encoding return its bytes.
 
         A ``\r`` at its end is left out; of text also a byte order mark at the file's beginning.
 
@@ -115,14 +116,18 @@ class TextLines(SpanDataset[Any]):
 def index_lines(path: str, size: int, encoding: str | None, chunk_bytes: int) -> Index:
     """Return an index of a file's lines: the first byte of each, and its length without newline.
 
+    These are the arrays ``starts`` and ``lengths`` of the index, in the order of the file.
+
     Args:
         path: the file.
         size: its size in bytes; not used.
-        encoding: leave out the lines that are not valid in this encoding; None: check nothing.
+        encoding: leave out the lines that are not valid in this encoding, and name them in the
+            index's ``skipped``; None: check nothing.
         chunk_bytes: how many bytes to read at once.
 
     Raises:
         DataError: if the file is compressed.
+        OSError: if the file cannot be read.
     """
     newlines: list[Integers] = []
     offset = 0
@@ -149,12 +154,12 @@ def index_lines(path: str, size: int, encoding: str | None, chunk_bytes: int) ->
 def _decodable(
     path: str, starts: Integers, stops: Integers, encoding: str, chunk_bytes: int
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return an array of booleans: whether each line of a file is valid in ``encoding``.
+    """Return for each line of a file whether it is valid in ``encoding``, as an array of booleans.
 
     Args:
         path: the file.
-        starts: the first byte of each line.
-        stops: the byte after the last one of each line, where its newline is.
+        starts: the first byte of each line, in the order of the file.
+        stops: the byte after the last one of each line, where its newline is; same order.
         encoding: the name of the encoding.
         chunk_bytes: about how many bytes of lines to decode at once; only if these are not valid
             are the lines decoded one by one.
@@ -192,7 +197,7 @@ def _check_encoding(encoding: str | None) -> None:
         encoding: the name of the encoding; None, for bytes, is always accepted.
 
     Raises:
-        UsageError: if either is not so.
+        UsageError: if the encoding does not exist, or a newline is more than one byte in it.
     """
     if encoding is None:
         return

@@ -1,4 +1,4 @@
-"""Read the records of TFRecord files.
+"""Read the records of TFRecord files (:func:`tfrecord`).
 
 A record is, little-endian (tensorflow/core/lib/io/record_writer.h)::
 
@@ -47,25 +47,27 @@ def tfrecord(
 ) -> Dataset[Any]:
     """Return a data set of the records of uncompressed TFRecord files, as bytes.
 
+    Several files follow one another, sorted by path.
+
     Args:
-        paths: the files.
+        paths: the files: paths or glob patterns.
         parse: a function of the bytes that returns what the script sees, for example
             ``tf.train.Example.FromString``; None: the bytes themselves.
         on_error: ``"skip"``: this call reads and checks every record once, and leaves out damaged
             ones. After a damaged length the rest of the file is left out, because nothing shows
             where the next record begins. ``"error"``: raise a DataError, in this call for a damaged
-            length, and when the record is read for damaged data.
+            length or a file that is cut off, and when the record is read for damaged data.
 
     Raises:
         DataError: if a file is missing or compressed; with ``"error"`` also if it is cut off or
-            damaged.
+            the length of a record is damaged; with ``"skip"`` if no record is left.
         UsageError: if ``on_error`` has another value.
     """
     return _TFRecord(paths, parse, on_error)
 
 
 class _TFRecord(SpanDataset[Any]):
-    """A data set of the records of TFRecord files; see :func:`tfrecord` for its arguments."""
+    """A data set of the records of TFRecord files; :func:`tfrecord` makes it."""
 
     def __init__(
         self, paths: Paths, parse: Callable[[bytes], Any] | None, on_error: OnError
@@ -74,15 +76,15 @@ class _TFRecord(SpanDataset[Any]):
         super().__init__("TFRecord", paths, parse, on_error, "", make)
 
     def _record(self, readable: Readable, start: int, length: int) -> bytes:
-        """Read the data of a record, compare their checksum, and return them.
+        """Read the data of a record, check them by the checksum behind them, and return them.
 
         Args:
             readable: the open file.
             start: the first byte of the record's data.
-            length: the number of bytes of the data.
+            length: the number of bytes of the data, without the checksum.
 
         Raises:
-            DataError: if the checksum does not match.
+            DataError: if the checksum does not match, or the file cannot be read.
         """
         framed = readable.read(start, length + FOOTER_BYTES)
         data = framed[:length]
@@ -107,11 +109,13 @@ def masked(crc: int) -> int:
 def index_records(path: str, size: int, skip: bool) -> Index:
     """Return an index of a file's records: the first byte of the data of each, and their length.
 
+    These are the arrays ``starts`` and ``lengths`` of the index, in the order of the file.
+
     Args:
         path: the file.
         size: its size in bytes.
-        skip: whether to check the data of each record as well, and to leave out what is damaged;
-            else only the lengths are checked.
+        skip: True: check the data of each record as well, leave out what is damaged, and name it in
+            the index's ``skipped``. False: check only the lengths.
 
     Raises:
         DataError: if the file is compressed; without ``skip`` also if it is cut off, or a length is
@@ -150,14 +154,16 @@ def index_records(path: str, size: int, skip: bool) -> Index:
 def _length_at(file: BinaryIO, offset: int, size: int) -> tuple[int, str]:
     """Read the header of the record at the file's position, and check it.
 
+    After that, the file's position is where the record's data begin.
+
     Args:
         file: the open file.
         offset: the file's position in bytes, where the record begins.
         size: the size of the file in bytes.
 
     Returns:
-        The length of the record's data in bytes; and what is wrong with the record, empty if its
-        header is intact. The length is 0 if something is wrong.
+        (the length of the record's data in bytes, what is wrong). The second is "" if the header is
+        intact and the record ends within the file; else the length is 0.
     """
     header = file.read(HEADER.size)
     if len(header) < HEADER.size:
@@ -173,6 +179,8 @@ def _length_at(file: BinaryIO, offset: int, size: int) -> tuple[int, str]:
 
 def _is_sound(file: BinaryIO, length: int) -> bool:
     """Read a record's data and checksum at the file's position; return whether they match.
+
+    After that, the file's position is the end of the record.
 
     Args:
         file: the open file.
