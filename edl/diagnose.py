@@ -17,8 +17,9 @@ NeurIPS 2018; Basu, Mukherjee and Vasudevan, arXiv 1904.10689). A step of plain 
 normalisation and frozen layers; the drift (how far a conserved quantity has moved) says how much
 they matter.
 
-This module works on numbers only and knows no framework and no job. ``edl.torch`` and
-``edl.tensorflow`` find the matrices of a model: ``edl.diagnose.layer_balance(model)``.
+:class:`LayerBalance` makes the record. This module works on numbers only and knows no framework and
+no job. ``edl.torch`` and ``edl.tensorflow`` find the matrices of a model:
+``edl.diagnose.layer_balance(model)``.
 """
 
 from __future__ import annotations
@@ -51,12 +52,14 @@ class LayerRow:
 
     Attributes:
         samples: the number of trained samples.
-        squared_norms: the squared Frobenius norm of each layer's weights W_i.
+        squared_norms: the squared Frobenius norm of each layer's weights W_i, in the order of the
+            net.
         residuals: for each pair of neighbouring layers, the distance (Frobenius norm) that D_i =
             W_{i+1}^T W_{i+1} - W_i W_i^T has moved since the first record; nan where the sizes of
             the two matrices do not fit. Empty unless matrices are recorded.
-        moves: for each pair, the distance that W_{i+1}^T W_{i+1} or W_i W_i^T has moved since the
-            first record, whichever has moved farther. Empty unless matrices are recorded.
+        moves: for each pair, the larger of the two distances that W_{i+1}^T W_{i+1} and W_i W_i^T
+            have moved since the first record; nan as in ``residuals``. Empty unless matrices are
+            recorded.
     """
 
     samples: float
@@ -73,7 +76,7 @@ class Phases:
         rise: the number of samples at which the rise begins and the plateau ends; that of the first
             record, if there was no plateau; None: the layer has not changed.
         saturation: the number of samples at which the rise ends and the saturation begins; None:
-            the rise has not ended.
+            the rise has not ended, or the layer has not changed.
     """
 
     rise: float | None = None
@@ -94,8 +97,9 @@ class LayerBalance:
     newcomers and checkpoints get the record with the rest of the job's state.
 
     Args:
-        layers: by name, in the order of the net, a function that returns the weights of the layer,
-            with one row for each output.
+        layers: by name, in the order of the net, a function without arguments that returns the
+            layer's present weights as an array with one row for each output. It is called in each
+            :meth:`record`.
         matrices: also record how far D_i = W_{i+1}^T W_{i+1} - W_i W_i^T moves, for neighbouring
             layers with weights W_i and W_{i+1} whose sizes fit. This costs two matrix products for
             each pair, and memory for two square matrices as large as the width between the two
@@ -125,8 +129,9 @@ class LayerBalance:
     def record(self, samples: float) -> None:
         """Measure all layers now and append the result to the record.
 
-        Older rows at the same number of samples, or at a higher one, are dropped: a job that goes
-        back to an earlier state trains these samples again.
+        Rows at the same number of samples, or at a higher one, are dropped first: a job that goes
+        back to an earlier state trains these samples again. A record that is empty then begins
+        anew, and the drift is measured from the new row on.
 
         Args:
             samples: the number of samples trained so far.
@@ -149,11 +154,11 @@ class LayerBalance:
         self._rows.append(LayerRow(float(samples), tuple(norms), tuple(residuals), tuple(moves)))
 
     def _measure(self) -> tuple[list[float], dict[int, tuple[Array, Array]]]:
-        """Return the squared norms of all layers, and two matrices of each pair that fits.
+        """Read all layers' weights now; return (their squared norms, two matrices of each pair).
 
-        A pair is two neighbouring layers with weights W_i and W_{i+1}. It fits if the second can
-        take the outputs of the first. The matrices, W_{i+1}^T W_{i+1} and W_i W_i^T, are in a
-        dictionary by i (from 0), which is empty unless matrices are recorded.
+        A pair is two neighbouring layers with weights W_i and W_{i+1}. The dictionary has, by i
+        (from 0), the matrices (W_{i+1}^T W_{i+1}, W_i W_i^T). It lacks a pair if the second layer
+        cannot take the outputs of the first, and is empty unless matrices are recorded.
         """
         norms, grams = list[float](), dict[int, tuple[Array, Array]]()
         before: Array | None = None
@@ -169,11 +174,11 @@ class LayerBalance:
         """Return how far the matrices of two neighbouring layers have moved since the first record.
 
         Args:
-            pair: the index of the pair's first layer.
-            grams: the matrices of :meth:`_measure`.
+            pair: the index, from 0, of the pair's first layer.
+            grams: the present matrices by pair, as :meth:`_measure` returns them.
 
         Returns:
-            The pair's values of ``LayerRow.residuals`` and ``LayerRow.moves``; both are nan if the
+            The pair's values of (``LayerRow.residuals``, ``LayerRow.moves``); both are nan if the
             sizes of the two matrices do not fit.
         """
         if pair not in grams or pair not in self._first:
@@ -186,17 +191,17 @@ class LayerBalance:
 
     @property
     def rows(self) -> tuple[LayerRow, ...]:
-        """All rows of the record, the oldest first."""
+        """All rows of the record, by ascending number of samples; () before :meth:`record`."""
         return tuple(self._rows)
 
     @property
     def samples(self) -> Array:
-        """The number of trained samples of each row, as an array of shape (rows,)."""
+        """The number of trained samples of each row, ascending, as an array of shape (rows,)."""
         return np.array([row.samples for row in self._rows])
 
     @property
     def squared_norms(self) -> Array:
-        """The squared Frobenius norm of each layer's weights, in shape (rows, layers)."""
+        """The squared Frobenius norm of each layer in each row, in shape (rows, layers)."""
         return np.array([row.squared_norms for row in self._rows]).reshape(-1, len(self.names))
 
     # --- what follows from it
@@ -204,7 +209,7 @@ class LayerBalance:
     def growth(self) -> Array:
         """Return the change of each layer's squared norm per sample, from each row to the next.
 
-        The shape is (rows - 1, layers).
+        The result is an array of shape (rows - 1, layers); it is negative where a norm falls.
 
         Where the conservation law (see the module) holds, the values of all layers are equal.
 
@@ -219,8 +224,10 @@ class LayerBalance:
         """Return how far the difference of two neighbours' squared norms has moved since the start.
 
         The conservation law of the module says that it does not move from the first row on. The
-        unit is the largest change of any squared norm in the whole record: 0 where the law holds, 1
-        where one of the two layers has grown and the other one has not. Shape (rows, layers - 1).
+        result is an array of shape (rows, layers - 1): the change of the later layer's squared norm
+        minus that of the earlier one, divided by the largest change of any layer's in the whole
+        record. It is 0 where the law holds, and 1 (or -1) where only the later (the earlier) of the
+        two layers has grown, as much as any layer.
 
         Raises:
             UsageError: there are fewer than two rows.
@@ -232,9 +239,10 @@ class LayerBalance:
     def matrix_drift(self) -> Array:
         """Return how far D_i = W_{i+1}^T W_{i+1} - W_i W_i^T has moved since the first row.
 
-        W_i are the weights of layer i; a linear net conserves D_i. The unit is the farthest that
-        W_{i+1}^T W_{i+1} or W_i W_i^T has moved in the whole record; nan for pairs whose sizes do
-        not fit. Shape (rows, layers - 1).
+        W_i are the weights of layer i; a linear net conserves D_i. The result is an array of shape
+        (rows, layers - 1), one column for each pair of neighbouring layers: the distance (Frobenius
+        norm), divided by the farthest that the pair's W_{i+1}^T W_{i+1} or W_i W_i^T has moved in
+        the whole record. It is nan for pairs whose sizes do not fit.
 
         Raises:
             UsageError: there are fewer than two rows, or the record was made without matrices.
@@ -248,9 +256,9 @@ class LayerBalance:
         return _parts(residuals, np.array([row.moves for row in self._rows]).max(axis=0))
 
     def phases(self) -> dict[str, Phases]:
-        """Return, by layer, the numbers of samples at which its plateau ended and it was saturated.
+        """Return, by the name of the layer, when its plateau ended and when it was saturated.
 
-        :func:`phases_of` computes the phases.
+        Both are numbers of trained samples; :func:`phases_of` computes them.
 
         Raises:
             UsageError: there are fewer than two rows.
@@ -261,6 +269,8 @@ class LayerBalance:
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw norms, growth and drift over the samples with matplotlib into the file ``path``.
+
+        A file that exists is replaced. The form is PNG or SVG, by the end of the name.
 
         Raises:
             UsageError: matplotlib is not installed, the folder of ``path`` does not exist, the name
@@ -285,7 +295,7 @@ class LayerBalance:
     # --- as a tracked object
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the record as numbers, texts and arrays, for :meth:`load_state_dict`."""
+        """Return the whole record as numbers, texts and arrays, for :meth:`load_state_dict`."""
         rows = [[r.samples, *r.squared_norms, *r.residuals, *r.moves] for r in self._rows]
         return {
             "names": list(self.names),
@@ -298,7 +308,8 @@ class LayerBalance:
         """Replace the record by ``state``, the :meth:`state_dict` of a worker or a checkpoint.
 
         Raises:
-            UsageError: the state is of other layers, or was made with other ``matrices``.
+            UsageError: the state is of layers with other names, or was made with another
+                ``matrices``; then the record is unchanged.
         """
         if tuple(state["names"]) != self.names or bool(state["matrices"]) != self.matrices:
             raise UsageError(
@@ -320,7 +331,7 @@ class LayerBalance:
 
     @property
     def _width(self) -> int:
-        """The number of columns of the array ``state_dict()["rows"]``."""
+        """The number of columns of the array ``state_dict()["rows"]``: of numbers in a row."""
         layers = len(self.names)
         return 1 + layers + (2 * (layers - 1) if self.matrices else 0)
 
@@ -336,7 +347,7 @@ def phases_of(samples: Array, norms: Array) -> Phases:
     are None.
 
     Args:
-        samples: the number of trained samples of each record, ascending.
+        samples: the number of trained samples of each record, ascending; at least two.
         norms: the squared norm of the layer in each record.
     """
     total = norms[-1] - norms[0]
@@ -360,7 +371,7 @@ def _crossing(samples: Array, done: Array, level: float, after: int) -> float:
         samples: the number of trained samples of each record.
         done: the fraction of the whole change that is done in each record.
         level: the value of ``done`` to find.
-        after: the index of the later one of the two records.
+        after: the index of the first record after the crossing; 1 or more.
     """
     low, high = done[after - 1], done[after]
     part = (level - low) / (high - low)
@@ -368,12 +379,18 @@ def _crossing(samples: Array, done: Array, level: float, after: int) -> float:
 
 
 def _follows(before: Array, after: Array) -> bool:
-    """Return whether the weights ``after`` can take the outputs of ``before`` as their inputs."""
+    """Return whether both are matrices, and ``after`` has a column for each row of ``before``.
+
+    Then the layer of ``after`` can take the outputs of the layer of ``before``.
+    """
     return before.ndim == after.ndim == 2 and after.shape[1] == before.shape[0]
 
 
 def _parts(values: Array, whole: Any) -> Array:
-    """Return ``values`` divided by ``whole``, or by 1 where ``whole`` is 0 (nothing changed)."""
+    """Return ``values / whole``, but divided by 1 where ``whole`` is 0 (nothing changed).
+
+    ``whole`` is a number, or an array that NumPy can broadcast to ``values``.
+    """
     found: Array = values / np.where(np.asarray(whole) == 0.0, 1.0, whole)
     return found
 
@@ -381,7 +398,8 @@ def _parts(values: Array, whole: Any) -> Array:
 def _draw(balance: LayerBalance, path: Path) -> None:
     """Draw the norms, growth and drift of ``balance`` as three charts into the file ``path``.
 
-    Dots mark where the rise of a layer begins and ends.
+    Dots mark where the rise of a layer begins and ends. ``balance`` needs two rows; the file is
+    replaced if it exists.
     """
     from matplotlib import colormaps
     from matplotlib.figure import Figure
