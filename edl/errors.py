@@ -36,7 +36,8 @@
     ├── BuildError              Horovod could not be built or patched
     └── IllegalTransition       a step was to move to a state that its present state does not allow
 
-Messages say what happened, with the numbers, and what to do next; the CLI prints them as they are.
+Catch :class:`EdlError` to catch them all. Messages say what happened, with the numbers, and what to
+do next; the CLI prints them as they are.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class ConfigError(UsageError):
     """A setting has no usable value.
 
     Args:
-        setting: the name of the setting.
-        message: what is wrong with it.
+        setting: the name of the setting, such as ``secret``.
+        message: what is wrong with it, and what to do next.
     """
 
     def __init__(self, setting: str, message: str) -> None:
@@ -88,21 +89,27 @@ class ManifestError(UsageError):
 
 
 def some(names: Sequence[str]) -> str:
-    """Return a text with the first 5 of ``names`` and the number of the others, if any."""
+    """Return a text with the first 5 of ``names`` and the number of the others: "a, b and 7 more".
+
+    Up to 5 names are listed without a number; without names the text is empty.
+    """
     more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
     return ", ".join(names[:FEW]) + more
 
 
 def nearest(name: str, names: Sequence[str]) -> list[str]:
-    """Return the 5 of ``names`` that are most like ``name``, the likest first."""
+    """Return the 5 of ``names`` that are most like ``name``, the likest first.
+
+    With 5 names or fewer, all are returned, however unlike they are.
+    """
     return get_close_matches(name, names, n=FEW, cutoff=0.0)
 
 
 def _known(name: str, known: Sequence[str], what: str, none: str) -> str:
     """Return a clause for the end of a message about ``name``, which is not among ``known``.
 
-    It lists the known names, or the nearest ones. ``what`` is the plural noun for them, and
-    ``none`` the clause if there are none.
+    It lists the known names; if they are more than 5, only the 5 that are most like ``name``.
+    ``what`` is the plural noun for them, and ``none`` the clause if ``known`` is empty.
     """
     near = nearest(name, known) if len(known) > FEW else known
     which = f"the nearest of {len(known)}" if len(known) > FEW else f"known {what}"
@@ -114,7 +121,7 @@ class UnknownCluster(UsageError):
 
     Args:
         cluster: the name asked for.
-        known: the names of the clusters that there are.
+        known: the names of the clusters that there are, for the message.
     """
 
     def __init__(self, cluster: str, known: Sequence[str] = ()) -> None:
@@ -158,9 +165,9 @@ class JobExists(UsageError):
 
     Args:
         job: the name.
-        processes: the agents and workers of the running job, for the message.
-        session_timeout_s: how long ``processes`` may count as alive after their end; None if they
-            have answered.
+        processes: the names of the running job's agents and workers, for the message only.
+        session_timeout_s: for how many seconds ``processes`` may count as alive after their end,
+            for the message only; None if they have answered, so they do live.
     """
 
     def __init__(
@@ -205,7 +212,7 @@ class AgentExists(UsageError):
 
 
 class CoordinationError(EdlError):
-    """ZooKeeper did not do what was asked."""
+    """ZooKeeper did not do what was asked: it cannot be reached, or it refused a write."""
 
 
 class ZooKeeperUnreachable(CoordinationError):
@@ -242,7 +249,7 @@ class HostTaken(CoordinationError):
 
 
 class RequestError(EdlError):
-    """A running job did not do what was asked.
+    """A running job did not do what was asked, such as to change its number of workers.
 
     Args:
         job: the name of the job.
@@ -255,7 +262,7 @@ class RequestError(EdlError):
 
 
 class TimedOut(RequestError):
-    """A request to a running job was not fulfilled by its deadline."""
+    """A request to a running job was not fulfilled by its deadline; the message says how it stands."""
 
 
 class JobEnded(RequestError):
@@ -306,11 +313,14 @@ class RendezvousFailed(RingError):
 
 
 class UnevenEnd(RingError):
-    """Some workers have left an epoch, or ended their scripts, and others train on."""
+    """Some workers have left an epoch, or ended their scripts, and others train on.
+
+    The workers see it in their step records before they apply a gradient; the job then fails.
+    """
 
 
 class DataError(EdlError):
-    """A source, a ledger or a batch is not usable."""
+    """Data cannot be used: files are missing or damaged, or a source, ledger or batch is wrong."""
 
 
 class CheckpointError(EdlError):
@@ -322,15 +332,15 @@ class JobError(EdlError):
 
 
 class JobFailed(JobError):
-    """The job has failed: it ended before its training was complete."""
+    """The job has failed: it ends, or has ended, before its training is complete."""
 
 
 class StateDiffers(JobFailed):
-    """The workers of the job hold different states, of which at most one can be right."""
+    """The workers of the job hold different states, of which at most one can be right: it ends."""
 
 
 class NewcomerDiffers(JobError):
-    """This worker has joined the job, and its state differs from the others', which train on."""
+    """This worker has joined the job, and its state differs from the others'; only it ends."""
 
 
 class JobStopped(JobError):

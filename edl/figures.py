@@ -1,6 +1,6 @@
 """Check, before a long measurement or computation, that its figure can be drawn with matplotlib.
 
-Matplotlib is an optional extra of edl.
+Matplotlib is an optional extra of edl. :func:`check_figure` makes the check.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ FORMATS = (".png", ".svg")
 
 
 def check_figure(path: Path, what: str = "--plot") -> None:
-    """Raise an error if a figure cannot be drawn, before anything is measured or computed for it.
+    """Check that a figure can be drawn, before anything is measured or computed for it.
+
+    Nothing is written, and matplotlib is not imported.
 
     Args:
         path: the file that the figure is to be written to.
