@@ -1,12 +1,12 @@
 """Announce named points (failpoints) of a worker's life to listeners, when the worker passes them.
 
-Tests use them to kill a worker at an exact point, and so does ``edl chaos``. The announcements
-change nothing in what a worker does: without a listener each costs one comparison. A listener may
-raise RingBroken at ``records`` and ``averaged``: then this worker has missed a collective that
-other workers may have completed.
+Tests use them to kill a worker at an exact point, and so does ``edl chaos``: they call
+:func:`subscribe`, and the code of the worker calls :func:`reached`. Without a listener the
+announcements change nothing in what a worker does. A listener may raise RingBroken at ``records``
+and ``averaged``: then this worker has missed a collective that other workers may have completed.
 
 ===============  ==================================================================================
-``warmed up``    a newcomer has warmed up and is about to say that it is ready
+``warmed_up``    a newcomer has warmed up and is about to say that it is ready
 ``boundary``     between two steps, before a switch that may be due
 ``step``         a batch is handed out, the step record is on its way
 ``accumulated``  a batch's gradients are accumulated, the step goes on with another batch
@@ -44,20 +44,25 @@ _listeners: list[Callable[[str], None]] = []
 
 
 def subscribe(listener: Callable[[str], None]) -> None:
-    """Have ``listener(name)`` called at each failpoint passed, in the thread that passes it."""
+    """Have ``listener(name)`` called at each failpoint passed, in the thread that passes it.
+
+    Listeners of this process are called in the order of subscription; one that is subscribed twice
+    is called twice. An error of a listener reaches the code that passes the failpoint.
+    """
     _listeners.append(listener)
 
 
 def unsubscribe(listener: Callable[[str], None]) -> None:
-    """Stop calling ``listener`` at failpoints; do nothing if it is not subscribed."""
+    """Take back one :func:`subscribe` of ``listener``; do nothing if it is not subscribed."""
     if listener in _listeners:
         _listeners.remove(listener)
 
 
 def reached(name: str) -> None:
-    """Call all listeners with ``name``, the failpoint that the worker has reached.
+    """Call all listeners, in this thread, with the failpoint ``name`` that the worker has reached.
 
-    The table of the module has all names.
+    The table of the module has all names; ``name`` is not checked. An error of a listener reaches
+    the caller, and the listeners after it are not called.
     """
     for listener in _listeners:
         listener(name)
