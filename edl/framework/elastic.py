@@ -14,7 +14,8 @@ present state when workers join or leave.
 
     train(state)
 
-In these points edl differs from Horovod Elastic (docs/adr/0010):
+:class:`State` and :func:`run` are the parts of it that do not depend on the framework. In these
+points edl differs from Horovod Elastic (docs/adr/0010):
 
 1. When all workers agree that a switch to another ring is due, each raises HostsUpdatedInterrupt
    and switches. The workers train on until the newcomers are ready, and do not wait for them.
@@ -63,10 +64,11 @@ _STATE_IS_OURS = (
 class Plain:
     """A wrapper of one attribute of an elastic state, such as a number or a list.
 
-    The marked attribute is copied by :mod:`copy` and sent as a pickle, not as separate tensors.
+    It marks the attribute in what :class:`State` copies and sends: the whole of it is copied by
+    :mod:`copy`, and sent as a pickle, not as separate tensors.
 
     Attributes:
-        value: the attribute itself.
+        value: the attribute's value.
     """
 
     value: Any
@@ -75,9 +77,10 @@ class Plain:
 class State(ABC):
     """An elastic state, as in Horovod Elastic: named attributes that are equal on all workers.
 
-    Newcomers get the attributes, and :meth:`commit` and :meth:`restore` save and reset them. Only
-    the attributes that are given to the constructor are shared. Any other attribute is each
-    worker's own. Each framework defines how the attributes are copied and sent.
+    Scripts use a derived class, such as ``TorchState``, which defines how the attributes are copied
+    and sent. Newcomers get the attributes; :meth:`commit` saves a copy in memory, and
+    :meth:`restore` sets them back to it. Only the attributes that are given to the constructor are
+    shared. Any other attribute is each worker's own. The constructor saves a first copy.
 
     Args:
         **attributes: the attributes by name, with their first values.
@@ -98,8 +101,9 @@ class State(ABC):
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
         """Add functions that :meth:`on_reset` calls in each new ring, before newcomers get a state.
 
-        A newcomer calls them as well, because the ring that it joins may have another size than the
-        one that ``size()`` returned before.
+        They are called in the order in which they were added. A newcomer calls them as well,
+        because the ring that it joins may have another size than the one that ``size()`` returned
+        before.
 
         Args:
             callbacks: functions without arguments.
@@ -113,9 +117,11 @@ class State(ABC):
             callback()
 
     def commit(self) -> None:
-        """Save the state, to restore it after a crash; then let workers join and leave.
+        """Save a copy of the attributes in memory, to restore it after a crash of another worker.
 
-        All workers must call this at the same point of the script.
+        Then let workers join and leave. All workers must call this at the same point of the script,
+        in the wrapped function; outside of it, the attributes are saved and nothing else. A
+        newcomer in its warm-up saves nothing.
 
         Raises:
             HostsUpdatedInterrupt: if workers join or leave, see :meth:`check_host_updates`.
@@ -125,6 +131,9 @@ class State(ABC):
     def check_host_updates(self) -> None:
         """Let workers join and leave at this point of the script; all workers must call it.
 
+        The attributes are saved only if workers do. Outside of the wrapped function nothing
+        happens.
+
         Raises:
             HostsUpdatedInterrupt: if workers join or leave here, or if this worker is a newcomer
                 whose warm-up ends. The wrapped function is then called again in the new ring, with
@@ -133,24 +142,24 @@ class State(ABC):
         self._pass(commit=False)
 
     def save(self) -> None:
-        """Keep a copy of the attributes in memory, for :meth:`restore`."""
+        """Keep a copy of the attributes in memory for :meth:`restore`, in place of the last one."""
         self._saved = self._copied(self._values())
 
     def restore(self) -> None:
-        """Set the attributes back to the copy that the last :meth:`save` made."""
+        """Set the attributes back to the copy that the last :meth:`save` made, which stays."""
         self._put(self._saved)
 
     def sync(self) -> None:
         """Replace this worker's attributes by those of rank 0, and save them.
 
-        All workers must call this at the same point of the script.
+        All workers must call this at the same point of the script. With one worker, only save.
         """
         self.synchronise(current_worker().ring, 0, Receive.ALL)
         self._compared.forget()
         self.save()
 
     def reset(self) -> None:
-        """Do nothing; a derived class may override this hook, which is called in each new ring."""
+        """Do nothing; a derived class may override this hook of :meth:`on_reset`."""
         return
 
     # --- called by the wrapper and by edl.worker.switching ---
@@ -158,16 +167,19 @@ class State(ABC):
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
         """Send the attributes if this worker is rank ``root``; else receive all of them, or none.
 
+        The attributes are replaced when this method returns. With one worker nothing happens.
+
         Args:
             ring: the ring to broadcast in; all its workers call this.
             root: the rank that sends.
-            receive: which part of the state this worker needs: ``Receive.NOTHING``, or any other
-                value for all attributes. See :class:`edl.worker.replica.Shared`.
+            receive: ``Receive.NOTHING``: take part in the broadcast, and leave the attributes as
+                they are. Any other value: replace all attributes. No effect on the root.
 
         Raises:
             RingBroken: if a worker is gone; the attributes are then undefined until
                 :meth:`restore`.
-            UsageError: if this worker's state has other attributes than the job's.
+            UsageError: if this worker's state has other attributes than rank ``root``'s; then
+                nothing is replaced.
         """
         if ring.alone:
             return
@@ -182,7 +194,7 @@ class State(ABC):
             self._put(values)
 
     def renew(self) -> None:
-        """Save the attributes at the beginning of a new ring, for :meth:`restore`.
+        """Save the attributes for :meth:`restore`, each time before the wrapped function is called.
 
         Also drop the list of their values, so the next :meth:`digests` makes it anew.
         """
@@ -190,7 +202,10 @@ class State(ABC):
         self.save()
 
     def trains(self, worker: Worker | None) -> None:
-        """Set the worker that runs the wrapped function from now on; None: no function runs."""
+        """Note that ``worker`` runs the wrapped function from now on; None: no function runs.
+
+        With None, :meth:`commit` only saves, and :meth:`check_host_updates` does nothing.
+        """
         self._training = worker
         self._began = time.monotonic()
 
@@ -233,13 +248,15 @@ class State(ABC):
     def digests(self, group: StateGroup = WHOLE) -> dict[str, int]:
         """Return the digests of the values in ``group`` by value name, to compare workers.
 
-        A group is one of the equal parts into which the state is cut by bytes; the default is all
-        of the state. See :class:`edl.worker.state_check.Compared`.
+        The values are the parameters and the state of their optimizers. A group is one of the equal
+        parts into which they are cut by bytes; the default is all of them. A value of which only a
+        part is in the group has the digest of that part. A value of a type that is not compared is
+        left out.
         """
         return self._digested(self._compared.within(group))
 
     def _parts(self) -> set[str]:
-        """Return the names of the values that this worker sends or expects to receive.
+        """Return the names of the attributes that this worker sends or expects to receive.
 
         They are the keys of the dict from :meth:`_values`, and must be the same on all workers.
         """
@@ -251,13 +268,13 @@ class State(ABC):
     def learning_rates(self) -> dict[str, float]:
         """Return the present learning rates, to compare them between workers.
 
-        The keys are the names under which error messages mention the learning rates. See
-        :class:`edl.worker.state_check.Compared`.
+        The keys are the names under which error messages mention the learning rates. Without an
+        optimizer the result is empty.
         """
 
     @abstractmethod
     def _trained(self) -> dict[str, Any]:
-        """Return, in containers, the values that must stay equal because gradients are averaged.
+        """Return the values that must stay equal because gradients are averaged, in a nested dict.
 
         These are the parameters and the state of their optimizers. Statistics of a forward pass
         (such as those of batch normalisation) and all other attributes are left out, because a
@@ -267,11 +284,11 @@ class State(ABC):
     @staticmethod
     @abstractmethod
     def _size_of(value: Any) -> int | None:
-        """Return the size in bytes of ``value``, a value of the state; None if it is no array."""
+        """Return the size in bytes of ``value``, an array or tensor of the state; else None."""
 
     @abstractmethod
     def _digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
-        """Return the digest of each byte range in ``parts`` by the name of its value.
+        """Return the digest (CRC-32) of each byte range in ``parts`` by the name of its value.
 
         A value of a type that is not compared is left out.
         """
@@ -282,23 +299,27 @@ class State(ABC):
 
     @abstractmethod
     def _put(self, values: dict[str, Any]) -> None:
-        """Set the attributes to ``values``, which have the form that :meth:`_values` returns.
+        """Set the attributes to copies of ``values``, in the form that :meth:`_values` returns.
 
-        ``values`` itself is not changed, and is not shared with the attributes.
+        Later changes of the attributes do not change ``values``.
         """
 
     @abstractmethod
     def _copied(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return a copy of ``values`` that later updates do not change.
 
+        The copy may use the memory of the one that the previous call returned, so only the last
+        copy is valid.
+
         Args:
-            values: the attributes, as :meth:`_values` returns them. The copy may use the memory of
-                the copy that the previous call returned.
+            values: the attributes, as :meth:`_values` returns them.
         """
 
     @abstractmethod
     def _exchanged(self, ring: Ring, root: int, values: dict[str, Any] | None, keep: bool) -> Any:
         """Broadcast the attributes of rank ``root``; return them where ``keep`` is true, else None.
+
+        The result has the form that :meth:`_values` returns. The attributes are not changed.
 
         Args:
             ring: the ring to broadcast in; all its workers call this.
@@ -317,14 +338,15 @@ def run(
     """Wrap a function for elastic training: the implementation of each framework's ``elastic.run``.
 
     The wrapper lets its worker join the job, warms a newcomer up, and calls ``function`` again
-    after each switch and each repair, until ``function`` returns.
+    after each switch and each repair, until ``function`` returns. An error that does not come from
+    a broken ring or a switch is passed on. The training of a job is one call of one wrapper.
 
     Args:
         function: the script's training function; its first argument is a :class:`State`.
         failures: the exceptions that Horovod's collectives raise in this framework when the ring
             breaks.
-        broken: returns what such an exception says about the broken ring; None if the exception is
-            another error.
+        broken: a function of such an exception that returns its text about the broken ring; None if
+            the exception is another error.
         state_name: the name of the framework's state class, for error messages.
 
     Returns:
@@ -372,7 +394,7 @@ def run(
 def warmed_up(worker: Worker) -> None:
     """End a newcomer's warm-up if it has made an update before; call this right before each update.
 
-    Nothing happens on a worker that does not warm up, or before its first update.
+    Nothing happens (it returns None) on a worker that does not warm up, or before its first update.
 
     Args:
         worker: the worker that this process is.
@@ -392,15 +414,19 @@ def warmed_up(worker: Worker) -> None:
 
 
 def _enlist(state: State, state_name: str) -> Worker:
-    """Let newcomers get the attributes of ``state``, and return this process's worker.
+    """Make ``state`` the state that newcomers get, and return this process's worker.
+
+    From then on the script, not edl's loader, keeps the position in the data, and ``on_reset`` of
+    ``state`` is called in each new ring.
 
     Args:
         state: the first argument of the script's training function.
         state_name: the name of the framework's state class, for error messages.
 
     Raises:
-        UsageError: if ``state`` is not a state of edl, if the job has ended already, if the class
-            of ``state`` overrides ``sync()``, or if objects were given to ``edl.track``.
+        UsageError: if ``state`` is not a state of edl, if another wrapped function has trained to
+            its end in this process, if the class of ``state`` overrides ``sync()``, or if objects
+            were given to ``edl.track``.
     """
     worker = current_worker()
     if not isinstance(state, State):
@@ -424,7 +450,8 @@ def _warm_up(worker: Worker, state: State, train: Callable[[], Any]) -> None:
     """Call ``train`` on a newcomer before it joins, until it has made an update; undo the update.
 
     The first update is slow, because libraries are loaded and graphs are built in it. The state is
-    saved before by its own ``save()``, and set back afterwards by its own ``restore()``.
+    saved before by its own ``save()``, and set back afterwards by its own ``restore()``. An error
+    of ``train`` other than the end of the warm-up is passed on, and nothing is set back.
 
     Args:
         worker: the newcomer.
@@ -444,7 +471,8 @@ def _warm_up(worker: Worker, state: State, train: Callable[[], Any]) -> None:
 def _training(state: State, worker: Worker) -> Iterator[None]:
     """Mark the script's training function as running on ``worker`` during the ``with`` block.
 
-    Only within the block do commits of ``state`` let workers join and leave.
+    Only within the block do commits of ``state`` let workers join and leave, and is
+    :func:`is_running` True.
     """
     global _running
     state.trains(worker)
@@ -457,7 +485,10 @@ def _training(state: State, worker: Worker) -> Iterator[None]:
 
 
 def is_running() -> bool:
-    """Return whether this process is inside a function that ``elastic.run`` has wrapped."""
+    """Return whether this process is inside a function that ``elastic.run`` has wrapped.
+
+    It is True during a newcomer's warm-up, too, and False while workers switch to another ring.
+    """
     return _running
 
 
