@@ -24,20 +24,22 @@ TOGETHER = (SUM, MEAN, MAX)
 
 
 def policy(policy: str | os.PathLike[str]) -> None:
-    """Set the job's policy for its size, batches and learning rate, unless the job already has one.
+    """Propose the job's policy for its size, batches and learning rate; a job has one at a time.
 
-    Call this function after ``edl.init()``, and before the script makes its data loader and
-    optimizer (docs/guides/job-size.md). A policy from the command line (`edl run --policy`, `edl
-    policy set`, `edl policy off`) takes precedence. Without a launcher the job keeps one worker,
-    whatever the policy says.
+    All workers call this function after ``edl.init()``, and before the script makes its data loader
+    and optimizer (docs/guides/job-size.md). The call checks the policy and returns; the first
+    proposal is written to ZooKeeper a moment later. If the job has another policy already, that one
+    stays: from the command line (`edl run --policy`, `edl policy set`, `edl policy off`), or an
+    earlier proposal. Without a launcher the job keeps one worker, whatever the policy says.
 
     Args:
         policy: the path of a policy file, or the policy's text: TOML, with a line for each key. A
             string that has a newline is taken as text.
 
     Raises:
-        UsageError: if the policy cannot be read, if the job cannot follow it, or if it sets batches
-            or a learning rate and the data loader or the optimizer exists already.
+        UsageError: if the policy cannot be read, if it has a size rule and the job may have only
+            one size, if the function of a custom rule cannot be imported, or if it sets batches or
+            a learning rate and the data loader or the optimizer exists already.
     """
     text, source = _read(policy)
     worker = current_worker()
@@ -60,19 +62,23 @@ def on_interval(
 ) -> None:
     """Call a function of the script regularly, and change the number of workers by what it returns.
 
-    The answers of all workers are combined into one change of the job's size, at most once in
-    ``every_s`` seconds and within the limits that users, hosts and allowed sizes set. This is a
-    policy (with the rule ``votes``); it has no effect if the job has another policy.
+    All workers call this function once, after ``edl.init()``. The answers of all workers are
+    combined into one change of the job's size, at most once in ``every_s`` seconds and within the
+    limits that users, hosts and allowed sizes set. This is a policy (with the rule ``votes``); it
+    has no effect if the job has another policy.
 
     Args:
-        desired_change: a function without arguments, called on each worker between two steps. It
-            returns how many workers to add, or to remove if negative, as a whole number.
-        every_s: seconds between two calls of ``desired_change``; above 0.
+        desired_change: a function without arguments, called on each worker between two steps, in
+            the thread that trains. It returns how many workers to add, or to remove if negative,
+            as a whole number; 0: no change.
+        every_s: the least number of seconds between two calls of ``desired_change``, and before the
+            first; above 0.
         together: how the workers' answers are combined: ``"sum"``, ``"mean"`` or ``"max"``.
 
     Raises:
         UsageError: if called twice, or with an argument out of range. Raised later, in training, if
-            ``desired_change`` returns anything but a whole number.
+            ``desired_change`` returns anything but a whole number from minus a million to a
+            million.
     """
     if not callable(desired_change):
         raise UsageError(
@@ -94,10 +100,10 @@ def _read(policy: str | os.PathLike[str]) -> tuple[str, str]:
     """Return a policy's text, and the name of its source for messages.
 
     Args:
-        policy: the policy's text, or the path of a file with it.
+        policy: the policy's text (a string with a newline), or the path of a file with it.
 
     Returns:
-        The text, and then the file's path, or ``edl.policy`` if ``policy`` is the text itself.
+        (the text, the file's path). The second is "edl.policy" if ``policy`` is the text itself.
 
     Raises:
         UsageError: if ``policy`` is neither text with several lines nor the path of a readable text
@@ -116,6 +122,8 @@ def _read(policy: str | os.PathLike[str]) -> tuple[str, str]:
 
 def _find(rule: CustomRule, source: str) -> None:
     """Check that this process can import the function of a custom rule, as the leader will have to.
+
+    The module is imported, so its code runs here.
 
     Args:
         rule: the custom rule of a policy: the names of a module and of a function in it.

@@ -1,4 +1,7 @@
-"""Broadcast a message of any length with a collective that needs equal lengths on all workers."""
+"""Broadcast a message of any length (:func:`broadcast_message`).
+
+Horovod's broadcast needs equal lengths on all workers.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,18 @@ Broadcast = Callable[[bytearray, str], bytearray]  # (data, name) -> the root's 
 
 
 def broadcast_message(payload: bytes, sending: bool, name: str, broadcast: Broadcast) -> bytes:
-    """Send the root's message to all workers, and return that message on each of them.
+    """Send the root's message to all workers; return it on each of them, the root included.
 
-    All workers must call this. A message that fits, with its length in front, into
-    :data:`FIRST_PIECE_BYTES` takes one collective. A longer message takes a second collective for
-    its rest.
+    All workers must call this, with the same ``name``. A message that fits, with its length (8
+    bytes) in front, into :data:`FIRST_PIECE_BYTES` (32 KiB) takes one collective. A longer message
+    takes a second collective for its rest. Errors of ``broadcast`` reach the caller.
 
     Args:
         payload: the message; used on the root only.
-        sending: whether this worker is the root.
+        sending: whether this worker is the root; True on exactly one worker.
         name: the name of the first collective in Horovod; the second one is called ``NAME.rest``.
         broadcast: the framework's broadcast, called as ``broadcast(data, name)`` with ``data`` of
-            the same length on all workers; it returns the root's ``data``.
+            the same length on all workers; it returns the root's ``data`` on each worker.
     """
     first = bytearray(FIRST_PIECE_BYTES)
     if sending:

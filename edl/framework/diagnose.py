@@ -1,7 +1,8 @@
 """Record the layer balance of a model that a job trains, counting the samples of the whole job.
 
 The layer balance itself, the norms of each layer's weights over the training, is
-:class:`edl.diagnose.LayerBalance`. ``edl.torch`` and ``edl.tensorflow`` find the layers of a model.
+:class:`edl.diagnose.LayerBalance`. ``edl.torch`` and ``edl.tensorflow`` find the layers of a model
+and make a :class:`JobBalance`.
 """
 
 from __future__ import annotations
@@ -20,15 +21,17 @@ Weights = TypeVar("Weights")
 class JobBalance(LayerBalance):
     """A record of the norms of a model's layers, by the number of samples that the job has trained.
 
-    The constructor and all measures are those of :class:`edl.diagnose.LayerBalance`. Only
-    :meth:`record` differs: it counts the samples of all workers, and skips warm-ups.
+    A script gets it from ``edl.diagnose.layer_balance(model)`` of its framework's module. It is an
+    :class:`edl.diagnose.LayerBalance`, but :meth:`record` counts the samples of all workers itself,
+    and does nothing in a newcomer's warm-up.
     """
 
     def record(self, samples: float | None = None) -> None:
         """Record the present norms of the layers' weights; the script calls this after an update.
 
-        Extends :meth:`LayerBalance.record`. A newcomer that warms up records nothing, because the
-        result of its warm-up is discarded.
+        A row is appended to this worker's record; rows at the same number of samples, or at a
+        higher one, are dropped. A newcomer that warms up records nothing, because the result of its
+        warm-up is discarded.
 
         Args:
             samples: how many samples the job has trained, over all epochs; None: the number that
@@ -36,7 +39,7 @@ class JobBalance(LayerBalance):
 
         Raises:
             UsageError: if ``samples`` is None and this script has no loader of edl; or if
-                ``samples`` is negative or infinite.
+                ``samples`` is negative or not finite.
         """
         if is_initialized() and current_worker().warming_up:
             return
@@ -44,7 +47,9 @@ class JobBalance(LayerBalance):
 
 
 def _trained() -> int:
-    """Return how many samples the job has trained, over all epochs, as edl's loader counts them.
+    """Return how many samples all workers together have trained, over all epochs, by edl's loader.
+
+    The samples of the present update are counted.
 
     Raises:
         UsageError: if this script has no loader of edl.
@@ -58,11 +63,13 @@ def _trained() -> int:
 
 
 def chosen(found: Mapping[str, Weights], layers: Iterable[str] | None) -> dict[str, Weights]:
-    """Return the weight matrices of the chosen layers by layer name, in the order of ``layers``.
+    """Return a new dict of the chosen layers' weight matrices, by layer name.
+
+    They are in the order of ``layers``; a name that occurs twice counts once.
 
     Args:
         found: all weight matrices of the model, by layer name.
-        layers: the names of the layers to take, or one name; None: all of ``found``.
+        layers: the names of the layers to take, or one name; None: all of ``found``, in its order.
 
     Raises:
         UsageError: if a name in ``layers`` is not in ``found``.

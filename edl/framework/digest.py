@@ -1,7 +1,7 @@
 """Compute checksums (digests) of the parts of a training state, to compare workers with each other.
 
 A digest is a CRC-32. It costs little time, and it changes if one bit or the order of the values
-does.
+does. :class:`StateArrays` cuts a state into pieces; :func:`of_value` computes the digest of one.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ PLAIN_BYTES = 8  # what a number or a text counts for, whatever it is
 
 
 def places(state: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield for each value in nested containers a tuple: its name, its container, its key.
+    """Yield for each value in nested containers a tuple: (its name, its container, its key).
 
     The container is the dict, list or tuple that holds the value, so ``container[key]`` is the
-    value. The name joins the keys on the way with dots, such as ``optimizer.0.weight.exp_avg``.
+    value. The name joins the keys on the way with dots, such as ``optimizer.0.weight.exp_avg``; the
+    key in a list or tuple is the index. The order is that of the containers, depth first. An empty
+    container yields nothing.
 
     Args:
         state: a dict, list or tuple, which may hold others.
@@ -40,13 +42,13 @@ def places(state: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    """The bytes from ``start`` to ``stop`` of one named value in a training state.
+    """The bytes from ``start`` to before ``stop`` of one named value in a training state.
 
     Attributes:
         name: the name of the value, as :func:`places` yields it.
-        value: the whole value: an array, or a plain Python value.
-        start: the first byte of the range, counted in the value.
-        stop: the byte after the range.
+        value: the whole value, not only the range: an array, or a plain Python value.
+        start: the first byte of the range, counted in the value from 0.
+        stop: the byte after the range. A value that is no array counts as 8 bytes.
         is_whole: whether the range is the whole value.
     """
 
@@ -67,9 +69,9 @@ class StateArrays:
     container that holds it.
 
     Args:
-        state: a function that returns the containers of the state.
-        size_of: a function that returns the size of an array in bytes; None for a value that is no
-            array.
+        state: a function without arguments that returns the present state: a dict of values and of
+            further containers.
+        size_of: a function of a value that returns its size in bytes if it is an array, else None.
     """
 
     def __init__(
@@ -84,13 +86,17 @@ class StateArrays:
     def forget(self) -> None:
         """Drop the list, so the next :meth:`within` lists the state's values anew.
 
-        All workers must call this between the same two steps; otherwise they cut the state into
-        different groups, whose digests cannot be compared.
+        All workers of the ring must call this between the same two steps; otherwise they may cut
+        the state into different groups, whose digests cannot be compared.
         """
         self._is_listed = False
 
     def within(self, group: StateGroup) -> list[ByteRange]:
-        """Return the byte ranges of the state that belong to ``group``, with the present values."""
+        """Return the byte ranges of the state that belong to ``group``, with the present values.
+
+        They are in the order of :func:`places`. A value at the border of two groups is in both,
+        with a part of its bytes in each.
+        """
         listed = self._is_listed and group.index > 0
         if not listed or any(self._sizes[e.part] is None for e in extents(self._ends, group)):
             self._list()
@@ -115,7 +121,7 @@ class StateArrays:
 
 
 def of_bytes(kind: str, data: Any) -> int:
-    """Return the digest (CRC-32) of a buffer.
+    """Return the digest (CRC-32, from 0 to 2**32 - 1) of a buffer.
 
     Args:
         kind: a text that enters the digest first, such as the type of an array, so that equal bytes
@@ -132,7 +138,7 @@ def of_array(array: np.ndarray[Any, Any], start: int = 0, stop: int | None = Non
 
     Args:
         array: the array.
-        start: the first byte that enters the digest.
+        start: the first byte that enters the digest, from 0 in the array's bytes in C order.
         stop: the byte after the last one that enters; None: the end of the array.
     """
     if array.dtype.hasobject:
@@ -145,9 +151,10 @@ def of_value(value: Any, start: int = 0, stop: int | None = None) -> int | None:
     """Return the digest of a value of a training state; None if its type is not compared.
 
     Args:
-        value: a NumPy array or scalar, or a plain Python value (a type in :data:`PLAIN`).
+        value: a NumPy array or scalar, or a plain Python value (a type in :data:`PLAIN`, such as an
+            int or str); None is the result for any other, and for an array of Python objects.
         start: the first byte that enters the digest, if ``value`` is an array; else it has no
-            effect.
+            effect, for all of the value enters.
         stop: the byte after the last one that enters, if ``value`` is an array; None: its end.
     """
     if isinstance(value, np.ndarray):
