@@ -109,6 +109,8 @@ def repair_times(waiting_since: float, known: float, led_since: float, heard: fl
 class Stop(IntEnum):
     """The state of a worker's training in its step record: it trains on, stops, or has ended.
 
+    It is the value of the field ``stop``.
+
     ``NO``: it trains on. ``WANTED``: its script wants to stop, so all workers stop after this step.
     ``LEFT``: its script has left the loop with the batch of this step, and sends no gradients.
     ``FINISHED``: it has trained to its end. ``ENDED``: its script has ended, perhaps inside an
@@ -214,7 +216,8 @@ class StepRecords(Sequence[StepRecord]):
     """The records of all workers in one step, in rank order, kept as one table of int64.
 
     Each row of ``table`` is the record of one worker. ``records.column("step")`` has shape
-    ``(size,)``; ``records[rank]`` and iteration give :class:`StepRecord` objects.
+    ``(size,)``. ``records[rank]`` and iteration give :class:`StepRecord` objects, a slice gives
+    :class:`StepRecords`, and ``len(records)`` is the number of workers.
     """
 
     def __init__(self, table: Table) -> None:
@@ -251,7 +254,7 @@ class StepRecords(Sequence[StepRecord]):
         return found
 
     def differ_in(self, name: str) -> bool:
-        """Return whether the records have different values in the field ``name``."""
+        """Return whether two records or more differ in the field ``name``; False if all agree."""
         column = self.column(name)
         return bool((column != column[0]).any())
 
@@ -428,7 +431,7 @@ def requested_batch(records: StepRecords) -> int:
 
 
 def global_samples(records: StepRecords) -> int:
-    """Return N, the number of samples of all workers that enter the step."""
+    """Return N, the sum of the workers' ``samples``: how many samples enter the step."""
     return int(records.column("samples").sum())
 
 

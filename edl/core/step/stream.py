@@ -85,7 +85,7 @@ class StreamSource(Source):
         return 0
 
     def describe_total(self, total: int) -> str:
-        """Return ``total``, the number of positions of an epoch, in words: "8 shards"."""
+        """Return how many shards ``total`` positions are, in words for a message: "8 shards"."""
         return f"{total // SHARD} shards"
 
     def policy(self, size: int) -> LeasePolicy:
@@ -130,8 +130,9 @@ class StreamSource(Source):
 class ShardPolicy(LeasePolicy):
     """The policy that leases whole shards of a stream, or the rest of a shard that was begun.
 
-    The need of a worker is a number of shards. ``batch_size`` (samples) and ``lease_batches`` do
-    not influence how many shards a worker gets.
+    :meth:`StreamSource.policy` makes it, for a stream that is not shared; the ledger calls
+    :meth:`take`. The need of a worker is a number of shards. ``batch_size`` (samples) and
+    ``lease_batches`` do not influence how many shards a worker gets.
     """
 
     def take(self, free: list[Span], need: int, asking: int, size: int) -> tuple[Span, ...]:

@@ -41,6 +41,8 @@ def send_weight(samples: int, batch_size: int) -> float:
 def average_correction(batch_size: int, batches: int, total: int) -> float:
     """Return b * sum_i m_i / N, the factor that all workers scale Horovod's average by.
 
+    After it the average is the mean gradient over the N samples.
+
     Args:
         batch_size: b, the nominal batch, in samples.
         batches: the sum of m_i, the batches of all workers together: the number of workers, unless
