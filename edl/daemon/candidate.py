@@ -30,8 +30,8 @@ class Candidate:
     Args:
         begin: Called in :meth:`turn` with the won election when this worker begins to lead; returns
             the object whose method ``turn`` does the leader's work.
-        run: Returns the identifier of the start of the job that this worker belongs to; a process
-            that answers on a candidate's port for another start does not count as the candidate.
+        run: Returns the identifier of the start of the job that this worker belongs to. If a worker
+            of another start answers on a candidate's port, the candidate counts as dead.
         probe_timeout_s: How long to wait for the port of another candidate to answer, in seconds.
     """
 

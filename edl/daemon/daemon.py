@@ -156,7 +156,7 @@ class Daemon:
 
     @property
     def settings(self) -> JobSettings:
-        """The settings of the job: those of ``config``; after :meth:`start`, ZooKeeper's."""
+        """The settings of the job, as ``config`` has them; after :meth:`start`, as ZooKeeper has."""
         return self._config.job_settings
 
     @property
@@ -288,7 +288,7 @@ class Daemon:
         return self._store.nodes.run
 
     def put_saved(self, directory: str, step: int) -> None:
-        """Let the daemon report a checkpoint of ``step`` in ``directory``; for any thread."""
+        """Let the daemon thread report that ``directory`` has a checkpoint of ``step``."""
         self._pending_writes.put_saved(directory, step)
         self._wake.set()
 
@@ -540,10 +540,8 @@ class Daemon:
         """Break this worker's ring if one of its members is evicted, or if it is outdated.
 
         A ring is outdated if it is still being built although a newer generation exists. Each call
-        breaks the ring again, since a ring that is being built opens new connections.
-
-        Args:
-            evicted: The ids of the evicted workers.
+        breaks the ring again, since a ring that is being built opens new connections. Also set
+        after how many seconds this thread looks again. ``evicted`` has the evicted workers' ids.
         """
         number, members = self._ring.membership
         lost = bool(evicted & set(members))
@@ -556,7 +554,10 @@ class Daemon:
             self._server.close_scope(self._scope)  # whoever waits in it waits for the lost one
 
     def _begin_term(self, leadership: Leadership) -> LeaderTerm:
-        """Return what leads in the term ``leadership``; note in the shared state who leads."""
+        """Return a new object that does the leader's work in the term ``leadership``.
+
+        Also note in the shared state that this worker leads.
+        """
         member = self._pending_writes.member
         assert member is not None
         term = LeaderTerm(
@@ -577,8 +578,7 @@ class Daemon:
     def _answer_model(self, _request: HttpRequest) -> tuple[int, bytes]:
         """Answer an HTTP request for the shapes of the model's tensors and the script's fits.
 
-        Returns:
-            The status 200, and the answer as JSON.
+        The result is (200, a JSON object with the keys ``signature``, ``begun`` and ``done``).
         """
         fits = self._shared.fits
         said = {"signature": self._shared.signature(), "begun": fits.begun}

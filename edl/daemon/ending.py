@@ -37,7 +37,7 @@ class JobEndEndpoint:
         self._told = False
 
     def add_to(self, server: DaemonServer) -> None:
-        """Let ``server`` answer the path ``/end``, for signed requests only."""
+        """Let ``server`` answer the path ``/end``, for signed requests only; others get 401."""
         server.add_route(END_PATH, self._answer, changes=True)
 
     def generation_is(self, generation: Generation) -> None:

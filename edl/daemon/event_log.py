@@ -12,7 +12,7 @@ from edl.worker.shared_state import SharedState
 
 
 class EventLog:
-    """The writer of the events that are queued in a worker's shared state.
+    """The writer of the events that are queued in a worker's shared state: :meth:`write`.
 
     Only the daemon thread calls it.
 

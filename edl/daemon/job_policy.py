@@ -28,8 +28,8 @@ class PolicyInZooKeeper:
 
     Args:
         nodes: The nodes of the policy in ZooKeeper.
-        away: Returns whether ZooKeeper cannot be reached.
-        wake: Makes the daemon call :meth:`write`.
+        away: Returns whether ZooKeeper cannot be reached now.
+        wake: Makes the daemon thread call :meth:`write` soon; returns at once.
     """
 
     def __init__(

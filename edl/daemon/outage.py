@@ -1,4 +1,4 @@
-"""Measure how long a daemon has been without ZooKeeper, and log the beginning and the end of it."""
+"""Measure how long a daemon has been without ZooKeeper (:class:`Outage`), and log both ends."""
 
 from __future__ import annotations
 

@@ -136,7 +136,10 @@ class OwnLog:
             self._left_out = 0
 
     def _is_own(self, descriptor: int) -> bool:
-        """Return whether ``descriptor`` is open on this file; the script may have redirected it."""
+        """Return whether ``descriptor`` is open on this file.
+
+        It is False if the script has redirected it, or if it or the file cannot be looked up.
+        """
         try:
             return os.path.samestat(os.fstat(descriptor), Path(self.path).stat())
         except OSError:
@@ -146,7 +149,8 @@ class OwnLog:
 class _Lossy(io.FileIO):
     """A raw stream to a file that leaves out what the disk does not take.
 
-    The number of bytes left out is written before the next line that the disk takes.
+    :meth:`OwnLog.guard` puts it below ``sys.stdout`` and ``sys.stderr``. The number of bytes left
+    out is written before the next line that the disk takes.
 
     Args:
         descriptor: The file descriptor to write to; it stays open.

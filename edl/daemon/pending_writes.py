@@ -20,8 +20,8 @@ class PendingWrites:
     """The writes of a worker that ZooKeeper does not have yet.
 
     These are its member node, a checkpoint, the end of the job, and the events of the shared state.
-    The training thread changes them; the daemon thread writes them, again and again while ZooKeeper
-    is away.
+    The training thread changes them; the daemon thread calls :meth:`write`, again and again while
+    ZooKeeper is away.
 
     Args:
         store: The job in ZooKeeper.
