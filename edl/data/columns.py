@@ -44,7 +44,10 @@ class InMemory:
         self._array = array
 
     def take(self, rows: Integers) -> Array:
-        """Return a new array of the rows with the numbers ``rows``, in that order."""
+        """Return a new array of the rows with the numbers ``rows`` (from 0), in that order.
+
+        It is in the machine's byte order.
+        """
         return self._array[rows]
 
 
@@ -176,7 +179,7 @@ def check_array(what: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None
 
 
 def check_lengths(lengths: Mapping[str, int]) -> None:
-    """Check that all columns have the same number of rows.
+    """Check that all columns of a part have the same number of rows.
 
     Args:
         lengths: the number of rows of each column, by the column's name for the error message.

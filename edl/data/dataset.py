@@ -48,7 +48,10 @@ class Fragment:
 
     @classmethod
     def of(cls, indexed: Indexed, count: int) -> Fragment:
-        """Return the part that consists of the file ``indexed``, which has ``count`` records."""
+        """Return the part that consists of one file, ``indexed``, with ``count`` records.
+
+        What the index leaves out becomes its ``skipped``.
+        """
         name, size = os.path.basename(indexed.path), indexed.stamp.size
         skipped = tuple((indexed.path, one) for one in indexed.index.skipped)
         return cls(name, size, count, indexed.index.digest(), skipped)
@@ -131,6 +134,8 @@ class Dataset(ABC, Generic[Record]):
     @abstractmethod
     def _read(self, part: int, rows: Sequence[int]) -> Sequence[Any]:
         """Return some records of one part, in the order of ``rows``, before they are parsed.
+
+        Each kind of data set defines it.
 
         Args:
             part: the index of the part.

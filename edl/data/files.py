@@ -137,10 +137,10 @@ class Stamp:
 
     @classmethod
     def of(cls, file: str | int) -> Stamp:
-        """Return the stamp of ``file``, a path or an open file's descriptor.
+        """Return the present stamp of ``file``, a path or an open file's descriptor.
 
         Raises:
-            DataError: if the file cannot be read.
+            DataError: if the file does not exist, or cannot be looked up.
         """
         try:
             status = os.stat(file)

@@ -117,7 +117,7 @@ class Index:
 
 @dataclass(frozen=True)
 class Indexed:
-    """A file with its index.
+    """A file with its index, as :func:`index_of` returns it.
 
     Attributes:
         path: the file.
@@ -224,6 +224,8 @@ class _IndexPath:
 
     def _head(self, stamp: Stamp, payload: bytes) -> bytes:
         """Return the first line of the index file: what the index belongs to, and a checksum.
+
+        An index file with another first line is out of date or damaged.
 
         Args:
             stamp: the size and modification time of the indexed file.

@@ -99,8 +99,8 @@ class NpyHeader:
             what: the name of the array, for the error message.
 
         Raises:
-            DataError: if the array holds Python objects, has no dimension, or is in Fortran's
-                order.
+            DataError: if the array holds Python objects, has no dimension, or has several and is
+                in Fortran's order.
         """
         check_array(what, self.dtype, self.shape)
         if self.fortran and len(self.shape) > 1:

@@ -201,7 +201,7 @@ class _RowGroup:
 
 
 def _weight(group: _RowGroup) -> int:
-    """Return the size of a decoded row group in bytes, as its weight in the cache."""
+    """Return the size of a decoded row group in bytes, which the limit of the cache counts."""
     return group.bytes
 
 
@@ -497,7 +497,9 @@ def _missing(array: pyarrow.Array) -> Mask:
 
 
 def _arrow() -> Any:
-    """Import and return PyArrow, which is imported late because it is large and seldom needed.
+    """Return the module ``pyarrow``, imported in the first call, with its parts that are used here.
+
+    It is imported late because it is large and seldom needed.
 
     Raises:
         UsageError: if PyArrow is not installed.

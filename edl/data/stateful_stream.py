@@ -28,7 +28,7 @@ class Stateful(Protocol):
     """The interface of an iterable data set whose position can be saved and loaded.
 
     torchdata defines it: a second copy of the data set that loads the state of the first one
-    after n samples yields sample n + 1 next.
+    after n samples yields sample n + 1 next. Any class with these methods has it.
     """
 
     def __iter__(self) -> Iterator[Any]:
@@ -38,7 +38,10 @@ class Stateful(Protocol):
         """Return the data set's position in its samples, as a value that can be copied."""
 
     def load_state_dict(self, state: Any) -> None:
-        """Go to the position ``state``, which :meth:`state_dict` returned."""
+        """Go to the position ``state``, a result of :meth:`state_dict`, perhaps on another worker.
+
+        The next call of ``__iter__`` begins there.
+        """
 
 
 @dataclass

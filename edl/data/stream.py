@@ -97,7 +97,7 @@ class ShardReader(ABC):
 
     @abstractmethod
     def _named(self, shard: int) -> str:
-        """Return the name of the shard with the index ``shard``, for error messages."""
+        """Return the name of the shard with the index ``shard`` (from 0), for error messages."""
 
     def read(self, epoch: int, shard: int, offset: int, count: int) -> list[Any]:
         """Return up to ``count`` samples of a shard, in order, from ``offset`` on, not parsed.
@@ -156,7 +156,10 @@ class ShardReader(ABC):
 
 
 class Stream(ShardReader):
-    """A stream of shards that a script's function opens; see :func:`stream` for its arguments."""
+    """A stream of shards that a script's function opens; :func:`stream` makes it.
+
+    ``shards`` is the list of the shards, and ``parse`` the script's function of a sample, or None.
+    """
 
     def __init__(
         self, shards: Sequence[Any], open: Open, parse: Callable[[Any], Any] | None = None
@@ -180,7 +183,10 @@ class Stream(ShardReader):
 
     @property
     def fingerprint(self) -> str:
-        """The number of shards and a digest of their names without folders, in one line of text."""
+        """One line with the number of shards and a digest of their names without folders.
+
+        If it differs between two workers, their shards differ.
+        """
         names = [_name_of(shard) for shard in self.shards]
         digest = hashlib.sha256(repr(names).encode()).hexdigest()[:16]
         return f"a stream of {len(names)} shards, with names of digest {digest}"

@@ -182,7 +182,7 @@ def _decodable(
 
 
 def _is_in(data: bytes, encoding: str) -> bool:
-    """Return whether ``data`` is valid text in ``encoding``."""
+    """Return whether ``data`` can be decoded by ``encoding``, which must exist."""
     try:
         data.decode(encoding)
     except UnicodeDecodeError:

@@ -102,7 +102,10 @@ class _TFRecord(SpanDataset[Any]):
 
 
 def masked(crc: int) -> int:
-    """Return the CRC-32C ``crc`` in TFRecord's masked form (tensorflow/core/lib/hash/crc32c.h)."""
+    """Return the CRC-32C ``crc`` in the masked form in which TFRecord files store it.
+
+    Both are 32-bit numbers (tensorflow/core/lib/hash/crc32c.h).
+    """
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
