@@ -50,11 +50,14 @@ REFUSED_EXIT = 78  # sysexits.h: of a script that no other start of the same com
 
 
 class EdlError(Exception):
-    """The base of all errors that edl raises on purpose."""
+    """The base of all errors that edl raises on purpose; its text says what to do next."""
 
 
 class UsageError(EdlError):
-    """The caller asked for something impossible; nothing was changed."""
+    """The caller asked for something impossible: a mistake in a call, a command or a setting.
+
+    Nothing was changed.
+    """
 
 
 class ConfigError(UsageError):
@@ -136,7 +139,7 @@ class UnknownJob(UsageError):
 
     ``job`` is the name asked for. ``known`` are the names of the jobs that there are and that this
     process can open; if it contains ``job``, the message says that a new job has taken the name.
-    ``start`` is the command that starts a job.
+    ``start`` is the command that starts a job, for the message.
     """
 
     def __init__(self, job: str, known: tuple[str, ...] = (), start: str = "edl run") -> None:
@@ -189,7 +192,10 @@ class JobExists(UsageError):
 
 
 class RunEnded(UsageError):
-    """The run (one start of a job) that an agent was to join is over; the message says why."""
+    """The run (one start of a job) that an agent was to join is over, so no agent can join it.
+
+    The message says why.
+    """
 
 
 class AgentExists(UsageError):
@@ -216,7 +222,7 @@ class CoordinationError(EdlError):
 
 
 class ZooKeeperUnreachable(CoordinationError):
-    """No ZooKeeper server of ``hosts`` answered within ``timeout_s`` seconds."""
+    """No ZooKeeper server of ``hosts`` ("host:port,...") answered within ``timeout_s`` seconds."""
 
     def __init__(self, hosts: str, timeout_s: float) -> None:
         super().__init__(
@@ -228,7 +234,10 @@ class ZooKeeperUnreachable(CoordinationError):
 
 
 class LeadershipLost(CoordinationError):
-    """A leader's write was refused, because the term with the number ``term`` is over (fencing)."""
+    """A leader's write was refused, because the term with the number ``term`` is over (fencing).
+
+    Nothing was written. Another worker may lead now.
+    """
 
     def __init__(self, term: int) -> None:
         super().__init__(f"the leader of term {term} has ended; its write was refused")
@@ -262,11 +271,14 @@ class RequestError(EdlError):
 
 
 class TimedOut(RequestError):
-    """A request to a running job was not fulfilled by its deadline; the message says how it stands."""
+    """A request to a running job was not fulfilled by its deadline.
+
+    The message says what is not done yet.
+    """
 
 
 class JobEnded(RequestError):
-    """The job ended before it fulfilled a request."""
+    """The job ended before it fulfilled a request; the message says how it ended."""
 
 
 class HostLost(RequestError):
@@ -281,11 +293,13 @@ class Superseded(RequestError):
 
 
 class RingError(EdlError):
-    """The Horovod communicator of one generation failed."""
+    """The Horovod communicator of one generation failed, or its workers disagree about a step."""
 
 
 class RingBroken(RingError):
     """A collective failed, because a member of the ring is gone or has broken the ring on purpose.
+
+    edl catches it and repairs the ring with the survivors.
 
     Args:
         generation: the number of the ring's generation.
@@ -328,7 +342,7 @@ class CheckpointError(EdlError):
 
 
 class JobError(EdlError):
-    """The job as a whole has ended, or has ended for this worker."""
+    """The job as a whole has ended, or has ended for this worker, which trains no more."""
 
 
 class JobFailed(JobError):
@@ -348,7 +362,7 @@ class JobStopped(JobError):
 
 
 class WorkerEvicted(JobError):
-    """The leader has evicted this worker from the job.
+    """The leader has evicted this worker from the job, or the worker's job is gone.
 
     Args:
         worker: the id of the worker.
@@ -362,11 +376,11 @@ class WorkerEvicted(JobError):
 
 
 class BuildError(EdlError):
-    """Horovod could not be built or patched."""
+    """The Horovod that edl needs could not be built or patched; the message says why."""
 
 
 class IllegalTransition(EdlError):
     """A training step was to enter a state that its present state does not allow.
 
-    The message has the history of the step.
+    It shows a defect of edl, and training ends. The message has the history of the step.
     """

@@ -295,7 +295,10 @@ class State(ABC):
 
     @abstractmethod
     def _values(self) -> dict[str, Any]:
-        """Return the present attributes by name, in the form in which workers send them."""
+        """Return the present attributes by name, in the form in which workers send them.
+
+        They need not be copies, so later updates may change them (see :meth:`_copied`).
+        """
 
     @abstractmethod
     def _put(self, values: dict[str, Any]) -> None:
