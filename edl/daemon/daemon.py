@@ -156,7 +156,7 @@ class Daemon:
 
     @property
     def settings(self) -> JobSettings:
-        """The settings of the job, as ``config`` has them; after :meth:`start`, as ZooKeeper has."""
+        """The job's settings, as ``config`` has them; after :meth:`start`, as ZooKeeper has them."""
         return self._config.job_settings
 
     @property

@@ -1,8 +1,8 @@
 """Write the stacks of a worker's threads to a file on a signal, even if Python cannot run any more.
 
-:func:`offer_stacks` chooses file and signal. A worker that does not answer may be stuck in a library
-call that never releases Python's lock (the GIL). Python's faulthandler writes from the signal
-handler itself, in C, and takes no lock.
+:func:`offer_stacks` chooses file and signal. A worker that does not answer may be stuck in a
+library call that never releases Python's lock (the GIL). Python's faulthandler writes from the
+signal handler itself, in C, and takes no lock.
 """
 
 from __future__ import annotations

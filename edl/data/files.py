@@ -83,9 +83,9 @@ def _named(path: str) -> list[str]:
 
 
 def compression_of(head: bytes) -> str | None:
-    """Return the compression that a file seems to have: gzip, zstd, bzip2 or xz; None: another.
+    """Return "gzip", "zstd", "bzip2" or "xz" if a file begins like one of these; else None.
 
-    None does not say that the file is uncompressed: it begins like none of these four.
+    With None the file may still be compressed in another way.
 
     Args:
         head: the first bytes of the file, at least 10.

@@ -88,7 +88,7 @@ class NpyHeader:
 
     @property
     def stored_bytes(self) -> int:
-        """The size in bytes that the file should have, by its header."""
+        """The size in bytes that the file should have by its header: header and data."""
         rows = self.shape[0] if self.shape else 1
         return self.length + rows * row_bytes(self.dtype, self.row)
 
