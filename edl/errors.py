@@ -170,7 +170,7 @@ class JobExists(UsageError):
         job: the name.
         processes: the names of the running job's agents and workers, for the message only.
         session_timeout_s: for how many seconds ``processes`` may count as alive after their end,
-            for the message only; None if they have answered, so they do live.
+            for the message only; None if they have answered, so they live.
     """
 
     def __init__(
@@ -289,7 +289,7 @@ class HostLost(RequestError):
 
 
 class Superseded(RequestError):
-    """A later request has replaced this one before the job fulfilled it."""
+    """A later request, such as for other workers, has replaced this one before it was fulfilled."""
 
 
 class RingError(EdlError):

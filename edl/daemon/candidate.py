@@ -73,6 +73,7 @@ class Candidate:
 
         Raises:
             CoordinationError: ZooKeeper is away; the node ends with the session.
+            UnknownJob: the job is gone.
         """
         with self._lock:
             election, self._election, self._term = self._election, None, None
@@ -95,6 +96,7 @@ class Candidate:
 
         Raises:
             CoordinationError: ZooKeeper is away.
+            UnknownJob: the job is gone.
         """
         if self._election is None:
             return math.inf
@@ -139,6 +141,7 @@ class Candidate:
 
         Raises:
             CoordinationError: ZooKeeper is away.
+            UnknownJob: the job is gone.
         """
         election = self._election
         if generation is None or election is None:

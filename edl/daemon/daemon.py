@@ -156,7 +156,7 @@ class Daemon:
 
     @property
     def settings(self) -> JobSettings:
-        """The job's settings, as ``config`` has them; after :meth:`start`, as ZooKeeper has them."""
+        """The job's settings, as ``config`` has them; after :meth:`start`, as ZooKeeper has."""
         return self._config.job_settings
 
     @property

@@ -3,8 +3,7 @@
 The end of the job cannot be written to ZooKeeper then. Instead, the agent of `edl run` tells a
 worker on the worker's own port (``POST /end``, signed), and that worker tells the other workers of
 its ring (:class:`JobEndEndpoint`). Each worker's step record says whether it knows of the end. All
-workers leave
-after the first step in which every record says so, as when the leader ends the job
+workers leave after the first step in which every record says so, as when the leader ends the job
 (:data:`edl.core.records.END`).
 """
 

@@ -82,8 +82,8 @@ class OwnLog:
     def rotate(self, most_bytes: int) -> None:
         """Begin a new file if this one has ``most_bytes`` or more; keep only one former file.
 
-        The old file gets the name ``path`` + ".1", in place of the one before. If standard output does not go to this file, or if the disk is full, nothing
-        changes.
+        The old file gets the name ``path`` + ".1", in place of the one before. If standard output
+        does not go to this file, or if the disk is full, nothing changes.
 
         This process writes to the new file before the file is renamed to ``path``. So a reader that
         finds a new file at ``path`` knows that this process adds nothing to the old one. Processes

@@ -428,8 +428,8 @@ def _enlist(state: State, state_name: str) -> Worker:
 
     Raises:
         UsageError: if ``state`` is not a state of edl, if another wrapped function has trained to
-            its end in this process, if the class of ``state`` overrides ``sync()``, or if objects
-            were given to ``edl.track``.
+            its end in this process, if the class of ``state`` overrides ``sync()``, or if the
+            script also uses ``edl.track``, or edl's own loader, optimizer or checkpoints.
     """
     worker = current_worker()
     if not isinstance(state, State):

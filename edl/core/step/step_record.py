@@ -154,8 +154,9 @@ class StepRecord(SwitchTimes):
             when the first batch is handed out.
         part: the index of the step among the steps of its batch: 0, unless several optimizers make
             their updates one after the other on the same samples.
-        counted: the optimizers, as bits, that applied these samples before, when a worker trained
-            them that left in the middle of its batch; for these the samples do not count.
+        counted: the optimizers, as bits, that have applied these samples already, because another
+            worker trained them and left in the middle of its batch; for these optimizers the
+            samples do not count.
         updated: the optimizers, as bits, that made their updates in the step before this one.
         taken: for a stream (:mod:`edl.core.step.stream`), how many positions leave the front of the
             worker's leases, empty ones included; -1: as many as samples.
@@ -439,8 +440,8 @@ def samples_for(records: StepRecords, optimizer: int) -> Column:
     """Return how many samples of each worker count for the optimizer with the index ``optimizer``.
 
     The result has shape ``(size,)``, in rank order. It is 0 for a worker whose samples the
-    optimizer has applied already, in an earlier step of a worker that left in the middle of its
-    batch (``counted`` in the record).
+    optimizer has applied already (``counted`` in the record): another worker trained them, and left
+    in the middle of its batch.
     """
     theirs: Column = records.column("samples") * (~records.column("counted") >> optimizer & 1)
     return theirs

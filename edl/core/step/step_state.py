@@ -58,14 +58,13 @@ class StepEvent(Enum):
 
     ``HAND_OUT``: the worker gets the next batch. ``SEND``: its first gradient is sent. ``AVERAGE``:
     the worker has the averages of all gradients. ``KEEP``: there is no other worker, so the local
-    gradients are the mean.
-    ``DROP``: no worker has samples. ``BREAK``: a collective failed. ``REPAIR``: the survivors have
-    a ring and complete the step. ``SUPERSEDE``: they have a ring, and some of them had completed
-    the step, so all take over their state. ``REOPEN``: gradients of the decided step are sent once
-    more, for a further backward pass adds to them, or the ring broke in a later one. ``APPLY``: the
-    optimizer makes its update; in a superseded or dropped step it changes nothing. ``END``: the
-    ledger has moved; without ``APPLY`` before, the script has skipped the update. ``REFUSE``: the
-    script uses edl wrongly. ``FAIL``: an error ends the worker.
+    gradients are the mean. ``DROP``: no worker has samples. ``BREAK``: a collective failed.
+    ``REPAIR``: the survivors have a ring and complete the step. ``SUPERSEDE``: they have a ring,
+    and some of them had completed the step, so all take over their state. ``REOPEN``: gradients of
+    the decided step are sent once more, for a further backward pass adds to them, or the ring broke
+    in a later one. ``APPLY``: the optimizer makes its update; in a superseded or dropped step it
+    changes nothing. ``END``: the ledger has moved; without ``APPLY`` before, the script has skipped
+    the update. ``REFUSE``: the script uses edl wrongly. ``FAIL``: an error ends the worker.
     """
 
     HAND_OUT = "hand out"  # the worker has begun the next step
