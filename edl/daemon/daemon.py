@@ -205,7 +205,7 @@ class Daemon:
         return member, generation
 
     def close(self) -> None:
-        """Remove this worker's nodes (in at most 10 s), close the session, stop the threads."""
+        """Remove this worker's nodes (in at most 10 s), end session and threads. Idempotent."""
         with self._lock:
             if self._stopping:
                 return
@@ -578,14 +578,15 @@ class Daemon:
     def _answer_model(self, _request: HttpRequest) -> tuple[int, bytes]:
         """Answer an HTTP request for the shapes of the model's tensors and the script's fits.
 
-        The result is (200, a JSON object with the keys ``signature``, ``begun`` and ``done``).
+        The result is (200, a JSON object with the keys ``signature`` (the shapes), ``begun`` (how
+        many fits the script has begun) and ``done`` (the fits that have ended)).
         """
         fits = self._shared.fits
         said = {"signature": self._shared.signature(), "begun": fits.begun}
         return 200, json.dumps({**said, "done": as_json(fits.done)}).encode()
 
     def _health(self) -> Mapping[str, Any]:
-        """Return the JSON object that answers ``GET /health``: id, stage, progress, activity."""
+        """Return the JSON object for ``GET /health``: worker, run, stage, progress, activity."""
         member = self._pending_writes.member
         return {
             "worker": member.name if member else None,
