@@ -1,6 +1,7 @@
-"""Shorten texts of any length, such as a script's error message, before they are stored.
+"""Shorten long texts, such as a script's error message, before they are written to ZooKeeper.
 
-A node of ZooKeeper holds 1 MB, and ZooKeeper disconnects a client that sends more.
+The entry points are :func:`excerpt` for one text and :func:`excerpts` for all texts of a JSON
+value. A node of ZooKeeper holds at most 1 MB, and ZooKeeper disconnects a client that sends more.
 """
 
 from __future__ import annotations
@@ -14,7 +15,13 @@ _MARK_CHARS = 50  # so that an excerpt of an excerpt is the same
 def excerpt(text: str, chars: int = CHARS) -> str:
     """Return ``text``, or its beginning and its end if it is longer than ``chars`` characters.
 
-    The result has at most ``chars`` characters; a mark in its middle says how many were left out.
+    Between the two stands " [... N characters ...] ", where N is the number of characters left out.
+    The result, that mark included, has at most ``chars`` characters. An excerpt of an excerpt with
+    the same ``chars`` is the same text.
+
+    Args:
+        text: the text.
+        chars: the limit in characters, at least 52; by default 8000.
     """
     if len(text) <= chars:
         return text
@@ -23,7 +30,14 @@ def excerpt(text: str, chars: int = CHARS) -> str:
 
 
 def excerpts(value: Any) -> Any:
-    """Return a copy of a JSON ``value`` in which each text is replaced by its :func:`excerpt`."""
+    """Return a copy of ``value`` in which each text longer than 8000 characters is an excerpt.
+
+    The texts of nested lists and of the values of nested dicts are shortened, too, each by
+    :func:`excerpt`; the keys of dicts stay as they are. Tuples become lists.
+
+    Args:
+        value: a JSON value: a text, number, bool, None, list or dict.
+    """
     if isinstance(value, str):
         return excerpt(value)
     if isinstance(value, dict):

@@ -1,16 +1,21 @@
 """Decide what the agent of one host does next with its workers, and whether the job has ended.
 
+The entry point is :func:`decide_agent`, which reads no clock and changes nothing: the caller
+carries out the decision.
+
 An agent keeps as many workers on its host as are assigned to it. Its rules, in order:
 
 1. The end of the job, and a job that cannot go on: :mod:`edl.core.host.job_end`.
 2. A worker that cannot stay in the job is ended (:mod:`edl.core.host.restart_policy`), and so is a
    worker that has not joined yet when its host leaves the job.
 3. Missing workers are started, each slot with a back-off that grows with its failures. None is
-   started while no worker of the ring is in ZooKeeper, because none could send the state, or after
-   a worker has ended because the job was told to end while ZooKeeper was away. A slot that fails
-   too often in a row is disabled: one worker fewer is wanted, and the job goes on with the others.
-   Below ``min_np`` another free slot takes its place; without a free slot the job has FAILED. When
-   more workers are asked for again, disabled slots start anew, after all other slots.
+   started while no worker of the ring is in ZooKeeper, because none could send the job's state to
+   the new one, or after a worker has ended because the job was told to end while ZooKeeper was
+   away. A slot that fails more than ``max_restarts`` times in a row is disabled: one worker fewer
+   is desired on the host. If the job may not have that smaller number of workers, a worker is
+   desired in a free slot of this or another host instead, or without a free slot the next smaller
+   allowed number; if there is none, the job has FAILED. When somebody later asks for more workers
+   on the host, they are started in disabled slots, too, but only if no other slot is free.
 4. Where the job may use only some devices of the host, each worker gets one of them
    (:mod:`edl.core.host.devices`), and is not started before one is free. A worker on another device
    does not count: its replacement is started, and the leader takes it out of the ring. If it has
@@ -63,10 +68,10 @@ class AgentLimits(SupervisorLimits):
     """The time limits of an agent, in seconds unless stated otherwise.
 
     Attributes:
-        former_s: how long a new agent waits for the ZooKeeper session of a killed agent of the same
-            host to end.
-        former_sessions: the same if the former agent has another address and may still live; as a
-            multiple of the session timeout.
+        former_s: how long a new agent waits for the ZooKeeper session of an earlier agent, which
+            was killed on this host, to end.
+        former_sessions: the same if the earlier agent of this host's name has another address and
+            may still live; a multiple of this agent's own session timeout.
     """
 
     former_s: float = 60.0  # for the session of an agent that was killed here to end
@@ -79,7 +84,8 @@ class AgentState(SupervisorState):
 
     Attributes:
         limits: the time limits of the agent.
-        draining: whether the host is about to leave the job.
+        draining: whether the host is about to leave the job. The agent ends with code 0 once no
+            worker is assigned to the host and none of its processes runs.
         devices: the devices that the agent's own record in ZooKeeper has. A worker is started on no
             other one.
         cuda_devices: the entries of the CUDA_VISIBLE_DEVICES with which the agent was started; None
@@ -95,7 +101,10 @@ class AgentState(SupervisorState):
 def decide_agent(snapshot: Snapshot, own: AgentState, now: float) -> SupervisorDecision:
     """Return what an agent does next: starts and ends of processes, or the end of the job.
 
-    The decision always has a reason; it may contain no action at all.
+    The function has no effect; the agent carries out the decision. The first of these that applies
+    decides: the end of the job, a job that cannot go on, and else the assigned number of workers.
+    Orders to kill processes that should have ended by now are added in all cases. The decision
+    always has a reason; it may contain no action at all.
 
     Args:
         snapshot: the job's records in ZooKeeper.
@@ -109,6 +118,9 @@ def decide_agent(snapshot: Snapshot, own: AgentState, now: float) -> SupervisorD
 
 def _keep(snapshot: Snapshot, own: AgentState, now: float) -> SupervisorDecision:
     """Return the decision that keeps as many workers running as are assigned to the host.
+
+    It ends workers that cannot stay in the job, starts missing ones, and disables at most one slot.
+    A host with too many workers gets no order: the leader takes the surplus out of the ring.
 
     Args:
         snapshot: the job's records in ZooKeeper.
@@ -165,16 +177,17 @@ def _places(
 ) -> list[tuple[int, Process | None]]:
     """Return the slots in which to start ``lacking`` workers, as pairs (slot, its last process).
 
-    The process is None if the slot had none. The lowest free slots come first; disabled slots come
-    after all others. If no slot is free, the replacement of a worker that is about to leave is
-    started in that worker's slot: both use the slot's device until the worker has left.
+    The process is None if the slot had none. The lowest free slots come first, then disabled slots.
+    If no slot is free, the replacement of a worker that is about to leave is started in that
+    worker's slot: both use the slot's device until the worker has left. The result has fewer than
+    ``lacking`` pairs if the host has too few such slots.
 
     Args:
-        lacking: the number of workers to start.
+        lacking: the number of workers to start; below 0 counts as 0.
         slots: the number of slots of the host; None: no limit is known.
         occupied: the slots that have a running worker.
-        staying: those of them whose worker is not about to leave.
-        own: the agent's own state; its processes are used.
+        staying: the slots among ``occupied`` whose worker is not about to leave.
+        own: the agent's own state; its processes say which slots they use and which are disabled.
     """
     last = {p.slot: p for p in sorted(own.processes, key=lambda p: p.started)}
     used_up = {slot for slot, process in last.items() if process.used_up}
@@ -194,13 +207,13 @@ def _on_devices(
     snapshot: Snapshot,
     own: AgentState,
 ) -> tuple[tuple[Start, ...], str]:
-    """Return the starts for which this host has a device, and a clause why others must wait.
+    """Return the pair (the starts for which this host has a device, a clause why others must wait).
 
     Each start gets its device. If the job's devices are not limited on this host, all starts are
     returned as they are. The clause begins with "; ", or is empty if no worker must wait.
 
     Args:
-        starting: the starts.
+        starting: the orders to start workers, which have no device yet.
         wanted: the number of workers that are assigned to the host.
         others: the records of workers on this host that the agent did not start.
         snapshot: the job's records in ZooKeeper.

@@ -6,8 +6,8 @@ one line, which begins with the cause::
 
     step 72: w0 was killed by SIGKILL; w1 and w2 went on after 0.18 s; a replacement starts
 
-A line is held back until the last of its events has come, but for at most :data:`HOLD_S` seconds;
-then the line says what is known.
+A line is held back until the last of its events has come, but for at most :data:`HOLD_S` (5)
+seconds; then the line says what is known. The entry point is :class:`Headlines`.
 """
 
 from __future__ import annotations
@@ -49,8 +49,10 @@ SELF_EVIDENT = frozenset({EventKind.GENERATION, EventKind.DESIRED, EventKind.STA
 class Headlines:
     """A collector that combines the events of one job, as they come, into lines for a terminal.
 
-    The agent passes events to :meth:`take` and shows the lines that it returns. A line about a
-    crash waits until its last event has come, for at most :data:`HOLD_S` seconds.
+    The agent passes each event once to :meth:`take` and shows the lines that it returns; at the end
+    of the job it shows those of :meth:`rest`. A line about a crash waits until its last event has
+    come, for at most :data:`HOLD_S` (5) seconds. The object keeps what waits, and belongs to one
+    thread.
 
     Args:
         host: the agent's own host. Workers there write to the same terminal, so the last lines of
@@ -67,14 +69,16 @@ class Headlines:
         self._since_s: float | None = None  # when the first part came that is not told yet
 
     def take(self, events: Iterable[Event], wanted: int, now_s: float) -> list[str]:
-        """Return the lines that the agent should show, given the newest events.
+        """Return the lines that the agent should show, in order, given the newest events.
 
-        They are the lines that these events complete, and lines that have waited for
-        :data:`HOLD_S`.
+        They are the lines that these events complete. If some line has waited for events for
+        :data:`HOLD_S` (5) seconds, all waiting lines follow, with what is known. Nothing waits
+        longer only if the caller calls again, with an empty ``events`` if nothing is new.
 
         Args:
-            events: the events since the last call, in order.
-            wanted: the number of workers that the job should have.
+            events: the events since the last call, in order; each event is passed once.
+            wanted: the number of workers that the job should have; a crash line says how many
+                replacements that takes.
             now_s: the time by a monotonic clock, in seconds.
         """
         lines = [line for event in events for line in self._take(event, wanted)]
@@ -88,9 +92,12 @@ class Headlines:
         return lines
 
     def rest(self, wanted: int) -> list[str]:
-        """Return the lines that still wait for events, with what is known so far.
+        """Return the lines that still wait for events, with what is known; empty if none waits.
 
-        Called at the end of a job. ``wanted`` is the number of workers that the job should have.
+        After the call no line waits. It is called at the end of a job, and by :meth:`take`.
+
+        Args:
+            wanted: the number of workers that the job should have.
         """
         lines = [] if self._planned is None else [_line(self._planned)]
         self._planned = None
@@ -119,14 +126,16 @@ class Headlines:
         return [] if event.kind in NOT_SHOWN else [_line(event)]
 
     def _ended(self, event: Event, details: EndedDetails) -> list[str]:
-        """Keep how a worker has ended for the line of the crash, which also names those that go on.
+        """Keep how a worker has ended, for the line of the crash, which names the survivors, too.
+
+        Nothing is kept for a worker whose end was shown already.
 
         Args:
             event: the event of the worker's end.
             details: the details of that event.
 
         Returns:
-            one line for a worker that was in no ring; else no line.
+            one line, at once, for a process whose worker never registered; else no line.
         """
         if details.worker in self._told:
             return []
@@ -140,15 +149,16 @@ class Headlines:
         return []
 
     def _generation(self, event: Event, details: GenerationDetails) -> list[str]:
-        """Keep the event of a new generation, until the event of its switch has the times.
+        """Keep the event of a new generation until the event of its switch says how long it took.
 
         Args:
             event: the event of the new generation.
             details: the details of that event.
 
         Returns:
-            the line of an earlier planned generation, if it still waited; and then the line of this
-            generation, unless that has to wait for its switch.
+            first the line of an earlier planned generation that still waited, then the line of this
+            generation unless it waits for its switch. It waits if workers left or joined; the first
+            generation of a job does not wait. No line if the generation has no members.
         """
         if not details.members:
             return []  # the job ends, which the agent's last line says
@@ -166,11 +176,12 @@ class Headlines:
     def _switched(self, event: Event, details: SwitchDetails, wanted: int) -> list[str]:
         """Return the line about the generation whose ring was just built, with the time it took.
 
-        The result is empty if that generation was shown already.
+        After a crash these are the lines of :meth:`_crash`. The result is empty if the generation
+        was shown already, without its time.
 
         Args:
             event: the event of the switch.
-            details: the details of that event.
+            details: the details of that event: for each worker, the parts of its switch.
             wanted: the number of workers that the job should have.
         """
         old = [parts for parts in details.workers.values() if parts.role == "old"]
@@ -183,11 +194,16 @@ class Headlines:
         return [_line(planned) + _stood_still(details.workers)]
 
     def _crash(self, wanted: int, seconds: float | None) -> list[str]:
-        """Return the lines about the last crash: causes, workers that go on, replacements.
+        """Return the lines about the last crash, and forget the crash.
+
+        The first line has the causes of the workers that left the ring, the workers that go on, and
+        the number of replacements; one further line follows for each cause by which other workers
+        ended.
 
         Args:
             wanted: the number of workers that the job should have.
-            seconds: for how many seconds the job completed no step; None: unknown.
+            seconds: for how many seconds the job completed no step; None: unknown, so the line
+                names no time.
         """
         repair, causes = self._repair, self._causes
         left = self._left or [*causes]
@@ -211,15 +227,19 @@ class Headlines:
 
 
 def _line(event: Event) -> str:
-    """Return the line that shows ``event`` by itself: its step, kind (if needed) and reason."""
+    """Return the line that shows ``event`` by itself: "step 72: KIND: REASON".
+
+    The kind is left out for the kinds in :data:`SELF_EVIDENT`, whose reason is clear without it.
+    """
     kind = "" if event.kind in SELF_EVIDENT else f"{event.kind}: "
     return f"step {event.step}: {kind}{event.reason}"
 
 
 def _causes(causes: Mapping[str, str]) -> list[str]:
-    """Return one text for all workers with the same cause: "w0 and w1 were killed by SIGKILL".
+    """Return texts such as "w0 and w1 were killed by SIGKILL", one for all workers of one cause.
 
-    ``causes`` maps the name of each worker to how it ended, such as "was killed by SIGKILL".
+    ``causes`` maps the name of each worker to how it ended, such as "was killed by SIGKILL". The
+    order is that of the first worker of each cause.
     """
     alike: dict[str, list[str]] = {}
     for name, cause in causes.items():
@@ -230,30 +250,33 @@ def _causes(causes: Mapping[str, str]) -> list[str]:
 def _for(cause: str, count: int) -> str:
     """Return ``cause``, such as "was killed by SIGKILL", in the form that fits ``count`` workers.
 
-    For more than one worker "was" becomes "were".
+    For more than one worker a "was" at the beginning becomes "were"; any other cause is unchanged.
     """
     return f"were {cause[4:]}" if count > 1 and cause.startswith("was ") else cause
 
 
 def _stood_still(workers: Mapping[str, SwitchParts]) -> str:
-    """Return the clause "; the others stood still for ...", or an empty text if none paused.
+    """Return the clause "; the others stood still for 0.18 s", or an empty text if none paused.
 
-    The time is the longest pause of the ring's old members. ``workers`` maps the name of each
-    worker to the parts of its switch.
+    The time is the longest pause among the workers that were in the ring before the switch, too.
+
+    Args:
+        workers: the parts of the switch (its times, and whether the worker is old or new) by the
+            worker's name.
     """
     longest = max((parts.stall_s for parts in workers.values() if parts.role == "old"), default=0.0)
     return f"; the others stood still for {_seconds(longest)}" if longest else ""
 
 
 def _seconds(seconds: float) -> str:
-    """Return ``seconds`` as a text with its unit: "0.18 s", "12 s"."""
+    """Return ``seconds`` as a text with its unit: "0.18 s" below 10 seconds, else "12 s"."""
     return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s"
 
 
 def _names(names: Iterable[str]) -> str:
-    """Return the ``names`` of workers in words, such as "w0, w1 and w2"; more than six as a number.
+    """Return the ``names`` of up to six workers in words: "w0, w1 and w2"; more as "7 workers".
 
-    Seven names give "7 workers".
+    No name gives an empty text.
     """
     some = [*names]
     if len(some) > 6:
@@ -262,13 +285,16 @@ def _names(names: Iterable[str]) -> str:
 
 
 def _without_name(reason: str, worker: str) -> str:
-    """Return ``reason``, a sentence, without the name of ``worker`` at its beginning."""
+    """Return ``reason``, a sentence, without the name of ``worker`` and the space at its beginning.
+
+    A sentence that does not begin with that name is returned unchanged.
+    """
     return reason.removeprefix(f"{worker} ")
 
 
 def _place(details: EndedDetails, host: str) -> str:
-    """Return "on HOST " for a worker on another host than ``host``, else an empty text.
+    """Return "on HOST ", with the space, for a worker on another host than ``host``; else "".
 
-    ``details`` are those of the event of the worker's end.
+    ``details`` are those of the event of the worker's end; they name its host.
     """
     return "" if details.host == host else f"on {details.host} "

@@ -3,7 +3,7 @@
 `edl-worker` runs between the driver of horovodrun and the training process, because the driver
 draws conclusions from the end of a process that it started: if one fails, its whole host is
 blacklisted; if one succeeds, the job ends. So `edl-worker` ends only when the driver should see an
-end. The rules, in order:
+end. The entry point is :func:`decide_slot`. Its rules, in order:
 
 1. The end of the job: :mod:`edl.core.host.job_end`. When nothing is left to do, this process ends.
 2. The driver has taken the slot back, or this process was asked to end: the worker leaves, and no
@@ -17,9 +17,10 @@ end. The rules, in order:
 3. A job that cannot begin, or has no workers left: :mod:`edl.core.host.job_end`.
 4. A worker that cannot stay in the job is ended (:mod:`edl.core.host.restart_policy`).
 5. A worker that has ended is started again, with a back-off that grows with its failures, but not
-   while no worker of the ring is in ZooKeeper, because none could send the state. A slot that fails
-   too often is disabled: this process stays, because the driver would bar its host, but starts no
-   worker any more. With fewer than ``min_np`` slots left the job has failed.
+   while no worker of the ring is in ZooKeeper, because none could send the job's state to the new
+   one. A slot that fails more than ``max_restarts`` times in a row is disabled: this process stays,
+   because the driver would bar its host, but starts no worker any more. With fewer than ``min_np``
+   slots left the job has FAILED.
 
 When an `edl-worker` has died, with its host or by kill -9, the driver knows it, but acts only when
 all other `edl-worker` processes ask it to place the slots again: then it bars the whole host.
@@ -78,9 +79,10 @@ class SlotLimits(SupervisorLimits):
             after 5 s.
         unseen_s: the time for an `edl-worker` whose ssh ended with horovodrun to see the end of
             horovodrun.
-        removal_s: the time for a removal of a slot to be complete, before the driver may decide
-            again.
-        freed_s: after a removal, the time for the driver to see that the slot's process has ended.
+        removal_s: the time for the worker and the `edl-worker` of a slot that was taken back to
+            end, before the driver may place the slots again.
+        freed_s: after a slot was taken back, the time for the driver to see that its process has
+            ended.
         follow_s: the time for the driver to carry out a new desired number of workers; after that
             the driver is asked to place the slots again.
         discover_s: the time for an `edl-discover` to say how many workers are desired, if there is
@@ -92,11 +94,11 @@ class SlotLimits(SupervisorLimits):
             driver's.
         orphan_s: the time after which an `edl-worker` whose output has no reader takes its ssh for
             ended; the end of horovodrun is noticed earlier.
-        abandoned_s: a slot that had an `edl-worker` and has none for this long has lost it.
-        overdue_s: the time for the `edl-worker` of a newly assigned slot to start; later, it counts
-            as missing.
-        turn_s: how much longer each next `edl-worker` waits, so that only one asks the driver for
-            all.
+        abandoned_s: a slot that had an `edl-worker` and has had none for this long counts as lost.
+        overdue_s: the time for the `edl-worker` of a newly assigned slot to start; then the slot is
+            treated as one that had an `edl-worker`, and counts as lost ``abandoned_s`` later.
+        turn_s: how much longer each next `edl-worker`, in the order of (host, slot), waits before
+            it asks the driver about lost slots, so that only one asks on behalf of all.
     """
 
     release_s: float = 30.0
@@ -120,9 +122,11 @@ class SlotLimits(SupervisorLimits):
 class SlotState(SupervisorState):
     """The own state of an `edl-worker`, which is not in ZooKeeper: its slot, processes, limits.
 
+    Times are by the clock of the `edl-worker`, in seconds.
+
     Attributes:
         limits: the time limits.
-        slot: the number of the slot on its host.
+        slot: the number of the slot on its host, from 0.
         removed: whether the driver has taken the slot back.
         ending_since: when this `edl-worker` was asked to end; None: it was not.
         disabled: whether it was the driver that asked this `edl-worker` to end.
@@ -139,12 +143,16 @@ class SlotState(SupervisorState):
 
     @property
     def newest(self) -> Process | None:
-        """The process that was started last in this slot; None before the first start."""
+        """The process that was started last in this slot, running or not; None before any start."""
         return self.processes[-1] if self.processes else None
 
 
 def decide_slot(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
     """Return what an `edl-worker` does next for its slot, with the reason.
+
+    The function has no effect; the `edl-worker` carries out the decision. The rules 1 to 5 in the
+    module's docstring are tried in order, and the first that applies decides. Orders to kill
+    processes that should have ended by now are added in all cases.
 
     Args:
         snapshot: the job's records in ZooKeeper.
@@ -161,11 +169,13 @@ def decide_slot(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDec
 def _leave(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
     """Return what an `edl-worker` does whose slot was taken back or that was asked to end.
 
-    This is rule 2 of the module.
+    While its worker runs, the decision is to end the worker, or to wait until the leader has taken
+    it out of the ring. After that, the `edl-worker` exits with 0 if the driver has taken the slot
+    back; else it waits for that, and exits with 1 after ``release_s``.
 
     Args:
         snapshot: the job's records in ZooKeeper.
-        own: the own state of this `edl-worker`, such as its slot and processes.
+        own: the own state of this `edl-worker`; it is removed, unread or asked to end.
         now: the time by its clock, in seconds.
     """
     if own.unread and not own.removed:
@@ -194,11 +204,12 @@ def _leave(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision
 
 
 def _leave_unseen(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
-    """Return what an `edl-worker` does whose ssh has ended (rule 2 of the module).
+    """Return what an `edl-worker` does whose ssh has ended, so that the driver takes it for ended.
 
-    The driver takes this `edl-worker` for ended, too. So it ends its worker, and exits ``unseen_s``
-    later. If no other `edl-worker` is left, it records the job as FAILED instead, ``release_s``
-    after the end of the worker, unless the job has ended because horovodrun itself did.
+    It ends its worker first. If other `edl-worker` processes are left, it exits with 1 ``unseen_s``
+    after the worker has ended. If none is left, it waits for the end of horovodrun, and records the
+    job as FAILED ``release_s`` after the worker has ended. This is not called when the job has
+    ended because horovodrun did.
 
     Args:
         snapshot: the job's records in ZooKeeper.
@@ -219,7 +230,10 @@ def _leave_unseen(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorD
 
 
 def _keep(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
-    """Return the decision that keeps one worker running in the slot (rules 4 and 5 of the module).
+    """Return the decision that keeps one worker running in the slot.
+
+    While a worker runs, the decision ends it if it cannot stay in the job. When it has ended, the
+    decision is to start another one, to wait, to disable the slot, or to record the job as FAILED.
 
     Args:
         snapshot: the job's records in ZooKeeper.
@@ -252,11 +266,14 @@ def _keep(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
 
 
 def removal_pending(snapshot: Snapshot) -> bool:
-    """Return whether a slot that the driver has taken back still has a worker or an `edl-worker`.
+    """Return whether a slot that horovodrun's driver took back still has a worker or `edl-worker`.
 
-    ``snapshot`` has the job's records in ZooKeeper. While the result is True the driver must not
-    place slots again: it could start a second process for that slot, and take the end of the first
-    for the end of the second.
+    While the result is True the driver must not place slots again: it could start a second process
+    for that slot, and take the end of the first for the end of the second.
+
+    Args:
+        snapshot: the job's records in ZooKeeper; a slot is taken back if it is not among the
+            assigned ones.
     """
     used = {(one.host, one.slot) for one in snapshot.members}
     return bool((used | kept(snapshot)) - assigned_slots(snapshot))
@@ -267,13 +284,13 @@ def with_answer(
 ) -> dict[str, int]:
     """Return host -> workers, as horovodrun's driver assigns them after its answer to one slot.
 
-    If the driver took back ``slot``, the host keeps at most the slots with lower numbers, so it has
-    no workers left if ``slot`` is 0.
+    The other hosts stay as in ``assigned``. If the driver took back ``slot``, the host keeps at
+    most the slots with lower numbers, so it has 0 workers if ``slot`` is 0.
 
     Args:
-        assigned: host -> workers before the answer.
+        assigned: host -> workers before the answer; it is not changed.
         host: the host of the slot.
-        slot: the slot that the driver answered.
+        slot: the number, from 0, of the slot whose `edl-worker` was answered.
         local_size: the number of slots that ``host`` has after the answer; None: the driver took
             ``slot`` back.
     """
@@ -308,13 +325,15 @@ def forgotten(
 ) -> bool:
     """Return whether horovodrun's driver missed a new desired number and must place slots again.
 
-    The driver may miss a change while its rank 0 starts. The result is False if the driver has
-    placed the slots since the change and still assigned other numbers than desired: another request
-    would give the same numbers, and count for `--reset-limit`.
+    The driver may miss a change while its rank 0 starts. The result is True if three things hold:
+    the assigned and desired numbers differ on a host that is not barred; the change was made
+    ``follow_s`` or more seconds ago; and the driver has not placed the slots since the end of these
+    ``follow_s`` seconds. If it has, and still assigned other numbers, another request would give
+    the same numbers, and count for `--reset-limit`.
 
     Args:
         assigned: host -> workers as the driver has placed them.
-        desired: host -> workers as desired.
+        desired: host -> workers as desired; empty: not known, so the result is False.
         barred: hosts that the driver cannot use, whatever is desired.
         asked: since when this is desired, in seconds.
         answered: when the driver last placed the slots, by the same clock.
@@ -333,7 +352,8 @@ def placed_otherwise(
 ) -> bool:
     """Return whether horovodrun's driver, if asked, would place the slots differently than it has.
 
-    The driver first fills the hosts that it has used longest, with at most ``max_np`` slots.
+    It is assumed that the driver fills the hosts that it uses now first, then the others, each
+    group by name, until ``max_np`` slots are used.
 
     Args:
         assigned: host -> slots as the driver has placed them.
@@ -353,11 +373,12 @@ def placed_otherwise(
 
 
 class AfterLoss(Enum):
-    """The best thing to do after `edl-worker` processes have died; see :func:`after_loss`.
+    """The best thing to do after `edl-worker` processes have died, as :func:`after_loss` finds it.
 
     ``NOTHING``: none has died. ``PLACE_ANEW``: the driver is asked to place the slots again.
-    ``WAIT``: the job goes on with fewer workers. ``HOLD``: the same, and the job is not scaled,
-    because the driver would end it.
+    ``WAIT``: the driver is not asked, and the job goes on with fewer workers. ``HOLD``: the same,
+    and nobody may scale the job, because the driver, once asked, would end it. The values are these
+    actions in words.
     """
 
     NOTHING = "nobody is lost"
@@ -367,29 +388,33 @@ class AfterLoss(Enum):
 
 
 def abandoned(snapshot: Snapshot, seen: Slots) -> frozenset[tuple[str, int]]:
-    """Return the assigned slots whose `edl-worker` is gone, as pairs (host, slot).
+    """Return the assigned slots that had an `edl-worker` and have none now, as pairs (host, slot).
 
     Args:
         snapshot: the job's records in ZooKeeper.
-        seen: the slots where an `edl-worker` was seen before; in any other slot it is still to
-            start.
+        seen: the slots where an `edl-worker` was seen before, as pairs (host, slot); in any other
+            slot it is still to start.
     """
     return frozenset((assigned_slots(snapshot) & set(seen)) - kept(snapshot))
 
 
 def assigned_slots(snapshot: Snapshot) -> frozenset[tuple[str, int]]:
-    """Return the slots that horovodrun's driver uses, as pairs (host, slot).
+    """Return the slots that horovodrun's driver has assigned workers to, as pairs (host, slot).
 
-    They come from the records of the job in ``snapshot``.
+    A host with n assigned workers has the slots 0 to n - 1.
+
+    Args:
+        snapshot: the job's records in ZooKeeper; its assigned workers are used.
     """
     hosts = snapshot.assigned.hosts
     return frozenset((host, n) for host, workers in hosts.items() for n in range(workers))
 
 
 def kept(snapshot: Snapshot) -> frozenset[tuple[str, int]]:
-    """Return the slots that have an `edl-worker`, as pairs (host, slot).
+    """Return the slots whose `edl-worker` is registered in ZooKeeper, as pairs (host, slot).
 
-    They come from the records of the job in ``snapshot``.
+    Args:
+        snapshot: the job's records in ZooKeeper.
     """
     return frozenset((one.host, one.slot) for one in snapshot.slots)
 
@@ -398,14 +423,15 @@ def after_loss(assigned: Assigned, sizes: Sizes, lost: Slots) -> AfterLoss:
     """Return what to do about the slots ``lost``, whose `edl-worker` has died.
 
     If the driver is asked to place the slots again, it bars the hosts of these slots. So it is
-    asked (``PLACE_ANEW``) if enough workers to train are left on other hosts, or if too few are
-    left on all hosts together. Otherwise the job goes on with the workers that live (``WAIT``), or
-    with ``HOLD`` if no other host is left, because the driver would then end the job.
+    asked (``PLACE_ANEW``) if the other hosts have at least ``min_np`` workers, or if all hosts
+    together have fewer than ``min_np`` left. Otherwise the job goes on with the workers that live:
+    ``WAIT``, or ``HOLD`` if no other host has a worker, because the driver would then end the job.
+    Without a lost slot the result is ``NOTHING``.
 
     Args:
         assigned: the workers that the driver has assigned to each host.
-        sizes: the sizes that the job may have.
-        lost: the lost slots, as pairs (host, slot).
+        sizes: the sizes that the job may have, with their least, ``min_np``.
+        lost: the lost slots, as pairs (host, slot); all are assigned.
     """
     if not lost:
         return AfterLoss.NOTHING
@@ -418,10 +444,11 @@ def after_loss(assigned: Assigned, sizes: Sizes, lost: Slots) -> AfterLoss:
 
 
 def may_ask(state: JobState, runs: bool, done: bool, fatal: bool) -> bool:
-    """Return whether the `edl-worker` of a slot may ask the driver for the slot's new rank.
+    """Return whether the `edl-worker` of a slot may ask the driver of horovodrun for its new rank.
 
     The driver answers when the `edl-worker` processes of all slots have asked; it then may end the
-    job or start workers.
+    job or start workers. When the job is over only ``runs`` decides, before that only ``done`` and
+    ``fatal``.
 
     Args:
         state: the state of the job.
@@ -456,14 +483,14 @@ def would_end_the_job(
 
 
 def without_barred(assigned: Placement, lost: Slots, size: int) -> dict[str, int]:
-    """Return ``assigned`` without the hosts that the driver has barred for their lost slots.
+    """Return ``assigned`` without the hosts that horovodrun's driver has barred for lost slots.
 
     Args:
-        assigned: host -> workers as the driver has placed them.
-        lost: the slots whose `edl-worker` has died. A host is barred if all of its slots are among
-            them.
-        size: the number of slots that the driver uses. If the other hosts have fewer, the driver
-            has not barred these hosts, and nothing is removed.
+        assigned: host -> workers as the driver has placed them; it is not changed.
+        lost: the slots whose `edl-worker` has died, as pairs (host, slot). A host is barred if all
+            slots that are assigned on it are among them.
+        size: the number of slots that the driver uses now. If the other hosts have fewer, the
+            driver has not barred these hosts, and a copy of ``assigned`` is returned.
     """
     gone = {h for h, n in assigned.items() if n and {(h, slot) for slot in range(n)} <= {*lost}}
     rest = {host: workers for host, workers in assigned.items() if host not in gone}
@@ -488,13 +515,15 @@ def last_round(job: Job, slot: int, answers: bool, lost: str, late: bool) -> Sup
 
     The driver waits until every slot has asked it. A slot that asks and then ends with success is
     counted twice, and the driver misses the end of the job; a slot that asks and then fails is
-    counted once. So an `edl-worker` that has asked stays until it is answered, which takes long if
-    the ssh of a lost host hangs; one that cannot ask again exits as failed.
+    counted once. So this `edl-worker` waits while ``late`` is False. After that it exits with 1 if
+    the driver has not answered its slot; else it stays, with advice for the user as the reason: the
+    driver then waits for another `edl-worker`, for example one whose host is lost while its ssh
+    hangs.
 
     Args:
         job: the job, which is over.
         slot: the slot of this process.
-        answers: whether the driver has answered every question of ``slot``.
+        answers: whether the driver has answered each time that ``slot`` has asked.
         lost: the slots whose `edl-worker` has died, in words; empty: none is known.
         late: whether the driver has been waiting for longer than ``round_s``.
     """

@@ -1,4 +1,7 @@
-"""Find the slots of a job whose `edl-worker` has died, in the `edl-worker` of another slot."""
+"""Find the slots of a job whose `edl-worker` has died, in the `edl-worker` of another slot.
+
+This is for jobs that horovodrun started. The entry point is :meth:`LostSlots.see`.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +19,30 @@ from edl.core.snapshot import Snapshot
 class LostSlots:
     """A watcher in one `edl-worker` for the slots whose `edl-worker` has died.
 
+    The `edl-worker` calls :meth:`see` with each new snapshot of the job's records, and reads the
+    attributes, which change only there.
+
     Args:
         host: the host of the watching `edl-worker`.
         slot: the slot of that host in which the watching `edl-worker` keeps a worker.
         limits: the time limits of the watching `edl-worker`.
 
     Attributes:
-        lost: the slots whose `edl-worker` has died, as pairs (host, slot).
-        best: the best thing to do about the lost slots.
-        barred: the hosts on which an `edl-worker` has died and none has come back.
+        lost: the slots whose `edl-worker` has died, as pairs (host, slot); at first empty.
+        best: the best thing to do about ``lost``, by
+            :func:`edl.core.host.horovodrun_slot.after_loss`.
+        barred: the hosts on which an `edl-worker` has died, until an `edl-worker` registers there
+            again.
     """
 
     def __init__(self, host: str, slot: int, limits: SlotLimits) -> None:
-        """Begin without any lost slot, for the `edl-worker` that keeps ``slot`` of ``host``."""
+        """Begin without lost slots, for the `edl-worker` that keeps a worker in one slot.
+
+        Args:
+            host: the host of that `edl-worker`.
+            slot: the number of its slot on the host.
+            limits: its time limits.
+        """
         self.lost: frozenset[tuple[str, int]] = frozenset()
         self.best = AfterLoss.NOTHING
         self.barred: frozenset[str] = frozenset()
@@ -40,14 +54,17 @@ class LostSlots:
         self._asked_for: frozenset[tuple[str, int]] = frozenset()
 
     def see(self, snapshot: Snapshot, answered: float, now: float) -> bool:
-        """Update the attributes, and return whether to ask the driver to place the slots again.
+        """Update the attributes, and return whether this `edl-worker` is to ask the driver now.
 
-        Only one `edl-worker` asks at a time, once for each set of lost slots.
+        To ask is to let horovodrun's driver place the slots again. The result is True once for each
+        set of lost slots, if :attr:`best` is ``PLACE_ANEW``, when the slots have been missing for
+        ``abandoned_s``, and ``turn_s`` longer for each `edl-worker` that precedes this one:
+        normally the first one has then asked, and the set is not lost any more.
 
         Args:
             snapshot: the job's records in ZooKeeper.
-            answered: when the driver of horovodrun last placed the slots, in seconds; for some time
-                after that a slot without a registered `edl-worker` does not count as lost.
+            answered: when the driver of horovodrun last placed the slots, in seconds; for
+                ``abandoned_s`` after that no further slot becomes lost.
             now: the time by the same clock.
         """
         # A slot that is assigned again is another edl-worker's, which may be on its way.
@@ -75,15 +92,17 @@ class LostSlots:
         return True
 
     def turn(self, snapshot: Snapshot) -> int:
-        """Return the place of this `edl-worker` among those of the job, in order of (host, slot).
+        """Return the index, from 0, of this `edl-worker` among those of the job, by (host, slot).
 
-        The `edl-worker` at place 0 asks the driver on behalf of all; if it does not, the one at
-        place 1 does, and so on. ``snapshot`` has the job's records in ZooKeeper. The result is 0 if
-        they have no record of this `edl-worker`.
+        The `edl-worker` at index 0 asks the driver on behalf of all; if it does not, the one at
+        index 1 does, and so on. The result is 0 if this `edl-worker` is not registered.
+
+        Args:
+            snapshot: the job's records in ZooKeeper.
         """
         here = sorted(kept(snapshot))
         return here.index(self._own) if self._own in here else 0
 
     def __str__(self) -> str:
-        """Return the lost slots in words: "slot 0 on a and slot 1 on b"."""
+        """Return the lost slots in words: "slot 0 on a and slot 1 on b"; empty if none is lost."""
         return " and ".join(f"slot {slot} on {host}" for host, slot in sorted(self.lost))
