@@ -1,6 +1,7 @@
 """Decide when a job has ended, cannot begin or has no workers left, and what its launchers do then.
 
-The rules, in order, are the same for an agent and for `edl-worker`:
+A launcher is an agent or an `edl-worker`; both call :func:`as_the_job_ends` first and, if it
+returns None, :func:`as_the_job_cannot_go_on`. The rules, in order, are the same for both:
 
 1. The job is over: its workers end by themselves within a time limit, and are ended after that. A
    worker that is in no ring is ended at once, and so are all workers of a job that has FAILED.
@@ -9,9 +10,10 @@ The rules, in order, are the same for an agent and for `edl-worker`:
    a time limit. When no worker is left the job is STOPPED.
 3. The last ring has ended: no worker is started any more, and when all have left the job is
    STOPPED.
-4. A job that cannot begin has FAILED: every first start died or ended without `edl.init()`, one was
-   refused for a reason that holds for each start of the same command, or the hosts that have come
-   within a time limit have too few slots to begin (:mod:`edl.core.job.gang_start`).
+4. A job that cannot begin has FAILED: a script ended with code 0 without `edl.init()`, a worker was
+   refused for a reason that holds for each start of the same command, every first start died, too
+   few workers registered within ``start_timeout_s``, or the hosts that have come within a time
+   limit have too few slots to begin (:mod:`edl.core.job.gang_start`).
 5. A job without any worker left has FAILED, or FINISHED if all workers exited with 0. Workers of
    other launchers count as ended when there is proof of it, or after ``lost_s`` without a sign of
    them. The job goes on if the workers were killed and there is a checkpoint: new workers continue
@@ -56,9 +58,11 @@ TOLD = "the workers were told to end while ZooKeeper was away"
 def as_the_job_ends(
     snapshot: Snapshot, own: SupervisorState, now: float
 ) -> SupervisorDecision | None:
-    """Return a launcher's decision while the job ends; None while the job goes on.
+    """Return a launcher's decision while the job ends (rules 1 to 3); None while it goes on.
 
-    A job ends when it is over, when it is stopping, or when its last ring has ended.
+    A job ends when it is over (FINISHED, FAILED or STOPPED), when it is stopping, or when its
+    newest generation has no members. The function has no effect; the launcher carries out the
+    decision.
 
     Args:
         snapshot: the job's records in ZooKeeper.
@@ -82,9 +86,11 @@ def as_the_job_ends(
 def as_the_job_cannot_go_on(
     snapshot: Snapshot, own: SupervisorState, now: float
 ) -> SupervisorDecision | None:
-    """Return the decision that ends a job which cannot go on; None if it can.
+    """Return the decision to record the end of a job that cannot go on; None if it can.
 
-    A job cannot go on if it cannot begin or has no worker left (rules 4 and 5 of the module).
+    A job cannot go on if it cannot begin, or if no worker is left that could train and no
+    checkpoint helps. The decision has the outcome (FAILED, FINISHED or STOPPED) and its reason; it
+    starts and ends no process.
 
     Args:
         snapshot: the job's records in ZooKeeper.
@@ -103,9 +109,13 @@ def result(job: Job, own: SupervisorState) -> int:
     """Return the exit code of a launcher for ``job``, which is over.
 
     The code is not 0 if the job failed, if a worker failed after the training, or if the last
-    checkpoint was not written. A launcher that has started the job (``edl run ... && evaluate``)
-    returns for a stopped job the code of the signal that stopped it, or that of SIGTERM (143). A
-    launcher that only takes part in a stopped job returns 0. ``own`` is the launcher's own state.
+    checkpoint was not written. For a stopped job, the launcher that has started the job (``edl run
+    ... && evaluate``) returns the job's own exit code, which names the signal that stopped it, or
+    else 143, that of SIGTERM; a launcher that only takes part in it returns 0.
+
+    Args:
+        job: the job, in state FINISHED, FAILED or STOPPED.
+        own: the launcher's own state, its processes included.
     """
     if job.state is JobState.FAILED:
         return job.exit_code
@@ -118,9 +128,13 @@ def result(job: Job, own: SupervisorState) -> int:
 
 
 def failed_late(job: Job, own: SupervisorState) -> Process | None:
-    """Return the first process that ended with an error after ``job`` had finished, or None.
+    """Return the first-started process that ended with an error after ``job`` had finished.
 
-    ``own`` is the launcher's own state, its processes included.
+    The result is None if there is none, or if the job is not FINISHED.
+
+    Args:
+        job: the job.
+        own: the launcher's own state, its processes included.
     """
     late = (p for p in own.processes if p.failed_late(own.state_since, job.finished_in))
     return next(late, None) if job.state is JobState.FINISHED else None
@@ -129,7 +143,10 @@ def failed_late(job: Job, own: SupervisorState) -> Process | None:
 def _wind_down(snapshot: Snapshot, own: SupervisorState, now: float) -> SupervisorDecision:
     """Return what a launcher does when the job is over: end its workers, then exit.
 
-    This is rule 1 of the module.
+    All workers of a FAILED job are ended at once, and otherwise those that were evicted or were
+    never in a ring. The others are ended ``finish_s`` after a FINISHED job's end, ``stop_s`` after
+    a STOPPED one's. Once no worker runs, the decision has the launcher's exit code
+    (:func:`result`).
 
     Args:
         snapshot: the job's records in ZooKeeper.
@@ -158,7 +175,10 @@ def _wind_down(snapshot: Snapshot, own: SupervisorState, now: float) -> Supervis
 def _stop(snapshot: Snapshot, own: SupervisorState, now: float) -> SupervisorDecision:
     """Return what a launcher does while the job is stopping: end workers, or record STOPPED.
 
-    This is rule 2 of the module.
+    STOPPED is recorded when neither this launcher nor another one has a worker. Until then the
+    decision ends: all workers of a job without a generation; those that hold up the ring, by
+    SIGKILL (:func:`_stuck`); all workers after the time limit, or after ``leaderless_s`` without a
+    leader; and otherwise those that have not registered.
 
     Args:
         snapshot: the job's records in ZooKeeper.
@@ -194,14 +214,15 @@ def _stuck(
 ) -> list[Process]:
     """Return the processes of a stopping job that hold up its ring, so that it completes no step.
 
-    Processes that leave or save are not among them. The result is empty until no step has completed
-    for a time limit. If the job has no checkpoint the limit is the time of ``stuck_steps`` usual
-    steps, at least ``stuck_s`` and at most ``stop_s``. If it has one, the limit is ``stop_s``,
-    because a worker that evaluates completes no step either.
+    Processes whose script has ended, and whose workers have begun to leave or have finished, are
+    not among them. The result is empty until no step has completed for a time limit. If the job has
+    no checkpoint the limit is the time of ``stuck_steps`` usual steps, at least ``stuck_s`` and at
+    most ``stop_s``. If it has one, the limit is ``stop_s``, because a worker that evaluates
+    completes no step either.
 
     Args:
         snapshot: the job's records in ZooKeeper.
-        living: the processes that run.
+        living: the launcher's processes that run; the result keeps their order.
         limits: the launcher's time limits.
         quiet: for how many seconds the ring has completed no step.
     """
@@ -219,8 +240,9 @@ def _stuck(
 def _cannot_begin(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOutcome | None:
     """Return the outcome FAILED of a job that cannot get its first generation, else None.
 
-    This is so if every first start died or ended without `edl.init()`, if edl refused the job's
-    workers for good, or if fewer than ``min_np`` workers registered within ``start_timeout_s``.
+    It has FAILED if one of the launcher's scripts ended with code 0 without calling `edl.init()`;
+    if edl refused one of its workers for good; if all its first starts died before any was ready,
+    and no other launcher has a worker; or if :func:`_too_few_came_up`.
 
     Args:
         snapshot: the job's records in ZooKeeper.
@@ -252,9 +274,11 @@ def _cannot_begin(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOu
 
 
 def _too_few_came_up(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOutcome | None:
-    """Return the outcome FAILED if fewer than ``min_np`` workers registered, else None.
+    """Return the outcome FAILED if fewer than ``min_np`` workers registered in time, else None.
 
-    The limit is ``start_timeout_s`` after the start of a process; before that the result is None.
+    Registered workers that run count, those of other launchers included. Nothing is decided until
+    ``start_timeout_s`` after the first start of this launcher. If no process is then running
+    unregistered or has failed, the result is None, too.
 
     Args:
         snapshot: the job's records in ZooKeeper.
@@ -287,9 +311,10 @@ def _too_few_came_up(snapshot: Snapshot, own: SupervisorState, now: float) -> Jo
 def _too_few_hosts(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOutcome | None:
     """Return the outcome FAILED if too few hosts have come for the first ring in time, else None.
 
-    The limit is ``hosts_limit_s``: ``start_timeout_s``, after which the leader starts the ring with
-    ``min_np`` or more workers, and some time. It counts from when this launcher has first seen too
-    few. Hosts that have come in the meantime get their time to start workers.
+    The limit is :attr:`hosts_limit_s`, which is somewhat longer than ``start_timeout_s``, after
+    which the leader starts the ring with ``min_np`` or more workers. It counts from when this
+    launcher has first seen too few. Hosts that have come in the meantime get their time to start
+    workers.
 
     Args:
         snapshot: the job's records in ZooKeeper.
@@ -303,9 +328,11 @@ def _too_few_hosts(snapshot: Snapshot, own: SupervisorState, now: float) -> JobO
 
 
 def _nobody_left(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOutcome | None:
-    """Return the outcome of a job whose workers have all ended.
+    """Return the outcome of a job whose workers have all ended; None if it may yet go on.
 
-    It is FINISHED if all exited with code 0, STOPPED if they were told to end, else FAILED.
+    It is FINISHED if all exited with code 0, and ``settle_s`` have passed since; STOPPED if a
+    worker was told to end, and nobody has recorded more for ``away_s``; FAILED if workers failed
+    and the job cannot continue from a checkpoint.
 
     Args:
         snapshot: the job's records in ZooKeeper.
@@ -313,8 +340,8 @@ def _nobody_left(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOut
         now: the time by the launcher's clock, in seconds.
 
     Returns:
-        the outcome with the reason; None if a worker is left or may be, or if the job may yet
-        continue from a checkpoint.
+        the outcome with the reason; None if a worker is left or may be, if this launcher had no
+        worker in the ring, or if new workers may continue from a checkpoint.
     """
     generation, mine = snapshot.generation, dead_ring(snapshot, own)
     if generation is None or not mine:
@@ -347,7 +374,8 @@ def ring_is_away(snapshot: Snapshot, own: SupervisorState, now: float) -> bool:
     """Return whether no worker of the ring is in ZooKeeper, while some may still train.
 
     A worker that only lost its session opens another soon. Until then no new worker is started,
-    because no worker could send the job's state to the new one.
+    because no worker could send the job's state to the new one. The result is False before the
+    first generation, and once all workers of the ring are known to be dead.
 
     Args:
         snapshot: the job's records in ZooKeeper.
@@ -363,12 +391,12 @@ def ring_is_away(snapshot: Snapshot, own: SupervisorState, now: float) -> bool:
 def _others_are_dead(
     snapshot: Snapshot, generation: Generation, own: SupervisorState, now: float
 ) -> bool:
-    """Return whether the ring members of other launchers are dead.
+    """Return whether all ring members of other launchers count as dead.
 
     This is called when all members of this launcher are dead. A member of another launcher is dead
-    if its launcher has logged its end, if the leader had proof of its end, or if it has been out of
-    ZooKeeper for ``lost_s``: a worker that only lost its session trains on, and opens another
-    within that time.
+    if its launcher has logged its end, or if the leader had proof of its end. All count as dead
+    when no worker of the ring has been seen for ``lost_s``: a worker that only lost its session
+    trains on, and opens another within that time.
 
     Args:
         snapshot: the job's records in ZooKeeper.
@@ -383,14 +411,14 @@ def _others_are_dead(
 
 
 def _dead_for(generation: Generation, own: SupervisorState, now: float) -> float:
-    """Return for how many seconds no worker of the ring of ``generation`` has been seen.
+    """Return for how many seconds this launcher has seen no worker of the ring of ``generation``.
 
     The result is 0 while a worker is seen. If ZooKeeper was away in the meantime, the time counts
     from its return.
 
     Args:
         generation: the generation of the ring.
-        own: the launcher's own state; its ``ring_deaths`` are used.
+        own: the launcher's own state; its ``ring_deaths`` say when the ring was found dead.
         now: the time by the launcher's clock, in seconds.
     """
     lost = [death.at for death in own.ring_deaths if death.generation == generation.number]
@@ -398,11 +426,11 @@ def _dead_for(generation: Generation, own: SupervisorState, now: float) -> float
 
 
 def told_to_end(snapshot: Snapshot, own: SupervisorState) -> bool:
-    """Return whether a worker of this launcher has ended because its job was told to end.
+    """Return whether a ring worker of this launcher has ended because its job was told to end.
 
     The job in ZooKeeper may still be *running*, because the worker was told while ZooKeeper was
-    away. The launcher then starts no more workers. The result is False again when the other workers
-    train on, because they have then repaired their ring without that worker.
+    away. While the result is True, the launcher starts no more workers. It becomes False when the
+    other workers train on: they have then repaired their ring, and that worker is not in it.
 
     Args:
         snapshot: the job's records in ZooKeeper; its ring is used.
@@ -414,15 +442,17 @@ def told_to_end(snapshot: Snapshot, own: SupervisorState) -> bool:
 def _why_unrecoverable(
     job: Job, own: SupervisorState, failed: Sequence[Process], now: float
 ) -> str | None:
-    """Return a clause that says why a job whose workers are all dead cannot go on; None if it can.
+    """Return a clause why a job whose workers are all dead cannot go on; None if it can.
 
-    An empty clause means that the job cannot go on because all workers failed by errors of the
-    script, which would occur again in new workers.
+    It cannot go on if all failed by errors of the script, which would occur again in new workers;
+    then the clause is empty. Nor can it if there is no checkpoint, if rings have died more than
+    ``restarts`` times since the newest checkpoint, or if no worker began within twice
+    ``start_timeout_s`` after the last death. The clause begins with "; " or ",".
 
     Args:
         job: the job.
         own: the launcher's own state, such as its processes and time limits.
-        failed: the launcher's processes that failed.
+        failed: the launcher's processes that failed; at least one.
         now: the time by the launcher's clock, in seconds.
     """
     if all(map(_by_an_error, failed)):
@@ -439,5 +469,9 @@ def _why_unrecoverable(
 
 
 def _by_an_error(process: Process) -> bool:
-    """Return whether a process ended by an error of its script, not by a signal or an eviction."""
+    """Return whether a process ended by itself with a positive exit code.
+
+    Such an end is an error of its script. A kill by a signal or by the launcher, and an eviction,
+    are none.
+    """
     return process.failed and (process.exit_code or 0) > 0

@@ -6,12 +6,16 @@ process obeyed the leader that evicted it. If the leader evicts a worker because
 the process is gone, the launcher lets the process end by itself, and the end is judged by the exit
 code.
 
-A failure before the worker has trained a step is a failure without progress. Each further one in a
-row makes the pause before the slot's next start longer; more than ``max_restarts`` in a row disable
-the slot. A worker that has joined and was refused disables its slot at once. If the worker has
-trained a step, the slot is started again without a pause, and the count of failures begins at 0.
-But an end soon after the first step counts as no progress: otherwise a script that fails in its
-third step, or takes more memory than there is, would be started forever.
+A failure before the worker has trained a step, or soon after its first step, is a failure without
+progress: within 5 seconds if it was killed, else within 60 (:data:`QUICKLY_KILLED_S`,
+:data:`QUICK_S`). More than ``max_restarts`` of these in a row disable the slot; otherwise a script
+that fails in its third step, or takes more memory than there is, would be started forever. A later
+failure sets the count to 0. If the worker has trained no step, the slot pauses before its next
+start, 1, 2, 4, ... seconds with each failure in a row; else it does not pause. A registered worker
+that was refused disables its slot at once.
+
+The entry points are :class:`Process`, :func:`seen` for the facts in ZooKeeper, and
+:func:`script_ended` and :func:`exited` for an end.
 """
 
 from __future__ import annotations
@@ -49,23 +53,26 @@ class Process:
     """One start of one worker process, as its launcher sees it.
 
     All times are in seconds by the launcher's clock. None as a time means that it has not happened.
+    An object does not change; an update is a new object.
 
     Attributes:
-        slot: the slot of the process.
-        attempt_id: the token of this start.
+        slot: the number of the slot of the process on its host.
+        attempt_id: the token that identifies this start in the worker's records.
         started: when the process started.
         failures: the number of failed starts in a row in this slot before this start.
         worker: the number of the worker; None: it has not registered.
         ready: whether the worker has ever been in stage ``READY`` or a later one.
         seated: whether the worker has been a member of a generation.
-        generation: the newest generation in which the worker was seen as a member; 0: none.
-        departing: since when the worker leaves, has finished, or was taken out of the ring.
+        generation: the number of the newest generation in which the worker was seen as a member; 0:
+            none.
+        departing: since when the worker is about to leave, has finished, or is out of the ring by a
+            switch or an eviction.
         no_session_since: since when the worker has no node in ZooKeeper, after it had one.
         unresponsive_since: since when the worker has not answered its agent.
         evicted: why the leader has evicted the worker; empty: it has not, or it did so on proof
             that the process is gone.
         exited_at: since when the leader has proof that the process is gone.
-        ending_since: since when the launcher ends the process.
+        ending_since: when the launcher first asked the process to end.
         why: why the launcher ends the process.
         ended: when the script has ended.
         ended_code: the exit code that the script reported at its end.
@@ -111,10 +118,7 @@ class Process:
 
     @property
     def used_device(self) -> int:
-        """The number of the device that the process uses.
-
-        A process that was given none uses the one with the number of its slot.
-        """
+        """The number of the device that the process uses: the given one, else that of the slot."""
         return self.slot if self.device is None else self.device
 
     @property
@@ -124,21 +128,25 @@ class Process:
 
     @property
     def failed(self) -> bool:
-        """Whether the process ended by itself with an error, or without ever joining the job."""
+        """Whether the process has ended by itself, with an error or without ever registering.
+
+        It is False while the process runs, and for an end by its launcher or by an eviction.
+        """
         if self.exit_code is None or self.obeyed:
             return False
         return self.exit_code != 0 or self.worker is None
 
     @property
     def failed_at_start(self) -> bool:
-        """Whether the process ended by itself, with an error, before its first training step."""
+        """Whether the process ended by itself, with a positive exit code, before its first step."""
         return self.failed and (self.exit_code or 0) > 0 and self.trained_s is None
 
     @property
     def refused(self) -> bool:
-        """Whether the process ended because its worker can never join, however often it is started.
+        """Whether the process ended because its registered worker can never join the job.
 
-        For example, the worker's state differs from that of the other workers.
+        Its exit code says so; another start would be refused, too. For example, the worker's state
+        differs from that of the other workers.
         """
         return self.exit_code == REFUSED_EXIT and self.worker is not None
 
@@ -153,7 +161,11 @@ class Process:
 
     @property
     def obeyed(self) -> bool:
-        """Whether the process ended because its launcher ended it or its worker was evicted."""
+        """Whether the process has ended because its launcher asked it to or its worker was evicted.
+
+        It is False while the process runs, and if it was killed by a signal other than SIGTERM and
+        SIGKILL, or if the script had ended before the launcher asked.
+        """
         if self.exit_code is None:
             return False
         if self.exit_code < 0 and -self.exit_code not in (signal.SIGTERM, signal.SIGKILL):
@@ -162,7 +174,7 @@ class Process:
 
     @property
     def blamed(self) -> bool:
-        """Whether the end of the process counts as a failure of its slot.
+        """Whether the end of the process counts as a failure when restarts of its slot are counted.
 
         It does if the process failed, was evicted, or exited with code 0 while the other workers go
         on (``deserted``).
@@ -171,20 +183,21 @@ class Process:
 
     @property
     def _asked_before(self) -> bool:
-        """Whether the launcher asked the process to end while its script was still running."""
+        """Whether the launcher asked the process to end before its script ended; False if never."""
         end = self.exited if self.ended is None else self.ended
         return self.ending_since is not None and (end is None or self.ending_since < end)
 
     def failed_late(self, finished: float, finished_in: int) -> bool:
         """Return whether this process failed after the job had trained its last step.
 
-        To fail is to end with an exit code other than 0, without being told to end. A worker that
-        died while the other workers trained on was replaced, or was not needed any more: that is no
-        failure.
+        To fail is to end with an exit code other than 0, without being told to end. A process whose
+        worker never was in a ring does not count. A worker that died while the other workers
+        trained on was replaced, or was not needed any more: that is no failure.
 
         Args:
             finished: when the launcher saw that the job has finished, by its clock.
-            finished_in: the generation whose workers have trained to the end; 0: unknown.
+            finished_in: the number of the generation whose workers have trained to the end; 0:
+                unknown, so the time of the process's end decides.
         """
         after = (self.exited or 0.0) >= finished
         last = self.generation >= finished_in if finished_in else after
@@ -193,15 +206,16 @@ class Process:
 
     @property
     def name(self) -> str:
-        """The name of the worker, such as "w3", or of the slot before the worker has registered."""
+        """The name of the worker, such as "w3", or "slot 1" before the worker has registered."""
         return f"slot {self.slot}" if self.worker is None else f"w{self.worker}"
 
     @property
     def failures_now(self) -> int:
         """The number of failures in a row in this slot, this process included if it has failed.
 
-        An eviction by the leader counts as a failure. A failure long enough after the first step of
-        the worker sets the number to 0.
+        An eviction by the leader, and an exit with code 0 while the others go on, count as
+        failures. It is 0 if the worker had trained for long enough (see the module's docstring), or
+        after an exit with code 0 that is no failure.
         """
         if self.alive or not self.blamed:
             return 0 if self.exit_code == 0 else self.failures
@@ -211,43 +225,44 @@ class Process:
         return 0 if progress else self.failures + 1
 
     def uses_up(self, max_restarts: int) -> bool:
-        """Return whether the slot must not be started again after this process, which has ended.
+        """Return whether the slot must be disabled, because of the end of this process.
 
-        This is the case if the slot failed more often in a row than ``max_restarts``, or if the
-        worker was refused.
+        It must be if it failed more than ``max_restarts`` times in a row, or if the worker was
+        refused. The result is False while the process runs, and if the slot was disabled after it
+        already.
         """
         final = self.refused or self.failures_now > max_restarts
         return not self.alive and not self.used_up and self.blamed and final
 
     def pause_s(self, longest_s: float) -> float:
-        """Return for how many seconds the slot waits after this process before its next start.
+        """Return for how many seconds after its end the slot of this process is not started again.
 
-        ``longest_s`` is the longest pause, in seconds.
+        It is 0 if the end was no failure, if the worker had trained a step, or if the slot was
+        disabled; else 1, 2, 4, ... by the number of failures in a row, at most ``longest_s``.
         """
         waits = self.blamed and not self.used_up and self.trained_s is None
         return backoff_s(self.failures_now, longest_s) if waits else 0.0
 
     def is_undecided(self, state: JobState, now: float, settle_s: float) -> bool:
-        """Return whether it is not known yet why this process exited with code 0 while in the ring.
+        """Return whether it is open why this process exited with code 0 while in a ring.
 
         The other workers may go on without it (then it deserted them), or may have ended, too (then
-        the job has finished).
+        the job has finished). The result is False for any other end, and while the process runs.
 
         Args:
-            state: the state of the job.
+            state: the state of the job; the question is open only while it is RUNNING.
             now: the time by the launcher's clock, in seconds.
-            settle_s: for how long after the exit of the process the question stays open, in
-                seconds.
+            settle_s: for how many seconds after the exit of the process the question stays open.
         """
         left = self.exit_code == 0 and self.seated and self.departing is None
         late = now - (self.exited or 0.0) >= settle_s
         return left and not self.deserted and state is JobState.RUNNING and not late
 
     def ending_text(self, host: str) -> str:
-        """Return a sentence about the end of this process on ``host``, the host's name.
+        """Return a sentence about the end of this process, which must have ended, on host ``host``.
 
         For a failure it includes the last line of the process's output; otherwise it says who ended
-        the process, and why.
+        the process, and why, as far as that is known.
         """
         assert self.exit_code is not None
         what = f"{self.name} on {host} {how(self.exit_code)}"
@@ -272,14 +287,14 @@ class Process:
 
 
 def unstarted(process: Process, command: Sequence[str], error: OSError) -> Process:
-    """Return ``process`` as one that the system could not start, which counts as a failure.
+    """Return a copy of ``process`` as one that the system could not start: a failure with code 126.
 
     The cause is a lack of memory, processes or disk space on the host, not the job. So the slot is
     started again after its pause, and the other workers train on.
 
     Args:
         process: the start that was tried.
-        command: the command that was run.
+        command: the command that was run; the copy's termination message names it.
         error: the system's error.
     """
     line = f"cannot start {' '.join(command)}: {error.strerror or error}"
@@ -293,7 +308,7 @@ class ScriptEnd:
     """The end of a script, as its process reports it by changing the name of the process.
 
     Attributes:
-        code: the exit code that the script came to.
+        code: the exit code of the script, 0 or more.
         handled: whether the exit handlers (``atexit``) have run, too.
         stopped: whether it ended because its job was told to end.
     """
@@ -304,7 +319,12 @@ class ScriptEnd:
 
     @classmethod
     def read(cls, name: str) -> ScriptEnd | None:
-        """Return the end that a process's ``name`` reports; None while the script runs."""
+        """Return the end that a process's ``name`` reports, such as "edl-ended:1" for exit code 1.
+
+        The words before the colon are "edl-exiting", and "edl-ended" when the exit handlers have
+        run, too; "edl-stops" and "edl-stopped" if the job was told to end. Any other name gives
+        None: the script runs.
+        """
         word, _, code = name.partition(":")
         stopped = word in STOPPED.values()
         said = (stopped or word in STOPPED) and code.isdigit()
@@ -312,7 +332,9 @@ class ScriptEnd:
 
 
 def script_ended(process: Process, said: ScriptEnd, now: float) -> Process:
-    """Return ``process`` with the end of its script, as the process has reported it.
+    """Return a copy of ``process`` with the end of its script, as the process has reported it.
+
+    Times that an earlier report has set stay.
 
     Args:
         process: the process as it was known before.
@@ -328,16 +350,16 @@ def script_ended(process: Process, said: ScriptEnd, now: float) -> Process:
 def exited(
     process: Process, code: int, now: float, last_line: str, trained_s: float | None = None
 ) -> Process:
-    """Return ``process`` as it is after it has ended with the exit code ``code``.
+    """Return a copy of ``process`` that has ended with the exit code ``code``.
 
-    If the launcher had to kill the process because it did not end by itself, the exit code that the
-    script reported before counts instead.
+    If the launcher killed the process after its script had ended, because the exit handlers did not
+    end, the exit code that the script reported counts instead.
 
     Args:
         process: the process that has ended.
-        code: its exit code.
-        now: the time of its end, by the launcher's clock.
-        last_line: the line of its output that best says how it ended.
+        code: its exit code; -9: it was killed by signal 9.
+        now: the time of its end, by the launcher's clock, in seconds.
+        last_line: the line of its output that best says how it ended; empty: none.
         trained_s: the seconds from its first step until it ended; None: it trained no step.
     """
     lingered = (
@@ -359,7 +381,8 @@ class _WorkerRecord:
         has_session: whether its member node exists.
         stage: the stage in its member node; None without a node.
         has_entered: whether its member node says that it has entered a generation.
-        generation: the number of the newest generation if the worker is a member there; else 0.
+        generation: the number of the job's newest generation if the worker is a member of it; else
+            0.
         evicted: why the leader has evicted the worker; empty: it has not.
     """
 
@@ -372,9 +395,10 @@ class _WorkerRecord:
 
     @classmethod
     def find(cls, process: Process, snapshot: Snapshot) -> _WorkerRecord:
-        """Return the facts about the worker that ``process`` runs.
+        """Return what the records in ``snapshot`` say about the worker that ``process`` runs.
 
-        ``snapshot`` has the records of the job, from which they are taken.
+        It is the worker whose record has the process's ``attempt_id``; without such a record it is
+        the one that the process is already known to run, if any.
         """
         member = next((m for m in snapshot.members if m.attempt_id == process.attempt_id), None)
         worker = process.worker if member is None else member.id
@@ -401,11 +425,14 @@ class _WorkerRecord:
 
 
 def seen(process: Process, snapshot: Snapshot, now: float) -> Process:
-    """Return ``process`` with the stage, session and eviction of its worker by the records.
+    """Return a copy of ``process`` with what the job's records in ZooKeeper say about its worker.
+
+    This sets the worker's number, its membership, since when it has no session or is about to
+    leave, and why it was evicted. An unknown exit code may become 0.
 
     Args:
         process: the process as it was known before.
-        snapshot: the records of the job.
+        snapshot: the job's records in ZooKeeper.
         now: the time by the launcher's clock, in seconds.
     """
     record = _WorkerRecord.find(process, snapshot)
@@ -433,12 +460,12 @@ def seen(process: Process, snapshot: Snapshot, now: float) -> Process:
 
 
 def _since(known: float | None, holds: bool, now: float) -> float | None:
-    """Return since when a condition holds; None if it does not hold.
+    """Return since when a condition holds: ``now`` if it did not hold before; None if it does not.
 
     Args:
-        known: since when it held so far; None: it did not hold.
+        known: since when it has held by the call before; None: it did not hold.
         holds: whether it holds at the time ``now``.
-        now: the time that is returned if it did not hold before.
+        now: the present time.
     """
     if not holds:
         return None
@@ -448,8 +475,8 @@ def _since(known: float | None, holds: bool, now: float) -> float | None:
 def _exit_code(process: Process, snapshot: Snapshot, leaving: bool) -> int | None:
     """Return the exit code of ``process``; None while it runs.
 
-    An unknown code becomes 0 if the worker was to leave (``leaving``), or if the job by
-    ``snapshot`` is ending and has not failed.
+    A code that could not be learned (:data:`UNKNOWN_EXIT`) becomes 0 if the worker was to leave
+    (``leaving``), or if the job in ``snapshot`` is neither RUNNING nor FAILED.
     """
     in_order = leaving or snapshot.job.state not in _ENDS_BADLY
     return 0 if process.exit_code == UNKNOWN_EXIT and in_order else process.exit_code
@@ -458,13 +485,14 @@ def _exit_code(process: Process, snapshot: Snapshot, leaving: bool) -> int | Non
 def _deserted(process: Process, worker: int | None, snapshot: Snapshot, leaving: bool) -> bool:
     """Return whether a process has exited with code 0, by itself, although it was not to end.
 
-    Either the worker left a ring, which the other members had to repair, or it left during its
-    warm-up.
+    Either its worker left a ring, which the other members have repaired since, or it left before it
+    was ready to join its first ring. The result is False unless the job is RUNNING and has a
+    generation with members.
 
     Args:
         process: the process.
-        worker: the number of its worker; None: it never registered.
-        snapshot: the records of the job.
+        worker: the number of its worker; None: it never registered, so the result is False.
+        snapshot: the job's records in ZooKeeper.
         leaving: whether the worker was to leave anyway.
     """
     generation = snapshot.generation
@@ -495,7 +523,7 @@ def _leaves(
         process: the process of the worker.
         stage: the stage of the worker; None: unknown.
         generation: the newest generation of the job; None: there is none yet.
-        without_seat: whether the worker was a member once and is none any more.
+        without_seat: whether the worker was in some generation and is not in the newest.
         evicted: why the leader evicted the worker; empty: it did not.
     """
     if stage in (Stage.LEAVING, Stage.FINISHED):
@@ -509,9 +537,10 @@ def _leaves(
 
 
 def exit_status(code: int) -> int:
-    """Return a shell's exit status for the exit ``code`` of a process.
+    """Return the exit status, 0 to 255, that a shell shows for the exit ``code`` of a process.
 
-    It is 128 + n for signal n (``code`` is -n), 1 for an unknown code, else ``code``.
+    It is 128 + n for a kill by signal n (``code`` is -n), 1 for an unknown code
+    (:data:`UNKNOWN_EXIT`), else ``code``.
     """
     if code == UNKNOWN_EXIT:
         return 1
@@ -519,7 +548,10 @@ def exit_status(code: int) -> int:
 
 
 def how(code: int) -> str:
-    """Return an exit ``code`` in words, as a predicate: "was killed by SIGKILL" for -9."""
+    """Return an exit ``code`` in words: "was killed by SIGKILL" for -9, "exited with code 1" for 1.
+
+    For :data:`UNKNOWN_EXIT` the words say that it is not known how the process ended.
+    """
     if code == UNKNOWN_EXIT:
         return "ended (an earlier agent had started it, so how is not known)"
     if code < 0:
@@ -531,10 +563,10 @@ def how(code: int) -> str:
 
 
 def how_all(processes: Sequence[Process], several: bool) -> str:
-    """Return how ``processes`` ended, as a predicate with each exit code named once.
+    """Return how ``processes`` ended, as a predicate with each different exit code named once.
 
-    An example is "exited with code 1 or was killed by SIGKILL". With ``several`` the predicate is
-    in the plural form.
+    An example is "exited with code 1 or was killed by SIGKILL"; with ``several`` it says "were
+    killed".
     """
     codes = sorted({p.exit_code or 0 for p in processes})
     text = " or ".join(how(code) for code in codes)
@@ -542,7 +574,10 @@ def how_all(processes: Sequence[Process], several: bool) -> str:
 
 
 def last_words(process: Process) -> str:
-    """Return a clause with the last line of the output of ``process``, or that it wrote nothing."""
+    """Return a clause: "the last line of w3: LINE", or "w3 wrote nothing".
+
+    LINE is the line of the output of ``process`` that best says how it ended.
+    """
     if not process.termination_message:
         return f"{process.name} wrote nothing"
     return f"{LAST_WORDS.removeprefix('; ')}{process.name}: {process.termination_message}"
@@ -552,7 +587,7 @@ def backoff_s(failures: int, longest_s: float = BACKOFF_MAX_S) -> float:
     """Return for how many seconds a slot waits before its next start: 1, 2, 4, ... up to a limit.
 
     Args:
-        failures: the number of failures in a row; without any the pause is 0.
+        failures: the number of failures in a row: 1 gives 1 second; 0 gives no pause.
         longest_s: the longest pause, in seconds.
     """
     return 0.0 if failures < 1 else min(longest_s, 2.0 ** (min(failures, 10) - 1))

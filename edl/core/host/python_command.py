@@ -1,5 +1,7 @@
 """Split a command line that runs Python into its parts, as the interpreter itself does.
 
+The entry point is :func:`parse_command`. Nothing is run, and no file is read.
+
 A launcher has to know what the interpreter would run: to check that a script exists, and to run it
 in a process that is forked from a template (:mod:`edl.launch.template`).
 """
@@ -32,15 +34,16 @@ class Main(StrEnum):
 
 @dataclass(frozen=True)
 class PythonCommand:
-    """A command line of Python, split into options, code and arguments.
+    """A command line of Python, split into options, code and arguments by :func:`parse_command`.
 
     Attributes:
         program: the interpreter, as it is written.
         options: the interpreter's options, which come before the code that it runs.
-        main: the kind of that code.
+        main: the kind of the code that the interpreter runs.
         target: the path of the script, the name of the module or the text of the code; empty for
             ``Main.OTHER``.
-        arguments: the arguments of that code: ``sys.argv`` without its first item.
+        arguments: the arguments of that code, which are ``sys.argv`` without its first item; empty
+            for ``Main.OTHER``.
     """
 
     program: str
@@ -51,14 +54,19 @@ class PythonCommand:
 
 
 def is_python(program: str) -> bool:
-    """Return whether the path ``program`` has an interpreter's name: ``/usr/bin/python3.11``."""
+    """Return whether the last part of the path ``program`` is "python" with or without a version.
+
+    Examples are ``python``, ``/usr/bin/python3`` and ``python3.11``; the file need not exist.
+    """
     return _PYTHON.fullmatch(program.rpartition("/")[2]) is not None
 
 
 def parse_command(command: Sequence[str]) -> PythonCommand | None:
-    """Return the parts of a command line of Python; None if its program is not named like Python.
+    """Return the parts of a command line of Python; None if it is empty or not one of Python.
 
-    ``command`` has the program as its first item.
+    Args:
+        command: the words of the command line, with the program first. It is one of Python if the
+            program has an interpreter's name (:func:`is_python`).
     """
     if not command or not is_python(command[0]):
         return None
@@ -97,14 +105,22 @@ def parse_command(command: Sequence[str]) -> PythonCommand | None:
 def python_script(command: Sequence[str]) -> str | None:
     """Return the path of the script that a command line ``python [options] script ...`` runs.
 
-    ``command`` has the program as its first item. The result is None for any other command.
+    The result is None for any other command, such as ``python -m``. The path is as written; it need
+    not exist.
+
+    Args:
+        command: the words of the command line, with the program first.
     """
     python = parse_command(command)
     return python.target if python is not None and python.main is Main.SCRIPT else None
 
 
 def title(command: Sequence[str]) -> str:
-    """Return a short name for ``command``: the file name of its Python script or program."""
+    """Return a short name for ``command``: the file name of its Python script, else of its program.
+
+    Args:
+        command: the words of the command line, with the program first; at least one.
+    """
     path = python_script(command) or command[0]
     return next((part for part in reversed(path.split("/")) if part not in ("", ".")), "")
 
@@ -112,10 +128,11 @@ def title(command: Sequence[str]) -> str:
 def _first_that_matters(word: str) -> tuple[str, str]:
     """Return the first letter of an option word that takes a value or ends the options.
 
-    ``word`` is one or more options of one letter, such as ``-abc``.
+    Args:
+        word: one or more options of one letter after a hyphen, such as ``-abc``.
 
     Returns:
-        the letter and the text after it in ``word``; two empty texts if there is no such letter.
+        the pair (letter, text after it in ``word``); two empty texts if there is no such letter.
     """
     for index, letter in enumerate(word[1:], 2):
         if letter in f"cm{_WITH_VALUE}{_SHORT_OTHER}":
