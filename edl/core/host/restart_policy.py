@@ -1,5 +1,8 @@
 """Decide what a launcher does with each of its worker processes while the job goes on.
 
+A launcher is an agent or an `edl-worker`. :func:`why_to_end` and :func:`with_terminating` decide
+which processes are ended, :func:`starts` and :func:`disable_slot` what follows an end. The rules:
+
 1. A process is ended if the leader has evicted its worker. It is also ended if its worker never was
    in a ring and left ZooKeeper long ago: the worker is frozen and no leader knows of it. And it is
    ended if its worker is in the ring but has left ZooKeeper and does not answer on its own host
@@ -38,10 +41,11 @@ def with_terminating(
 
     These are processes that should end by themselves and exceed a time limit, and workers that left
     or were evicted and still occupy borrowed slots after the time to give the slots back. They are
-    killed whatever else is decided.
+    killed whatever else is decided. A warning is added for each killed process whose exit handlers
+    did not end.
 
     Args:
-        decision: the launcher's decision without these orders.
+        decision: the launcher's decision without these orders; it is not changed.
         snapshot: the job's records in ZooKeeper.
         own: the launcher's own state, such as its processes and time limits.
         now: the time by the launcher's clock, in seconds.
@@ -62,9 +66,9 @@ def with_terminating(
 
 
 def is_terminating(process: Process) -> bool:
-    """Return whether ``process`` is about to end by itself.
+    """Return whether ``process`` is about to end by itself, so that it needs no SIGTERM.
 
-    This is so if its script has ended, or if the leader has proof that the worker is dead.
+    This is so if its script has ended, or if the leader has proof that the process is gone.
     """
     return process.ended is not None or process.exited_at is not None
 
@@ -76,10 +80,14 @@ def end_processes(
     reason: str,
     patience_s: float | None = None,
 ) -> tuple[EndProcess, ...]:
-    """Return the orders that end ``processes``: SIGTERM, and SIGKILL for those that do not end.
+    """Return the orders that end ``processes``: SIGTERM, and SIGKILL for those that did not end.
+
+    A call returns at most one order for each process, the one that is due at the time ``now``. A
+    process that should end by itself (:func:`is_terminating`) gets no SIGTERM; it gets SIGKILL
+    after its own time limit.
 
     Args:
-        processes: the processes to end; those that need no signal at the time ``now`` are left out.
+        processes: the processes to end, which run; those that need no signal now are left out.
         limits: the launcher's time limits.
         now: the time by the launcher's clock, in seconds.
         reason: why the processes are ended.
@@ -95,10 +103,11 @@ def end_each(
 ) -> tuple[EndProcess, ...]:
     """Return the orders that end processes, each for its own reason.
 
-    Like :func:`end_processes`, this sends SIGTERM first and SIGKILL after ``limits.kill_s``.
+    The orders are those of :func:`end_processes`: SIGTERM first and SIGKILL ``limits.kill_s``
+    later, for each process at most the one that is due at the time ``now``.
 
     Args:
-        reasons: the processes to end -> why.
+        reasons: why each process is ended, by the process.
         limits: the launcher's time limits.
         now: the time by the launcher's clock, in seconds.
     """
@@ -112,16 +121,17 @@ def end_each(
 def _ending_of(
     process: Process, limits: SupervisorLimits, now: float, reason: str, patience_s: float
 ) -> EndProcess | None:
-    """Return the next signal for ``process``: SIGTERM, or SIGKILL if that did not help; or None.
+    """Return the next signal for ``process``: SIGTERM, or SIGKILL if that did not help, or None.
 
     The result is None if the process needs no signal at the time ``now``. A process that ends by
-    itself gets no SIGTERM, because that would hide how it has ended.
+    itself gets no SIGTERM, because that would hide how it has ended; it gets SIGKILL when its exit
+    handlers, or the process itself, have exceeded their time limit.
 
     Args:
-        process: the process to end.
+        process: the process to end, which runs.
         limits: the launcher's time limits.
         now: the time by the launcher's clock, in seconds.
-        reason: why it is ended.
+        reason: why it is ended; not used for a process that should end by itself.
         patience_s: the time from SIGTERM to SIGKILL, in seconds.
     """
     if process.ended is not None:
@@ -145,10 +155,10 @@ def _ending_of(
 
 
 def why_killed(process: Process, limits: SupervisorLimits) -> str:
-    """Return a clause why ``process``, whose script has ended, is killed.
+    """Return a clause that says why ``process``, whose script has ended, is killed.
 
     It names the exit code of the script, which counts as that of the process, and the time limit in
-    ``limits`` that the process has exceeded.
+    ``limits`` that the exit handlers, or else the process, have exceeded.
     """
     said = f"its script has ended (with code {process.ended_code}), and"
     if process.handled is None:
@@ -159,9 +169,10 @@ def why_killed(process: Process, limits: SupervisorLimits) -> str:
 
 
 def why_to_end(snapshot: Snapshot, own: SupervisorState, now: float) -> dict[Process, str]:
-    """Return the processes of a launcher that cannot stay in the job, with the reason for each.
+    """Return the running processes that cannot stay in the job, with the reason for each.
 
-    Their workers were evicted, left ZooKeeper without ever being in a ring, or are frozen.
+    Their workers were evicted, left ZooKeeper ``absent_s`` ago without ever being in a ring, or are
+    frozen: out of ZooKeeper and without an answer for ``frozen_s``, while another worker leads.
 
     Args:
         snapshot: the job's records in ZooKeeper.
@@ -180,7 +191,9 @@ def why_to_end(snapshot: Snapshot, own: SupervisorState, now: float) -> dict[Pro
 
 
 def _vanished(process: Process, limits: SupervisorLimits, now: float) -> bool:
-    """Return whether a worker was in no ring and has had no ZooKeeper session for too long.
+    """Return whether a worker never was in a ring and has had no ZooKeeper session for too long.
+
+    A worker that has not registered yet has not lost a session: the result is False.
 
     Args:
         process: the process of the worker.
@@ -194,7 +207,9 @@ def _vanished(process: Process, limits: SupervisorLimits, now: float) -> bool:
 def _is_frozen(process: Process, snapshot: Snapshot, limits: SupervisorLimits, now: float) -> bool:
     """Return whether a frozen worker of the ring holds up a job that another worker leads.
 
-    A worker is frozen if it has left ZooKeeper and has not answered for ``limits.frozen_s``.
+    A worker is frozen if both hold for ``limits.frozen_s`` or longer: it has no ZooKeeper session,
+    and it does not answer. The result is False for a worker that is about to leave, and while
+    nobody leads or the worker itself is the leader by the records.
 
     Args:
         process: the process of the worker.
@@ -216,9 +231,13 @@ def _is_frozen(process: Process, snapshot: Snapshot, limits: SupervisorLimits, n
 def _overdue(snapshot: Snapshot, own: SupervisorState) -> tuple[EndProcess, ...]:
     """Return the orders to kill workers in borrowed slots that are due to be given back.
 
-    Only workers that were evicted or have left are killed. A worker that is still in the ring may
-    be the last with the state, so the leader decides about it. ``snapshot`` has the job's records
-    in ZooKeeper, ``own`` is the launcher's own state.
+    The result is empty before that time (``own.overdue``). Only workers that were evicted or have
+    left the ring are killed. A worker that is still in the ring may be the last with the job's
+    state, so the leader decides about it.
+
+    Args:
+        snapshot: the job's records in ZooKeeper.
+        own: the launcher's own state, its processes included.
     """
     ring = {member.id for member in snapshot.ring}
     return tuple(
@@ -230,10 +249,14 @@ def _overdue(snapshot: Snapshot, own: SupervisorState) -> tuple[EndProcess, ...]
 
 
 def to_ask(processes: Iterable[Process], snapshot: Snapshot) -> tuple[Process, ...]:
-    """Return those of ``processes`` that may be frozen, so that the launcher tests them.
+    """Return those of ``processes`` that may be frozen, in their order, for the launcher to test.
 
-    They are running, and their workers have left ZooKeeper or, by ``snapshot``, were evicted. The
-    launcher sends a request to each, to see whether it answers.
+    They are running, and their workers have lost their ZooKeeper session or were evicted. The
+    launcher then sends a request to each, to see whether it answers; this function sends none.
+
+    Args:
+        processes: the launcher's processes.
+        snapshot: the job's records in ZooKeeper; its evictions are used.
     """
     return tuple(
         p
@@ -245,8 +268,12 @@ def to_ask(processes: Iterable[Process], snapshot: Snapshot) -> tuple[Process, .
 def without_init(own: SupervisorState, now: float) -> tuple[str, ...]:
     """Return a warning for each script that has run too long without calling `edl.init()`.
 
-    Too long is more than ``start_timeout_s``. ``own`` is the launcher's own state, its processes
-    included; ``now`` is the time by its clock, in seconds.
+    Too long is ``start_timeout_s`` or more. Each call returns the warnings again. Processes that
+    the launcher has asked to end are left out.
+
+    Args:
+        own: the launcher's own state, its processes included.
+        now: the time by the launcher's clock, in seconds.
     """
     limit_s = own.limits.start_timeout_s
     return tuple(
@@ -259,9 +286,15 @@ def without_init(own: SupervisorState, now: float) -> tuple[str, ...]:
 def fills_its_place(process: Process, limits: SupervisorLimits, now: float) -> bool:
     """Return whether ``process`` still fills its slot, so that no worker is started in its place.
 
-    A process that has just left fills it for ``limits.settle_s``. When a job is scaled in, the
-    launcher may see that a worker has left before it reads the lower number of workers, and would
-    start a worker that is not wanted. ``now`` is the time by the launcher's clock, in seconds.
+    A running process fills it; one that is about to leave, or that has exited without a failure,
+    fills it for ``limits.settle_s`` more. When a job is scaled in, the launcher may see that a
+    worker has left before it reads the lower number of workers, and would start a worker that is
+    not wanted. A process that has failed, or was asked to end, does not fill its slot.
+
+    Args:
+        process: the process.
+        limits: the launcher's time limits.
+        now: the time by the launcher's clock, in seconds.
     """
     if process.ending_since is not None or process.failed:
         return False
@@ -273,13 +306,16 @@ def fills_its_place(process: Process, limits: SupervisorLimits, now: float) -> b
 def starts(
     places: Sequence[tuple[int, Process | None]], own: SupervisorState, why: str, now: float
 ) -> tuple[Start, ...]:
-    """Return the orders that start a worker in each slot that need not wait.
+    """Return the orders that start a worker in each slot of ``places`` that need not wait.
 
-    A slot whose process failed waits until its back-off is over.
+    A slot whose process failed waits until its back-off is over. A slot without a process, one that
+    was disabled, and one whose process still runs do not wait. The orders are in the order of
+    ``places``.
 
     Args:
-        places: slots without a worker, as pairs (slot, its last process or None).
-        own: the launcher's own state, such as its processes and time limits.
+        places: the slots to start a worker in, as pairs (slot, its last process or None). A last
+            process that runs is about to leave.
+        own: the launcher's own state; its limits are used.
         why: a clause that says who wants workers in these slots, for the reasons of the orders.
         now: the time by the launcher's clock, in seconds.
     """
@@ -307,11 +343,13 @@ def disable_slot(
     """Return the decision to disable the slot of ``process``, or to fail a job that needs the slot.
 
     Args:
-        process: the last process in that slot.
+        process: the last process in that slot, which has ended.
         snapshot: the job's records in ZooKeeper.
-        own: the launcher's own state, such as its processes and time limits.
-        desired: host -> workers without the slot; None: fewer than ``min_np`` would be left.
-        setting: the name of the option or variable that sets `max_restarts`, for the reason.
+        own: the launcher's own state; its host is used.
+        desired: the workers by host that are wanted without the slot; None: the job may not have so
+            few, so the decision has the outcome FAILED.
+        setting: the name by which the user sets `max_restarts` (`--max-restarts` or a variable),
+            for the reason.
     """
     job = snapshot.job
     slot = f"slot {process.slot} of host {own.host}"

@@ -1,5 +1,8 @@
 """Define a launcher's own state and its decisions, and update the state from ZooKeeper.
 
+Before each decision a launcher updates its processes by :func:`observe` and its state by
+:func:`noted`; a decision is a :class:`SupervisorDecision`.
+
 A launcher keeps worker processes: the agent of `edl run` keeps those of a host, and `edl-worker`
 under horovodrun keeps that of a slot. The decisions common to both are in
 :mod:`edl.core.host.job_end` (the end of the job) and :mod:`edl.core.host.restart_policy` (one
@@ -29,10 +32,11 @@ class SupervisorLimits:
 
     Attributes:
         start_timeout_s: the time for a script to call `edl.init()`.
-        backoff_max_s: the longest pause of a slot whose workers die.
+        backoff_max_s: the longest pause before another start in a slot whose workers die.
         frozen_s: a worker without a session that does not answer for this long is frozen.
-        settle_s: how long the place of a worker that left stays free before another one gets it.
-        kill_s: the time from SIGTERM to SIGKILL.
+        settle_s: how long the slot of a worker that left stays empty before another worker is
+            started in it.
+        kill_s: the time from SIGTERM to SIGKILL, for a process that is ended.
         exit_timeout_s: the time for the exit handlers of libraries, once a script has ended.
         exit_s: the time for a process to be gone once its exit handlers have ended, too.
         gone_s: the time for a process to be gone once the leader has proof of its end, such as a
@@ -44,12 +48,15 @@ class SupervisorLimits:
         leaderless_s: the time for a ring without a leader to end after `edl stop`; longer than an
             election after an expired session.
         finish_s: the time for what a script does after its training: evaluate, save, upload.
-        restarts: how often a job may lose all its workers without a new checkpoint before it fails.
+        restarts: how often a job may lose all its workers with the same newest checkpoint; once
+            more, and it fails.
         gather_s: how much longer than ``start_timeout_s`` the hosts of a job that has not begun are
             waited for: the time in which a host whose agent has died gets another one; see
             :attr:`hosts_limit_s`.
-        absent_s: the time for a running worker that lost its ZooKeeper session to open another.
-        lost_s: the same for workers of other launchers, when all workers of this one have died.
+        absent_s: the time for a running worker that lost its ZooKeeper session, and never was in a
+            ring, to open another.
+        lost_s: the same for ring workers of other launchers, when all workers of this one have
+            died.
         repair_s: how long a replacement is not forked after the death of a worker, so that the
             other workers first repair their ring and train a step: the fork would take processor
             time from them.
@@ -87,27 +94,28 @@ class SupervisorLimits:
 
     @property
     def hosts_limit_s(self) -> float:
-        """For how many seconds the hosts of a job that has not begun are waited for.
+        """For how many seconds a job that has not begun waits for hosts before it has FAILED.
 
-        It is less than the 2 * ``start_timeout_s`` after which workers give up waiting for the
-        first ring, so that the job ends with the reason.
+        It is at most 1.5 * ``start_timeout_s``, less than the 2 * ``start_timeout_s`` after which
+        workers give up waiting for the first ring, so that the job ends with the reason.
         """
         return self.start_timeout_s + min(self.gather_s, self.start_timeout_s / 2)
 
     def stop_limit_s(self, job: Job) -> float:
-        """Return for how many seconds the ring of ``job`` may go on after `edl stop`.
+        """Return for how many seconds after `edl stop` the workers of ``job`` may go on.
 
-        If the job has a checkpoint, the time includes that of saving.
+        It is ``stop_s``, and for a job with a checkpoint the time limit of saving
+        (``save_timeout_s``) in addition.
         """
         return self.stop_s + (job.spec.settings.save_timeout_s if job.checkpoint else 0.0)
 
 
 @dataclass(frozen=True)
 class RingDeath:
-    """The death of all workers of a ring.
+    """The death of all workers of a ring, as one launcher has seen it.
 
     Attributes:
-        generation: the generation of the ring.
+        generation: the number of the ring's generation.
         saved_step: the step of the newest checkpoint at that time; -1: there was none.
         at: when the death was seen, by the launcher's clock, in seconds.
     """
@@ -121,6 +129,8 @@ class RingDeath:
 class SupervisorState:
     """A launcher's own state, which is not in ZooKeeper, such as its processes and limits.
 
+    An object does not change; each update returns a new one.
+
     Times are by the launcher's own clock, in seconds.
 
     Attributes:
@@ -133,10 +143,11 @@ class SupervisorState:
         is_submitter: whether this launcher has started the job; else it only takes part in the job.
         state: the state of the job.
         state_since: since when the job has that state.
-        step: the pair (generation, step) that the leader last reported.
+        step: the pair (number of the newest generation, last step) that the records had last; (-1,
+            -1): none was read.
         stepped: when that pair was last seen to change.
         ring_deaths: the known deaths of rings, in order of time.
-        ended: the numbers of the workers whose end a launcher has logged.
+        ended: the numbers of the workers whose end any launcher has logged.
         answering: the numbers of the workers that are not in ZooKeeper but answer on their ports.
         overdue: whether the time to give back borrowed slots of this host has passed.
         too_few_since: since when a job that has not begun has had too few places on its hosts to
@@ -161,15 +172,22 @@ class SupervisorState:
 
     @property
     def living(self) -> tuple[Process, ...]:
-        """The processes of the launcher that still run."""
+        """The processes of the launcher that still run, in the order of their starts."""
         return tuple(p for p in self.processes if p.alive)
 
     def process(self, attempt_id: str) -> Process:
-        """Return the process whose start has the token ``attempt_id``."""
+        """Return the process whose start has the token ``attempt_id``.
+
+        Raises:
+            StopIteration: there is none.
+        """
         return next(p for p in self.processes if p.attempt_id == attempt_id)
 
     def having(self, process: Process) -> Self:
-        """Return this state with ``process`` in place of the entry with the same ``attempt_id``."""
+        """Return a copy of this state with ``process`` in place of the one with its ``attempt_id``.
+
+        If there is no such process, the copy has the same processes as this state.
+        """
         newer = (process if p.attempt_id == process.attempt_id else p for p in self.processes)
         return replace(self, processes=tuple(newer))
 
@@ -183,12 +201,12 @@ class Start:
 
     Attributes:
         slot: the number of the slot on its host.
-        failures: the number of failed starts in a row in this slot before this one.
+        failures: the number of failures in a row in this slot before this start.
         reason: why, for the log.
         replaces: whether the last worker of the slot was in a ring and ended with an error, so that
             the other workers may be about to repair their ring.
-        device: the number of the device that the worker gets; None: the job's devices on this host
-            are not limited.
+        device: the number of the device that the worker gets; None: it gets none, because the job's
+            devices on this host are not limited.
         variables: the environment variables by which the worker learns its device.
     """
 
@@ -206,7 +224,7 @@ class EndProcess:
 
     Attributes:
         attempt_id: the token of the start of that process.
-        kill: whether to send SIGKILL to its whole process group; else it gets SIGTERM.
+        kill: whether to send SIGKILL to its whole process group; if False it is sent SIGTERM.
         reason: why, for the log.
     """
 
@@ -217,12 +235,12 @@ class EndProcess:
 
 @dataclass(frozen=True)
 class DisableSlot:
-    """An order to disable a slot after the end of one of its processes.
+    """An order to the launcher to start no worker in a slot any more, after the end of one there.
 
     Attributes:
         attempt_id: the token of the start of the process that has ended.
         slot: the number of the slot.
-        desired: host -> workers wanted without the slot.
+        desired: the number of workers that are wanted on each host without the slot.
         reason: why, in a sentence.
     """
 
@@ -237,9 +255,9 @@ class JobOutcome:
     """The end of a job as a launcher has to record it.
 
     Attributes:
-        state: the state in which the job ends.
+        state: the state in which the job ends: FINISHED, FAILED or STOPPED.
         reason: why, in a sentence.
-        exit_code: the exit code of `edl run`.
+        exit_code: the exit code that `edl run` then has.
     """
 
     state: JobState
@@ -249,7 +267,7 @@ class JobOutcome:
 
 @dataclass(frozen=True)
 class SupervisorDecision:
-    """A launcher's decision about its next actions, with the reason.
+    """A launcher's decision about its next actions, with the reason. The launcher carries it out.
 
     Attributes:
         reason: why, in a sentence.
@@ -257,7 +275,7 @@ class SupervisorDecision:
         endings: the processes to end.
         outcome: the end of the job to record; None: the job goes on.
         warnings: texts to show to the user.
-        disable_slot: the slot to disable, if any.
+        disable_slot: the slot to disable; None: no slot.
         exit_code: the code with which the launcher ends; None: it goes on.
     """
 
@@ -271,7 +289,10 @@ class SupervisorDecision:
 
 
 def observe(processes: Iterable[Process], snapshot: Snapshot, now: float) -> tuple[Process, ...]:
-    """Return ``processes`` updated with the records of their workers in ZooKeeper.
+    """Return copies of ``processes``, updated with the records of their workers in ZooKeeper.
+
+    The order stays. :func:`edl.core.host.process.seen` updates each of them: its worker's number,
+    membership and session.
 
     Args:
         processes: the processes of a launcher.
@@ -305,7 +326,10 @@ def relevant(processes: Sequence[Process], snapshot: Snapshot) -> tuple[Process,
 
 
 def noted(own: State, snapshot: Snapshot, now: float) -> State:
-    """Return ``own`` updated with what ``snapshot`` says: the job's state, its step, dead rings.
+    """Return a copy of ``own`` with what ``snapshot`` says: the job's state, its step, dead rings.
+
+    Where a state or a step is new, ``now`` becomes the time since when it holds. Processes that no
+    decision needs any more (:func:`relevant`) are dropped.
 
     Args:
         own: the launcher's own state; its processes must have been compared with ``snapshot``
@@ -328,11 +352,11 @@ def noted(own: State, snapshot: Snapshot, now: float) -> State:
 
 
 def without_zookeeper(own: State) -> State:
-    """Return a launcher's state ``own`` without the facts that an outage of ZooKeeper makes void.
+    """Return a copy of a launcher's state without the facts that an outage of ZooKeeper makes void.
 
-    These are the times for which workers have had no session or hosts no agent, and the death of
-    the present ring. When ZooKeeper is back, workers and agents need some time to open their
-    sessions again; until then a missing session does not mean that one of them is dead.
+    These are the times since when workers have had no session or hosts no agent, and the death of
+    the newest generation's ring. When ZooKeeper is back, workers and agents need some time to open
+    their sessions again; until then a missing session does not mean that one of them is dead.
     """
     deaths = own.ring_deaths
     if deaths and deaths[-1].generation == own.step[0]:
@@ -344,13 +368,13 @@ def without_zookeeper(own: State) -> State:
 def ring_deaths(own: SupervisorState, snapshot: Snapshot, now: float) -> tuple[RingDeath, ...]:
     """Return the known deaths of rings, with the present ring's if all its workers are dead.
 
-    If the present ring was known as dead and one of its workers is back, the result does not have
-    it.
+    They are in order of time. If the present ring was known as dead and one of its workers is back,
+    the result does not have it. Before the first generation these are the deaths in ``own``.
 
     Args:
-        snapshot: the job's records in ZooKeeper.
         own: the launcher's own state, which has the earlier deaths.
-        now: the time by the launcher's clock, in seconds.
+        snapshot: the job's records in ZooKeeper.
+        now: the time by the launcher's clock, in seconds; it is the time of a new death.
     """
     generation, deaths = snapshot.generation, own.ring_deaths
     if generation is None:
@@ -365,15 +389,17 @@ def ring_deaths(own: SupervisorState, snapshot: Snapshot, now: float) -> tuple[R
 
 
 def dead_ring(snapshot: Snapshot, own: SupervisorState) -> tuple[Process, ...]:
-    """Return this launcher's processes of the current ring if no worker of that ring is left.
+    """Return this launcher's processes of the newest generation if no worker has the job's state.
 
-    None of these processes runs, and no other member is in ZooKeeper or answers on its port. If a
-    worker is left, the result is empty. Until the switch to the newest generation, the ring before
-    it is the current one, with its workers that are to leave, because they have the job's state.
+    The workers that may have it are those of the newest generation and, until the switch to it,
+    those of the ring before, also the ones that are about to leave. None is left if no process of
+    this launcher runs such a worker, and no such worker of another launcher is in ZooKeeper or
+    answers on its port. If one is left, the result is empty; it is also empty if this launcher has
+    no member.
 
     Args:
         snapshot: the job's records in ZooKeeper.
-        own: the launcher's own state, such as its processes and time limits.
+        own: the launcher's own state, such as its processes and the workers that answer.
     """
     members = snapshot.generation.worker_ids if snapshot.generation else ()
     left = {p.worker for p in own.living} | {m.id for m in foreign(snapshot, own)} | own.answering
@@ -387,12 +413,13 @@ def dead_ring(snapshot: Snapshot, own: SupervisorState) -> tuple[Process, ...]:
 def members_to_ask(snapshot: Snapshot, own: SupervisorState) -> tuple[RingMember, ...]:
     """Return the workers of other launchers that this launcher should ask whether they live.
 
-    Ring members that are known to be dead are left out. The result is empty while a worker of the
-    ring is known to live or the job is over.
+    They are the members of the newest generation and of the ring before it that are neither known
+    to have ended nor evicted. The result is empty while a member is known to live by its session or
+    its process, before the first generation, and when the job is over. This function asks nobody.
 
     Args:
         snapshot: the job's records in ZooKeeper.
-        own: the launcher's own state, such as its processes and time limits.
+        own: the launcher's own state, such as its processes.
     """
     generation, silent = snapshot.generation, replace(own, answering=frozenset())
     if generation is None or snapshot.job.state.over or not dead_ring(snapshot, silent):
@@ -404,6 +431,8 @@ def members_to_ask(snapshot: Snapshot, own: SupervisorState) -> tuple[RingMember
 
 def foreign(snapshot: Snapshot, own: SupervisorState) -> list[Member]:
     """Return the records of the job's workers that this launcher neither started nor took over.
+
+    They have a session in ZooKeeper, and are in the order of ``snapshot.members``.
 
     Args:
         snapshot: the job's records in ZooKeeper.

@@ -1,8 +1,9 @@
 """Find the line of a dead process's output that best says why the process died.
 
-Mostly this is the last line, but not always: Python ends an error with its type and message, and
-then the interpreter, libraries and progress bars may write more. So the end of a traceback is
-chosen if few meaningful lines follow it; otherwise the last line that is not noise.
+The entry point is :func:`best`. Mostly the line is the last one, but not always: Python ends an
+error with its type and message, and then the interpreter, libraries and progress bars may write
+more. So the end of the last traceback is chosen if at most :data:`AFTER` (10) meaningful lines
+follow it; otherwise the last line that is not noise.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ _NOISE = re.compile(
 def best(lines: Iterable[str]) -> str:
     """Return the line of a process's output that best says why it ended; empty if none does.
 
-    ``lines`` is the output, in order.
+    The result is without colours and without spaces at its ends.
+
+    Args:
+        lines: the last lines of the output, in order.
     """
     weighty: list[str] = []
     error = None  # index in ``weighty`` of the end of the last traceback
@@ -73,9 +77,9 @@ def best(lines: Iterable[str]) -> str:
 def is_of_horovod(line: str) -> bool:
     """Return whether ``line`` is an error or a warning that Horovod's C++ code has logged.
 
-    Such a line begins with a date and names a source file of Horovod, which logs many of them when
-    a ring breaks. An agent shows none: the job's events say the same in fewer words, and the log
-    file keeps the lines.
+    Such a line begins with a date in brackets and names a source file of Horovod, which logs many
+    of them when a ring breaks. An agent shows none: the job's events say the same in fewer words,
+    and the log file keeps the lines.
     """
     return _OF_HOROVOD.search(line) is not None
 
@@ -83,6 +87,7 @@ def is_of_horovod(line: str) -> bool:
 def is_noise(text: str) -> bool:
     """Return whether a line of output says nothing about why the process ended.
 
-    ``text`` is the line without colours; a progress bar is an example.
+    Examples are a progress bar, a warning of Python, and a log line of Horovod's or TensorFlow's
+    C++ code. ``text`` is the line without colours and without spaces at its ends.
     """
     return _NOISE.search(text) is not None
