@@ -1,4 +1,7 @@
-"""Measure for how long the facts by which a leader decides about members have been true."""
+"""Measure for how long the facts by which a leader decides about members have been true.
+
+The entry point is :class:`AgeTracker`; a leader has one for each of its terms.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +19,23 @@ AWAY_S = 10.0  # when a look comes later than this, the leader could not read me
 class Ages:
     """How long the facts by which a leader decides have been true, in seconds.
 
-    Times are measured with the leader's own clock.
+    Times are measured with the leader's own clock. :meth:`AgeTracker.look` returns an object.
 
-    For a new leader all ages begin at 0. Time in which the leader cannot read ZooKeeper is not
-    counted, for the workers may not be able to write to it then, either. So a time limit that is
-    compared with an age may take longer than configured, but never less.
+    For a new leader all ages begin at 0, however long a fact was true before. Time in which the
+    leader cannot read ZooKeeper is not counted, for the workers may not be able to write to it
+    then, either. So a time limit that is compared with an age may take longer than configured, but
+    never less.
 
     Attributes:
         leading_s: the time since the leader's term began.
-        stage_s: by worker id, the time since the worker entered its present stage.
-        generation_s: the time since the leader first saw the present generation.
-        broken_s: the time since the leader first saw that the present ring is broken; 0.0 if it is
-            not.
-        lost_s: the time since the last worker of the ring was evicted; 0.0 while one is left.
+        stage_s: for each worker with a session, by its id, the time since the leader first saw it
+            in its present stage.
+        generation_s: the time since the leader first saw the newest generation; before the first
+            one, since its term began.
+        broken_s: the time since the leader first saw a worker report that the ring of the newest
+            generation broke; 0.0 if none did.
+        lost_s: the time since the leader first saw that all workers of the ring are evicted, except
+            those that were to leave it anyway; 0.0 while one is not.
     """
 
     leading_s: float = 0.0
@@ -40,6 +47,8 @@ class Ages:
 
 class AgeTracker:
     """An object that computes :class:`Ages` from the snapshots that one leader reads in its term.
+
+    The leader passes each new snapshot to :meth:`look`.
 
     Args:
         now_s: the time at which the leader's term begins, by its own clock, in seconds.
@@ -55,14 +64,15 @@ class AgeTracker:
         self._lost: float | None = None
 
     def look(self, now: Snapshot, now_s: float) -> Ages:
-        """Return the ages of the facts in a new snapshot, and keep it for the next call.
+        """Return the ages of the facts in a new snapshot, and keep what the next call needs of it.
 
-        When more than :data:`AWAY_S` seconds have passed since the call before, the leader could
-        not read meanwhile, and the time beyond :data:`AWAY_S` is not counted.
+        If more than :data:`AWAY_S` (10) seconds have passed since the call before, the leader could
+        not read meanwhile, and the time beyond these 10 seconds is not counted in any age.
 
         Args:
             now: the state of the job in ZooKeeper.
-            now_s: the time at which it was read, by the leader's clock, in seconds.
+            now_s: the time at which it was read, by the leader's clock, in seconds; not before that
+                of the last call.
         """
         self._away_s += max(0.0, now_s - self._looked_s - AWAY_S)
         self._looked_s = now_s
@@ -93,8 +103,10 @@ class AgeTracker:
 
 
 def _is_lost(now: Snapshot, generation: Generation) -> bool:
-    """Return whether each worker of the present ring that was to stay in it is evicted.
+    """Return whether each worker of the ring that was to stay in it is evicted.
 
-    ``now`` is the state of the job in ZooKeeper, ``generation`` the newest generation.
+    Args:
+        now: the state of the job in ZooKeeper, with the ring and the evicted workers.
+        generation: the newest generation, which names the workers that were to leave.
     """
     return all(member.id in now.evicted for member in now.ring if member.id not in generation.left)

@@ -1,5 +1,8 @@
 """Compute which idle slots a job borrows, and when the job has to give them back.
 
+:func:`borrow` and :func:`reclaim` compute the desired workers after a request of a person or a
+program, :func:`overdue` the workers that a leader evicts at the deadline.
+
 A job with borrowed slots has more workers than it needs. For each host the number of borrowed slots
 is kept, not which ones. When fewer workers are wanted on a host, its borrowed slots are given back
 first. When their owner wants slots back (``reclaim``), workers leave by a planned switch, as after
@@ -29,7 +32,8 @@ class LeaseTerms:
     """Whether a change of the desired size borrows slots, and by when it gives slots back.
 
     Attributes:
-        borrows: whether the slots of workers that the change adds are borrowed.
+        borrows: whether the slots of workers that the change adds are borrowed; if False they are
+            the job's own.
         within_s: the slots of workers that the change removes must be free after this many seconds;
             None: there is no deadline, and no request to give them back is made.
     """
@@ -45,14 +49,15 @@ NO_LEASE_TERMS = LeaseTerms()
 
 
 def borrow(now: Snapshot, slots: int, host: str | None, desired: Placement) -> dict[str, int]:
-    """Return the placement after workers were added in up to ``slots`` free slots.
+    """Return the desired workers by host after workers were added in up to ``slots`` free slots.
 
     Fewer workers are added where the hosts have fewer free slots, or where the job's sizes do not
-    allow as many.
+    allow as many. The free slots of the hosts are used in the order of the hosts' names. Nothing is
+    written to ZooKeeper, and the result does not say which slots are borrowed.
 
     Args:
         now: the state of the job in ZooKeeper.
-        slots: how many slots to borrow.
+        slots: the largest number of slots to borrow, at least 1.
         host: the only host to add workers on; None: all hosts.
         desired: the number of workers now desired on each host; it may be newer than the one in
             ``now``.
@@ -61,7 +66,7 @@ def borrow(now: Snapshot, slots: int, host: str | None, desired: Placement) -> d
         The number of desired workers by host, the ones of ``desired`` included.
 
     Raises:
-        UsageError: not a single worker can be added.
+        UsageError: not a single worker can be added, or ``host`` is not available.
     """
     name, sizes, np = now.job.name, now.job.sizes, sum(desired.values())
     refusal = f"cannot borrow {counted(slots, 'slot')} for job {name}"
@@ -87,12 +92,13 @@ def reclaim(
 ) -> dict[str, int]:
     """Return the desired workers by host after the job has given back ``slots`` borrowed slots.
 
-    The slots of the last host by name are given back first. If the job's sizes do not allow the
-    number of workers that is left, the next smaller allowed size is placed.
+    The borrowed slots of the last host by name are given back first. If the job's sizes do not
+    allow the number of workers that is left, the next smaller allowed size is placed. Nothing is
+    written to ZooKeeper.
 
     Args:
         now: the state of the job in ZooKeeper.
-        slots: how many slots to give back; None: all borrowed ones.
+        slots: how many slots to give back, at least 1; None: all borrowed ones.
         host: the only host whose slots are given back; None: all hosts.
         desired: the number of workers now desired on each host; it may be newer than the one in
             ``now``.
@@ -101,7 +107,8 @@ def reclaim(
         The number of desired workers by host.
 
     Raises:
-        UsageError: fewer slots are borrowed, or too few workers would be left.
+        UsageError: fewer slots are borrowed than ``slots``, or none; or no allowed number of
+            workers would be left.
     """
     job = now.job
     borrowed = borrowed_after(now.desired, desired, NO_LEASE_TERMS)
@@ -134,10 +141,10 @@ def reclaim(
 
 
 def borrowed_after(before: Desired, hosts: Placement, terms: LeaseTerms) -> dict[str, int]:
-    """Return how many slots of each host the job borrows after a change of its desired size.
+    """Return how many slots of each host the job borrows after a change of its desired workers.
 
     Args:
-        before: the desired workers before the change.
+        before: the desired workers before the change, with the slots that were borrowed then.
         hosts: the number of desired workers by host after the change.
         terms: whether the slots of added workers are borrowed. Removed workers always free borrowed
             slots first.
@@ -158,15 +165,16 @@ def borrowed_after(before: Desired, hosts: Placement, terms: LeaseTerms) -> dict
 def reclaims_after(
     before: Desired, hosts: Placement, terms: LeaseTerms, now_s: float
 ) -> tuple[Reclaim, ...]:
-    """Return the requests to give slots back that are open after a change of the desired size.
+    """Return the requests to give slots back that are open after a change of the desired workers.
 
-    An older request for a host is dropped if the change adds workers on that host.
+    The older requests come first, in their order; one is dropped if the change adds workers on its
+    host. Then come the new ones: one for each host that the change takes workers from, by name.
 
     Args:
         before: the desired workers before the change, with the open requests to give slots back.
         hosts: the number of desired workers by host after the change.
         terms: by when the slots of the workers that the change removes must be given back
-            (``within_s``). If it is None, the change makes no request.
+            (``within_s``, in seconds after ``now_s``). If it is None, the change makes no request.
         now_s: the time of the change, in seconds since 1970.
     """
     fewer = {host: n - hosts.get(host, 0) for host, n in before.hosts.items()}
@@ -183,8 +191,9 @@ def reclaims_after(
 def is_late(reclaim: Reclaim, now_s: float) -> bool:
     """Return whether a deadline to give slots back is so near that the slots' workers are evicted.
 
-    They are evicted because a planned switch might end after the deadline. The margin before the
-    deadline is :data:`MARGIN_S`, but at most half of the time that was given.
+    They are evicted because a planned switch might end after the deadline. The result is True from
+    a margin before the deadline on: :data:`MARGIN_S` (2) seconds, but at most half of the time from
+    the request to the deadline.
 
     Args:
         reclaim: the request to give slots back, with its deadline.
@@ -194,9 +203,9 @@ def is_late(reclaim: Reclaim, now_s: float) -> bool:
 
 
 def overdue_on(host: str, desired: Desired, now_s: float) -> bool:
-    """Return whether the deadline of a request to give back slots of a host is near or over.
+    """Return whether a request to give back slots of a host is near its deadline, or past it.
 
-    :func:`is_late` says when it is.
+    Near is as in :func:`is_late`: at most :data:`MARGIN_S` (2) seconds before the deadline.
 
     Args:
         host: the name of the host.
@@ -207,10 +216,13 @@ def overdue_on(host: str, desired: Desired, now_s: float) -> bool:
 
 
 def overdue(now: Snapshot, now_s: float) -> dict[int, str]:
-    """Return the workers to evict because their borrowed slots are due to be given back.
+    """Return the workers to evict because the deadline to give back their borrowed slots is near.
 
-    Until all newcomers of the newest generation have entered it, no worker of that generation is in
-    the result: a newcomer may not have received the job's state yet.
+    They are the workers of the ring beyond the number that their host may have at the deadline.
+    Workers that are about to leave come first, then those with the highest ranks, or with the
+    highest slots if the launcher assigns by slot. Until all newcomers of the newest generation have
+    entered it, no worker of that generation is in the result: a newcomer may not have received the
+    job's state yet.
 
     Args:
         now: the state of the job in ZooKeeper.
@@ -242,16 +254,17 @@ def overdue(now: Snapshot, now_s: float) -> dict[int, str]:
 
 
 def returned(now: Snapshot, host: str | None = None, hidden: int = 0) -> tuple[Reclaim, ...]:
-    """Return the open requests to give slots back that are fulfilled.
+    """Return the open requests to give slots back that are fulfilled, in their order.
 
     A request is fulfilled when its host has at most as many workers as are desired there, plus
-    those that may leave by a later deadline.
+    those that may leave by a later deadline. Workers with a session in ZooKeeper and members of the
+    ring count. The requests stay open until :func:`without_reclaimed` removes them.
 
     Args:
         now: the state of the job in ZooKeeper.
         host: the host of the agent that asks; None: the leader asks, for all hosts without an
             agent.
-        hidden: how many further worker processes the host has that ZooKeeper does not list.
+        hidden: how many further worker processes ``host`` has that ZooKeeper does not list.
     """
     agents = {one.name for one in now.hosts}
     there = {(m.host, m.id) for m in now.members} | {(s.host, s.id) for s in now.ring}
@@ -279,7 +292,9 @@ def _allowed(desired: Desired, reclaim: Reclaim) -> int:
 
 
 def describe_returned(one: Reclaim, now_s: float) -> tuple[ReclaimedDetails, str]:
-    """Return the event of slots that were given back: (its details, its sentence).
+    """Return the event of slots that were given back, as the pair (its details, its sentence).
+
+    The sentence says after how many seconds, and whether that was too late.
 
     Args:
         one: the request to give the slots back, which is fulfilled.
@@ -296,5 +311,5 @@ def describe_returned(one: Reclaim, now_s: float) -> tuple[ReclaimedDetails, str
 
 
 def without_reclaimed(desired: Desired, done: Collection[Reclaim]) -> Desired:
-    """Return ``desired`` without the requests ``done``, whose slots were given back."""
+    """Return a copy of ``desired`` without the open requests ``done``, which are fulfilled."""
     return replace(desired, reclaims=tuple(one for one in desired.reclaims if one not in done))

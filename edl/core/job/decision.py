@@ -16,9 +16,13 @@ class Limits:
     """The time limits of the leader's decisions about members, in seconds.
 
     Attributes:
-        start_s: how long the first ring of a job waits for all ``np`` workers.
-        prepare_s: how long a newcomer may take from its registration until it is ready.
-        gather_s: how long ready newcomers wait for other newcomers that are preparing.
+        start_s: how long the first ring of a job waits for all ``np`` workers; then ``min_np`` are
+            enough.
+        prepare_s: how long a newcomer may take from its registration until it is ready; then it is
+            evicted.
+        gather_s: how long ready newcomers wait for other newcomers that are preparing; also how
+            long a new leader waits for agents of hosts that have none, before it starts a job again
+            after the death of all its workers.
         leave_grace_s: how long a worker that got SIGTERM and is still needed waits for its
             replacement.
         notice_s: how long a ready newcomer may take to note, in its record in ZooKeeper, that it
@@ -42,12 +46,14 @@ class Limits:
 class MembershipDecision:
     """A decision of the leader about the members of a job, which is carried out in one transaction.
 
+    :func:`edl.core.job.membership.decide` returns one; it only says what to write to ZooKeeper.
+
     Attributes:
         reason: why this was decided, as a sentence; it is always set, also if there is nothing to
             do.
-        generation: the next generation; None: there is to be none.
+        generation: the next generation; None: the newest one stays.
         change: the change of the number of desired workers; None: it stays.
-        evict: the workers to evict: the reason by worker id.
+        evict: the reason to evict a worker, by worker id; empty: none is evicted.
         answers: the requests (to drain or replace a worker) that are answered with this decision.
         asks: new requests (to drain or replace a worker) that the leader itself makes; a later
             decision answers them.
@@ -68,7 +74,7 @@ class MembershipDecision:
 
     @property
     def acts(self) -> bool:
-        """Whether there is anything to do: False if the decision is to wait."""
+        """Whether there is anything to write to ZooKeeper; False if the decision is to wait."""
         changes = self.generation or self.change or self.evict
         return bool(changes or self.answers or self.asks)
 
@@ -76,7 +82,7 @@ class MembershipDecision:
 def end_generation(now: Snapshot, term: int, reason: str) -> MembershipDecision:
     """Return the decision to end the job: all workers leave after the same step.
 
-    The decision holds a generation without members.
+    The decision holds the next generation, which has no members.
 
     Args:
         now: the state of the job in ZooKeeper.
@@ -89,7 +95,7 @@ def end_generation(now: Snapshot, term: int, reason: str) -> MembershipDecision:
 
 
 def ring_member(member: Member) -> RingMember:
-    """Return the worker's entry for :attr:`edl.core.records.Generation.members`.
+    """Return the entry for a worker in the members of a generation: its id, host, slot and address.
 
     ``member`` is the record that the worker itself keeps in ZooKeeper.
     """
@@ -97,11 +103,11 @@ def ring_member(member: Member) -> RingMember:
 
 
 def is_stuck(member: Member, ages: Ages, limits: Limits) -> bool:
-    """Return whether a worker has been preparing for ``limits.prepare_s`` seconds or longer.
+    """Return whether a worker is in stage PREPARING for ``limits.prepare_s`` seconds or longer.
 
     Args:
         member: the record of the worker.
-        ages: how long each worker has been in its stage.
+        ages: how long each worker has been in its stage, in seconds.
         limits: the leader's time limits.
     """
     age = ages.stage_s.get(member.id, 0.0)

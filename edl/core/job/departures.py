@@ -1,5 +1,8 @@
 """Decide which workers may leave a ring that trains, and how the desired number falls with that.
 
+The entry point is :func:`departures_of`. Which of these workers do leave with the next switch is
+decided in :mod:`edl.core.job.resize`.
+
 A worker that got SIGTERM or was drained is not replaced: the number of desired workers falls by one
 with the switch in which it leaves. There are three exceptions. If its host has more workers than
 are assigned to it, the number stays. If the smaller number is not an allowed size of the job,
@@ -28,10 +31,10 @@ from edl.core.snapshot import Snapshot
 class DepartureCause(Enum):
     """The reason why a worker may leave the ring.
 
-    ``SIGNAL``: it got SIGTERM. ``DRAIN``: the request to drain or replace it was accepted.
-    ``UNASSIGNED``: its host has more workers than are assigned to it, or no worker is assigned to
-    its slot any more. When the ring needs some of its leaving workers for longer, an ``UNASSIGNED``
-    one is kept first, a ``SIGNAL`` one last.
+    ``SIGNAL``: it got SIGTERM. ``DRAIN``: a request to drain or to replace it was accepted.
+    ``UNASSIGNED``: its host has more workers than are assigned to it, no worker is assigned to its
+    slot any more, or the job may not use its device any more. When the ring needs some of its
+    leaving workers for longer, an ``UNASSIGNED`` one is kept first, a ``SIGNAL`` one last.
     """
 
     SIGNAL = "it was sent SIGTERM"
@@ -49,7 +52,8 @@ class Departure:
         why: the reason why the worker may leave.
         share: by how much the number of workers wanted on ``host`` falls when the worker has left:
             0 or 1.
-        must: whether the worker leaves with the next switch, however small the ring is then.
+        must: whether the worker leaves with the next switch, however small the ring is then; if
+            False it may be kept until the ring can do without it.
         refilled: whether the launcher starts another worker in the slot, once this one has left and
             not before.
     """
@@ -79,19 +83,22 @@ def departures_of(
     ages: Ages,
     limits: Limits,
 ) -> tuple[tuple[Request, ...], tuple[Departure, ...]]:
-    """Find the workers of a ring that may leave, and answer the open requests.
+    """Find the workers of a ring that may leave, and answer the open requests to drain or replace.
+
+    Nothing is written to ZooKeeper.
 
     Args:
         now: the state of the job in ZooKeeper.
         active: the members of the ring, in rank order.
         healthy: the workers that are alive and have a session, by id; all of ``active`` are among
             them.
-        ages: how long each worker has been in its stage.
+        ages: how long each worker has been in its stage, in seconds.
         limits: the leader's time limits.
 
     Returns:
-        (the answered requests; the departures, in the order in which the workers should leave:
-        workers that got SIGTERM, drained ones, then workers to which no place is assigned).
+        the pair (the requests, each with its answer; the departures, in the order in which the
+        workers should leave: workers that got SIGTERM, drained or replaced ones, then workers to
+        which no place is assigned).
     """
     by_slot = now.assigned.by_slot
     revoked = {s.id for s in active if not now.assigned.grants(s.host, healthy[s.id].used_device)}
@@ -180,11 +187,11 @@ def _may_gather(now: Snapshot, one: Departure, ages: Ages, limits: Limits) -> bo
 
 
 def without_departed(assigned: Placement, leavers: Collection[Departure]) -> dict[str, int]:
-    """Return the number of assigned workers by host after the departures ``leavers``.
+    """Return a copy of ``assigned`` (workers by host) after the departures ``leavers``.
 
     Args:
         assigned: the number of assigned workers by host before.
-        leavers: the departures; each lowers the number of its host by its ``share``.
+        leavers: the departures; each lowers the number of its host by its ``share``, 0 or 1.
     """
     lowered = dict(assigned)
     for one in leavers:
@@ -196,17 +203,19 @@ def without_departed(assigned: Placement, leavers: Collection[Departure]) -> dic
 def _drained(
     now: Snapshot, active: Sequence[RingMember]
 ) -> tuple[tuple[Request, ...], tuple[Departure, ...]]:
-    """Return the answers to the open requests to drain or replace workers, and who leaves by them.
+    """Return the answers to all open requests to drain or replace workers, and who leaves by them.
 
-    An accepted drain lowers the number of workers assigned to its host by one, unless that is 0
-    already. A replacement does not lower it.
+    A request is refused if its worker is not in the ring, if the launcher assigns by slot, or if
+    without a drained worker too few would train. An accepted drain lowers the number of workers
+    assigned to its host by one, unless that is 0 already. A replacement does not lower it.
 
     Args:
         now: the state of the job in ZooKeeper.
         active: the members of the ring, in rank order.
 
     Returns:
-        (the answered requests, the departures of the workers whose requests were accepted).
+        the pair (the requests, each with its answer; the departures of the workers whose requests
+        were accepted, in the order of the requests).
     """
     assigned = dict(now.assigned.hosts)
     answers: list[Request] = []
@@ -240,7 +249,9 @@ def _drained(
 
 
 def attainable_size(now: Snapshot, active: Sequence[RingMember], assigned: Placement) -> int:
-    """Return how many of the ``assigned`` workers are in the ring or can be started by an agent.
+    """Return how many of the ``assigned`` workers are in the ring or can be started, on all hosts.
+
+    On a host without an agent no worker can be started, unless the launcher assigns by slot.
 
     Args:
         now: the state of the job in ZooKeeper.
@@ -253,8 +264,8 @@ def attainable_size(now: Snapshot, active: Sequence[RingMember], assigned: Place
 def attainable(now: Snapshot, active: Sequence[RingMember], assigned: Placement) -> dict[str, int]:
     """Return by host how many of the ``assigned`` workers are in the ring or can be started.
 
-    On a host without an agent (it may have died) no worker can be started. If the launcher assigns
-    by slot, all assigned workers can be started.
+    On a host without an agent (it may have died) no worker can be started, so its number is at most
+    that of its ring members. If the launcher assigns by slot, all assigned workers can be started.
 
     Args:
         now: the state of the job in ZooKeeper.
@@ -268,7 +279,10 @@ def attainable(now: Snapshot, active: Sequence[RingMember], assigned: Placement)
 
 
 def _why_not(now: Snapshot, member: RingMember, assigned: Placement, left: int) -> str:
-    """Return why a worker cannot be drained, as a clause; empty if it can.
+    """Return a clause that says why a worker cannot be drained; empty if it can.
+
+    It cannot if fewer than ``min_np`` workers would train or be wanted, or if the job may not have
+    the smaller number of workers.
 
     Args:
         now: the state of the job in ZooKeeper.
@@ -292,7 +306,7 @@ def _shares(
     asked: Sequence[RingMember],
     drained: Collection[int],
 ) -> dict[int, int]:
-    """Decide which workers that got SIGTERM are not to be replaced.
+    """Decide for which workers that got SIGTERM the wanted number falls, so none replaces them.
 
     The departure of such a worker lowers the number of workers that are wanted on its host by one.
     That number stays where the host has more workers than are wanted anyway, and where the job may
@@ -307,7 +321,8 @@ def _shares(
         drained: the ids of the members that leave because of a request.
 
     Returns:
-        By worker id, 1 if the number falls with its departure, else 0; empty if it falls for none.
+        for each of ``asked``, by worker id: 1 if the number falls with its departure, else 0. An
+        empty dict means 0 for all.
     """
     sizes = now.job.sizes
     for most in range(len(asked), 0, -1):
@@ -335,6 +350,8 @@ def _unassigned(
 ) -> tuple[Departure, ...]:
     """Return the departures of the workers beyond the number that is assigned to their host.
 
+    The workers in ``revoked`` come first, then the others host by host, by name.
+
     Args:
         active: the members of the ring, in rank order.
         leaving: the ids of workers that leave for another reason; they are left out.
@@ -360,11 +377,12 @@ def _unassigned(
 def _impatient(member: Member, ages: Ages, limits: Limits) -> bool:
     """Return whether a worker that got SIGTERM cannot wait for its replacement any longer.
 
-    It waits for ``limits.leave_grace_s`` seconds from when the leader saw that it got SIGTERM.
+    It may wait until ``limits.leave_grace_s`` seconds after the present leader first saw that it
+    got SIGTERM.
 
     Args:
         member: the record of the worker.
-        ages: how long each worker has been in its stage.
+        ages: how long each worker has been in its stage, in seconds.
         limits: the leader's time limits.
     """
     return ages.stage_s.get(member.id, 0.0) >= limits.leave_grace_s

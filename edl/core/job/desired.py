@@ -1,5 +1,7 @@
 """Change how many workers a job shall have: the one way for people, launchers and the leader.
 
+The entry point is :func:`set_desired`, which computes a :class:`DesiredChange` and writes nothing.
+
 The wanted workers (``desired``) and the ones that the launcher is to start (``assigned``) are two
 records in ZooKeeper. An agent of `edl run` keeps as many workers as are desired, so there both
 records change at once, and no reader ever sees one without the other. Where a launcher assigns
@@ -24,13 +26,14 @@ from edl.core.records import Assigned, Desired, RequestedBy
 
 @dataclass(frozen=True)
 class DesiredChange:
-    """A change of the number of desired workers by host; ``bool()`` is False if nothing changes.
+    """A change of the desired workers of a job; ``bool(change)`` is False if nothing changes.
 
     Attributes:
-        before: the desired workers until now.
-        desired: the desired workers from now on; equal to ``before`` if nothing changes.
-        assigned: the assigned workers, to be written together with ``desired``; None if the
-            launcher assigns by itself, or if nothing changes.
+        before: the record of the desired workers until now.
+        desired: the record of the desired workers from now on; equal to ``before`` if nothing
+            changes.
+        assigned: the record of the assigned workers, to be written together with ``desired``; None:
+            it stays as it is, because the launcher assigns by itself or nothing changes.
         devices: the hosts whose devices for the job change, with their new devices, as a clause for
             the event's sentence; empty if none change.
     """
@@ -45,26 +48,27 @@ class DesiredChange:
 
     @property
     def moves(self) -> bool:
-        """Whether the desired number changes on any host.
+        """Whether the desired number of workers changes on any host.
 
-        It is False if only the requests to give borrowed slots back change.
+        It is False if only the requests to give borrowed slots back, or the job's devices, change.
         """
         return dict(self.desired.hosts) != dict(self.before.hosts)
 
     def at(self, at_s: float) -> DesiredChange:
-        """Return the same change, dated ``at_s``: the time of the change in seconds since 1970."""
+        """Return a copy of this change with the time ``at_s``, in seconds since 1970."""
         return replace(self, desired=replace(self.desired, at_s=at_s))
 
     @property
     def details(self) -> DesiredDetails:
-        """The details of the event that logs the change."""
+        """The details of the event that logs the change: who asked, and the numbers by host."""
         before, after = dict(self.before.hosts), dict(self.desired.hosts)
         return DesiredDetails(str(self.desired.by), before, after)
 
     def __str__(self) -> str:
         """Return why the desired workers change, by how many, and where, as a sentence.
 
-        Example: "edl scale: 2 -> 3 workers wanted (b: 0 -> 1)".
+        Example: "edl scale: 2 -> 3 workers wanted (b: 0 -> 1)". The part in brackets has the hosts
+        whose number changes, by name, and the changed devices.
         """
         before, after = self.before.hosts, self.desired.hosts
         where = ", ".join(
@@ -90,17 +94,22 @@ def set_desired(
 ) -> DesiredChange:
     """Return the change that makes ``hosts`` the desired workers; nothing is written to ZooKeeper.
 
+    The result is False as a bool if neither the numbers nor the devices of any host change.
+
     Args:
         before: the desired workers until now.
-        assigned: the assigned workers until now.
+        assigned: the assigned workers until now. They are changed to the same numbers, unless the
+            launcher assigns by slot.
         hosts: the number of desired workers by host from now on.
         by: who asks for the change.
         why: the reason, as a clause that begins the sentence of the event.
-        at_s: the time of the change, in seconds since 1970.
+        at_s: the time of the change, in seconds since 1970; requests to give slots back count from
+            it.
         terms: whether added slots are borrowed, and by when removed ones must be free. If ``by`` is
             a profile (which measures the job at several sizes and then restores its size), the
             borrowed slots stay as they are.
-        devices: the devices that the job may use, by host; other hosts keep theirs.
+        devices: the numbers of the devices that the job may use, by host; other hosts keep theirs.
+            They are ignored if the launcher assigns by slot.
     """
     granted = {**assigned.devices, **devices}
     if dict(hosts) == dict(before.hosts) and granted == dict(assigned.devices):

@@ -21,7 +21,7 @@ class DoneFit:
     """A finished call of Keras' ``fit``.
 
     Attributes:
-        until: how many epochs the job had trained when the fit was done, over all fits.
+        until: how many epochs the job had trained when the fit was done, over all fits until then.
         epochs: the indices of the fit's epochs, as in Keras' ``History.epoch``.
         history: the metrics of each epoch by name, as in Keras' ``History.history``.
     """
@@ -33,11 +33,11 @@ class DoneFit:
 
 @dataclass(frozen=True)
 class ScriptFits:
-    """How many calls of Keras' ``fit`` a worker's script has finished and begun.
+    """The calls of Keras' ``fit`` that a worker's script has finished, and how many it has begun.
 
     Attributes:
         done: the finished calls, in order.
-        begun: how many calls the script has begun.
+        begun: how many calls the script has begun, the finished ones included.
     """
 
     done: tuple[DoneFit, ...] = ()
@@ -50,7 +50,7 @@ NO_FITS = ScriptFits()
 class FitIsDone(EdlError):
     """The error that makes a script skip a call of Keras' ``fit`` that the job has done already.
 
-    It is raised inside the call, which ends without training.
+    It is raised inside the call, which catches it and ends without training.
 
     Args:
         done: all calls of ``fit`` that the job has done.
@@ -62,16 +62,20 @@ class FitIsDone(EdlError):
 
 
 def fits_of(said: Any) -> tuple[DoneFit, ...]:
-    """Return the finished fits from their JSON form: the inverse of :func:`as_json`.
+    """Return the finished fits from their JSON form, in order: the inverse of :func:`as_json`.
 
     Args:
-        said: the JSON values, from another worker or from a checkpoint.
+        said: the list of JSON objects that :func:`as_json` gave to another worker or to a
+            checkpoint.
     """
     return tuple(DoneFit(**each) for each in said)
 
 
 def as_json(fits: Sequence[DoneFit]) -> list[dict[str, Any]]:
-    """Return finished fits as JSON values, for newcomers and for checkpoints."""
+    """Return one JSON object for each finished fit, in order, for newcomers and for checkpoints.
+
+    It has the attributes of :class:`DoneFit` by name; the metrics must be JSON values.
+    """
     return [vars(each) for each in fits]
 
 
@@ -80,8 +84,9 @@ def ended_before(worker: int, passed: int, begun: int) -> str:
 
     Args:
         worker: the newcomer's id.
-        passed: how many times its script has called ``fit``; the job had done all of these fits.
-        begun: how many fits the other workers have begun.
+        passed: how many times its script has called ``fit``; the job had done all of these fits
+            before.
+        begun: how many fits the other workers have begun, the present one included.
     """
     return (
         f"w{worker} cannot join: its script ended after {counted(passed, 'fit')}, and the job is "
@@ -93,7 +98,7 @@ def resumed_too_short(passed: int, saved: int) -> str:
     """Return the error message for a script that ends before it reaches the fit of its checkpoint.
 
     Args:
-        passed: how many times the script has called ``fit``.
+        passed: how many times the script has called ``fit`` until its end.
         saved: how many fits were done before the fit in which the checkpoint was made.
     """
     return (

@@ -1,5 +1,7 @@
 """Compute the desired workers when a host joins a running job (`edl join`).
 
+The entry point is :func:`request_workers`.
+
 In a cluster, hosts are replaced by hosts with other names. The workers desired on a host that is
 gone are therefore not counted when a host joins: with at most 4 workers allowed, a new host can get
 the 2 workers of a host that is gone.
@@ -19,25 +21,26 @@ def request_workers(
     got: int | None = None,
     late: bool = False,
 ) -> dict[str, int]:
-    """Return the placement after a host that joins the job has asked for ``np`` workers on itself.
+    """Return the desired workers by host after a joining host has asked for ``np`` workers in all.
 
-    The host keeps the workers it had, and gets as many of ``np`` as the job's allowed sizes and its
-    devices on that host permit.
-    A host that asks again only gets workers that were desired on hosts that are gone: a worker that
-    `edl scale` or `edl drain` has removed is not added again. Workers of hosts that are gone are
-    left out of the result. If the host does not get all, other hosts that still wait get workers
-    together with it, as far as the job may have the sum: with 2 workers and `--sizes 2,4`, two
-    hosts that ask for 1 each get 1 each.
+    The host keeps the workers that are desired on it, and gets as many more, up to ``np``, as the
+    job's allowed sizes and its devices on that host permit. Nothing is written to ZooKeeper. A host
+    that asks again only gets workers that were desired on hosts that are gone: a worker that `edl
+    scale` or `edl drain` has removed is not added again. If such a removal has left the host fewer
+    than it had, ``desired`` is returned unchanged. Hosts that are gone have 0 workers in the
+    result. If the host does not get all, other hosts that still wait get workers together with it,
+    as far as the job may have the sum: with 2 workers and `--sizes 2,4`, two hosts that ask for 1
+    each get 1 each.
 
     Args:
         snapshot: the state of the job in ZooKeeper.
         desired: the number of workers desired on each host; it may be newer than the one in
             ``snapshot``.
         host: the host that asks.
-        np: how many workers the host asks for.
-        got: how many workers were desired on ``host`` when it asked last; None: it never asked.
-        late: whether all hosts have had the time to register. If False, and the job has no ring
-            yet, a host without an agent does not count as gone.
+        np: how many workers the host asks for, the ones that it has included.
+        got: how many workers were desired on ``host`` after it asked last; None: it never asked.
+        late: whether all hosts of a new job have had the time to register. If False, and the job
+            has no ring yet, a host without an agent does not count as gone.
 
     Returns:
         The number of desired workers by host.
@@ -67,19 +70,20 @@ def request_workers(
 def withdrawn(has: int, got: int | None) -> bool:
     """Return whether workers were taken from a host since it asked for them.
 
-    If so, the caller must not ask for them again.
+    If True, the caller must not ask for them again. It is False for a host that never asked.
 
     Args:
         has: how many workers are desired on the host now.
-        got: how many were desired there when it asked last; None: it never asked.
+        got: how many were desired there after it asked last; None: it never asked.
     """
     return got is not None and has < got
 
 
 def is_last(snapshot: Snapshot, host: str) -> bool:
-    """Return whether workers are desired on no present host other than ``host``.
+    """Return whether workers are desired on no host other than ``host`` that is present.
 
-    ``snapshot`` is the state of the job in ZooKeeper.
+    A host is present if it has an agent, a worker in ZooKeeper or a member of the newest
+    generation. ``snapshot`` is the state of the job in ZooKeeper.
     """
     others = snapshot.present - {host}
     return not any(count for name, count in snapshot.desired.hosts.items() if name in others)

@@ -1,5 +1,7 @@
 """Decide which workers the leader asks over HTTP, and whether their answers prove them dead.
 
+:func:`workers_to_probe` says whom to ask, :func:`proof` judges an answer. Neither asks anybody.
+
 ZooKeeper only knows whose session ended, and a session may end under a healthy worker. So a worker
 counts as dead on proof alone:
 
@@ -39,12 +41,12 @@ class LivenessLimits:
         switch_s: a switch in which no worker has failed takes less than this, in seconds.
         frozen_s: the ring stands still when no step has completed for this many seconds, and for
             ``frozen_steps`` times the usual step time.
-        frozen_steps: see ``frozen_s``.
+        frozen_steps: how many usual step times must pass without a complete step, see ``frozen_s``.
         answer_s: how long a worker's port may take to answer, in seconds.
         silence_s: for this many seconds after a missing answer, a worker counts as silent without
             being asked again.
-        newcomer_s: of n ready newcomers, each is asked again at the earliest n times this after its
-            last answer, in seconds.
+        newcomer_s: if n newcomers are ready, each of them is asked again at the earliest n times
+            this many seconds after its last answer.
         session_s: the ZooKeeper session time-out that was granted, in seconds: a frozen worker
             leaves ZooKeeper that much later.
     """
@@ -62,7 +64,7 @@ USUAL = LivenessLimits()
 
 
 class Liveness(StrEnum):
-    """The result of a request to a worker's port, as a sign of whether its process lives.
+    """The result of an HTTP request to a worker's port, as a sign of whether its process lives.
 
     ``ALIVE``: it answered. ``REFUSED``: no process listens, so the worker's process is gone and its
     machine is up. ``SILENT``: no answer came in time; the process may be frozen, overloaded or cut
@@ -80,7 +82,8 @@ class ProbeResult:
 
     Attributes:
         liveness: whether the port answered, refused the connection, or was silent.
-        name: the name of the worker that answered, as it says ("w3"); None: there was no answer.
+        name: the name of the worker that answered, as it says ("w3"), which may be another one than
+            was asked; None: there was no answer.
     """
 
     liveness: Liveness
@@ -93,7 +96,7 @@ class RingIdle:
 
     Attributes:
         quiet_s: the time since the last complete step that the leader knows of, in seconds.
-        usual_s: the usual time of a step, in seconds; 0 before the first step.
+        usual_s: the median time of a step, in seconds; 0 before the first step.
         observed: a clause about what the leader saw, for the end of the sentence that states a
             proof of death; empty: none.
         least_s: how long the ring must complete no step to count as standing still, in seconds;
@@ -110,10 +113,10 @@ class RingIdle:
 
     @property
     def stands(self) -> bool:
-        """Whether the ring stands still: no step completes for much longer than a step takes.
+        """Whether the ring stands still: no step has completed for much longer than a step takes.
 
-        It is so if ``quiet_s`` exceeds both ``least_s`` and ``limits.frozen_steps`` times
-        ``usual_s``.
+        It is so if ``quiet_s`` exceeds both ``least_s`` (None: ``limits.frozen_s``) and
+        ``limits.frozen_steps`` times ``usual_s``.
         """
         least_s = self.limits.frozen_s if self.least_s is None else self.least_s
         return self.quiet_s > max(least_s, self.limits.frozen_steps * self.usual_s)
@@ -126,12 +129,12 @@ def workers_to_probe(
     idle: RingIdle,
     heard_s: Mapping[int, float] = MappingProxyType({}),
 ) -> dict[int, tuple[str, int]]:
-    """Return the workers that the leader asks over HTTP whether they live.
+    """Return the addresses of the workers that the leader should ask over HTTP whether they live.
 
-    These are the members of a ring that is broken or about to change, the newcomers that are about
-    to join, and members that have left ZooKeeper. When the ring stands still, all its members are
-    asked: if one is frozen, its silence is then known when its session ends, which completes the
-    proof.
+    These are the ready newcomers, and all members of the newest generation and of the ring before
+    it if one of them has not entered that generation, has left ZooKeeper or reports a broken ring.
+    Evicted workers are never asked. When the ring stands still, all members are asked, too: if one
+    is frozen, its silence is then known when its session ends, which completes the proof.
 
     Members are not asked during a switch announced less than ``limits.switch_s`` ago, for that
     would slow it down, unless one has left ZooKeeper or reports a broken ring. With n ready
@@ -142,10 +145,11 @@ def workers_to_probe(
         leader: the id of the leader itself, which is not asked.
         announced_s: how long ago the present generation was announced, in seconds.
         idle: how long the ring has completed no step, and the time limits.
-        heard_s: for each worker, how long ago it answered last, in seconds.
+        heard_s: how long ago a worker answered last, in seconds, by worker id; a worker that is not
+            in it has never answered.
 
     Returns:
-        By worker id, (address, port) to ask.
+        the pair (address, port) to ask, by worker id.
     """
     members = {member.id: member for member in now.members}
     ready = [member for member in now.members if member.stage is Stage.READY]
@@ -166,10 +170,13 @@ def workers_to_probe(
 def proof(
     worker: int, place: str, answer: ProbeResult, now: Snapshot, idle: RingIdle
 ) -> str | None:
-    """Return a sentence that says what proves that ``worker`` is dead; None if nothing does.
+    """Return a sentence that says what proves that a worker is dead; None if nothing does.
+
+    It is dead if its process has ended (:func:`gone`), or if it is frozen or cut off: it did not
+    answer, has no ZooKeeper session, and the ring stands still or is broken.
 
     Args:
-        worker: the id of the worker.
+        worker: the id of the worker that was asked.
         place: where the worker was asked, in words for the sentence (its host and port).
         answer: the result of the request to its port.
         now: the state of the job in ZooKeeper.
@@ -196,13 +203,13 @@ def proof(
 
 
 def gone(worker: int, place: str, answer: ProbeResult) -> str | None:
-    """Return a sentence that says what proves that the process of ``worker`` has ended, else None.
+    """Return a sentence that says what proves that a worker's process has ended; None: it is open.
 
     It has ended if its port refuses connections, or if another worker answers there. The state of
-    the ring does not matter.
+    the ring does not matter. The sentence begins with :data:`GONE`.
 
     Args:
-        worker: the id of the worker.
+        worker: the id of the worker that was asked.
         place: where the worker was asked, in words for the sentence (its host and port).
         answer: the result of the request to its port.
     """
@@ -216,7 +223,8 @@ def gone(worker: int, place: str, answer: ProbeResult) -> str | None:
 def ring_members(generation: Generation | None) -> dict[int, RingMember]:
     """Return the members of a generation, and of the ring before it, by worker id.
 
-    The result is empty if ``generation`` is None.
+    A worker in both has its entry from the ring before. The result is empty if ``generation`` is
+    None.
     """
     return {s.id: s for s in (*generation.members, *generation.previous)} if generation else {}
 
@@ -224,7 +232,12 @@ def ring_members(generation: Generation | None) -> dict[int, RingMember]:
 def _enters(worker: int, now: Snapshot) -> bool:
     """Return whether a worker is a newcomer of a planned generation that no member has entered yet.
 
-    ``worker`` is the worker's id, ``now`` the state of the job in ZooKeeper.
+    False means that it is none, or that a member has entered the newest generation, or that this
+    generation was not planned but followed a start or a crash.
+
+    Args:
+        worker: the worker's id.
+        now: the state of the job in ZooKeeper, with its newest generation.
     """
     current = now.generation
     if current is None or not current.previous or worker not in current.joined:
@@ -234,16 +247,17 @@ def _enters(worker: int, now: Snapshot) -> bool:
 
 
 def _leaves(worker: int, now: Snapshot) -> bool:
-    """Return whether a worker leaves with the newest generation; False if that was not planned.
+    """Return whether a worker leaves in the planned switch to the newest generation.
 
-    ``worker`` is the worker's id, ``now`` the state of the job in ZooKeeper.
+    It is False if that generation was not planned but follows a start or a crash. ``worker`` is the
+    worker's id, ``now`` the state of the job in ZooKeeper.
     """
     current = now.generation
     return current is not None and bool(current.previous) and worker in current.left
 
 
 def _broken(now: Snapshot) -> bool:
-    """Return whether any worker reports the present ring as broken, so that no step can complete.
+    """Return whether any worker reports a broken ring that is not repaired; then no step completes.
 
     ``now`` is the state of the job in ZooKeeper.
     """
@@ -254,6 +268,8 @@ def _broken(now: Snapshot) -> bool:
 def _placed(worker: int, now: Snapshot) -> str:
     """Return the name of a worker with its rank and host: "w3 (rank 2, host a)".
 
+    A worker that is no member of the newest generation is "without a rank".
+
     ``worker`` is the worker's id, ``now`` the state of the job in ZooKeeper.
     """
     member = ring_members(now.generation).get(worker)
@@ -263,7 +279,7 @@ def _placed(worker: int, now: Snapshot) -> str:
 
 
 def _in_doubt(ring_members: Mapping[int, RingMember], members: Mapping[int, Member]) -> bool:
-    """Return whether any ring member has left ZooKeeper, or reports its present ring as broken.
+    """Return whether any ring member has left ZooKeeper, or reports that the ring it is in broke.
 
     Args:
         ring_members: the members of the newest generation and of the ring before it, by worker id.
@@ -277,10 +293,13 @@ def _in_doubt(ring_members: Mapping[int, RingMember], members: Mapping[int, Memb
 
 
 def _settled(generation: Generation | None, members: Mapping[int, Member]) -> bool:
-    """Return whether all members are in the ring of ``generation`` and none reports it broken.
+    """Return whether all members of ``generation`` are in its ring, and none reports it as broken.
 
-    It is False if there is no generation, or if a member has left ZooKeeper. ``members`` holds the
-    worker records in ZooKeeper, by worker id.
+    It is False if there is no generation, or if a member has left ZooKeeper.
+
+    Args:
+        generation: the newest generation; None: there is none.
+        members: the worker records in ZooKeeper, by worker id.
     """
     return generation is not None and all(
         member.id in members

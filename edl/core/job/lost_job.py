@@ -2,7 +2,9 @@
 
 Every worker has read the job's records before. A worker that knows the newest generation writes
 them: if an older generation were written, the next one would get a number that is already in use.
-    If no worker of the ring is left, a launcher writes.
+The workers try in the order of their ranks (:func:`begins_s`), if :func:`may_write` and
+:func:`is_newest` allow it. If no worker of the ring is left, a launcher writes, after
+:data:`LAUNCHER_S` (10) seconds.
 """
 
 from __future__ import annotations
@@ -19,12 +21,13 @@ PATIENCE_S = 60.0  # a process that cannot write the job takes it for removed af
 def begins_s(own: int, generation: Generation | None) -> float:
     """Return how many seconds a worker waits for lower ranks to write the job's records first.
 
-    Each rank waits :data:`TURN_S` seconds longer than the rank before it, up to rank :data:`TURNS`.
-    A worker without a rank waits as long as that; all wait 0 seconds before the first generation.
+    A worker waits :data:`TURN_S` (0.1) seconds for each lower rank, at most for :data:`TURNS` (50).
+    A worker without a rank in ``generation`` waits the longest time. Before the first generation
+    nobody waits: the result is 0.
 
     Args:
         own: the id of the worker.
-        generation: the newest generation that it has read; None: none.
+        generation: the newest generation that it has read; None: there was none yet.
     """
     rank = None if generation is None else generation.rank_of(own)
     return TURN_S * min(TURNS, 0 if generation is None else TURNS if rank is None else rank)
@@ -33,21 +36,24 @@ def begins_s(own: int, generation: Generation | None) -> float:
 def may_write(own: int, generation: Generation | None, evicted: Collection[int]) -> bool:
     """Return whether a worker may write the lost records of its job again.
 
+    It may if it is not evicted and is a member of the newest generation or of the ring before it;
+    before the first generation every worker may that is not evicted.
+
     Args:
         own: the id of the worker.
-        generation: the newest generation that the worker has read; it must be a member of that
-            one or of the ring before it. None: there was no generation yet.
-        evicted: the ids of the evicted workers, which may not write.
+        generation: the newest generation that the worker has read; None: there was none yet.
+        evicted: the ids of the evicted workers.
     """
     return own not in evicted and (generation is None or generation.knows(own))
 
 
 def is_newest(generation: Generation | None, known_to_others: Iterable[int]) -> bool:
-    """Return whether no other worker that answers knows a newer generation than this one does.
+    """Return whether no other worker that was asked knows a newer generation than this one does.
 
     Args:
-        generation: the newest generation that this worker has read; None: none.
-        known_to_others: the number of the newest generation that each other worker knows.
+        generation: the newest generation that this worker has read; None: none, which counts as 0.
+        known_to_others: the number of the newest generation that each other worker which answered
+            knows; empty gives True.
     """
     number = 0 if generation is None else generation.number
     return all(known <= number for known in known_to_others)
