@@ -67,9 +67,9 @@ class Departure:
 
     @property
     def moves(self) -> bool:
-        """Whether another worker is wanted in place of this one.
+        """Whether another worker is to take the place of this one, which stays until then.
 
-        If so, this one stays until the other one is ready.
+        It is True for ``UNASSIGNED`` and for a replacement, False for a drain and for SIGTERM.
         """
         return self.why is DepartureCause.UNASSIGNED or (
             self.why is DepartureCause.DRAIN and self.share == 0

@@ -109,7 +109,7 @@ def resumed_too_short(passed: int, saved: int) -> str:
 
 
 def passed_too_far(worker: int, passed: int, saved: int) -> str:
-    """Return the error message for a checkpoint of a fit that a script has skipped already.
+    """Return the error message for a checkpoint of a fit that a worker has skipped already.
 
     Args:
         worker: the worker's id.

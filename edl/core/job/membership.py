@@ -1,7 +1,8 @@
 """Decide which workers are in the ring next, and why: one pure function of what ZooKeeper says.
 
-The leader calls :func:`decide` whenever a fact changes. The first rule that applies decides; the
-reasons stand at the guards of :func:`_decide` and of the functions that it calls:
+The leader calls :func:`decide` whenever a record in ZooKeeper changes, and at intervals. The first
+rule that applies decides; the reasons stand at the guards of :func:`_decide` and of the functions
+that it calls:
 
 1. A job that is asked to stop gets a generation without members.
 2. A job without a ring starts; so does a job whose ring is proven dead to the last worker.
@@ -50,18 +51,24 @@ def decide(
 ) -> MembershipDecision:
     """Return what the leader does about the members of the job, with the reason.
 
+    The function has no effect; the leader carries out the decision. The rules 1 to 5 in the
+    module's docstring are tried in order, and the first that applies decides. Dead members are
+    evicted in any case.
+
     Args:
         now: the state of the job in ZooKeeper.
         term: the leader's own term.
-        ages: how long the facts in ``now`` have stayed the same.
+        ages: how long the facts in ``now`` have stayed the same, in seconds.
         limits: the time limits of the decision.
-        dead: workers proven dead, whether or not their session still lives: the proof by worker id.
+        dead: the proof that a worker is dead, as a sentence by worker id, whether or not the
+            worker's session still lives.
         silent: the ids of workers whose port has not answered just now; that alone proves nothing.
-        overdue: workers whose borrowed slots are due to be given back: the reason by worker id.
-            They count as dead as soon as another worker, which answers, has the state.
+        overdue: the reason to evict a worker because its borrowed slot is due to be given back, by
+            worker id. These workers count as dead if another worker of the ring has a session and
+            answers, so that the job's state is not lost.
 
     Returns:
-        The decision. It may hold no generation and nothing else to do; the reason is always set.
+        the decision. It may hold no generation and nothing else to do; the reason is always set.
     """
     # The state of the job must outlive the workers that are overdue.
     answering = {member.id for member in now.ring} - {*dead, *overdue, *now.evicted, *silent}
@@ -85,11 +92,16 @@ def decide(
 
 
 def _dead_members(now: Snapshot, dead: Iterable[int], silent: frozenset[int]) -> set[int]:
-    """Return the ids of the dead workers to evict.
+    """Return the ids of the workers in ``dead`` that the leader evicts.
 
-    They are members of the newest generation or of the one before, except workers that left with
-    the newest generation and have no record in ZooKeeper any more. The parameters are as in
-    :func:`decide`; ``dead`` holds the ids only.
+    They are members of the newest generation or of the one before that were not evicted yet.
+    Workers that left with the newest generation and have no record in ZooKeeper any more are not
+    evicted, unless they are silent before the switch. The result is empty when the job is over.
+
+    Args:
+        now: the state of the job in ZooKeeper.
+        dead: the ids of the workers that are proven dead.
+        silent: the ids of workers whose port has not answered just now.
     """
     current = now.generation
     if current is None or now.job.state.over:
@@ -112,9 +124,18 @@ def _decide(
     dead: frozenset[int],
     silent: frozenset[int],
 ) -> MembershipDecision:
-    """Return the decision for a job, by the first rule of this module that applies.
+    """Return the decision for a job, by the first rule of the module that applies.
 
-    The parameters are as in :func:`decide`; ``dead`` holds the ids only.
+    This function has rule 1 (a job that is to stop) and rule 2 (a job without a ring starts); for a
+    job with a ring it calls :func:`_decide_for_ring`. A job that has ended gets no generation.
+
+    Args:
+        now: the state of the job in ZooKeeper.
+        term: the leader's own term.
+        ages: how long the facts in ``now`` have stayed the same, in seconds.
+        limits: the time limits of the decision.
+        dead: the ids of the workers that are proven dead.
+        silent: the ids of workers whose port has not answered just now.
     """
     # A worker counts while it has a session and is neither proven dead nor evicted.
     gone = frozenset({*dead, *now.evicted})
@@ -146,10 +167,20 @@ def _decide_for_ring(
 ) -> MembershipDecision:
     """Return the decision for a job that has a ring: restart, repair or change it, or wait.
 
-    These are rules 2 to 5 of the module. While no worker has entered the generation ``current``,
-    the ring is that of the generation before. The workers in ``gone`` are proven dead or evicted;
-    those in ``healthy``, by id, have a session; ``silent`` did not answer just now, which proves
-    nothing. The other parameters are as in :func:`decide`.
+    Until a worker has entered the generation ``current``, the ring is that of the generation
+    before. A ring of which no worker has a session is started again or waited for; a broken one is
+    repaired; a ring of which a worker has finished gets no further generation; else the ring is
+    changed as planned.
+
+    Args:
+        now: the state of the job in ZooKeeper.
+        current: the newest generation.
+        healthy: the workers that have a session and are neither proven dead nor evicted, by id.
+        gone: the ids of the workers that are proven dead or evicted.
+        silent: the ids of workers whose port has not answered just now, which proves nothing.
+        term: the leader's own term.
+        ages: how long the facts in ``now`` have stayed the same, in seconds.
+        limits: the time limits of the decision.
     """
     ring = now.ring
     # A member that lost its session is not dead for that: it opens another one, and reports then.
@@ -179,11 +210,20 @@ def _decide_for_running(
     ages: Ages,
     limits: Limits,
 ) -> MembershipDecision:
-    """Return the decision for a ring that no member reports as broken, by rules 4 and 5.
+    """Return the decision for a ring that no member reports as broken: to change it, or to wait.
 
-    ``current`` is the newest generation. The workers in ``gone`` are proven dead or evicted; the
-    ones in ``healthy``, by id, are not, and have a session. The other parameters are as in
-    :func:`decide`.
+    A planned generation that no member has entered is replaced if a newcomer of it cannot join.
+    Nothing else is decided until all members have entered the newest generation and have a session.
+
+    Args:
+        now: the state of the job in ZooKeeper.
+        current: the newest generation.
+        healthy: the workers that have a session and are neither proven dead nor evicted, by id.
+        gone: the ids of the workers that are proven dead or evicted.
+        silent: the ids of workers whose port has not answered just now, which proves nothing.
+        term: the leader's own term.
+        ages: how long the facts in ``now`` have stayed the same, in seconds.
+        limits: the time limits of the decision.
     """
     # Rule 4: newcomers that cannot join hold no state, so a generation without them may take the
     # place of this one, while no member has entered it and the ring before goes on. It does not
@@ -225,15 +265,17 @@ def _start(
 ) -> MembershipDecision:
     """Return the decision to start a ring with the ready workers, or to wait for more of them.
 
-    This is rule 2 of the module. Ranks go host by host: first the hosts in ``before``, then other
-    hosts by their lowest worker id.
+    It starts with the largest allowed number of ready workers if ``wanted`` are ready, or if the
+    leader's term is ``limits.start_s`` seconds old and ``min_np`` are ready. A decision to wait
+    evicts newcomers that have been preparing for too long. Ranks go host by host: first the hosts
+    in ``before``, then other hosts by their lowest worker id. The generation has the number 1.
 
     Args:
         now: the state of the job in ZooKeeper.
         wanted: how many workers the ring is to have.
         healthy: the workers that are alive and have a session, by id.
         term: the leader's term.
-        ages: how long the facts in ``now`` have stayed the same.
+        ages: how long the facts in ``now`` have stayed the same, in seconds.
         limits: the leader's time limits.
         before: the hosts of a ring that has died, in the order of its ranks; empty: there was none.
     """
@@ -272,18 +314,19 @@ def _restart(
 ) -> MembershipDecision:
     """Return the decision to start a job again, or to wait, when its whole ring has left ZooKeeper.
 
-    This is rule 2 of the module. If a newcomer holds the job's state, the job goes on from that;
-    otherwise it starts like a new job, with no state but a checkpoint.
+    It waits while a worker may be alive with the job's state. If a newcomer of ``current`` holds
+    the state, the job goes on from that; otherwise it starts like a new job, with no state but a
+    checkpoint.
 
     Args:
         now: the state of the job in ZooKeeper.
         current: the newest generation.
-        ring: the members of the ring that is lost.
+        ring: the members of the ring that is lost, in rank order.
         healthy: the workers that are alive and have a session, by id.
         no_session: the ids of workers that are not proven dead and may hold the job's state; the
             job waits for them.
         term: the leader's term.
-        ages: how long the facts in ``now`` have stayed the same.
+        ages: how long the facts in ``now`` have stayed the same, in seconds.
         limits: the leader's time limits.
     """
     # A worker without a session may be training, with the newest state.
@@ -333,13 +376,17 @@ def _restart(
 def _wanted_after_death(now: Snapshot, ages: Ages, limits: Limits) -> tuple[int, tuple[str, ...]]:
     """Return with how many workers a job starts again after its whole ring has died.
 
+    It is an allowed size, chosen by the assigned number of workers; hosts without an agent are left
+    out once the leader's term is ``limits.gather_s`` seconds old, if the others are enough.
+
     Args:
         now: the state of the job in ZooKeeper.
-        ages: how long the facts in ``now`` have stayed the same.
-        limits: the leader's time limits; a host without an agent is waited for during ``gather_s``.
+        ages: how long the leader's term has lasted, in seconds.
+        limits: the leader's time limits.
 
     Returns:
-        (the number of workers, the names of the hosts without an agent that are not waited for).
+        the pair (the number of workers, the names of the hosts without an agent that are not waited
+        for).
     """
     agents = {host.name for host in now.hosts}
     hostless = tuple(host for host, n in now.assigned.hosts.items() if n and host not in agents)
@@ -357,9 +404,13 @@ def _lost_newcomers(
 ) -> tuple[int, ...]:
     """Return the ids of the newcomers of ``current`` that cannot join it.
 
-    These are the dead or evicted ones (``gone``), then those whose script is in another fit (call
-    of Keras' ``fit``) than the ring of ``current``. ``healthy`` holds the other workers with a
-    session, by id.
+    First come the dead or evicted ones, then those whose script is in another fit (call of Keras'
+    ``fit``) than the ring of ``current``. A newcomer that only has lost its session can still join.
+
+    Args:
+        current: the newest generation.
+        healthy: the workers that have a session and are neither dead nor evicted, by id.
+        gone: the ids of the workers that are proven dead or evicted.
     """
     dead = tuple(worker for worker in current.joined if worker in gone)
     joined = (worker for worker in current.joined if worker in healthy)
@@ -375,8 +426,9 @@ def _replace_newcomers(
 ) -> MembershipDecision:
     """Return the decision that replaces a planned generation by one without its lost newcomers.
 
-    This is rule 4 of the module. If fewer workers than wanted would be left without the lost
-    newcomers, that many of the workers that were to leave stay.
+    The new generation has the next number. If fewer workers than wanted would be left without the
+    lost newcomers, that many of the workers that were to leave stay, at most one for each lost
+    newcomer; those that got SIGTERM are the last to be kept.
 
     Args:
         now: the state of the job in ZooKeeper.
@@ -420,14 +472,18 @@ def _replace_newcomers(
 def _departing(current: Generation, healthy: Mapping[int, Member]) -> list[int]:
     """Return the ids of the workers that leave with a generation, those that got SIGTERM last.
 
-    ``current`` is the generation. Only workers in ``healthy`` (alive, with a session, by id) count.
+    The others are in rank order.
+
+    Args:
+        current: the generation.
+        healthy: the workers that are alive and have a session, by id; only these are in the result.
     """
     leavers = [m.id for m in current.previous if m.id in current.left and m.id in healthy]
     return sorted(leavers, key=lambda worker: healthy[worker].stage is Stage.LEAVING)
 
 
 def _heard(newcomer: Member, planned: Generation) -> bool:
-    """Return whether a newcomer of a planned generation has told whether it has the job's state.
+    """Return whether a newcomer of a planned generation has told if it has the job's state or not.
 
     It has told once it has entered the generation ``planned``, has noted in its record that it has
     seen it, or has reported that the generation's ring broke.
@@ -436,5 +492,5 @@ def _heard(newcomer: Member, planned: Generation) -> bool:
 
 
 def _has_entered(member: Member, generation: Generation) -> bool:
-    """Return whether ``member`` is in the ring of ``generation``, or of a newer one."""
+    """Return whether ``member``, by its record, has entered ``generation`` or a newer one."""
     return member.generation >= generation.number

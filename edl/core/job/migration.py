@@ -1,5 +1,7 @@
 """Tell how far a migration of workers between two hosts is, and how it went.
 
+The entry points are :func:`standing` during a migration and :func:`outcome` after it.
+
 All is read from the job's records in ZooKeeper. The migration itself follows from the desired
 workers: the target's agent starts newcomers, the leader keeps the workers that leave the source
 until the newcomers are ready, and lets all change places in one switch
@@ -22,7 +24,9 @@ from edl.core.snapshot import Snapshot
 
 @dataclass(frozen=True)
 class Move:
-    """A request to migrate workers between two hosts, and the state of the job at that time.
+    """A request to migrate workers between two hosts, as it was written to ZooKeeper.
+
+    As a text it is "2 workers of JOB from SOURCE to TARGET".
 
     Attributes:
         job: the name of the job.
@@ -30,7 +34,7 @@ class Move:
         target: the host that gets new workers in their place.
         np: how many workers move.
         desired: the number of desired workers by host that the request wrote to ZooKeeper.
-        since: the number of the newest generation when the migration was asked for.
+        since: the number of the newest generation when the migration was asked for; 0: none.
     """
 
     job: str
@@ -49,11 +53,14 @@ class MigrationStatus:
     """How far a migration of workers between two hosts has come.
 
     Attributes:
-        done: whether all workers that were to move have moved.
-        there: how many of them have moved: the new workers on the target that are in the ring.
-        changed: whether other numbers of workers have been asked for on the two hosts since the
-            migration was asked for.
-        arrived: by host, the number of workers in the ring or on their way into it.
+        done: whether the two hosts have the numbers of workers that are desired now, and all
+            members have entered the newest generation.
+        there: how many workers have moved: the new workers on the target that are members of the
+            newest generation, at most the number that was asked for.
+        changed: whether the numbers of workers desired on the two hosts are other ones than the
+            migration asked for.
+        arrived: by host, the number of members of the newest generation and of newcomers that are
+            preparing or ready.
         text: the progress as a sentence, for people.
     """
 
@@ -66,14 +73,15 @@ class MigrationStatus:
 
 @dataclass(frozen=True)
 class Migration:
-    """A migration of workers between two hosts that is over.
+    """A migration of workers between two hosts that is over. As a text it is a sentence for people.
 
     Attributes:
         move: the request to migrate workers.
-        generations: the numbers of the generations in which workers moved.
-        stall_s: for how many seconds the migration held up the workers that stayed; None: not
-            known.
-        known: whether ``generations`` is complete.
+        generations: the numbers of the generations in which workers moved, in ascending order.
+        stall_s: for how many seconds in all the switches of the migration held up the workers that
+            stayed; None: not known, or there was no switch.
+        known: whether ``generations`` is complete; if False, the records of some generation were
+            lost.
     """
 
     move: Move
@@ -94,9 +102,11 @@ class Migration:
 
 
 def standing(move: Move, now: Snapshot) -> MigrationStatus:
-    """Return how far a migration has come.
+    """Return how far a migration has come; it goes on whatever the result is.
 
-    ``move`` is the request to migrate, ``now`` the state of the job in ZooKeeper.
+    Args:
+        move: the request to migrate.
+        now: the state of the job in ZooKeeper.
     """
     generation, desired = now.generation, now.desired.hosts
     members = generation.members if generation is not None else ()
@@ -133,13 +143,15 @@ def outcome(
 ) -> Migration:
     """Return how a finished migration went, from the job's event log and the generations seen.
 
+    The generations after ``move.since`` up to ``last`` are looked at.
+
     Args:
         move: the request to migrate workers.
         events: the job's event log.
-        hosts: the host of each worker, by the worker's name ("w3").
+        hosts: the name of each worker's host, by the worker's name ("w3").
         last: the number of the generation in which the migration was done.
-        seen: generations that were read during the migration; a generation whose leader died before
-            it could log it is not in the event log.
+        seen: generations that the caller has read during the migration; a generation whose leader
+            died before it could log it is not in the event log.
     """
     logged = {e.generation: e.details for e in events if isinstance(e.details, GenerationDetails)}
     written = {n: (one.joined, one.left, one.repair) for n, one in logged.items()}
@@ -149,10 +161,13 @@ def outcome(
     between = range(move.since + 1, last + 1)
 
     def moved(joined: Sequence[str], left: Sequence[str], repair: bool) -> bool:
-        """Return whether workers moved in a generation.
+        """Return whether workers came to the target or left the source in a generation.
 
-        ``joined`` and ``left`` are the names of the workers that joined and left with it. The
-        result is False if ``repair``: then the workers that left have died.
+        Args:
+            joined: the names of the workers that joined with it.
+            left: the names of the workers that left with it.
+            repair: whether it repaired a broken ring: then the workers that left have died, and the
+                result is False.
         """
         if repair:  # the workers that left have died
             return False
@@ -167,8 +182,8 @@ def outcome(
 
 
 def stall_s(switch: SwitchDetails) -> float:
-    """Return the seconds in which the old member that waited longest did not train in a switch.
+    """Return for how many seconds a switch held up the old member that waited longest.
 
-    It is 0 if the switch had no old member.
+    It is 0.0 if the switch had no old member. ``switch`` has the times of each worker.
     """
     return max((p.stall_s for p in switch.workers.values() if p.role == "old"), default=0.0)

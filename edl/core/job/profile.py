@@ -1,5 +1,7 @@
 """Compute what a job gains from more workers: the curve of its throughput over its size.
 
+:func:`measured_point` measures one size, a :class:`Curve` collects the sizes.
+
 Two readings of one worker's counters, taken by its own clock at the ends of two steps of one ring,
 give the throughput. Its only error is the noise of the steps' times::
 
@@ -34,10 +36,10 @@ class Point(Record):
 
     Attributes:
         np: the number of workers.
-        throughput: the units of work in a second, of all workers together.
+        throughput: the units of work that all workers together do in a second.
         step_s: the mean time of a step, in seconds.
         steps: how many steps were measured.
-        seconds: how long these steps took.
+        seconds: how long these steps took together.
         unit: the unit of work: :data:`SAMPLES` or :data:`COMMITS`.
     """
 
@@ -56,7 +58,7 @@ class Curve(Record):
     Attributes:
         job: the name of the job.
         taken: when the profile was taken, in seconds since 1970, for people only.
-        points: one measurement for each size, in ascending order of size.
+        points: one measurement for each number of workers, in ascending order of that number.
     """
 
     job: str
@@ -64,30 +66,34 @@ class Curve(Record):
     points: tuple[Point, ...] = ()
 
     def with_point(self, point: Point) -> Curve:
-        """Return the curve with ``point`` added; it replaces a point with as many workers."""
+        """Return a copy of the curve with ``point``, which replaces a point of the same size."""
         others = (p for p in self.points if p.np != point.np)
         points = tuple(sorted((*others, point), key=lambda p: p.np))
         return Curve(self.job, self.taken, points)
 
     def speedup(self, point: Point) -> float:
-        """Return the throughput at ``point``, divided by that of the smallest size."""
+        """Return the throughput at ``point``, divided by that of the curve's smallest size.
+
+        It is 0.0 if the smallest size has no throughput. The curve must have a point.
+        """
         least = self.points[0].throughput
         return point.throughput / least if least else 0.0
 
     def efficiency(self, point: Point) -> float:
-        """Return the speed-up at ``point`` (:meth:`speedup`), divided by the ratio of the workers.
+        """Return the speed-up at ``point``, divided by how many times as many workers it has.
 
-        Speed-up and ratio are relative to the point with the fewest workers. The result is 1 if
-        throughput grows in proportion to the number of workers, and mostly less.
+        Both are relative to the curve's point with the fewest workers. The result is 1 if
+        throughput grows in proportion to the number of workers, and mostly less. The curve must
+        have a point.
         """
         return self.speedup(point) * self.points[0].np / point.np
 
     def figures(self) -> dict[str, Any]:
-        """Return throughput by number of workers as JSON values, as `edl profile --json` has it.
+        """Return the curve as a dict of JSON values, as `edl profile --json` has it.
 
-        Each point also has its speed-up and efficiency over the smallest size.
-
-        All figures are rounded.
+        The keys are "job", "taken", "unit" ("samples/s" or "commits/s") and "points", a list with
+        the values of each :class:`Point`, its "speedup" and its "efficiency" over the smallest
+        size. The values of the points are rounded.
         """
         return {
             "job": self.job,
@@ -109,15 +115,17 @@ class Curve(Record):
 
     @property
     def unit(self) -> str:
-        """The unit of the throughput: "samples/s" or "commits/s"."""
+        """The unit of the throughput: "samples/s" or "commits/s"; without a point "samples/s"."""
         return f"{self.points[0].unit if self.points else SAMPLES}/s"
 
 
 def sizes(text: str) -> tuple[int, ...]:
-    """Parse numbers of workers such as "1..4", "1,2,4" or "3"; return them from the largest on.
+    """Return the numbers of workers in a text such as "1..4", "1,2,4" or "3", largest first.
+
+    Both ends of "1..4" are included; a number that comes twice is returned once.
 
     Raises:
-        UsageError: ``text`` names no number, or one below 1.
+        UsageError: ``text`` names no number, has another form, or has a number below 1.
     """
     try:
         first, dots, last = text.partition("..")
@@ -128,10 +136,12 @@ def sizes(text: str) -> tuple[int, ...]:
 
 
 def in_order(found: Iterable[int], text: str = "") -> tuple[int, ...]:
-    """Return numbers of workers as a profile measures them: from the largest on, each once.
+    """Return numbers of workers in the order in which a profile measures them: largest first.
+
+    A number that comes twice is returned once.
 
     Args:
-        found: the numbers of workers.
+        found: the numbers of workers, in any order.
         text: what the user has typed, for the error message; empty: the numbers are shown.
 
     Raises:
@@ -148,15 +158,16 @@ def in_order(found: Iterable[int], text: str = "") -> tuple[int, ...]:
 def measured_point(
     readings: Sequence[ProgressSample], np: int, steps: int = STEPS, warm_up: int = WARM_UP
 ) -> Point | None:
-    """Return the throughput of the newest ring; None if it was not seen for long enough.
+    """Return the throughput of the ring of the last reading; None if it was not seen long enough.
 
-    The time between two epochs, in which a script evaluates or saves, is left out. It is included
-    if epochs are so short that fewer than ``steps`` steps are left of :data:`PATIENCE` times
-    ``steps``.
+    The readings of the last reading's worker in its present ring are used. The time between two
+    epochs, in which a script evaluates or saves, is left out. It is included if epochs are so short
+    that of :data:`PATIENCE` (3) times ``steps`` steps fewer than ``steps`` lie within epochs.
 
     Args:
-        readings: readings of the progress counters of one worker after another, oldest first.
-        np: the size that the ring must have, else None is returned.
+        readings: the progress counters of one worker at one time each, oldest first; when a ring
+            ends, the worker may be another one.
+        np: the number of workers that the ring must have; else None is returned.
         steps: how many steps must be measured at least.
         warm_up: how many first steps of the ring are left out.
     """
@@ -179,8 +190,10 @@ def measured_point(
 def _newest(readings: Sequence[ProgressSample]) -> list[ProgressSample]:
     """Return the readings of the last reading's worker in its present ring, oldest first.
 
-    A reading holds the progress counters of one worker at one time. Of several readings at the same
-    step the newest one is kept. ``readings`` has the oldest first, too.
+    Of several readings at the same step only the newest one is returned.
+
+    Args:
+        readings: the progress counters of one worker at one time each, oldest first.
     """
     run: list[ProgressSample] = []
     for reading in reversed(readings):
@@ -193,7 +206,7 @@ def _newest(readings: Sequence[ProgressSample]) -> list[ProgressSample]:
 
 
 def _steps(a: ProgressSample, b: ProgressSample) -> float:
-    """Return the number of steps from the reading ``a`` to the later reading ``b``."""
+    """Return the number of steps that the worker trained from reading ``a`` to the later ``b``."""
     return b.step - a.step
 
 

@@ -1,4 +1,7 @@
-"""Keep track of the desired workers of a job while it is profiled, and restore them afterwards.
+"""Compute which workers a profiled job shall have afterwards, whoever has changed them meanwhile.
+
+The process that profiles keeps a :class:`ProfileView`, and afterwards asks its
+:meth:`ProfileView.fate_of` and :meth:`ProfileView.given_back`.
 
 A profile measures a job at several numbers of workers, so it changes the size again and again.
 Meanwhile a person may ask for another size, or hosts and workers may join and leave. A size that a
@@ -20,10 +23,12 @@ from edl.core.records import Job
 class ProfileHold(Record):
     """The record at the node ``profile/hold`` of a job, which says that a process profiles the job.
 
+    It vanishes with the ZooKeeper session of that process.
+
     Attributes:
-        token: the identity of the profile.
+        token: a text that identifies the profile.
         by: the process that profiles, for people: "process 4711 on node1".
-        before: the number of desired workers by host before the profile.
+        before: the number of desired workers by host when the profile began.
         asked: whether a person has asked for a number of workers during the profile; that number
             then stays.
     """
@@ -37,8 +42,9 @@ class ProfileHold(Record):
 class HoldState(StrEnum):
     """The reason why a job that is profiled has its present desired placement.
 
-    ``OURS``: the profile asked for it. ``MOVED``: hosts or workers joined or left. ``ASKED``: a
-    person, or another profile, asked for it, or it is not known who did.
+    ``OURS``: the profile asked for it, or it is the one before the profile. ``MOVED``: hosts or
+    workers joined or left. ``ASKED``: a person, or another profile, asked for it, or it is not
+    known who did.
     """
 
     OURS = "nobody else has changed it"
@@ -53,10 +59,11 @@ class ProfileView:
     A profile measures the job at several numbers of workers, and restores the old one afterwards.
 
     Attributes:
-        token: the identity of the profile, as in its record (:class:`ProfileHold`) in ZooKeeper.
+        token: the text that identifies the profile, as in its record (:class:`ProfileHold`).
         before: the desired placement (workers by host) before the profile.
         ours: each placement that the profile found, wrote, or may have written.
-        last: the newest of these that is known to have been in force; None: not known.
+        last: the newest placement in ``ours`` that is known to have been in ZooKeeper; None: not
+            known.
     """
 
     token: str
@@ -67,7 +74,8 @@ class ProfileView:
     def overruled(self, hold: ProfileHold) -> bool:
         """Return whether a person has asked for a size during the profile, or another profile runs.
 
-        ``hold`` is the record in ZooKeeper of the profile that runs now.
+        If so, this profile must not change the size any more. ``hold`` is the record in ZooKeeper
+        of the profile that runs now.
         """
         return hold.asked or hold.token != self.token
 
@@ -92,6 +100,8 @@ class ProfileView:
         self, desired: Placement, fate: HoldState, slots: Mapping[str, int], job: Job
     ) -> Placement:
         """Return the placement (workers by host) that shall be desired after the profile.
+
+        Nothing is written to ZooKeeper.
 
         Each host gets what the profile has taken, and loses what the profile has added, as far as
         its slots and the limits of the job allow. A placement that a person asked for stays as it
@@ -120,9 +130,15 @@ class ProfileView:
 
 
 def _within(new: dict[str, int], desired: Placement, job: Job) -> Placement:
-    """Return ``new``, changed towards ``desired`` until ``job`` may have its number of workers.
+    """Change ``new`` towards ``desired`` until ``job`` may have its number of workers; return it.
 
-    Both are numbers of workers by host; ``new`` is changed in place.
+    If the job may not have that number, the number that its sizes fit to it is aimed at: hosts with
+    more workers than ``desired`` lose some, the last by name first, or hosts with fewer get some.
+
+    Args:
+        new: the number of workers by host, which is changed in place.
+        desired: the number of workers by host that is desired now; no host is changed beyond it.
+        job: the job, whose sizes limit the number.
     """
     fitting = job.sizes.fit(sum(new.values()))
     for host in sorted(new, reverse=True):

@@ -1,4 +1,6 @@
-"""Repair a ring that broke: rule 3 of :mod:`edl.core.job.membership`.
+"""Decide how a ring that broke is repaired: rule 3 of :mod:`edl.core.job.membership`.
+
+The entry point is :func:`repair`.
 
 The leader waits until each member of the ring has reported its last step, is dead, or is evicted.
 Then the survivors go on from the state of one that has made the most progress, by steps and then by
@@ -26,15 +28,19 @@ def repair(
     ages: Ages,
     limits: Limits,
 ) -> MembershipDecision:
-    """Return the decision that repairs a broken ring, or one that says which reports are awaited.
+    """Return the decision that repairs a broken ring, or one to wait for reports of its members.
+
+    A repair is a generation with the next number, of the workers that have reported, in their old
+    order. It is decided when each member of the ring has reported, is dead or has finished.
 
     Args:
         current: the newest generation.
         ring: the members of the ring that broke, in rank order.
         training: the healthy workers that have not finished, by id.
-        no_session: the ids of members without a session, which may live and hold the newest state.
+        no_session: the ids of members without a session that are not proven dead: they may live and
+            hold the newest state.
         term: the leader's term.
-        ages: how long the ring has been broken.
+        ages: for how many seconds the ring has been broken.
         limits: the leader's time limits.
     """
     unreported = [m.id for m in ring if m.id in training and not broke(training[m.id], current)]
@@ -79,9 +85,10 @@ def _await_reports(
     Args:
         current: the newest generation.
         unreported: the ids of members with a session that have not reported.
-        no_session: the ids of members without a session.
+        no_session: the ids of members without a session that are not proven dead; they are evicted,
+            too.
         is_safe: whether a member that has reported holds the state of the job.
-        ages: how long the ring has been broken.
+        ages: for how many seconds the ring has been broken.
         limits: the leader's time limits.
     """
     broken = f"generation {current.number} is broken"
@@ -100,15 +107,19 @@ def _await_reports(
 
 
 def _state_source(progress: Mapping[int, tuple[int, int]]) -> tuple[int, tuple[int, ...]]:
-    """Choose the worker whose state a repaired ring goes on from.
+    """Choose the worker from whose state a repaired ring goes on, and who receives that state.
+
+    It is the first worker with the most progress, by steps and then by exchanges. The workers that
+    have completed fewer steps receive its state. If no worker has a state, the first one is chosen,
+    and all receive its initial state.
 
     Args:
-        progress: for each survivor by worker id, in the order of ranks: (the last step that it has
-            completed, the number of exchanges since). A step of -1 is that of a worker without
-            state.
+        progress: for each survivor by worker id, in the order of ranks: the pair (the last step
+            that it has completed, the number of exchanges with the other workers since). A step of
+            -1 is that of a worker without state.
 
     Returns:
-        (the id of that worker, the ids of the workers that receive the state from it).
+        the pair (the id of that worker, the ids of the workers that receive the state from it).
     """
     most = max(progress.values())
     newest, _ = most
@@ -122,7 +133,8 @@ def _state_source(progress: Mapping[int, tuple[int, int]]) -> tuple[int, tuple[i
 def has_state(members: Iterable[Member], current: Generation) -> bool:
     """Return whether any of ``members`` holds the job's state and reports its ring as broken.
 
-    ``members`` are records of workers. ``current`` is the newest generation; a report of a break
-    that it has repaired already does not count.
+    Args:
+        members: the records of workers.
+        current: the newest generation; a report of a break that it has repaired does not count.
     """
     return any(m.broken is not None and m.broken.step >= 0 and broke(m, current) for m in members)

@@ -1,5 +1,7 @@
 """Choose the host on which one worker is replaced: another host if it has room, else the same.
 
+The entry point is :func:`replacement`; :func:`taken_back` undoes its result.
+
 In both cases there is one switch: the leader keeps the worker until its replacement is ready
 (:mod:`edl.core.job.resize`), which the agent of the chosen host starts meanwhile.
 """
@@ -18,14 +20,19 @@ def replacement(
 ) -> tuple[str, Placement] | None:
     """Return the host for the replacement of ``worker``, and the workers to desire for it.
 
+    It is the other host with the most free slots, by name if several have as many, and the worker's
+    own host only if no other one has a free slot. Nothing is written to ZooKeeper.
+
     Args:
         now: the state of the job in ZooKeeper.
         worker: the id of the worker to replace.
-        avoided: hosts that are not chosen, because they are slow themselves.
+        avoided: the names of hosts that are not chosen, because they are slow themselves; the
+            worker's own host may be one.
 
     Returns:
-        (the host, the number of desired workers by host); None if no host has room, if ``worker``
-        is no member of the ring, or if the launcher assigns by slot.
+        the pair (the host's name, the number of desired workers by host, unchanged if the host is
+        the worker's own); None if no host has a free slot, if ``worker`` is no member of the ring,
+        or if the launcher assigns by slot.
     """
     member = (
         next((s for s in now.generation.members if s.id == worker), None)
@@ -51,9 +58,13 @@ def replacement(
 def taken_back(now: Snapshot, request: Request) -> Placement:
     """Return the desired workers by host after a replacement is given up, as no worker started.
 
+    The worker is wanted on its own host again. The desired workers stay as they are if the worker
+    has left the ring, or if its replacement was to start on its own host.
+
     Args:
         now: the state of the job in ZooKeeper.
-        request: the request to replace a worker, which names the host of the replacement.
+        request: the request to replace a worker, which names the worker and the host of the
+            replacement.
     """
     desired, generation = dict(now.desired.hosts), now.generation
     members = generation.members if generation is not None else ()
@@ -67,6 +78,7 @@ def taken_back(now: Snapshot, request: Request) -> Placement:
 def _free(host: Host, desired: int) -> int:
     """Return how many slots of ``host`` are free when ``desired`` workers are wanted there.
 
-    It is 0 if the host is about to leave; disabled slots are not free.
+    It is 0 if the host is about to leave; disabled slots are not free. It is negative if more
+    workers are wanted than the host has slots that are not disabled.
     """
     return 0 if host.leaving else host.slots - len(host.disabled) - desired
