@@ -1,4 +1,6 @@
-"""Define the specification of a job: its launcher writes it once, workers and agents read it.
+"""Define the specification of a job, :class:`JobSpec`: command, numbers of workers, settings.
+
+The process that starts the job writes it once to ZooKeeper; workers and agents read it.
 
 Settings of a machine or a process (addresses, ZooKeeper, the slot) are in :mod:`edl.config`.
 """
@@ -16,8 +18,9 @@ from edl.core.sizes import Sizes
 class JobSettings(Record):
     """The settings of one job: its time limits (in seconds) and how it trains.
 
-    All processes of the job have the same settings. Each field says its meaning where it is
-    declared; docs/reference/settings.md lists them all.
+    All processes of the job have the same settings. Each field is one setting, with its meaning as
+    an argument of ``setting()``; docs/reference/settings.md lists them all. The user sets them by
+    options of `edl run` and by ``EDL_...`` variables.
 
     Raises:
         ConfigError: a value is out of range.
@@ -133,7 +136,7 @@ class JobSettings(Record):
     )
 
     def __post_init__(self) -> None:
-        """Replace values of older versions by their new names, and check all values.
+        """Replace values that older versions of edl wrote by today's, and check all values.
 
         Raises:
             ConfigError: a value is out of range.
@@ -144,9 +147,10 @@ class JobSettings(Record):
 
     @property
     def repair_timeout_s(self) -> float:
-        """The seconds for which a repair of the ring waits for a worker that may be alive.
+        """For how many seconds a broken ring waits for the report of a worker that may be alive.
 
-        If the worker has not reported by then, the ring is repaired without it.
+        It is the longer one of ``switch_timeout_s`` and ``elastic_timeout_s``. If the worker has
+        not reported by then, it is evicted and the ring is repaired without it.
         """
         return max(self.switch_timeout_s, self.elastic_timeout_s)
 
@@ -155,14 +159,15 @@ class JobSettings(Record):
 class JobSpec(Record):
     """The specification of a job: its command, its numbers of workers and its settings.
 
-    The process that starts the job writes it: `edl run`, or the first `edl-worker` of horovodrun.
+    The process that starts the job makes it and writes it to ZooKeeper: `edl run`, a program, or
+    the first `edl-worker` of horovodrun.
 
     Attributes:
-        command: the command line of each worker.
+        command: the words of the command line of each worker, the program first.
         np: the number of workers to start with.
-        sizes: the world sizes that the job may have.
+        sizes: the numbers of workers that the job may have.
         settings: the settings of the job.
-        cwd: the working directory of the workers.
+        cwd: the working directory of the workers; empty: that of their launcher.
     """
 
     command: tuple[str, ...]
@@ -172,14 +177,14 @@ class JobSpec(Record):
     cwd: str = ""
 
     def differences(self, other: JobSpec) -> dict[str, tuple[object, object]]:
-        """Return the values in which this specification differs from ``other``.
+        """Return the values in which this specification differs from ``other``; empty if in none.
 
         Both specify the same job, and were made by two processes that take part in it. ``np`` and
         ``resume`` are not compared: only the process that starts the job first uses them.
 
         Returns:
-            a mapping from the name of each value that differs to the pair (value here, value in
-            ``other``).
+            the pair (value here, value in ``other``) of each value that differs, by its name:
+            "command", "cwd", or that of a field of the sizes or settings.
         """
         mine, theirs = (
             {

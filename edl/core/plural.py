@@ -11,7 +11,10 @@ def verb(count: int, one: str = "is", several: str = "are") -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """Return ``count`` and the noun ``what``, with an "s" if needed: "1 slot", "2 slots"."""
+    """Return ``count`` and the noun ``what``, with an "s" unless ``count`` is 1: "2 slots".
+
+    ``what`` is in the singular: "slot".
+    """
     return f"{count} {verb(count, what, f'{what}s')}"
 
 
@@ -21,12 +24,12 @@ def workers(count: int) -> str:
 
 
 def workers_train(count: int) -> str:
-    """Return how many workers train: "1 worker trains", "2 workers train" (``count``: 2)."""
+    """Return how many workers train, as a clause: "1 worker trains", "2 workers train"."""
     return f"{workers(count)} {verb(count, 'trains', 'train')}"
 
 
 def names(numbers: Sequence[int]) -> str:
-    """Return the names of the workers with these ``numbers``, such as "w1, w3"."""
+    """Return the names of the workers with these ``numbers``, in their order, such as "w3, w1"."""
     return ", ".join(f"w{number}" for number in numbers)
 
 
@@ -36,5 +39,5 @@ def by_host(counts: Mapping[str, int]) -> str:
 
 
 def in_brackets(numbers: Sequence[int]) -> str:
-    """Return ``numbers`` as an addition to a sentence, " (0, 1)"; empty if there are none."""
+    """Return ``numbers`` in brackets after a space, such as " (0, 1)"; empty if there are none."""
     return f" ({', '.join(map(str, numbers))})" if numbers else ""

@@ -1,6 +1,6 @@
 """Change the members of a ring that trains: which workers join and which leave, in one switch.
 
-The steps, each a function below:
+The entry point is :func:`next_generation`, whose steps are:
 
 1. Find the workers that may leave: those that a signal or a request asks to leave, and those beyond
    the assigned number. If a crash has left a size that is not allowed, fewer are assigned.
@@ -45,7 +45,7 @@ class Target:
     Attributes:
         size: the number of its workers.
         joining: the ids of the newcomers that join.
-        leaving: the departures that happen with the switch.
+        leaving: the departures of the members that leave with the switch.
         postponed: the departures that are put off, so that the ring keeps enough workers.
     """
 
@@ -62,8 +62,9 @@ class Newcomers:
     Attributes:
         ready: the ids of the newcomers that may join with the next switch.
         coming: the ids of the newcomers that are expected to become ready.
-        evict: the newcomers to evict: the reason by worker id.
-        ready_s: how long the newcomer that was ready first has been ready, in seconds.
+        evict: the reason to evict a newcomer, by worker id.
+        ready_s: for how many seconds the one of ``ready`` that was ready first has been; 0.0: none
+            is.
     """
 
     ready: tuple[int, ...]
@@ -81,7 +82,7 @@ def next_generation(
     limits: Limits,
     unresponsive: frozenset[int],
 ) -> MembershipDecision:
-    """Decide the next generation of a ring that trains, or say why there is none yet.
+    """Return the decision with the next generation of a ring that trains, or why there is none.
 
     Args:
         now: the state of the job in ZooKeeper.
@@ -89,7 +90,7 @@ def next_generation(
         healthy: the workers that are alive and have a session, by id; all members of the ring are
             among them.
         term: the leader's term.
-        ages: how long the facts in ``now`` have stayed the same.
+        ages: how long the facts in ``now`` have stayed the same, in seconds.
         limits: the leader's time limits.
         unresponsive: the ids of workers whose port did not answer just now.
     """
@@ -130,7 +131,7 @@ def next_generation(
 
 
 def _arriving(healthy: Mapping[int, Member]) -> list[Member]:
-    """Return the workers that have not been in a ring yet and are preparing or ready to join one.
+    """Return the workers that have never been in a ring and are preparing or ready to join one.
 
     ``healthy`` holds the workers that are alive and have a session, by id.
     """
@@ -143,13 +144,7 @@ def _arriving(healthy: Mapping[int, Member]) -> list[Member]:
 def _all_terminated(
     now: Snapshot, active: Sequence[RingMember], leavers: Sequence[Departure]
 ) -> bool:
-    """Return whether each worker of a ring got SIGTERM from a launcher that assigns by slot.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-        active: the members of the ring.
-        leavers: the departures of the workers that may leave.
-    """
+    """Return whether the launcher assigns by slot and every worker of the ring got SIGTERM."""
     terminated = sum(one.why is DepartureCause.SIGNAL for one in leavers)
     return now.assigned.by_slot and terminated == len(active)
 
@@ -164,7 +159,7 @@ def _switch(
     answers: Sequence[Request],
     evict: Mapping[int, str],
 ) -> MembershipDecision:
-    """Return the decision to switch to the ring ``target``.
+    """Return the decision to switch to the ring ``target``, with the next generation.
 
     Args:
         now: the state of the job in ZooKeeper, with the assigned workers that the switch starts
@@ -176,8 +171,8 @@ def _switch(
         healthy: the workers that are alive and have a session, by id.
         term: the leader's term.
         target: the ring after the switch.
-        answers: the answered requests. An accepted drain of a postponed worker stays open.
-        evict: the workers to evict: the reason by worker id.
+        answers: the answered requests; an accepted one of a postponed worker stays open.
+        evict: the reason to evict a worker, by worker id.
     """
     # The desired number falls with the switch in which a worker leaves, and not before: else it
     # would fall again with each decision. So the drain of a postponed worker stays open, too.
@@ -194,7 +189,7 @@ def _switch(
 def _changed(
     now: Snapshot, before: Assigned, lowered: Placement, leaving: Sequence[int]
 ) -> DesiredChange | None:
-    """Return the change of the desired workers that goes with a switch; None if nothing changes.
+    """Return the change of the desired workers to write with a switch; None if nothing changes.
 
     Args:
         now: the state of the job in ZooKeeper, with the assigned workers that the switch starts
@@ -215,7 +210,7 @@ def _changed(
 def _with_allowed_size(
     now: Snapshot, active: Sequence[RingMember], ages: Ages, limits: Limits
 ) -> Snapshot:
-    """Return ``now`` with fewer workers assigned, if a crash has left a size that is not allowed.
+    """Return a copy of ``now`` with fewer assigned, if a crash has left a size that is not allowed.
 
     The next smaller allowed size is assigned, if no agent can start the workers that the ring has
     fewer than assigned, and ``limits.start_s`` seconds have passed since the generation began.
@@ -224,7 +219,7 @@ def _with_allowed_size(
     Args:
         now: the state of the job in ZooKeeper.
         active: the members of the ring.
-        ages: how long the facts in ``now`` have stayed the same.
+        ages: how long the newest generation has been known, in seconds.
         limits: the leader's time limits.
     """
     sizes, assigned = now.job.sizes, now.assigned
@@ -255,14 +250,14 @@ def _sort_newcomers(
     ages: Ages,
     limits: Limits,
 ) -> Newcomers:
-    """Sort the workers that are arriving by whether they join, are awaited, or are evicted.
+    """Sort the newcomers by whether they may join, are awaited, or are evicted.
 
     Args:
         arriving: the workers that prepare for their first ring, or are ready for it.
         now: the state of the job in ZooKeeper.
         current: the newest generation.
         leavers: the departures of the workers that may leave.
-        unresponsive: the ids of workers whose port did not answer just now; they are awaited.
+        unresponsive: the ids of workers whose port did not answer just now; they are not ready.
         ages: how long each worker has been in its stage.
         limits: the leader's time limits.
     """
@@ -296,7 +291,8 @@ def _beyond(arriving: Sequence[Member], launcher: Assigned, assigned: Placement)
     Args:
         arriving: the newcomers.
         launcher: the assigned workers; the result is empty unless they are assigned by slot.
-        assigned: the number of assigned workers by host after the departures.
+        assigned: the number n of assigned workers by host after the departures; slots from n on are
+            taken back.
     """
     if not launcher.by_slot:
         return []
@@ -306,9 +302,9 @@ def _beyond(arriving: Sequence[Member], launcher: Assigned, assigned: Placement)
 def _unaware(arriving: Sequence[Member], generation: int) -> set[int]:
     """Return the ids of the newcomers that cannot join the next ring yet, even if they are ready.
 
-    These are newcomers that have not noted in their record that they have seen the present
-    ``generation`` (its number), and newcomers that are ready for an earlier fit (call of Keras'
-    ``fit``) than another newcomer. ``arriving`` holds all newcomers.
+    These have not noted in their record that they have seen the newest generation, number
+    ``generation``, or are ready for an earlier fit (call of Keras' ``fit``) than another newcomer.
+    ``arriving`` holds the records of all newcomers.
     """
     fits = max((m.fits for m in arriving if m.stage is Stage.READY), default=0)
     return {m.id for m in arriving if m.newest_generation < generation or m.fits < fits}
@@ -317,11 +313,11 @@ def _unaware(arriving: Sequence[Member], generation: int) -> set[int]:
 def _lacking(
     active: Sequence[RingMember], leavers: Sequence[Departure], assigned: Placement
 ) -> Counter[str]:
-    """Return the assigned minus the present workers of each host, after some have left.
+    """Return how many workers each host lacks after the departures; below 0: it has too many.
 
     Args:
         active: the members of the ring.
-        leavers: the departures of the workers that leave.
+        leavers: the departures of the workers that leave, which do not count as present.
         assigned: the number of assigned workers by host after these departures.
     """
     leaving = {one.id for one in leavers}
@@ -331,11 +327,11 @@ def _lacking(
 
 
 def _too_late(member: Member, unaware: Collection[int], ages: Ages, limits: Limits) -> str:
-    """Return why a newcomer is evicted for exceeding a time limit; empty if it has not.
+    """Return a clause why a newcomer that exceeded a time limit is evicted; empty if it has not.
 
     Args:
         member: the record of the newcomer.
-        unaware: the ids of the newcomers that have not taken note of the present generation.
+        unaware: the ids of the newcomers that :func:`_unaware` found.
         ages: how long each worker has been in its stage.
         limits: the leader's time limits.
     """
@@ -348,11 +344,10 @@ def _too_late(member: Member, unaware: Collection[int], ages: Ages, limits: Limi
 
 
 def _asleep(member: Member, ages: Ages, limits: Limits) -> bool:
-    """Return whether a newcomer has been ready for ``limits.notice_s`` in the present generation.
+    """Return whether a newcomer has been ready for ``limits.notice_s`` in the newest generation.
 
-    Within that time a ready newcomer must note in its record that it has seen the generation.
-    ``ages`` says for how long ``member`` has been ready, and for how long the generation has been
-    known.
+    Within that time it must note in its record that it has seen the generation. ``ages`` says how
+    long ``member`` has been in its stage and the generation has been known, in seconds.
     """
     return min(ages.generation_s, ages.stage_s.get(member.id, 0.0)) >= limits.notice_s
 
@@ -363,16 +358,17 @@ def _asleep(member: Member, ages: Ages, limits: Limits) -> bool:
 def _target(
     now: Snapshot, active: Sequence[RingMember], leavers: Sequence[Departure], ready: Sequence[int]
 ) -> Target:
-    """Choose the ring after the switch: one in which as few departures as possible are postponed.
+    """Choose the ring after the switch: one that postpones as few departures as possible.
 
-    The size is one that :func:`_fits` allows, and not below :func:`_floor`. If there is no such
-    size, only the workers leave that must, and at most as many newcomers join.
+    The size is one that :func:`_fits` allows, and not below :func:`_floor`. Of several such sizes
+    the largest is chosen. If there is none, only the workers leave that must, and at most as many
+    newcomers join.
 
     Args:
         now: the state of the job in ZooKeeper.
         active: the members of the ring, in rank order.
         leavers: the departures of the workers that may leave.
-        ready: the ids of the newcomers that may join.
+        ready: the ids of the newcomers that may join; the first ones join.
     """
     order = _hold_order(active, leavers)
     # A worker has to bring the state into a new ring; that one goes with the next switch.
@@ -396,7 +392,7 @@ def _target(
 
 
 def _fits(now: Snapshot, size: int, train: int, leaving: Sequence[Departure]) -> bool:
-    """Return whether a ring of ``train`` workers may be changed to ``size`` workers.
+    """Return whether a ring of ``train`` workers may be changed to ``size`` workers in one switch.
 
     The job's sizes must allow the change. But the ring may always shrink to the number of workers
     that is assigned after the departures ``leaving``, and to any number if the launcher refills the
@@ -408,11 +404,11 @@ def _fits(now: Snapshot, size: int, train: int, leaving: Sequence[Departure]) ->
 
 
 def _hold_order(active: Sequence[RingMember], leavers: Sequence[Departure]) -> list[Departure]:
-    """Return the departures in the order in which they are postponed when the ring needs workers.
+    """Return all departures in the order in which they are postponed when the ring needs workers.
 
     Workers that wait for a replacement are postponed first, then drained ones, then those that got
-    SIGTERM. When all members are to leave, the first is one that is not urgent: it sends the state
-    to the newcomers.
+    SIGTERM. When all members are to leave, the first one sends the state to the newcomers: an
+    unassigned worker if there is one, else a drained one; of several, the one of lowest rank.
 
     Args:
         active: the members of the ring, in rank order.
@@ -429,7 +425,7 @@ def _hold_order(active: Sequence[RingMember], leavers: Sequence[Departure]) -> l
 
 
 def _floor(now: Snapshot, active: Sequence[RingMember], leaving: Sequence[Departure]) -> int:
-    """Return the smallest size that the ring may have after the workers in ``leaving`` have left.
+    """Return the smallest size that the ring may have after the departures ``leaving``.
 
     If one of them waits for a replacement, the ring keeps the wanted size, even if no agent can
     start the new worker. If one was asked to leave, the ring keeps as many workers as are in it or
@@ -467,6 +463,8 @@ def _may_wait(
 ) -> bool:
     """Return whether ready newcomers that replace other workers may wait for further newcomers.
 
+    They may not if a member got SIGTERM, or if the ring lacks workers meanwhile.
+
     Args:
         now: the state of the job in ZooKeeper.
         active: the members of the ring.
@@ -497,7 +495,7 @@ def _awaited(
     newcomers: Newcomers,
     healthy: Mapping[int, Member],
 ) -> list[str]:
-    """Return in words the workers that ready newcomers may wait for: "w5", "2 more of b" (a host).
+    """Return texts for the workers that ready newcomers may wait for: "w5", "2 more of b" (a host).
 
     These are the newcomers that are preparing, and the workers that are about to be started: by an
     agent, or under horovodrun by an `edl-worker`.
@@ -525,7 +523,7 @@ def _standstill(
 
     Args:
         now: the state of the job in ZooKeeper.
-        target: the ring as it stays, with the departures that are postponed.
+        target: the ring as it is, with the departures that are postponed.
         newcomers: the newcomers.
         healthy: the workers that are alive and have a session, by id.
     """
@@ -557,7 +555,7 @@ def _generation(
     joining: Sequence[int],
     leaving: Sequence[int],
 ) -> Generation:
-    """Return the next generation: the members that stay, in their order, then those that join.
+    """Return the next generation: the members that stay, in their order, then newcomers by id.
 
     Args:
         current: the newest generation.

@@ -1,5 +1,7 @@
 """Interpret a worker's report of a broken ring: whether it counts, and what Horovod's error says.
 
+:func:`broke` is for the leader; :func:`short_error` and :func:`blamed_rank` are for messages.
+
 The error is the text of Horovod and Gloo, a line of C++ with the path of a source file in front. It
 names the failed neighbour by its address only, so the neighbour's rank can be told only if no other
 member of the ring has that address. The rank is a hint for people: whether a worker is dead is
@@ -21,9 +23,11 @@ _ADDRESS = re.compile(r"\[([0-9a-fA-F.:]+)\]:\d+")
 
 
 def short_error(text: str) -> str:
-    """Return the first line of an error without names of source files.
+    """Return the first line of an error that is not empty, without the names of source files.
 
-    It has at most :data:`MAX_CHARS` characters; a longer line ends with an ellipsis.
+    It has at most :data:`MAX_CHARS` (200) characters; a longer line ends with an ellipsis.
+    Horovod's text that it has been shut down becomes "another worker has left it". An empty
+    ``text`` gives an empty line.
     """
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     line = "another worker has left it" if line.startswith(_SHUT_DOWN) else _SOURCE.sub("", line)
@@ -33,9 +37,8 @@ def short_error(text: str) -> str:
 def blamed_rank(text: str, members: Sequence[RingMember], own_rank: int) -> int | None:
     """Return the rank of the one ring member whose address an error names.
 
-    The result is None if the error names no member, or several.
-
-    The member with ``own_rank`` is not considered.
+    The result is None if the error names the address of no member, or of several; two members with
+    the same address are several. The member with ``own_rank`` is not considered.
 
     Args:
         text: the error that Horovod raised.
@@ -48,12 +51,13 @@ def blamed_rank(text: str, members: Sequence[RingMember], own_rank: int) -> int 
 
 
 def broke(member: Member | None, current: Generation) -> bool:
-    """Return whether a worker reports a broken ring that has not been repaired yet.
+    """Return whether a worker reports a broken ring that no generation has repaired yet.
 
     Args:
         member: the record of the worker; None: it has none, so the result is False.
-        current: the newest generation. If it was decided after the worker's report and repairs the
-            ring, the result is False.
+        current: the newest generation. If it has a higher number than the ring in the report and is
+            a repair, the result is False. If it is a planned one, decided while the ring broke, the
+            report still counts.
     """
     if member is None or member.broken is None:
         return False

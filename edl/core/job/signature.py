@@ -1,5 +1,7 @@
 """Decide whether a newcomer's model can take over the state of the job, before the newcomer joins.
 
+The entry point is :func:`why_unfit`, which the newcomer calls.
+
 If a newcomer ended with an error after it has joined, the other workers would have to repair the
 ring, and again for each worker that is started in its place.
 """
@@ -22,7 +24,8 @@ class ScriptOfJob:
     Attributes:
         signature: the shape of each tensor of the worker's model, by name; empty: it has no model
             yet.
-        fits: how far the worker's script is in its calls of Keras' ``fit``.
+        fits: the calls of Keras' ``fit`` that the worker's script has finished, and how many it has
+            begun.
     """
 
     signature: Signature = field(default_factory=dict)
@@ -40,9 +43,9 @@ ALIKE_IN_FITS = (
 
 
 def why_unfit(mine: Signature, theirs: Signature, advice: str = BUILT_BEFORE) -> str:
-    """Return why a newcomer cannot join the job because of its model; empty if it can.
+    """Return a sentence that says why a newcomer's model does not fit the job's; empty if it does.
 
-    If one of the signatures is empty, nothing is compared.
+    If one of the signatures is empty, nothing is compared and the result is empty.
 
     Args:
         mine: the shape of each tensor of the newcomer's model, by name.

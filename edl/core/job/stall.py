@@ -1,9 +1,13 @@
 """Decide whether a job stands still (completes no step), and which workers the others wait for.
 
+:func:`stands_still` says whether, :func:`judge_stall` says who, from a :class:`Report` about each
+worker.
+
 A worker that answers is alive, however long its step takes: an evaluation, a checkpoint, a slow
 disk. So no worker is evicted for being slow unless the user set a limit; but the worker that holds
-up the job is named, with what it is doing. A worker that does not answer for long is frozen, even
-if it still has a ZooKeeper session.
+up the job is named, with what it is doing. A worker that left its loop in the midst of a step is
+evicted, because its gradients never come. A worker that does not answer for long is frozen, even if
+it still has a ZooKeeper session.
 """
 
 from __future__ import annotations
@@ -31,10 +35,10 @@ class StallLimits:
             ``usual_steps`` times the usual step time. The first step, in which libraries are loaded
             and kernels compiled, may take ``first_step`` times as long; so may the code of a script
             after a fit (a call of Keras' ``fit``).
-        frozen_s: how long a worker may not answer, in seconds; ``in_zookeeper`` times as long while
-            its session lives.
-        give_up_s: a worker that the others wait for is evicted after this many seconds; None:
-            never.
+        frozen_s: after how many seconds without an answer a worker counts as frozen; while its
+            session lives, after ``in_zookeeper`` times as many.
+        give_up_s: a worker in user code for which the others wait is evicted after this many
+            seconds; None: never.
         usual_steps: the factor of the usual step time in ``stall_s``.
         first_step: the factor for the first step, and for code after a fit, in ``stall_s``.
         after_fit_s: the least value of ``give_up_s``, in seconds, for a worker whose script has
@@ -55,11 +59,13 @@ class StallLimits:
 class Activity(Record):
     """The activity of a worker's training thread at one moment: in edl, or in the user's code.
 
+    The worker sends it when the leader asks over HTTP.
+
     Attributes:
-        doing: :data:`IN_USER_CODE`, or what the thread waits for.
+        doing: :data:`IN_USER_CODE`, or what the thread waits for, such as :data:`FOR_GRADIENTS`.
         where: the innermost line of the user's code, as "train.py:33"; empty outside that code.
         point: the name of the last call into edl that the thread began or ended.
-        since_s: how long ago that was, in seconds.
+        since_s: how many seconds ago that call began or ended.
         work: in the user's code, an activity that is known to take long, as "torch.compile"; else
             empty.
     """
@@ -72,7 +78,10 @@ class Activity(Record):
 
     @property
     def waits(self) -> bool:
-        """Whether the thread waits inside edl, so that this worker delays no other one."""
+        """Whether the thread waits inside edl, so that this worker delays no other one.
+
+        False: it runs the user's code.
+        """
         return self.doing != IN_USER_CODE
 
 
@@ -85,8 +94,8 @@ class Report:
         rank: its rank.
         host: its host.
         activity: what its training thread does; None if the worker did not answer.
-        step: the last step that it has completed.
-        silent_s: how long it has not answered, in seconds.
+        step: the number of the last step that it has completed.
+        silent_s: for how many seconds it has not answered; 0.0: it answers.
     """
 
     worker: int
@@ -103,7 +112,7 @@ class Report:
 
     @property
     def doing(self) -> str:
-        """The thing that the thread waits for, or :data:`IN_USER_CODE`; empty: no answer came."""
+        """What the training thread waits for, or :data:`IN_USER_CODE`; empty: no answer came."""
         return "" if self.activity is None else self.activity.doing
 
     @property
@@ -113,16 +122,22 @@ class Report:
 
     @property
     def waits(self) -> bool:
-        """Whether the worker answered and waits inside edl, and not in user code."""
+        """Whether the worker answered and waits inside edl; False: user code, or no answer."""
         return self.activity is not None and self.activity.waits
 
     @property
     def is_after_fit(self) -> bool:
-        """Whether the worker's script is in its code after a call of Keras' ``fit``."""
+        """Whether the worker answered and its script has ended a call of Keras' ``fit``.
+
+        It is False again as soon as the script has begun the next call.
+        """
         return self.activity is not None and self.activity.work == AFTER_FIT
 
     def describe(self) -> str:
-        """Return a clause that says what the worker does, where, and for how long."""
+        """Return a clause that says what the worker does, where, and for how long.
+
+        Example: "w3 (rank 2, host a) has been in its own code, train.py:33, for 12 s".
+        """
         if self.activity is None:
             return f"{self.name} does not answer"
         here, seconds = self.activity, f"for {self.activity.since_s:.0f} s"
@@ -135,12 +150,12 @@ class Report:
 
 @dataclass(frozen=True)
 class Stall:
-    """The diagnosis of a job that completes no step.
+    """The diagnosis of a job that completes no step, as :func:`judge_stall` returns it.
 
     Attributes:
         reason: which workers hold up the job, and how, as one sentence.
-        culprits: the ids of these workers; empty if no worker is to blame.
-        evict: the workers to evict: the reason by worker id.
+        culprits: the ids of the workers that hold up the job; empty if no worker is to blame.
+        evict: the reason to evict a worker, by worker id; mostly empty.
     """
 
     reason: str
@@ -151,10 +166,13 @@ class Stall:
 def stands_still(quiet_s: float, median_step_s: float, limits: StallLimits) -> bool:
     """Return whether a job is stalled: no step has completed for much longer than a step takes.
 
+    The limit is the longer one of ``stall_s`` and ``usual_steps`` times the usual step time; before
+    the first step it is ``first_step`` times ``stall_s``.
+
     Args:
-        quiet_s: how long no step has completed, in seconds.
+        quiet_s: for how many seconds no step has completed.
         median_step_s: the usual time of a step, in seconds; 0 before the first step.
-        limits: the time limits; ``stall_s``, ``usual_steps`` and ``first_step`` count.
+        limits: the time limits.
     """
     if median_step_s == 0.0:
         return quiet_s >= limits.first_step * limits.stall_s
@@ -162,11 +180,11 @@ def stands_still(quiet_s: float, median_step_s: float, limits: StallLimits) -> b
 
 
 def are_after_fit(reports: Sequence[Report], quiet_s: float, limits: StallLimits) -> bool:
-    """Return whether no step is due yet, because a script has just ended a call of ``fit``.
+    """Return whether no step is expected yet, because a script has just ended a call of ``fit``.
 
     Args:
         reports: one report about each worker of the ring.
-        quiet_s: how long no step has completed, in seconds.
+        quiet_s: for how many seconds no step has completed.
         limits: the time limits; the code after a fit may take ``first_step`` times ``stall_s``.
     """
     return any(r.is_after_fit for r in reports) and quiet_s < limits.first_step * limits.stall_s
@@ -175,9 +193,15 @@ def are_after_fit(reports: Sequence[Report], quiet_s: float, limits: StallLimits
 def judge_stall(reports: Sequence[Report], quiet_s: float, step: int, limits: StallLimits) -> Stall:
     """Return the diagnosis of a stalled job: which workers hold it up, and which to evict.
 
+    The first of these that applies decides. Workers that do not answer are to blame, and evicted if
+    they are frozen. Workers that left a loop in the midst of a step are evicted. A worker that
+    writes the last checkpoint is named, and not evicted. If all workers wait, or all are in user
+    code, none is to blame. Otherwise those in user code are to blame, and evicted after
+    ``give_up_s``.
+
     Args:
         reports: one report about each worker of the ring.
-        quiet_s: how long no step has completed, in seconds.
+        quiet_s: for how many seconds no step has completed.
         step: the number of the last complete step.
         limits: the time limits.
     """
@@ -217,7 +241,7 @@ def judge_stall(reports: Sequence[Report], quiet_s: float, step: int, limits: St
 def _frozen(
     unresponsive: Sequence[Report], answering: int, quiet_s: float, limits: StallLimits
 ) -> dict[int, str]:
-    """Return the workers to evict because they are frozen: the reason by worker id.
+    """Return the reason to evict each worker that is frozen, by worker id.
 
     Most frozen workers lose their ZooKeeper session, by which the leader notices them elsewhere.
     This function finds a worker that still has a session and has not answered for
@@ -227,7 +251,7 @@ def _frozen(
         unresponsive: the reports of the workers that do not answer.
         answering: how many workers answer. If fewer answer than not, none is evicted, for the
             leader may be the one that is cut off.
-        quiet_s: how long no step has completed, in seconds.
+        quiet_s: for how many seconds no step has completed; the reason names it.
         limits: the time limits.
     """
     if len(unresponsive) > answering:
@@ -242,12 +266,13 @@ def _frozen(
 
 
 def _past_limit(working: Sequence[Report], step: int, limits: StallLimits) -> dict[int, str]:
-    """Return the workers to evict because others wait for them too long: the reason by worker id.
+    """Return the reason to evict each worker that the others have awaited too long, by worker id.
 
     Args:
         working: the reports of the workers that the others wait for.
         step: the number of the last complete step.
-        limits: the time limits; without ``give_up_s`` none is evicted.
+        limits: the time limits; if ``give_up_s`` is None, none is evicted. After a fit (a call of
+            Keras' ``fit``) the limit is at least ``after_fit_s``.
     """
     limit_s = limits.give_up_s
     if limit_s is None:
@@ -274,19 +299,20 @@ def _left_in_a_step(reports: Sequence[Report]) -> list[Report]:
 
 
 def _ids(reports: Sequence[Report]) -> tuple[int, ...]:
-    """Return the ids of the workers that ``reports`` are about."""
+    """Return the ids of the workers that ``reports`` are about, in the order of ``reports``."""
     return tuple(r.worker for r in reports)
 
 
 def _names(reports: Sequence[Report]) -> str:
-    """Return the names of the workers that ``reports`` are about, joined by "and"."""
+    """Return the names, with rank and host, of the workers in ``reports``, joined by "and"."""
     return " and ".join(r.name for r in reports)
 
 
 def _list(reports: Sequence[Report]) -> str:
     """Return a list, in words, of the workers in ``reports`` with what each of them does.
 
-    It has the first :data:`SPOKEN_OF` workers, and ends with the number of further ones.
+    It has the first :data:`SPOKEN_OF` (3) workers, and ends with the number of further ones: "and 2
+    more".
     """
     text = ", ".join(r.describe() for r in reports[:SPOKEN_OF])
     return text if len(reports) <= SPOKEN_OF else f"{text} and {len(reports) - SPOKEN_OF} more"

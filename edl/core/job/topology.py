@@ -1,4 +1,7 @@
-"""Compute a worker's place in a ring, in Horovod's terms, from the members of its generation."""
+"""Compute a worker's place in a ring, in Horovod's terms, from the members of its generation.
+
+The entry point is :func:`topology_of`. All ranks and indices begin at 0.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,18 @@ from edl.core.records import RingMember
 
 @dataclass(frozen=True)
 class WorkerTopology:
-    """A worker's place in a ring: Horovod's six numbers, and the index of its host.
+    """A worker's place in a ring: Horovod's six numbers, and the index of its host, all from 0.
 
     Attributes:
         rank: the worker's rank in the ring.
         size: the number of workers in the ring.
-        local_rank: the worker's rank among the workers of its host.
-        local_size: the number of workers of its host.
+        local_rank: the worker's index among the workers of its host, in rank order.
+        local_size: the number of workers of the ring on its host.
         cross_rank: the index of its host among the hosts that have a worker with the same local
             rank.
         cross_size: the number of these hosts.
-        host_index: the index of its host among the hosts of the ring.
+        host_index: the index of its host among the hosts of the ring, in the order of their first
+            ranks.
     """
 
     rank: int
@@ -39,7 +43,7 @@ def topology_of(members: Sequence[RingMember], rank: int) -> WorkerTopology:
 
     Args:
         members: the members of the ring, in rank order.
-        rank: the rank of the worker.
+        rank: the rank of the worker, from 0 to the number of members less 1.
     """
     hosts = list(dict.fromkeys(member.host for member in members))
     by_host = {

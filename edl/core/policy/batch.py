@@ -1,5 +1,8 @@
 """Choose the global batch with the largest goodput, where a job may choose it (Pollux, OSDI 2021).
 
+The entry point is :func:`choose_batch`. The global batch is the number of samples of all workers in
+one step.
+
 With a larger batch the same samples make fewer updates, and each update is worth more; how much
 more follows from the gradient noise scale. A larger batch takes less time for each sample, because
 a step has costs, such as the reduction, that do not grow with the batch. Goodput is the product of
@@ -32,7 +35,8 @@ class BatchDecision(NamedTuple):
     """The decision about a job's global batch, with the reason.
 
     Attributes:
-        batch: the global batch to use next, in samples; 0: the present one stays.
+        batch: the number of samples of all workers together in the next steps; 0: the present
+            number stays.
         reason: why, in a sentence.
     """
 
@@ -41,12 +45,13 @@ class BatchDecision(NamedTuple):
 
 
 def best_global_batch(now: Observation, size: int) -> tuple[int, float]:
-    """Return the allowed global batch with the largest goodput, and that goodput.
+    """Return the pair (allowed global batch with the largest goodput, that goodput).
 
-    If the job may not choose its batch, this is the batch that ``size`` workers have anyway.
+    The smallest of several equally good batches is returned. If the job may not choose its batch,
+    it is the batch that ``size`` workers have anyway.
 
     Args:
-        now: the observed job, which must have a ``model`` and a ``batching``.
+        now: the observed job; its ``model`` of the step time and its ``batching`` must not be None.
         size: the number of workers.
 
     Returns:
@@ -61,12 +66,13 @@ def best_global_batch(now: Observation, size: int) -> tuple[int, float]:
 
 
 def choose_batch(now: Observation) -> BatchDecision:
-    """Return the global batch to use next with the present workers, and why.
+    """Return the global batch to use next with the present number of workers, and why.
 
-    Another batch is chosen if its goodput is better by at least the fraction :data:`LEAST_GAIN`;
-    else the present one stays. It also stays while workers join or leave, and while its steps or
-    the noise scale are not measured. If only one batch was measured, twice that batch is chosen, to
-    be measured.
+    Another batch is chosen if its goodput is better by at least the fraction :data:`LEAST_GAIN` (5
+    %); else the present one stays. It also stays while workers join or leave, and until
+    :data:`ENOUGH_STEPS` (10) steps with it and the gradient noise scale were measured. If only one
+    batch was measured, the next one is twice the present one, within the allowed range, to be
+    measured.
 
     Args:
         now: the observed job; its ``batching`` must leave the choice of the batch to the job.
@@ -103,12 +109,16 @@ def choose_batch(now: Observation) -> BatchDecision:
 
 
 def _goodputs(now: Observation, size: int, batches: Sequence[int]) -> list[float]:
-    """Return the goodput of ``size`` workers with each of ``batches``, in samples a second.
+    """Return the goodput of ``size`` workers with each of ``batches``, in their order.
 
     Args:
-        now: the observed job, which must have a ``model``.
+        now: the observed job; its ``model`` of the step time must not be None.
         size: the number of workers.
         batches: the global batches to judge, each in samples.
+
+    Returns:
+        the samples a second, where each sample counts as much as one in the job's first global
+        batch.
     """
     assert now.model is not None
     steps = [batch * now.step_batches for batch in batches]  # samples of each
@@ -118,11 +128,11 @@ def _goodputs(now: Observation, size: int, batches: Sequence[int]) -> list[float
 
 
 def _candidates(now: Observation, batching: Batching, size: int) -> list[int]:
-    """Return the global batches, in samples, that are compared for ``size`` workers.
+    """Return the global batches, in samples and ascending, that are compared for ``size`` workers.
 
-    These are the batch that ``size`` workers have anyway, and up to :data:`CANDIDATES` batches over
-    the allowed range, each larger than the one before by the same factor. None of the latter gives
-    a worker more than :data:`BEYOND` times the largest measured batch.
+    These are the batch that ``size`` workers have anyway, and up to :data:`CANDIDATES` (50) batches
+    over the allowed range, each larger than the one before by the same factor. None of the latter
+    gives a worker more than :data:`BEYOND` (2) times the largest measured batch of a worker.
 
     Args:
         now: the observed job, with the batches that were measured.

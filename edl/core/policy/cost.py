@@ -1,4 +1,4 @@
-"""Choose as many workers as are worth their price.
+"""Choose as many workers as are worth their price: the size rule :class:`Cost`.
 
 With R_k the throughput of k workers in samples a second, the time T and the cost C of the whole
 training are
@@ -34,9 +34,10 @@ UNKNOWN_END = (
 
 @dataclass(frozen=True)
 class Cost(HillClimbing):
-    """The size rule ``cost``, which adds workers while they are worth their price.
+    """The size rule ``cost`` of a policy file, which adds workers while they are worth their price.
 
-    Money is in any currency, the same for all settings.
+    Money is in any currency, the same for all settings. The object has settings only; the leader
+    calls it with the rule's state.
 
     Attributes:
         price: the price of one worker for one hour.
@@ -57,9 +58,14 @@ class Cost(HillClimbing):
     def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:
         """Return the wanted number of workers, why, and the new state of the rule.
 
-        ``now`` is the observed job, ``state`` the rule's last state, ``now_s`` the time in seconds
-        since training began (:class:`edl.core.policy.observation.Rule`). The size does not change
-        while the number of samples left to train is unknown.
+        The size does not change while the number of samples left to train is unknown. Otherwise
+        numbers of workers are tried and compared as
+        :class:`edl.core.policy.hill_climbing.HillClimbing` does it.
+
+        Args:
+            now: the observed job.
+            state: the state that the rule returned the last time; empty at first.
+            now_s: the time in seconds since training began.
         """
         if now.left is None:
             return Suggestion(now.np, f"stays at {now.np}: {UNKNOWN_END}", state)
@@ -70,7 +76,13 @@ class Cost(HillClimbing):
 
         If a utility is set, they pay if it grows by more than the cost. Otherwise they pay if the
         training would end earlier, its cost stays within ``max_cost``, and ``fewer`` workers would
-        miss the deadline or there is none. ``now`` is the observed job.
+        miss the deadline or there is none. They do not pay while the number of samples left to
+        train is unknown.
+
+        Args:
+            now: the observed job, in which both numbers of workers were measured.
+            fewer: the smaller number of workers.
+            more: the larger number of workers.
         """
         if now.left is None:
             return SizeComparison(fewer, more, False, UNKNOWN_END)
@@ -95,15 +107,17 @@ class Cost(HillClimbing):
         return SizeComparison(fewer, more, late and affordable and ends < ended, why)
 
     def forecast(self, now: Observation, np: int) -> tuple[float, float]:
-        """Return the end and the cost of the training if ``np`` workers train from now on.
+        """Return the pair (end, cost) of the training if ``np`` workers train from now on.
 
         Args:
-            now: the observed job, in which ``np`` workers were measured.
+            now: the observed job, in which ``np`` workers were measured and the samples left are
+                known.
             np: the number of workers.
 
         Returns:
             the end in seconds since training began, and the cost of the whole training in the
-            currency of ``price``.
+            currency of ``price``; the end is infinite if ``np`` workers trained no samples when
+            they were measured.
         """
         assert now.left is not None
         rate = now.seen[np].samples_per_s
@@ -112,10 +126,14 @@ class Cost(HillClimbing):
 
 
 def worth(curve: Sequence[tuple[float, float]], at_s: float) -> float:
-    """Return the value that a utility curve has at the time ``at_s``, in seconds.
+    """Return the value that a utility curve has at the time ``at_s``.
 
-    The curve is made of straight lines through the points (seconds, value) in ``curve``. Before the
-    first point its value is that of this point; the last line goes on beyond the last point.
+    The curve is made of straight lines between its points. Before the first point its value is that
+    of this point; the last line goes on beyond the last point. A curve of one point is constant.
+
+    Args:
+        curve: the points, as pairs (seconds, value) in any order; at least one.
+        at_s: the time, in the seconds of the curve.
     """
     points = sorted(curve)
     if at_s <= points[0][0] or len(points) == 1:
@@ -127,7 +145,7 @@ def worth(curve: Sequence[tuple[float, float]], at_s: float) -> float:
 
 
 def span(seconds: float) -> str:
-    """Return ``seconds`` as a text for people, in a fitting unit: "45 s", "12 min", "2.5 h"."""
+    """Return ``seconds`` for people: "45 s", from 120 s on "12 min", from 2 h on "2.5 h"."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 2 * HOUR_S else f"{seconds / HOUR_S:.1f} h"

@@ -1,4 +1,8 @@
-"""Name a custom size rule as ``module:function``, and check what the function returns."""
+"""Name a custom size rule as ``module:function``, and check what the function returns.
+
+A custom size rule is a function of the user that chooses a job's number of workers.
+:class:`CustomRule` describes it, and :func:`suggestion` checks its answers; nothing here calls it.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +20,19 @@ _NAME = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
 
 @dataclass(frozen=True)
 class CustomRule:
-    """A size rule that the user has written: a function of a module.
+    """The description of a size rule that the user has written: a function of a module.
 
     The function is called with the observed job, the state that it returned the last time, and the
     seconds since training began, as in :meth:`edl.core.policy.observation.Rule.__call__`. It
-    returns a number of workers, a reason and a new state.
+    returns the tuple (number of workers, reason, new state). As a text the rule is
+    "module:function".
 
     Attributes:
         module: the name of the module.
         function: the name of the function.
-        every_steps: the number of steps between two calls.
-        deadline_s: for how many seconds an answer is awaited; then the policy is switched off.
+        every_steps: the number of training steps between two calls.
+        deadline_s: for how many seconds an answer is awaited; after that the job's policy is
+            switched off.
     """
 
     module: str = ""
@@ -39,17 +45,27 @@ class CustomRule:
 
 
 def module_and_function(text: str) -> tuple[str, str] | None:
-    """Return the two names in a ``text`` such as "module:function"; None if it has another form."""
+    """Return the pair (module, function) that a text such as "module:function" names.
+
+    The module may have dots. The result is None if ``text`` has another form; nothing is imported.
+    """
     match = _NAME.fullmatch(text)
     return None if match is None else (match[1], match[2])
 
 
 def suggestion(answer: Any, rule: CustomRule) -> Suggestion:
-    """Return the ``answer`` of a custom ``rule`` as a :class:`Suggestion`, after checking it.
+    """Return the ``answer`` of a custom size rule as a :class:`Suggestion`, after checking it.
+
+    Args:
+        answer: what the rule returned: the tuple (number of workers, reason, new state).
+        rule: the rule, which the error message names.
+
+    Returns:
+        the number, the reason and a copy of the state as JSON has it: tuples become lists, keys
+        texts.
 
     Raises:
-        UsageError: ``answer`` is not a tuple of a size above 0, a text, and a dict of JSON values;
-            the message names ``rule``.
+        UsageError: ``answer`` is not a tuple of an int above 0, a text, and a dict of JSON values.
     """
     if not isinstance(answer, tuple) or len(answer) != 3:
         raise UsageError(
