@@ -20,7 +20,7 @@ class JobSettings(Record):
 
     All processes of the job have the same settings. Each field is one setting, with its meaning as
     an argument of ``setting()``; docs/reference/settings.md lists them all. The user sets them by
-    options of `edl run` and by ``EDL_...`` variables.
+    options of `edl run`, by ``EDL_...`` variables and in the file `edl.toml`.
 
     Raises:
         ConfigError: a value is out of range.

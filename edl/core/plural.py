@@ -34,7 +34,7 @@ def names(numbers: Sequence[int]) -> str:
 
 
 def by_host(counts: Mapping[str, int]) -> str:
-    """Return ``counts`` (host -> count) as a text, in their order, such as "a: 2, b: 1"."""
+    """Return ``counts`` (host -> count) as a text in the order of ``counts``: "a: 2, b: 1"."""
     return ", ".join(f"{host}: {count}" for host, count in counts.items())
 
 

@@ -107,10 +107,13 @@ class Headlines:
         return lines
 
     def _take(self, event: Event, wanted: int) -> list[str]:
-        """Return the lines that ``event`` completes.
+        """Return the lines that ``event`` completes; none for an event that is not shown.
 
-        An event whose line has to wait for other events is kept for a later call. ``wanted`` is the
-        number of workers that the job should have.
+        An event whose line has to wait for other events is kept in this object for a later call.
+
+        Args:
+            event: the next event of the job.
+            wanted: the number of workers that the job should have.
         """
         details = event.details
         if isinstance(details, EndedDetails) and event.kind is EventKind.WORKER_FAILED:

@@ -299,17 +299,18 @@ def with_answer(
 
 
 def awaits_others(assigned: Assigned, lowered: Placement, desired: Desired) -> bool:
-    """Return whether the driver moves workers from this host to others and has not assigned them.
+    """Return whether horovodrun's driver moves workers to other hosts, but has not assigned them.
 
-    This is so if ``lowered`` has fewer workers than were assigned, and fewer than are desired. The
-    caller then waits, for at most ``move_s``, until new `edl-worker` processes on other hosts have
-    reported, and writes ``lowered`` only then, so that the workers that leave stay in the ring
-    until the new ones join.
+    This is so if ``lowered`` has, over all hosts, fewer workers than were assigned, and fewer than
+    are desired. The caller then waits, for at most ``move_s``, until new `edl-worker` processes on
+    other hosts have reported, and writes ``lowered`` only then, so that the workers that leave stay
+    in the ring until the new ones join.
 
     Args:
         assigned: what horovodrun's driver has assigned so far.
-        lowered: host -> workers, with fewer on this host, as the driver's answer says.
-        desired: the desired number of workers.
+        lowered: host -> workers, with fewer on the caller's host, as the driver's answer to the
+            caller says.
+        desired: the desired workers.
     """
     return sum(lowered.values()) < min(assigned.np, desired.np)
 
@@ -430,7 +431,7 @@ def after_loss(assigned: Assigned, sizes: Sizes, lost: Slots) -> AfterLoss:
 
     Args:
         assigned: the workers that the driver has assigned to each host.
-        sizes: the sizes that the job may have, with their least, ``min_np``.
+        sizes: the numbers of workers that the job may have, with their least, ``min_np``.
         lost: the lost slots, as pairs (host, slot); all are assigned.
     """
     if not lost:
@@ -464,18 +465,19 @@ def may_ask(state: JobState, runs: bool, done: bool, fatal: bool) -> bool:
 def would_end_the_job(
     best: AfterLoss, desired: Placement, barred: Collection[str], sizes: Sizes
 ) -> bool:
-    """Return whether the driver would end a job that trains if asked to place the slots again.
+    """Return whether horovodrun's driver would end a training job if asked to place slots again.
 
     The driver bars the hosts of lost slots, and then waits for ``min_np`` slots on other hosts; if
     these never come, it ends the job. While it waits, the `edl-worker` processes that have asked
-    get no answer.
+    get no answer. The result is True for ``HOLD``. For ``WAIT`` it is True if fewer than ``min_np``
+    workers are desired on hosts that are not barred. Otherwise it is False.
 
     Args:
         best: the best thing to do about the lost slots (:func:`after_loss`).
         desired: host -> workers as desired; empty: edl does not know them, nor which slots the
-            driver would find.
+            driver would find, so the result for ``WAIT`` is False.
         barred: the hosts that the driver has barred or would bar.
-        sizes: the sizes that the job may have.
+        sizes: the numbers of workers that the job may have.
     """
     if best is AfterLoss.WAIT and desired:
         return not sizes.enough(sum(n for host, n in desired.items() if host not in barred))
@@ -498,12 +500,15 @@ def without_barred(assigned: Placement, lost: Slots, size: int) -> dict[str, int
 
 
 def released(desired: Placement, host: str, sizes: Sizes) -> dict[str, int]:
-    """Return ``desired`` with one worker less on ``host``, or unchanged if ``sizes`` forbid it.
+    """Return a copy of ``desired`` with one worker fewer on ``host``, if that size is allowed.
+
+    The copy is unchanged if no worker is desired on ``host``, or if ``sizes`` do not allow the
+    number of all workers less one.
 
     Args:
         desired: host -> workers as desired.
         host: the host that loses a worker.
-        sizes: the sizes that the job may have.
+        sizes: the numbers of workers that the job may have.
     """
     if not desired.get(host) or not sizes.allows(sum(desired.values()) - 1):
         return dict(desired)

@@ -1,7 +1,8 @@
 """Decide when a job has ended, cannot begin or has no workers left, and what its launchers do then.
 
-A launcher is an agent or an `edl-worker`; both call :func:`as_the_job_ends` first and, if it
-returns None, :func:`as_the_job_cannot_go_on`. The rules, in order, are the same for both:
+A launcher is an agent or an `edl-worker`; both call :func:`as_the_job_ends` first, and
+:func:`as_the_job_cannot_go_on` if no rule before it applies. The rules, in order, are the same for
+both:
 
 1. The job is over: its workers end by themselves within a time limit, and are ended after that. A
    worker that is in no ring is ended at once, and so are all workers of a job that has FAILED.
@@ -214,11 +215,11 @@ def _stuck(
 ) -> list[Process]:
     """Return the processes of a stopping job that hold up its ring, so that it completes no step.
 
-    Processes whose script has ended, and whose workers have begun to leave or have finished, are
-    not among them. The result is empty until no step has completed for a time limit. If the job has
-    no checkpoint the limit is the time of ``stuck_steps`` usual steps, at least ``stuck_s`` and at
-    most ``stop_s``. If it has one, the limit is ``stop_s``, because a worker that evaluates
-    completes no step either.
+    A process is not among them if its script has ended, if its worker has begun to leave or has
+    finished, or if the leader has proof that it is gone. The result is empty until no step has
+    completed for a time limit. If the job has no checkpoint the limit is the time of
+    ``stuck_steps`` usual steps, at least ``stuck_s`` and at most ``stop_s``. If it has one, the
+    limit is ``stop_s``, because a worker that evaluates completes no step either.
 
     Args:
         snapshot: the job's records in ZooKeeper.

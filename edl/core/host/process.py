@@ -374,13 +374,13 @@ def exited(
 
 @dataclass(frozen=True)
 class _WorkerRecord:
-    """The facts about the worker that a process runs, from the records of its job.
+    """The facts about the worker that a process runs, from the job's records in ZooKeeper.
 
     Attributes:
         worker: the number of the worker; None: it has never registered.
-        has_session: whether its member node exists.
-        stage: the stage in its member node; None without a node.
-        has_entered: whether its member node says that it has entered a generation.
+        has_session: whether its record in ZooKeeper exists, which vanishes with its session.
+        stage: the stage in that record; None: there is no record.
+        has_entered: whether that record says that it has entered a generation.
         generation: the number of the job's newest generation if the worker is a member of it; else
             0.
         evicted: why the leader has evicted the worker; empty: it has not.

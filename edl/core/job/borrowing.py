@@ -280,11 +280,12 @@ def returned(now: Snapshot, host: str | None = None, hidden: int = 0) -> tuple[R
 def _allowed(desired: Desired, reclaim: Reclaim) -> int:
     """Return how many workers a host may have at the deadline of a request to give slots back.
 
-    These are the workers that are desired there, and the ones that may leave by a later deadline.
+    These are the workers that are desired there, and those whose slots other requests want back by
+    a later deadline.
 
     Args:
         desired: the desired workers, with the open requests to give slots back.
-        reclaim: the request, which names the host.
+        reclaim: the request, which names the host and the deadline.
     """
     later = (one for one in desired.reclaims if one.by_s > reclaim.by_s)
     leave_later = sum(one.slots for one in later if one.host == reclaim.host)

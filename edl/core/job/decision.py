@@ -1,4 +1,7 @@
-"""Define a leader's decision about the members of a job, and the time limits of such decisions."""
+"""Define a leader's decision about the members of a job, and the time limits of such decisions.
+
+They are :class:`MembershipDecision` and :class:`Limits`; :mod:`edl.core.job.membership` decides.
+"""
 
 from __future__ import annotations
 

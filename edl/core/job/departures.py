@@ -141,12 +141,12 @@ def gather_departures(
         active: the members of the ring.
         leavers: the departures of all workers that may leave.
         leaving: the departures that would happen with a switch now, in which no worker joins.
-        ages: how long each worker has been in its stage.
+        ages: how long each worker has been in its stage, in seconds.
         limits: the leader's time limits.
 
     Returns:
-        (the reason to wait, the seconds after which the wait is over at the latest); None if the
-        switch is due now.
+        the pair (the reason to wait, as a sentence; the seconds after which the wait is over at the
+        latest); None if the switch need not wait.
     """
     if not all(_may_gather(now, one, ages, limits) for one in leaving):
         return None
@@ -166,7 +166,7 @@ def gather_departures(
 
 
 def _may_gather(now: Snapshot, one: Departure, ages: Ages, limits: Limits) -> bool:
-    """Return whether the departure ``one`` may wait for further leavers of its host.
+    """Return whether the departure ``one`` may wait for other workers of its host to get SIGTERM.
 
     It may not if ``limits.leave_gather_s`` seconds are over, if it is not due to SIGTERM, or if the
     number of workers wanted on the host has been lowered already, with or without a deadline: then
@@ -176,7 +176,7 @@ def _may_gather(now: Snapshot, one: Departure, ages: Ages, limits: Limits) -> bo
     Args:
         now: the state of the job in ZooKeeper.
         one: the departure.
-        ages: how long each worker has been in its stage.
+        ages: how long each worker has been in its stage, in seconds.
         limits: the leader's time limits.
     """
     if one.why is not DepartureCause.SIGNAL or one.must or not one.share:

@@ -1,5 +1,7 @@
 """Describe the fits of a script that trains in phases: freeze, ``fit``, unfreeze, ``fit`` again.
 
+:class:`ScriptFits` holds how far a script is; the functions convert it and word error messages.
+
 A *fit* is one call of Keras' ``fit``. A job goes through the fits of its script one after the
 other, over the epochs of one data set: the first epoch of a fit follows the last one of the fit
 before. A newcomer, or a job that is resumed, skips the fits that are done: the state that it gets

@@ -310,8 +310,10 @@ def _settled(generation: Generation | None, members: Mapping[int, Member]) -> bo
 
 
 def _reports(member: Member, generation: int) -> bool:
-    """Return whether ``member`` reports the ring of ``generation``, or a newer one, as broken.
+    """Return whether a worker reports the ring of one generation, or of a newer one, as broken.
 
-    ``generation`` is the number of the generation.
+    Args:
+        member: the record of the worker.
+        generation: the number of the generation.
     """
     return member.broken is not None and member.broken.generation >= generation

@@ -214,5 +214,5 @@ def _sum(
     pairs: Iterable[tuple[ProgressSample, ProgressSample]],
     difference: Callable[[ProgressSample, ProgressSample], float],
 ) -> float:
-    """Return the sum of ``difference(a, b)`` over all pairs (a, b) of readings."""
+    """Return the sum of ``difference(a, b)`` over all pairs (a, b) of readings, or 0."""
     return sum(difference(a, b) for a, b in pairs)

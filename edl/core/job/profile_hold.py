@@ -80,7 +80,7 @@ class ProfileView:
         return hold.asked or hold.token != self.token
 
     def fate_of(self, desired: Placement, hold: ProfileHold | None) -> HoldState:
-        """Return why the placement ``desired`` is the one that is now desired of the job.
+        """Return why the job has its present desired placement ``desired``: who asked for it.
 
         Args:
             desired: the placement (workers by host) that is now desired.
@@ -132,8 +132,9 @@ class ProfileView:
 def _within(new: dict[str, int], desired: Placement, job: Job) -> Placement:
     """Change ``new`` towards ``desired`` until ``job`` may have its number of workers; return it.
 
-    If the job may not have that number, the number that its sizes fit to it is aimed at: hosts with
-    more workers than ``desired`` lose some, the last by name first, or hosts with fewer get some.
+    The number aimed at is the largest allowed one up to that of ``new``, or else the smallest
+    allowed one. Hosts with more workers than ``desired`` lose some, the last by name first; hosts
+    with fewer get some, the first by name first. The number may be missed.
 
     Args:
         new: the number of workers by host, which is changed in place.

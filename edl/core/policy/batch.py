@@ -1,7 +1,7 @@
 """Choose the global batch with the largest goodput, where a job may choose it (Pollux, OSDI 2021).
 
-The entry point is :func:`choose_batch`. The global batch is the number of samples of all workers in
-one step.
+The entry point is :func:`choose_batch`. The global batch is the number of samples of one batch of
+all workers together.
 
 With a larger batch the same samples make fewer updates, and each update is worth more; how much
 more follows from the gradient noise scale. A larger batch takes less time for each sample, because
@@ -35,7 +35,7 @@ class BatchDecision(NamedTuple):
     """The decision about a job's global batch, with the reason.
 
     Attributes:
-        batch: the number of samples of all workers together in the next steps; 0: the present
+        batch: the number of samples of all workers together in the next batches; 0: the present
             number stays.
         reason: why, in a sentence.
     """
@@ -51,7 +51,8 @@ def best_global_batch(now: Observation, size: int) -> tuple[int, float]:
     it is the batch that ``size`` workers have anyway.
 
     Args:
-        now: the observed job; its ``model`` of the step time and its ``batching`` must not be None.
+        now: the observed job; its ``model`` of the throughput and its ``batching`` must not be
+            None.
         size: the number of workers.
 
     Returns:
@@ -112,7 +113,7 @@ def _goodputs(now: Observation, size: int, batches: Sequence[int]) -> list[float
     """Return the goodput of ``size`` workers with each of ``batches``, in their order.
 
     Args:
-        now: the observed job; its ``model`` of the step time must not be None.
+        now: the observed job; its ``model`` of the throughput must not be None.
         size: the number of workers.
         batches: the global batches to judge, each in samples.
 
