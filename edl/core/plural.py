@@ -1,4 +1,7 @@
-"""Write numbers and names for reasons and messages: "1 worker", "2 slots", "w1, w3"."""
+"""Write numbers and names for reasons and messages: "1 worker", "2 slots", "w1, w3".
+
+Each function returns a text and stands for one form of words, such as :func:`workers`.
+"""
 
 from __future__ import annotations
 

@@ -72,8 +72,8 @@ class Headlines:
         """Return the lines that the agent should show, in order, given the newest events.
 
         They are the lines that these events complete. If some line has waited for events for
-        :data:`HOLD_S` (5) seconds, all waiting lines follow, with what is known. Nothing waits
-        longer only if the caller calls again, with an empty ``events`` if nothing is new.
+        :data:`HOLD_S` (5) seconds, all waiting lines follow, with what is known. No timer shows
+        them: the caller calls again and again, with empty ``events`` if nothing is new.
 
         Args:
             events: the events since the last call, in order; each event is passed once.

@@ -85,13 +85,14 @@ class SlotLimits(SupervisorLimits):
             ended.
         follow_s: the time for the driver to carry out a new desired number of workers; after that
             the driver is asked to place the slots again.
-        discover_s: the time for an `edl-discover` to say how many workers are desired, if there is
-            one.
+        discover_s: the time for `edl-discover`, if horovodrun runs it as its host discovery script,
+            to say how many workers are desired.
         move_s: the time for `edl-worker` processes that the driver starts on other hosts to report.
         round_s: the time for the driver to answer a slot that has asked it, once the job is over.
-        shutdown_s: the time for horovodrun to end: it sends SIGTERM, and SIGKILL after 5 s.
-        given_up_s: a SIGTERM within this time after an answer of the driver is taken for the
-            driver's.
+        shutdown_s: the time for horovodrun to end: it sends SIGTERM to its processes, and SIGKILL
+            after 5 s.
+        given_up_s: a SIGTERM within this time after an answer of the driver counts as sent by the
+            driver.
         orphan_s: the time after which an `edl-worker` whose output has no reader takes its ssh for
             ended; the end of horovodrun is noticed earlier.
         abandoned_s: a slot that had an `edl-worker` and has had none for this long counts as lost.
@@ -150,9 +151,10 @@ class SlotState(SupervisorState):
 def decide_slot(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
     """Return what an `edl-worker` does next for its slot, with the reason.
 
-    The function has no effect; the `edl-worker` carries out the decision. The rules 1 to 5 in the
-    module's docstring are tried in order, and the first that applies decides. Orders to kill
-    processes that should have ended by now are added in all cases.
+    The function has no effect; the `edl-worker` carries out the decision. The first of these that
+    applies decides: the end of the job; a slot that was taken back, or an `edl-worker` that was
+    asked to end; a job that cannot go on; and else the slot's worker. Orders to kill processes that
+    should have ended by now are added in all cases.
 
     Args:
         snapshot: the job's records in ZooKeeper.
@@ -208,8 +210,8 @@ def _leave_unseen(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorD
 
     It ends its worker first. If other `edl-worker` processes are left, it exits with 1 ``unseen_s``
     after the worker has ended. If none is left, it waits for the end of horovodrun, and records the
-    job as FAILED ``release_s`` after the worker has ended. This is not called when the job has
-    ended because horovodrun did.
+    job as FAILED ``release_s`` after the worker has ended. (If horovodrun itself has ended, the job
+    is ending, and this function is not called.)
 
     Args:
         snapshot: the job's records in ZooKeeper.

@@ -59,7 +59,7 @@ TOLD = "the workers were told to end while ZooKeeper was away"
 def as_the_job_ends(
     snapshot: Snapshot, own: SupervisorState, now: float
 ) -> SupervisorDecision | None:
-    """Return a launcher's decision while the job ends (rules 1 to 3); None while it goes on.
+    """Return a launcher's decision while the job ends; None while the job goes on.
 
     A job ends when it is over (FINISHED, FAILED or STOPPED), when it is stopping, or when its
     newest generation has no members. The function has no effect; the launcher carries out the
@@ -243,7 +243,8 @@ def _cannot_begin(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOu
 
     It has FAILED if one of the launcher's scripts ended with code 0 without calling `edl.init()`;
     if edl refused one of its workers for good; if all its first starts died before any was ready,
-    and no other launcher has a worker; or if :func:`_too_few_came_up`.
+    and no other launcher has a worker; or if too few workers registered in time
+    (:func:`_too_few_came_up`).
 
     Args:
         snapshot: the job's records in ZooKeeper.
@@ -332,8 +333,8 @@ def _nobody_left(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOut
     """Return the outcome of a job whose workers have all ended; None if it may yet go on.
 
     It is FINISHED if all exited with code 0, and ``settle_s`` have passed since; STOPPED if a
-    worker was told to end, and nobody has recorded more for ``away_s``; FAILED if workers failed
-    and the job cannot continue from a checkpoint.
+    worker was told to end, and no worker of the ring has been seen for ``away_s``; FAILED if
+    workers failed and the job cannot continue from a checkpoint.
 
     Args:
         snapshot: the job's records in ZooKeeper.

@@ -51,9 +51,9 @@ def decide(
 ) -> MembershipDecision:
     """Return what the leader does about the members of the job, with the reason.
 
-    The function has no effect; the leader carries out the decision. The rules 1 to 5 in the
-    module's docstring are tried in order, and the first that applies decides. Dead members are
-    evicted in any case.
+    The function has no effect; the leader carries out the decision. The first of these that applies
+    decides: a job that is to stop, a job without a ring, a broken ring, a switch that is not
+    complete, and else the planned changes of a ring. Dead members are evicted in any case.
 
     Args:
         now: the state of the job in ZooKeeper.

@@ -24,7 +24,7 @@ from edl.core.snapshot import Snapshot
 
 @dataclass(frozen=True)
 class Move:
-    """A request to migrate workers between two hosts, as it was written to ZooKeeper.
+    """A request to migrate workers between two hosts, and what held when it was made.
 
     As a text it is "2 workers of JOB from SOURCE to TARGET".
 

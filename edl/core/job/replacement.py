@@ -59,7 +59,8 @@ def taken_back(now: Snapshot, request: Request) -> Placement:
     """Return the desired workers by host after a replacement is given up, as no worker started.
 
     The worker is wanted on its own host again. The desired workers stay as they are if the worker
-    has left the ring, or if its replacement was to start on its own host.
+    has left the ring, if its replacement was to start on its own host, or if no worker is desired
+    on the replacement's host any more. Nothing is written to ZooKeeper.
 
     Args:
         now: the state of the job in ZooKeeper.

@@ -63,7 +63,7 @@ class Newcomers:
         ready: the ids of the newcomers that may join with the next switch.
         coming: the ids of the newcomers that are expected to become ready.
         evict: the reason to evict a newcomer, by worker id.
-        ready_s: for how many seconds the one of ``ready`` that was ready first has been; 0.0: none
+        ready_s: the longest time for which one of ``ready`` has been ready, in seconds; 0.0: none
             is.
     """
 
@@ -144,7 +144,10 @@ def _arriving(healthy: Mapping[int, Member]) -> list[Member]:
 def _all_terminated(
     now: Snapshot, active: Sequence[RingMember], leavers: Sequence[Departure]
 ) -> bool:
-    """Return whether the launcher assigns by slot and every worker of the ring got SIGTERM."""
+    """Return whether the launcher assigns by slot and every worker of the ring got SIGTERM.
+
+    ``active`` holds the members of the ring, ``leavers`` the departures of those that may leave.
+    """
     terminated = sum(one.why is DepartureCause.SIGNAL for one in leavers)
     return now.assigned.by_slot and terminated == len(active)
 
@@ -258,7 +261,7 @@ def _sort_newcomers(
         current: the newest generation.
         leavers: the departures of the workers that may leave.
         unresponsive: the ids of workers whose port did not answer just now; they are not ready.
-        ages: how long each worker has been in its stage.
+        ages: how long each worker has been in its stage, in seconds.
         limits: the leader's time limits.
     """
     assigned = without_departed(now.assigned.hosts, leavers)
@@ -332,7 +335,7 @@ def _too_late(member: Member, unaware: Collection[int], ages: Ages, limits: Limi
     Args:
         member: the record of the newcomer.
         unaware: the ids of the newcomers that :func:`_unaware` found.
-        ages: how long each worker has been in its stage.
+        ages: how long each worker has been in its stage, in seconds.
         limits: the leader's time limits.
     """
     if is_stuck(member, ages, limits):
@@ -360,9 +363,9 @@ def _target(
 ) -> Target:
     """Choose the ring after the switch: one that postpones as few departures as possible.
 
-    The size is one that :func:`_fits` allows, and not below :func:`_floor`. Of several such sizes
-    the largest is chosen. If there is none, only the workers leave that must, and at most as many
-    newcomers join.
+    The size is one to which the ring may be changed (:func:`_fits`), and at least :func:`_floor`.
+    Of several such sizes the largest is chosen. If there is none, only the workers leave that must,
+    and at most as many newcomers join.
 
     Args:
         now: the state of the job in ZooKeeper.
