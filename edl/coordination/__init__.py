@@ -1,7 +1,11 @@
-"""Read and write the state of a job in ZooKeeper: its workers, leader, requests and generation.
+"""Read and write in ZooKeeper the state of jobs, and of clusters that run several jobs.
 
-- ``session`` keeps one connection alive; ``reads`` describes its reads, and ``watched_reads``
-  keeps their answers.
+The state of a job is its workers, leader, requests and generation. A process opens a ``Session``
+(``session``) with the ``Access`` (``access``) that the job's secret gives, and makes a ``JobStore``
+(``job_store``) or, for a cluster, a ``ClusterStore`` (``cluster_store``) from it.
+
+- ``session`` keeps one connection alive; ``reads`` describes its reads, and ``watched_reads`` keeps
+  their answers.
 - ``access`` says who may read and write a job; ``secrets`` keeps a job's secret on this machine.
 - ``paths`` is the layout in ZooKeeper, ``wire`` the format of a node, and ``nodes`` reads and
   writes the nodes of one job.
@@ -12,5 +16,6 @@
 - ``election`` elects a leader and refuses the writes of a leader whose term is over; ``decisions``
   writes what the leader of a job decides.
 - ``job_copy`` and ``lost_job`` write a job again that ZooKeeper has lost.
+- the modules ``cluster_...`` do for a cluster, its jobs and its hosts what the others do for a job.
 - ``local_server`` runs a ZooKeeper of edl's own on this machine.
 """

@@ -1,8 +1,9 @@
-"""Define who may read and write the nodes of a job: only a session that knows the job's secret.
+"""Define who may read and write the nodes of a job or cluster: a session that knows its secret.
 
 This uses ZooKeeper's digest scheme: a session proves an identity, ``user:password``, and an ACL on
-each node names the identities that may read or change the node. An identity here belongs to one
-job, so a session may have several, and the secret of one job does not open another job.
+each node names the identities that may read or change the node. An identity here (:class:`Access`)
+belongs to one job or one cluster, so a session may have several, and the secret of one job does not
+open another job. :meth:`edl.coordination.session.Session.identify` proves identities.
 
 No ACL covers ZooKeeper's ``exists``: a session that guesses the name of a node can find out that
 the node exists, how long its value is and when it was changed.
@@ -28,11 +29,14 @@ removed when it is empty, which only those who know its secret can bring about."
 
 @dataclass(frozen=True)
 class Access:
-    """The ZooKeeper identity made from a secret, which proves that a process belongs to a job.
+    """The ZooKeeper identity that follows from the name and the secret of a job or cluster.
+
+    A session that proves it may read and write the nodes of that job or cluster.
 
     Attributes:
-        job: The name of the job, which is also the user name of the identity.
-        secret: The secret of the job, from which the password of the identity is derived.
+        job: The name of the job or cluster, which is also the user name of the identity.
+        secret: The secret of the job or cluster, from which the password of the identity is
+            derived.
     """
 
     job: str
@@ -45,14 +49,15 @@ class Access:
 
     @cached_property
     def acl(self) -> list[ACL]:
-        """The ACL of every node of the job: all rights for this identity, none for others."""
+        """The ACL for every node of the job: all rights for this identity, none for others."""
         return [make_digest_acl(self.job, self._password, all=True)]
 
     def opens(self, acl: list[ACL]) -> bool:
         """Return whether a node was made with this secret: its ACL gives this identity all rights.
 
         Args:
-            acl: The ACL of the node.
+            acl: The ACL of the node, as read from ZooKeeper. If it gives fewer rights, or gives
+                them to another identity only, the result is False.
         """
         mine = self.acl[0].id
         return any(one.id == mine and one.perms == Permissions.ALL for one in acl)

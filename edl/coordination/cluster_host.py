@@ -1,8 +1,9 @@
 """Offer a host to a cluster, read what is assigned to it, and report what lives there.
 
-`edl host` uses it. A host belongs to one process, its *owner*, which writes itself into the host's
-node; the version of that node is the fence. A process that was frozen, and whose host another one
-has registered meanwhile, can offer and report nothing any more.
+`edl host` uses it, by one :class:`HostRegistration`. A host belongs to one process, its *owner*,
+which writes itself into the host's node; each write of the owner checks that the node still has the
+version that this process wrote (the fence). A process that was frozen, and whose host another one
+has registered meanwhile, can therefore report and withdraw nothing any more.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from edl.errors import CoordinationError, HostTaken, UsageError
 
 @dataclass(frozen=True)
 class HostOwner(Record):
-    """The process that offers a host, at the node of the host.
+    """The record, at the node of a host, of the process that has registered the host.
 
     Attributes:
-        token: a text that no other process has.
-        machine: the machine, as a name that no other machine has.
-        pid: the process id there.
+        token: a text that the process has made up, and that no other process has.
+        machine: the machine that the process runs on, as a name that no other machine has.
+        pid: the process id on that machine.
     """
 
     token: str
@@ -39,7 +40,7 @@ class HostOwner(Record):
     pid: int
 
     def __str__(self) -> str:
-        """Return the process as messages name it."""
+        """Return the process as error messages name it: "process PID on MACHINE"."""
         return f"process {self.pid} on {self.machine}"
 
 
@@ -47,8 +48,8 @@ class HostRegistration:
     """One process's side of a host of a cluster; call :meth:`register` again after a lost session.
 
     Args:
-        nodes: The nodes of the cluster.
-        host: The name of the host.
+        nodes: The nodes of the cluster, from :func:`edl.coordination.cluster_nodes.open_cluster`.
+        host: The name of the host, which need not be in the cluster yet.
         owner: This process.
 
     Raises:
@@ -65,18 +66,21 @@ class HostRegistration:
         self._reported: bytes | None = None
 
     def register(self, offer: HostOffer, is_dead: Callable[[HostOwner], bool]) -> None:
-        """Offer the host, as long as this session lasts; also to change an offer.
+        """Make this process the owner of the host, and offer the host while this session lasts.
 
-        An offer of a dead process is replaced at once, without waiting for its session to end.
+        When this returns, the offer is in ZooKeeper. Another call replaces the offer. The offer of
+        a dead process is replaced at once, without waiting for its session to end.
 
         Args:
             offer: What the host offers.
-            is_dead: Returns whether the process that offers the host now is known to be dead.
+            is_dead: Returns whether the process that offers the host now is known to be dead. It is
+                called if another process offers the host.
 
         Raises:
-            UsageError: another process offers the host.
+            UsageError: another process, not known to be dead, offers the host.
             UnknownCluster: the cluster does not exist.
-            CoordinationError: ZooKeeper is away, or others keep registering the host.
+            CoordinationError: ZooKeeper is away, others keep registering the host, or the newest
+                identity of the session is not the cluster's.
         """
         self._nodes.check_session()
         for _ in range(ATTEMPTS):
@@ -98,11 +102,13 @@ class HostRegistration:
         raise self._nodes.changed_too_often(self._path)
 
     def assigned(self, wake: OnChange = None) -> tuple[HostAssignment, int]:
-        """Return what is assigned to the host, and the version of that node.
+        """Return what is assigned to the host, and the version of that node; whoever owns the host.
+
+        The version counts the changes of the node; a report names it.
 
         Args:
             wake: Called when the answer may have changed, or the connection is lost; see
-                :data:`edl.coordination.reads.OnChange`.
+                :data:`edl.coordination.reads.OnChange`. None: nobody is called.
 
         Raises:
             CoordinationError: the host was removed from the cluster (register again), or ZooKeeper
@@ -115,13 +121,17 @@ class HostRegistration:
         return record(HostAssignment, (path, answer[0])), answer[1].version
 
     def report(self, report: HostReport) -> None:
-        """Write what lives on the host, unless this process has written the same before.
+        """Replace the report of what lives on the host, unless the last one was equal.
 
-        The report stays when this process dies.
+        When this returns, the report is in ZooKeeper, and stays there when this process dies.
+
+        Args:
+            report: What lives on the host.
 
         Raises:
-            HostTaken: another process has registered the host.
-            CoordinationError: the host is not registered, or ZooKeeper is away.
+            HostTaken: another process has registered the host; nothing was written.
+            CoordinationError: this process has not registered the host, or the host was removed, or
+                ZooKeeper is away.
         """
         if self._fence is None:
             raise self._unregistered()
@@ -141,11 +151,14 @@ class HostRegistration:
         self._reported = data
 
     def withdraw(self) -> None:
-        """Take the offer back, so that the host gets no slots any more; do nothing without one.
+        """Remove the offer, so that the host gets no slots any more; do nothing if it has no offer.
+
+        The owner, the assignment and the report stay.
 
         Raises:
             HostTaken: another process has registered the host.
-            CoordinationError: the host is not registered, or ZooKeeper is away.
+            CoordinationError: this process has not registered the host, or the host was removed, or
+                ZooKeeper is away.
         """
         if self._fence is None:
             raise self._unregistered()
@@ -164,7 +177,12 @@ class HostRegistration:
                 raise self._lost() from refused
 
     def _check_owner(self, owner: HostOwner, is_dead: Callable[[HostOwner], bool]) -> None:
-        """Raise a UsageError if ``owner``, which offers the host, is another living process."""
+        """Raise a UsageError if ``owner``, which offers the host, is another living process.
+
+        Args:
+            owner: The process in the host's node.
+            is_dead: Returns whether a process is known to be dead; otherwise it counts as living.
+        """
         if owner.token != self.owner.token and not is_dead(owner):
             raise UsageError(
                 f"host {self.host} of {self._nodes.what} is offered by {owner}; end that `edl "
@@ -178,13 +196,14 @@ class HostRegistration:
         version: int | None,
         stale: int | None,
     ) -> None:
-        """Add to ``transaction`` that this process owns and offers the host.
+        """Add to ``transaction`` the writes that make this process own and offer the host.
 
         Args:
             transaction: The transaction to add to.
             offer: What the host offers.
-            version: The version of the host's node as it was read; None: there is none yet.
-            stale: The version of the offer that is there; None: there is none.
+            version: The version of the host's node as it was read; None: the node is created.
+            stale: The version of the offer that is there, which is removed first; None: there is
+                none.
         """
         paths, mine = self._nodes.paths, encode(self.owner.to_json())
         if version is None:
@@ -198,9 +217,10 @@ class HostRegistration:
         transaction.create(self._offer, encode(offer.to_json()), ephemeral=True)
 
     def _lost(self) -> CoordinationError:
-        """Return the error for a write that the fence has refused: the host is not ours any more.
+        """Read the host's node, and return the error for a write of this process that was refused.
 
-        It is a HostTaken if another process has registered the host.
+        It is a HostTaken, which names the present owner, or the one of :meth:`_unregistered` if the
+        host was removed.
         """
         answer = self._nodes.read(get(self._path))[0]
         if answer is None:

@@ -1,8 +1,9 @@
 """Create, find and open a cluster in ZooKeeper: only a session with its secret can read its nodes.
 
-A session that opens a cluster must not have the secret of a job as its newest identity, for what a
-session creates is closed with the newest one. A controller, which also reads jobs, has two
-sessions.
+:func:`open_cluster` gives the :class:`ClusterNodes` that all other modules of a cluster need. The
+nodes that a session creates are closed with the secret that the session has proved last. So a
+session that writes a cluster must not prove the secret of a job after the cluster's; a controller,
+which also reads jobs, has two sessions.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from edl.errors import AccessDenied, CoordinationError, UnknownCluster, UnknownJ
 
 
 class ClusterNodes(Nodes[ClusterPaths]):
-    """Access to the nodes of one cluster through one session; see :func:`open_cluster`.
+    """Access to the nodes of one cluster through one session; get one from :func:`open_cluster`.
 
     Args:
-        session: The ZooKeeper session, whose newest identity is that of the cluster.
+        session: The ZooKeeper session; the identity that it has proved last must be the cluster's.
         paths: The paths of the cluster.
     """
 
@@ -32,11 +33,20 @@ class ClusterNodes(Nodes[ClusterPaths]):
         super().__init__(session, paths, f"cluster {paths.name}")
 
     def unknown(self) -> UnknownCluster:
-        """Return the error for a cluster that does not exist; its text names those that do."""
+        """Read the names of all clusters, and return the error that this one does not exist.
+
+        The text of the error names the clusters that exist.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+        """
         return UnknownCluster(self.paths.name, cluster_names(self.session))
 
     def unknown_job(self, job: str) -> UnknownJob:
         """Return the error for a job that this cluster does not have; its text names its jobs.
+
+        Args:
+            job: The name of the missing job.
 
         Raises:
             UnknownCluster: the cluster does not exist.
@@ -74,8 +84,10 @@ def cluster_names(session: Session) -> tuple[str, ...]:
 def create_cluster(session: Session, access: Access, record: ClusterRecord) -> bool:
     """Create a cluster if there is none of that name, and prove its secret in ``session``.
 
+    A cluster that exists is left as it is.
+
     Args:
-        session: The session to write with.
+        session: The session to write with; what it creates from now on is closed with this secret.
         access: The name and the secret of the cluster.
         record: How the leader of a new cluster decides.
 
@@ -105,14 +117,15 @@ def create_cluster(session: Session, access: Access, record: ClusterRecord) -> b
 
 
 def open_cluster(session: Session, access: Access) -> ClusterNodes:
-    """Return access to the nodes of a cluster, and prove its secret in ``session``.
+    """Prove the secret of a cluster in ``session``, and return access to the cluster's nodes.
 
-    A cluster counts only if its root was made with that secret, so only those who know the secret
-    can have written its jobs. Anybody may create a node with the name of a cluster, and a host
-    would run its commands.
+    A cluster counts only if its root node was made with that secret, so only those who know the
+    secret can have written its jobs. Without this check, anybody could create a node with the name
+    of a cluster, and a host would run the commands in it.
 
     Args:
-        session: The session to read and write with.
+        session: The session to read and write with; what it creates from now on is closed with this
+            secret.
         access: The name and the secret of the cluster.
 
     Raises:

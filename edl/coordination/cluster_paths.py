@@ -33,7 +33,9 @@ CLUSTERS = "/edl/clusters"
 
 
 class ClusterPaths:
-    """The paths of all ZooKeeper nodes of the cluster called ``name``.
+    """The paths of all ZooKeeper nodes of the cluster called ``name``, as attributes and methods.
+
+    The module lists the nodes. A method raises ConfigError for a name that no job or host can have.
 
     Raises:
         ConfigError: ``name`` cannot be the name of a cluster.
@@ -58,7 +60,11 @@ class ClusterPaths:
         return (self.root, *values, self.keys, self.jobs, self.hosts, self.events)
 
     def key(self, key: str) -> str:
-        """Return the path of the node of the key ``key``, a text that a client has chosen."""
+        """Return the path of the node that says which job was submitted with the key ``key``.
+
+        A key is a text that a client has chosen for one submission; the path has its SHA-256
+        digest.
+        """
         return f"{self.keys}/{hashlib.sha256(key.encode()).hexdigest()}"
 
     def job(self, name: str) -> str:
@@ -70,19 +76,19 @@ class ClusterPaths:
         return f"{self.jobs}/{check_name('job', name)}"
 
     def manifest(self, job: str) -> str:
-        """Return the path of the manifest of ``job``."""
+        """Return the path of the manifest (what was submitted) of the job called ``job``."""
         return f"{self.job(job)}/manifest"
 
     def wanted(self, job: str) -> str:
-        """Return the path of the node that says what users want of ``job``."""
+        """Return the path of the node that says what users want of the job called ``job``."""
         return f"{self.job(job)}/wanted"
 
     def life(self, job: str) -> str:
-        """Return the path of the node that says what the leader has made of ``job``."""
+        """Return the path of the node with the state, kept by the leader, of the job ``job``."""
         return f"{self.job(job)}/life"
 
     def secret(self, job: str) -> str:
-        """Return the path of the node with the secret of ``job``."""
+        """Return the path of the node with the secret of all runs of the job called ``job``."""
         return f"{self.job(job)}/secret"
 
     def host(self, name: str) -> str:
@@ -94,21 +100,21 @@ class ClusterPaths:
         return f"{self.hosts}/{check_name('host', name)}"
 
     def offer(self, host: str) -> str:
-        """Return the path of the offer of ``host``."""
+        """Return the path of the ephemeral node that says what the host called ``host`` offers."""
         return f"{self.host(host)}/offer"
 
     def drained(self, host: str) -> str:
-        """Return the path of the node that exists while ``host`` is drained."""
+        """Return the path of the node that exists while the host ``host`` shall have no jobs."""
         return f"{self.host(host)}/drained"
 
     def assigned(self, host: str) -> str:
-        """Return the path of the assignment of ``host``."""
+        """Return the path of the node that says which runs have devices of the host ``host``."""
         return f"{self.host(host)}/assigned"
 
     def report(self, host: str) -> str:
-        """Return the path of the report of ``host``."""
+        """Return the path of the node that says what lives on the host called ``host``."""
         return f"{self.host(host)}/report"
 
     def event(self, number: int) -> str:
-        """Return the path of the event with the number ``number``."""
+        """Return the path of the event whose node has the sequence number ``number``, from 0."""
         return f"{self.events}/e-{number:010d}"

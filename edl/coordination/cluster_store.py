@@ -43,16 +43,16 @@ PASSES = 20  # over nodes that others change meanwhile
 
 @dataclass(frozen=True)
 class StoredJob:
-    """One job of a cluster, as ZooKeeper has it.
+    """One job of a cluster, as it was read from ZooKeeper by :class:`ClusterStore`.
 
     Attributes:
         name: the name of the job.
-        order: its place in the order of submission, which no other submission has.
+        order: a number that grows with each submission, and that no other submission has.
         submitted_s: when it was submitted, by ZooKeeper's clock, in seconds since 1970.
         manifest: what was submitted.
         wanted: what users want of it.
-        life: what the leader has made of it; before that, the default.
-        life_version: the version of the node ``life``, which only the leader writes.
+        life: the state that the leader keeps of it; the default until the leader has seen the job.
+        life_version: the version of the node ``life``, which a write of the leader must name.
     """
 
     name: str
@@ -65,7 +65,7 @@ class StoredJob:
 
     @property
     def view(self) -> JobView:
-        """The job as a plan reads it, without its run."""
+        """The same job as the value that the plan of a cluster reads; its ``run`` is None."""
         return JobView(
             name=self.name,
             order=self.order,
@@ -78,15 +78,16 @@ class StoredJob:
 
 @dataclass(frozen=True)
 class ClusterSnapshot:
-    """All that a plan needs of a cluster's nodes, as it was at one time.
+    """All that a plan needs of a cluster's nodes, as :meth:`ClusterStore.snapshot` has read them.
 
     Attributes:
         settings: how the cluster decides.
-        allocation: the policy's last decision; before that, the default.
-        allocation_version: the version of the node ``allocation``.
+        allocation: the policy's last decision; the default before the first.
+        allocation_version: the version of the node ``allocation``, which a write of it must name.
         jobs: the jobs, in the order of submission.
         hosts: the hosts, in the order of their names, each with the version of its ``assigned``.
-        leader: the record of the newest leader, with its term; empty before the first.
+        leader: the JSON object that describes the leader of the newest term, with its ``term``;
+            empty before the first.
     """
 
     settings: ClusterRecord
@@ -103,9 +104,9 @@ class ClusterStore:
     Args:
         nodes: The nodes of the cluster, from :func:`edl.coordination.cluster_nodes.open_cluster`.
         by: Who writes, for the event log: a user and a machine.
-        on_change: Called when something changes that the last :meth:`snapshot` has read, or when
-            the connection is lost: read again then. It runs on kazoo's connection thread, so it
-            must not block. None: nobody is called.
+        on_change: Called when something changes that a :meth:`snapshot` of this object has read, or
+            when the connection is lost: call :meth:`snapshot` again then. It runs on kazoo's
+            connection thread, so it must not block. None: nobody is called.
 
     Attributes:
         events: The event log of the cluster.
@@ -122,11 +123,11 @@ class ClusterStore:
     # --- reading
 
     def snapshot(self) -> ClusterSnapshot:
-        """Read the cluster as it is at one time; only what has changed since is read again.
+        """Read the cluster as it is at one time; only what has changed since the last call is read.
 
-        Whatever changes while it is read is read again, up to ``PASSES`` times. If others write
-        without a pause, the last pass may have values of somewhat different times. What the leader
-        writes is of one time even then, if the reader leads: nobody else writes it.
+        Whatever changes while it is read is read again, up to ``PASSES`` (20) times. If others
+        write without a pause, the last pass may have values of somewhat different times. What only
+        the leader writes is of one time even then, if this process is the leader.
 
         Raises:
             UnknownCluster: the cluster does not exist.
@@ -140,7 +141,7 @@ class ClusterStore:
         return found
 
     def jobs(self) -> tuple[StoredJob, ...]:
-        """Return the jobs of the cluster, in the order of submission.
+        """Read the jobs of the cluster, ended ones too, and return them in the order of submission.
 
         Raises:
             UnknownCluster: the cluster does not exist.
@@ -152,10 +153,11 @@ class ClusterStore:
         return self._jobs(names, None)
 
     def job(self, name: str) -> StoredJob:
-        """Return the job called ``name``.
+        """Read the job called ``name``, which may have ended, and return it.
 
         Raises:
             UnknownJob: the cluster has no such job.
+            UnknownCluster: the cluster does not exist.
             CoordinationError: ZooKeeper is away.
         """
         found = self._jobs([name], None)
@@ -164,7 +166,10 @@ class ClusterStore:
         return found[0]
 
     def secret(self, job: str) -> str | None:
-        """Return the secret of the runs of ``job``; None before its first run.
+        """Return the secret of the runs of ``job``; None before its first run, and without the job.
+
+        Args:
+            job: The name of the job.
 
         Raises:
             CoordinationError: ZooKeeper is away.
@@ -174,13 +179,20 @@ class ClusterStore:
         return None if secret is None else str(secret)
 
     def _changed(self) -> None:
-        """Count a change of what was read, and tell ``on_change``; on the connection thread."""
+        """Count a change of a node that was read, and call ``on_change``, if it is not None.
+
+        It runs on kazoo's connection thread.
+        """
         self._changes += 1
         if self._on_change is not None:
             self._on_change()
 
     def _pass(self) -> ClusterSnapshot:
-        """Read the nodes once, those that are watched and have not changed from the cache."""
+        """Read each node once: nodes that have not changed come from the session's cache.
+
+        Raises:
+            UnknownCluster: the cluster does not exist.
+        """
         p, wake = self.paths, self._changed
         single = (p.cluster, p.allocation, p.leader)
         *values, jobs, hosts = self.nodes.read(
@@ -199,9 +211,14 @@ class ClusterStore:
         )
 
     def _jobs(self, names: Iterable[str], wake: OnChange) -> tuple[StoredJob, ...]:
-        """Read the jobs called ``names``, without those that do not exist, in their order.
+        """Return the jobs called ``names`` that exist, in the order of submission.
 
-        A job that is replaced while it is read is read again, as its nodes are of two submissions.
+        A job that is replaced while it is read is read again, as its nodes are of two submissions;
+        after ``PASSES`` (20) times it is left out.
+
+        Args:
+            names: The names of the jobs, in any order.
+            wake: Called when one of the nodes changes. None: the nodes are not watched.
         """
         found: list[StoredJob] = []
         rest = sorted(names)
@@ -221,11 +238,16 @@ class ClusterStore:
         return tuple(sorted(found, key=lambda job: job.order))
 
     def _job_paths(self, name: str) -> tuple[str, str, str]:
-        """Return the paths of the three nodes that each submission of the job ``name`` has."""
+        """Return the paths of manifest, wanted and life, in this order, of the job ``name``."""
         return self.paths.manifest(name), self.paths.wanted(name), self.paths.life(name)
 
     def _hosts(self, names: Iterable[str], wake: OnChange) -> tuple[HostView, ...]:
-        """Read the hosts called ``names``, without those that do not exist, in that order."""
+        """Return the hosts called ``names`` that exist, sorted by name.
+
+        Args:
+            names: The names of the hosts, in any order.
+            wake: Called when one of the nodes changes. None: the nodes are not watched.
+        """
         p, known = self.paths, sorted(names)
         parts = [(p.assigned(name), p.report(name)) for name in known]
         reads = (
@@ -258,19 +280,20 @@ class ClusterStore:
     # --- what users want
 
     def change_wanted(self, job: str, change: Callable[[Wanted], Wanted]) -> Wanted:
-        """Change what users want of ``job``, and log it; return what is wanted afterwards.
+        """Change what users want of ``job``, log it, and return what is wanted afterwards.
 
-        If nothing changes, nothing is written, so a repeated call does no harm.
+        The change and its event are one transaction. If ``change`` returns an equal record, nothing
+        is written, so a repeated call does no harm.
 
         Args:
             job: The name of the job.
-            change: Gets what is wanted; returns what shall be. It is called again when another
-                process wrote meanwhile, and may raise an error to change nothing.
+            change: Gets what is wanted; returns what shall be wanted. It is called again when
+                another process wrote meanwhile, and may raise an error to change nothing.
 
         Raises:
             UnknownJob: the cluster has no such job.
             UsageError: the job has ended, so that it can only be removed; or it is being deleted.
-            CoordinationError: ZooKeeper is away.
+            CoordinationError: ZooKeeper is away, or others keep changing the job.
         """
         wanted, life = self.paths.wanted(job), self.paths.life(job)
 
@@ -287,14 +310,18 @@ class ClusterStore:
             raise self.nodes.unknown_job(job) from None
 
     def change_settings(self, change: Callable[[ClusterRecord], ClusterRecord]) -> ClusterRecord:
-        """Change how the cluster decides, such as its policy, and log it; return the new settings.
+        """Change how the cluster decides, such as its policy, log it, and return the new settings.
 
-        If nothing changes, nothing is written. ``change`` gets the settings and returns the new
-        ones; it is called again when another process wrote meanwhile, and may raise an error.
+        The change and its event are one transaction. If the settings stay the same, nothing is
+        written.
+
+        Args:
+            change: Gets the settings and returns the new ones. It is called again when another
+                process wrote meanwhile, and may raise an error to change nothing.
 
         Raises:
             UnknownCluster: the cluster does not exist.
-            CoordinationError: ZooKeeper is away.
+            CoordinationError: ZooKeeper is away, or others keep changing the settings.
         """
         path = self.paths.cluster
 
@@ -307,15 +334,21 @@ class ClusterStore:
         return ClusterRecord.from_json(self.nodes.change_together((path,), changed)[path])
 
     def set_drained(self, host: str, drained: bool) -> bool:
-        """Say whether a host shall have jobs, and log it; return whether that is a change.
+        """Say whether a host shall be without jobs, and log it; the leader acts on it later.
 
         Args:
             host: The name of the host.
-            drained: True: it gets no slots of jobs any more, and gives back those that it has.
+            drained: True: the host gets no slots of jobs any more, and jobs give back those that
+                they have there. False: it may have jobs again.
+
+        Returns:
+            True if this call has changed it; False if it was so already, and nothing was written.
 
         Raises:
             UsageError: the cluster has no such host.
-            CoordinationError: ZooKeeper is away.
+            UnknownCluster: the cluster does not exist.
+            CoordinationError: ZooKeeper is away, or the newest identity of the session is not the
+                cluster's.
         """
         self.nodes.check_session()
         path = self.paths.drained(host)
@@ -348,9 +381,14 @@ class ClusterStore:
     def election(self, candidate: str, about: Mapping[str, Any]) -> Election:
         """Return the election of the cluster's leader, in which a controller is the candidate.
 
+        Nothing is written before :meth:`Election.enter` is called.
+
         Args:
             candidate: The name of the controller, unique among controllers, without a slash.
-            about: The JSON object that describes the controller.
+            about: The JSON object that describes the controller, for the node of the leader.
+
+        Raises:
+            CoordinationError: the newest identity of the session is not the cluster's.
         """
         self.nodes.check_session()
         return Election(
@@ -363,23 +401,39 @@ class ClusterStore:
         )
 
     def add_event(self, transaction: TransactionRequest, event: ClusterEvent) -> None:
-        """Add to ``transaction`` that ``event`` is appended to the event log."""
+        """Add to ``transaction`` a write that appends ``event`` to the cluster's event log."""
         transaction.create(f"{self.paths.events}/e-", encode(event.to_json()), sequence=True)
 
     def event(
         self, kind: ClusterEventKind, reason: str, job: str = "", host: str = ""
     ) -> ClusterEvent:
-        """Return an event of this moment and this writer; arguments as of :class:`ClusterEvent`."""
+        """Return an event with the time now and this object's ``by``; write nothing.
+
+        Args:
+            kind: The kind of the event.
+            reason: What has happened, and why, in a sentence.
+            job: The name of the job that it is about; empty: none.
+            host: The name of the host that it is about; empty: none.
+        """
         return ClusterEvent(time.time(), kind, reason, job, host, self._by)
 
 
 def _in_threes(answers: Sequence[Any]) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield the first three of ``answers``, the next three, and so on."""
+    """Yield the first three of ``answers``, the next three, and so on.
+
+    The number of ``answers`` must be a multiple of three; otherwise a ValueError is raised.
+    """
     return zip(answers[::3], answers[1::3], answers[2::3], strict=True)
 
 
 def _stored_job(name: str, paths: Sequence[str], answers: Sequence[Any]) -> StoredJob:
-    """Return the job ``name`` from the answers to the reads of manifest, wanted and life."""
+    """Return the job ``name`` from the answers to the reads of its nodes.
+
+    Args:
+        name: The name of the job.
+        paths: The paths of manifest, wanted and life, in this order, for error messages.
+        answers: The data and stat of these nodes, in the same order.
+    """
     manifest, wanted, life = answers
     return StoredJob(
         name,
@@ -393,10 +447,17 @@ def _stored_job(name: str, paths: Sequence[str], answers: Sequence[Any]) -> Stor
 
 
 def _check_change(job: str, life: JobLife, before: Wanted, after: Wanted) -> None:
-    """Raise an error if ``job`` can no longer be what users want ``after`` a change.
+    """Raise an error if it is too late to change what users want of ``job``.
+
+    Args:
+        job: The name of the job.
+        life: The state of the job.
+        before: What is wanted now.
+        after: What shall be wanted.
 
     Raises:
-        UsageError: the job has ended and shall not be removed, or it is being deleted.
+        UsageError: the job has ended and ``after`` is not its removal, or the job is being deleted
+            and ``after`` wants anything else.
     """
     if life.state is LifeState.ENDED and after.goal is not Goal.GONE:
         how = life.result or "ended"
@@ -406,7 +467,10 @@ def _check_change(job: str, life: JobLife, before: Wanted, after: Wanted) -> Non
 
 
 def _described(before: Wanted, after: Wanted) -> str:
-    """Return what users want ``after`` a change, and wanted ``before``, for the event log."""
+    """Return a text for the event log that says in what ``after`` differs from ``before``.
+
+    It names the goal and the priority, each if it has changed; it is empty if neither has.
+    """
     changes = []
     if before.goal is not after.goal:
         changes.append(f"{after.goal} is wanted, no longer {before.goal}")
