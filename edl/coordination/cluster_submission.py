@@ -1,4 +1,4 @@
-"""Submit jobs to a cluster: each submission is one transaction, and has a key.
+"""Submit jobs to a cluster with :func:`submit_job`; a submission is one transaction with a key.
 
 The key makes a submission safe to repeat: a client that got no answer, or a script that runs twice,
 submits again with the same key and gets the same job. The key is known as long as the job's records
@@ -31,11 +31,12 @@ from edl.errors import CoordinationError, UsageError
 
 @dataclass(frozen=True)
 class _Ended:
-    """An ended job whose name a new one takes.
+    """An ended job whose name a new job takes.
 
     Attributes:
-        version: the version of its node ``life``.
-        key: the path of the node of its key; empty: there is none.
+        version: the version of its node ``life``, which the transaction checks.
+        key: the path of the node of the key that it was submitted with; empty: there is no such
+            node any more.
     """
 
     version: int
@@ -45,20 +46,23 @@ class _Ended:
 def submit_job(store: ClusterStore, manifest: JobManifest, key: str | None = None) -> str:
     """Submit a job to a cluster, unless that was done with the same key, and return its name.
 
-    When this returns, the job is in ZooKeeper. An ended job of that name is replaced.
+    When this returns, the job is in ZooKeeper; the leader decides later when it starts. An ended
+    job of that name is replaced.
 
     Args:
         store: The cluster.
-        manifest: What to submit.
-        key: A text that the caller has chosen for this submission; None: another key each time.
+        manifest: What to submit; it has the name of the job.
+        key: A text that the caller has chosen for this submission. None: a random one, so that
+            another call is another submission.
 
     Raises:
         ManifestError: a value of the manifest is not allowed.
-        UsageError: a job of that name has not ended, another manifest was submitted with the key,
-            or the cluster has as many jobs as it may have.
+        UsageError: the key is empty, a job of that name has not ended, another manifest was
+            submitted with the key, or the cluster has as many jobs as it may have (``MOST_JOBS``).
         UnknownCluster: the cluster does not exist.
-        CoordinationError: ZooKeeper is away; the job may have been submitted or not. Try again
-            with the same key.
+        CoordinationError: ZooKeeper is away, and the job may have been submitted or not: try again
+            with the same key. Or others keep changing the job, or the newest identity of the
+            session is not the cluster's; then it was not submitted.
     """
     if key is not None and not key.strip():
         raise UsageError("the key is empty; choose a text that no other submission has")
@@ -83,7 +87,9 @@ def submit_job(store: ClusterStore, manifest: JobManifest, key: str | None = Non
 
 
 class _Submission:
-    """One submission of a job, of which each attempt is the same.
+    """One submission of a job, which :func:`submit_job` attempts until it has succeeded.
+
+    Each attempt is :meth:`is_known`, :meth:`ended_one` and :meth:`write`.
 
     Args:
         store: The cluster.
@@ -99,7 +105,7 @@ class _Submission:
         self._key = store.paths.key(key)
 
     def is_known(self) -> bool:
-        """Return whether the job was submitted with this key.
+        """Return whether the job was submitted with this key, and its records still exist.
 
         Raises:
             UsageError: another manifest was submitted with the key.
@@ -121,11 +127,13 @@ class _Submission:
         return True
 
     def ended_one(self) -> _Ended | None:
-        """Return the ended job of the same name, which is to be replaced; None if there is none.
+        """Return the ended job of the same name, which is to be replaced; None if there is no job.
 
         Raises:
             Refused: the job has been submitted with this key meanwhile.
-            UsageError: a job of that name has not ended, or the cluster has too many jobs.
+            UsageError: a job of that name has not ended; or there is none of that name, and the
+                cluster has as many jobs as it may have.
+            UnknownCluster: the cluster does not exist.
         """
         nodes, p = self._store.nodes, self._store.paths
         jobs, old, life = nodes.read(exists(p.jobs), get(self._path), get(p.life(self._name)))
@@ -150,10 +158,14 @@ class _Submission:
         return _Ended(life[1].version, key if nodes.read(exists(key))[0] else "")
 
     def write(self, ended: _Ended | None) -> None:
-        """Write the job in one transaction, in place of the ``ended`` one if there is one.
+        """Write the job and an event in one transaction.
 
-        The secret of an ended job is kept, because the records of its last run can only be
-        replaced with it.
+        The secret of an ended job is kept, because the records of its last run can only be replaced
+        with it.
+
+        Args:
+            ended: The result of :meth:`ended_one`, whose records are replaced; None: the job is
+                new.
 
         Raises:
             Refused: somebody has changed one of the nodes; nothing was written.
@@ -163,7 +175,12 @@ class _Submission:
         self._store.nodes.session.transact(what, partial(self._build, ended=ended))
 
     def _build(self, transaction: TransactionRequest, ended: _Ended | None) -> None:
-        """Add to ``transaction`` all writes of this submission; see :meth:`write`."""
+        """Add to ``transaction`` all writes of this submission.
+
+        Args:
+            transaction: The transaction to add to.
+            ended: The ended job whose records are replaced; None: the job is new.
+        """
         p, name = self._store.paths, self._name
         about = encode({"key": self._key.rpartition("/")[2]})
         contents: Sequence[tuple[str, Any]] = (

@@ -1,8 +1,8 @@
 """Write what the leading controller decides about a cluster, fenced by its term.
 
-The functions named ``..._write`` return writes, which the leader puts together into one transaction
-(:meth:`ClusterWriter.commit`): a job's state and the assignments of its hosts change together or
-not at all.
+The functions named ``..._write`` only describe writes. The leader puts them together into one
+transaction (:meth:`ClusterWriter.commit`): a job's state and the assignments of its hosts change
+together or not at all.
 """
 
 from __future__ import annotations
@@ -30,34 +30,53 @@ _EVENTS_SPARE = 500  # so many more, before the oldest are removed: to list them
 
 
 def life_write(paths: ClusterPaths, job: StoredJob, life: JobLife) -> Write:
-    """Return the write of a job's ``life``, if the job is still as it was read."""
+    """Return the write of a job's state; it is refused if the node has changed since it was read.
+
+    Args:
+        paths: The paths of the cluster.
+        job: The job as it was read.
+        life: The new state.
+    """
     return Write(paths.life(job.name), life.to_json(), job.life_version)
 
 
 def assigned_write(paths: ClusterPaths, host: HostView, assigned: HostAssignment) -> Write:
-    """Return the write of a host's assignment, if the host is still as it was read."""
+    """Return the write of a host's assignment; it is refused if that has changed since the read.
+
+    Args:
+        paths: The paths of the cluster.
+        host: The host as it was read.
+        assigned: The new assignment.
+    """
     return Write(paths.assigned(host.name), assigned.to_json(), host.version)
 
 
 def allocation_write(paths: ClusterPaths, allocation: AllocationRecord, version: int) -> Write:
-    """Return the write of the policy's decision, if the node has still the version ``version``."""
+    """Return the write of the policy's decision; it is refused if the node has another version.
+
+    Args:
+        paths: The paths of the cluster.
+        allocation: The decision.
+        version: The version of the node ``allocation`` as it was read.
+    """
     return Write(paths.allocation, allocation.to_json(), version)
 
 
 def event_write(paths: ClusterPaths, event: ClusterEvent) -> Write:
-    """Return the write that appends ``event`` to the event log."""
+    """Return the write that appends ``event`` to the event log of the cluster with ``paths``."""
     return Write(f"{paths.events}/e-", event.to_json(), sequence=True)
 
 
 def jobs_to_remove(jobs: Sequence[StoredJob], keep: int = ENDED_KEPT) -> list[StoredJob]:
-    """Return the ended jobs whose records are to be removed, the one that ended first in front.
+    """Return the ended jobs whose records are to be removed; the job that ended first comes first.
 
-    These are the jobs that a user has deleted after their end, and the oldest of more than
-    ``keep`` other ended jobs. A job that ended because it was deleted stays as long as others.
+    These are all jobs that a user has deleted after their end and, if there are more than ``keep``
+    other ended jobs, those of them that ended first. A job that ended because a user deleted it is
+    one of the others.
 
     Args:
         jobs: All jobs of the cluster.
-        keep: How many ended jobs to keep.
+        keep: How many other ended jobs to keep.
     """
     ended = sorted(
         (job for job in jobs if job.life.state is LifeState.ENDED),
@@ -70,18 +89,20 @@ def jobs_to_remove(jobs: Sequence[StoredJob], keep: int = ENDED_KEPT) -> list[St
 
 
 def _was_deleted_after_its_end(job: StoredJob) -> bool:
-    """Return whether a user has deleted the ended ``job`` although it had ended already."""
+    """Return whether a user has deleted ``job``, which has ended, only after its end."""
     return job.wanted.goal is Goal.GONE and job.life.result is not LifeResult.DELETED
 
 
 class ClusterWriter:
     """The writer of a cluster's records during one term of a leader.
 
-    Every method raises LeadershipLost if the term is over, and has written nothing then.
+    Each method that writes raises LeadershipLost, and has written nothing, if the term is over;
+    only :meth:`trim_events` does not check the term.
 
     Args:
         store: The cluster.
-        leadership: The term of the leader, from :meth:`ClusterStore.election`.
+        leadership: The term of the leader, from :meth:`Election.leads` of the election that
+            :meth:`ClusterStore.election` returns.
     """
 
     def __init__(self, store: ClusterStore, leadership: Leadership) -> None:
@@ -92,14 +113,17 @@ class ClusterWriter:
         self._leadership = leadership
 
     def commit(self, writes: Sequence[Write]) -> bool:
-        """Do all ``writes`` in one transaction, or none of them.
+        """Do all ``writes`` in one transaction, or none of them; return whether they were done.
 
         Returns:
-            False, with nothing written, if a node is not as it was read: read and plan again.
+            True if all was written. False, with nothing written, if a node is not as it was read:
+                read and plan again.
 
         Raises:
-            CoordinationError: the writes are too many for one transaction, or ZooKeeper is away;
-                then read again to see whether they were written.
+            LeadershipLost: the term is over; nothing was written.
+            CoordinationError: the writes are too many for one transaction, or the newest identity
+                of the session is not the cluster's (nothing was written); or ZooKeeper is away:
+                read again to see whether they were written.
         """
         self._nodes.check_session()
         size = sum(len(write.path) + len(encode(write.value)) for write in writes)
@@ -115,9 +139,13 @@ class ClusterWriter:
         return True
 
     def job_secret(self, job: str) -> str:
-        """Return the secret of the runs of ``job``; make one if the job has none.
+        """Return the secret of the runs of ``job``; make and write one if the job has none.
+
+        Args:
+            job: The name of the job.
 
         Raises:
+            LeadershipLost: the job has no secret, and the term is over.
             CoordinationError: the job was removed, or ZooKeeper is away.
         """
         found = self._store.secret(job)
@@ -128,14 +156,20 @@ class ClusterWriter:
         return found
 
     def remove_job(self, job: StoredJob) -> bool:
-        """Remove the records of an ended job, and the key it was submitted with.
+        """Remove the records of an ended job and the key it was submitted with, and log an event.
 
-        Remove the nodes of its last run first: that needs the secret, which is removed here.
+        The caller must first remove the nodes of the job's last run: that needs the job's secret,
+        which is removed here.
+
+        Args:
+            job: The job as it was read; whether it has ended is not checked.
 
         Returns:
-            False, with nothing removed, if the job has changed since it was read.
+            True if it was removed; False, with nothing removed, if it has changed since it was
+                read.
 
         Raises:
+            LeadershipLost: the term is over; nothing was removed.
             CoordinationError: ZooKeeper is away.
         """
         path, life = self.paths.job(job.name), self.paths.life(job.name)
@@ -154,12 +188,17 @@ class ClusterWriter:
         return self.commit([*writes, _deletion(path), event])
 
     def remove_host(self, host: HostView) -> bool:
-        """Remove the records of a host that offers nothing and has nothing assigned.
+        """Remove the records of a host that offers nothing and has nothing assigned; log an event.
+
+        Args:
+            host: The host as it was read.
 
         Returns:
-            False, with nothing removed, if it has changed since it was read, or came back.
+            True if it was removed; False, with nothing removed, if it offers something now, had
+                something assigned, has changed since it was read, or does not exist.
 
         Raises:
+            LeadershipLost: the term is over; nothing was removed.
             CoordinationError: ZooKeeper is away.
         """
         path, assigned = self.paths.host(host.name), self.paths.assigned(host.name)
@@ -187,12 +226,18 @@ class ClusterWriter:
         return self._store.events.trim(keep)
 
     def _event(self, reason: str, job: str = "", host: str = "") -> Write:
-        """Return the write of an event that says that records were removed."""
+        """Return the write of an event that says that records were removed.
+
+        Args:
+            reason: What was removed, and why, in a sentence.
+            job: The job that it is about; empty: none.
+            host: The host that it is about; empty: none.
+        """
         return event_write(
             self.paths, self._store.event(ClusterEventKind.REMOVED, reason, job, host)
         )
 
 
 def _deletion(path: str, version: int = -1) -> Write:
-    """Return the write that deletes the node at ``path`` if its version is ``version``."""
+    """Return the write that deletes the node at ``path`` if it has ``version`` (-1: any one)."""
     return Write(path, {}, version, delete=True)

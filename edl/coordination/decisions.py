@@ -35,7 +35,8 @@ Answer = tuple[bytes, ZnodeStat]  # data and stat of a node that exists
 def job_election(nodes: JobNodes, worker: int) -> Election:
     """Return the election of a job's leader, in which a worker of the job is the candidate.
 
-    The methods of the election raise UnknownJob if the job does not exist.
+    Nothing is written before :meth:`Election.enter` is called. The methods of the election raise
+    UnknownJob if the job does not exist.
 
     Args:
         nodes: The nodes of the job.
@@ -54,11 +55,13 @@ def job_election(nodes: JobNodes, worker: int) -> Election:
 class DecisionWriter:
     """The writer of the decisions of a job's leader during one term.
 
-    Every method raises LeadershipLost if the term is over, and has written nothing then.
+    Each method that writes raises LeadershipLost, and has written nothing, if the term is over.
+    When a method returns, its writes are in ZooKeeper.
 
     Args:
         nodes: The nodes of the job.
-        leadership: The term of the leader, from an election made by :func:`job_election`.
+        leadership: The term of the leader, from :meth:`Election.leads` of an election made by
+            :func:`job_election`.
     """
 
     def __init__(self, nodes: JobNodes, leadership: Leadership) -> None:
@@ -79,15 +82,15 @@ class DecisionWriter:
 
         Args:
             decision: The decision, made on a snapshot of the job.
-            events: The events that report the decision in the event log.
+            events: The events that report the decision in the event log, in the order of the log.
 
         Raises:
             LeadershipLost: the term is over; nothing was written.
             UnknownJob: the job does not exist.
             CoordinationError: the decision's generation does not follow the newest one in
                 ZooKeeper, or the desired numbers have changed, or a request that it grants was
-                withdrawn (nothing was written: decide again), or ZooKeeper is away (unknown: read
-                again).
+                withdrawn (nothing was written: decide again), or ZooKeeper is away (it may have
+                been written or not: read again).
         """
         for _ in range(ATTEMPTS):
             writes = self._writes(decision)
@@ -104,31 +107,41 @@ class DecisionWriter:
         )
 
     def put_status(self, status: TrainingStatus) -> None:
-        """Write ``status``, the summary of the training for people and tools, into the status node.
+        """Replace the summary of the training for people and tools, in the status node.
+
+        Args:
+            status: The new summary.
 
         Raises:
-            LeadershipLost, CoordinationError: as :meth:`Leadership.commit`.
+            LeadershipLost: the term is over, or the job was removed; nothing was written.
+            CoordinationError: ZooKeeper is away (it may have been written or not).
         """
         self._leadership.commit([Write(self._nodes.paths.status, status.to_json())])
 
     def put_policy(self, policy: JobPolicy, event: Event) -> None:
-        """Replace the policy of the job by ``policy``, and log the event that reports it.
+        """Replace the policy of the job by ``policy``, and log ``event``, in one transaction.
+
+        Args:
+            policy: The new policy.
+            event: The event that reports the change.
 
         Raises:
-            LeadershipLost, CoordinationError: as :meth:`Leadership.commit`.
+            LeadershipLost: the term is over, or the job was removed; nothing was written.
+            CoordinationError: ZooKeeper is away (it may have been written or not).
         """
         write = Write(self._nodes.paths.policy, policy.to_json())
         self._leadership.commit([write, self._logged(event)])
 
     def put_learned(self, learned: ScalingProfile) -> None:
-        """Write the throughputs that the job has measured, by number of workers, for later leaders.
+        """Replace the stored throughputs that the job has measured; a later leader reads them.
 
         Args:
             learned: The measured throughput of each size (number of workers), and the state of the
                 policy's size rule.
 
         Raises:
-            LeadershipLost, CoordinationError: as :meth:`Leadership.commit`.
+            LeadershipLost: the term is over, or the job was removed; nothing was written.
+            CoordinationError: ZooKeeper is away (it may have been written or not).
         """
         self._leadership.commit([Write(self._nodes.paths.learned, learned.to_json())])
 
@@ -139,10 +152,12 @@ class DecisionWriter:
     def _writes(self, decision: MembershipDecision) -> list[Write]:
         """Read the nodes that ``decision`` changes, and return the writes that change them.
 
+        The list is empty if the decision changes nothing.
+
         Raises:
             UnknownJob: the job does not exist.
-            CoordinationError: somebody else has changed the generation or the desired numbers of
-                workers, or has withdrawn a request that is granted, since the decision was made.
+            CoordinationError: since the decision was made, somebody else has changed the generation
+                or the desired numbers of workers, or has withdrawn a request that it grants.
         """
         paths = self._nodes.paths
         evicted = {worker: paths.evicted_worker(worker) for worker in decision.evict}
@@ -163,10 +178,11 @@ class DecisionWriter:
         ]
 
     def _generation(self, new: Generation | None, read: Answer) -> list[Write]:
-        """Return the write of a new generation, as a list of one; an empty list if there is none.
+        """Return the write of a new generation, as a list of one, or an empty list.
 
         Args:
-            new: The new generation of the decision; None: the generation does not change.
+            new: The new generation of the decision; None: the generation does not change, and the
+                list is empty.
             read: The data and stat of the generation node, as just read.
 
         Raises:
@@ -193,12 +209,13 @@ class DecisionWriter:
         The assigned numbers are written, too, if the change contains them.
 
         Args:
-            change: The change to write; None: the list is empty.
+            change: The change to write; None, or one that changes nothing: the list is empty.
             desired: The data and stat of the node ``desired``, as just read.
             assigned: The data and stat of the node ``assigned``, as just read.
 
         Raises:
-            CoordinationError: the desired numbers are not those that the change was made from.
+            CoordinationError: the desired numbers, or the demands to give slots back, are not those
+                that the change was made from.
         """
         if not change:
             return []
@@ -252,7 +269,11 @@ class DecisionWriter:
         return writes
 
     def _requests(self, asks: Iterable[Request]) -> list[Write]:
-        """Return the writes that add the requests ``asks``, which the leader makes itself."""
+        """Return the writes that add requests of the leader itself to the job's requests.
+
+        Args:
+            asks: The requests; their numbers do not count, because ZooKeeper numbers them.
+        """
         prefix = f"{self._nodes.paths.requests}/r-"
         numberless = (replace(request, number=-1) for request in asks)
         return [Write(prefix, request.to_json(), sequence=True) for request in numberless]

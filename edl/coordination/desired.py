@@ -1,7 +1,8 @@
 """Set how many workers are desired on each host of a job.
 
-The assigned numbers of workers that follow from such a change, and the event that reports it, are
-written in the same transaction.
+:class:`edl.coordination.job_store.JobStore` has these functions as methods. The assigned numbers of
+workers that follow from such a change, and the event that reports it, are written in the same
+transaction.
 """
 
 from __future__ import annotations
@@ -31,10 +32,29 @@ def set_desired(
     terms: LeaseTerms = NO_LEASE_TERMS,
     devices: DeviceSets = NO_DEVICES,
 ) -> DesiredChange:
-    """Set how many workers of the job with ``nodes`` are desired on each host; return the change.
+    """Set how many workers of a job are desired on each host, and log an event that says why.
 
-    The other arguments, the result and the errors are those of
-    :meth:`edl.coordination.job_store.JobStore.set_desired`.
+    If a person asks, the same transaction tells a running `edl profile` to leave the job at that
+    size, and stops the job's policy from changing the size for its ``hold_s`` seconds.
+
+    Args:
+        nodes: The nodes of the job.
+        choose: Gets the present desired numbers of workers by host; returns the new ones. It is
+            called again when another process wrote meanwhile, and may raise an error to change
+            nothing.
+        by: Who asks for the change.
+        why: A clause such as "edl scale", which begins the sentence of the event.
+        terms: Whether the slots of added workers are borrowed, and by when the slots of removed
+            workers must be free.
+        devices: The devices that the job may use, by host; other hosts keep theirs.
+
+    Returns:
+        The change: the desired numbers before and after it. Its truth value is False if nothing
+            changed; then no event was written.
+
+    Raises:
+        UnknownJob: the job does not exist.
+        CoordinationError: ZooKeeper is away, or others keep changing the numbers.
     """
     p, hold = nodes.paths, nodes.paths.profile_hold
     made: list[DesiredChange] = []
@@ -55,11 +75,13 @@ def set_desired(
 
 
 def record_returned(nodes: JobNodes, done: Reclaim) -> None:
-    """Record that borrowed slots of the job were given back, and log that as an event.
+    """Remove a demand to give borrowed slots back, which was fulfilled, and log an event.
 
-    ``done`` is the demand that was fulfilled: the host, and the number of its slots.
+    Nothing is written if the job has no such demand.
 
-    Nothing is written if the job has no such slots to give back.
+    Args:
+        nodes: The nodes of the job.
+        done: The demand that was fulfilled: the host, the number of its slots, and its times.
     """
     p = nodes.paths
 
@@ -80,11 +102,9 @@ def discover(
 ) -> Desired:
     """Record the slots that horovodrun may use; if no workers are desired, desire ``first``.
 
-    See :meth:`JobStore.discover`.
-
     Args:
         nodes: The nodes of the job.
-        slots: The number of slots of each host.
+        slots: The number of slots of each host; they replace those that were recorded before.
         first: The number of workers to desire on each host if none are desired yet.
         min_np: The smallest number of workers, written into the job's record if ``first`` is used.
         max_np: The largest number of workers, written in the same case; None keeps the job's
@@ -92,6 +112,10 @@ def discover(
 
     Returns:
         The desired numbers of workers by host after the call.
+
+    Raises:
+        UnknownJob: the job does not exist.
+        CoordinationError: ZooKeeper is away, or others keep changing the numbers.
     """
     p = nodes.paths
 
@@ -119,7 +143,7 @@ def _changed(
     terms: LeaseTerms = NO_LEASE_TERMS,
     devices: DeviceSets = NO_DEVICES,
 ) -> DesiredChange:
-    """Return the change of the desired numbers of workers to the numbers that ``choose`` returns.
+    """Return the change of the desired numbers to those that ``choose`` returns; write nothing.
 
     Args:
         p: The paths of the job.
@@ -127,8 +151,8 @@ def _changed(
         choose: Gets the present desired numbers by host; returns the new ones.
         by: Who asks for the change.
         why: A clause that begins the sentence of the event.
-        terms: Whether the slots of added workers are borrowed, and by when the slots of
-            removed workers must be free.
+        terms: Whether the slots of added workers are borrowed, and by when the slots of removed
+            workers must be free.
         devices: The devices that the job may use, by host; other hosts keep theirs.
     """
     before = Desired.from_json(found[p.desired])
@@ -142,11 +166,13 @@ def _written(
 ) -> tuple[dict[str, Values], Event | None]:
     """Return the new values of the nodes that ``change`` writes, and the event that reports it.
 
-    The values are by path. A change that changes nothing gives no values, and None for the event.
+    The values are by path, for the nodes ``desired`` and, if it follows, ``assigned``. A change
+    that changes nothing gives no values, and None for the event.
 
     Args:
         p: The paths of the job.
-        found: The values of the job's nodes as read, by path; the event names their generation.
+        found: The values of the job's nodes as read, by path; the event names their generation and
+            step.
         change: The change of the desired numbers of workers.
     """
     if not change:
@@ -157,9 +183,12 @@ def _written(
 
 
 def _place(p: JobPaths, found: Mapping[str, Values]) -> tuple[int, int]:
-    """Return the newest generation's number and the newest step in ``found``, for an event.
+    """Return the number of the newest generation and the newest training step, for an event.
 
-    ``p`` has the paths of the job, and ``found`` the values of its nodes by path. A number that is
-    not there is 0.
+    A number that is not in ``found`` is 0.
+
+    Args:
+        p: The paths of the job.
+        found: The values of the nodes ``generation`` and ``status``, by path.
     """
     return found[p.generation].get("number", 0), found[p.status].get("step", 0)

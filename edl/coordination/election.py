@@ -1,6 +1,9 @@
 """Elect one leader among candidates, and fence the writes of a leader whose term is over.
 
-The recipe works on two nodes that exist beforehand and that the caller names:
+A candidate makes an :class:`Election`, calls :meth:`Election.enter`, and then asks
+:meth:`Election.leads` again and again; while it leads, it writes through the :class:`Leadership`
+that this returns. The recipe works on two nodes that exist beforehand and that the caller names,
+the election node and the leader node:
 
 1. Each candidate creates an ephemeral sequential node below the election node. The candidate whose
    node has the lowest sequence number leads.
@@ -13,7 +16,8 @@ Nobody therefore needs to ask a leader whether it is still alive. Removing its n
 :meth:`Election.remove` does that, and ZooKeeper does it when the session of the leader ends. A
 leader that has not noticed it yet can do no harm, because the fence refuses its writes.
 
-This module knows nothing of what is led; ``decisions`` applies it to a job.
+This module knows nothing of what is led; ``decisions`` applies it to a job, ``cluster_store`` to a
+cluster.
 """
 
 from __future__ import annotations
@@ -45,13 +49,15 @@ _FENCED: tuple[type[Exception], ...] = (NoNodeError, BadVersionError)
 
 @dataclass(frozen=True)
 class Write:
-    """One write of a leader: set the value of a node, or create or delete a node.
+    """One write of a leader: set the value of a node (the default), or create or delete a node.
+
+    At most one of ``create``, ``sequence`` and ``delete`` is set.
 
     Attributes:
         path: The node. With ``sequence``, the beginning of its name.
         value: The JSON object that the node holds afterwards.
         version: The version that the node must have to be set or deleted; -1 accepts any version.
-        create: Create the node instead of setting it.
+        create: Create the node, which must not exist, instead of setting it.
         sequence: Create the node, and let ZooKeeper append the next sequence number to its name.
         delete: Delete the node, which must have no children; ``value`` does not count.
     """
@@ -76,14 +82,22 @@ class _Term(Record):
 
 
 def candidate_of(node: str) -> str:
-    """Return the name of the candidate that created ``node``, the name of an election node."""
+    """Return the name of the candidate that created an election node.
+
+    Args:
+        node: The name of the node, ``<candidate>-<token>-<sequence>``.
+    """
     return node.rsplit("-", 2)[0]
 
 
 def nodes_of(names: Iterable[str], candidate: str) -> list[str]:
-    """Return those of the election nodes ``names`` that the candidate named ``candidate`` created.
+    """Return, in the order of ``names``, the election nodes that one candidate has created.
 
     Each of its ZooKeeper sessions may have created one; the nodes of ended sessions vanish late.
+
+    Args:
+        names: The names of election nodes.
+        candidate: The name of the candidate.
     """
     return [name for name in names if candidate_of(name) == candidate]
 
@@ -93,14 +107,15 @@ class Election:
 
     Args:
         session: The ZooKeeper session; the candidate's node lives as long as the session.
-        path: The election node, below which each candidate has a node
+        path: The path of the election node, below which each candidate has a node
             ``<candidate>-<token>-<sequence>``.
         candidate: The name of this candidate, unique in the election, without a slash.
-        leader_path: The leader node, empty before the first term. A term writes ``record`` and
-            ``term`` into it, and its version is part of the fence: nothing else may write it.
+        leader_path: The path of the leader node, empty before the first term. A term writes
+            ``record`` and ``term`` into it, and its version is part of the fence: nothing else may
+            write it.
         record: The JSON object that describes this candidate. It is written into the candidate's
             node, and into the leader node when the candidate begins a term.
-        missing: Makes the error for an election whose nodes do not exist; the default makes a
+        missing: Makes the error for an election whose nodes do not exist; None: a
             CoordinationError.
     """
 
@@ -128,6 +143,9 @@ class Election:
 
     def enter(self) -> None:
         """Become a candidate with the current session; do nothing if this object already is one.
+
+        It comes after all other candidates, and its nodes of earlier sessions are removed. Whether
+        it leads is not said: see :meth:`leads`.
 
         Raises:
             CoordinationError: ZooKeeper is away; call this method again.
@@ -159,15 +177,18 @@ class Election:
     def leads(self, wake: OnChange = None) -> Leadership | None:
         """Return this candidate's leadership, or None if it does not lead.
 
-        A candidate that has come first in the election starts a new term.
+        If this candidate has come first in the election since the last call, this starts a new
+        term.
 
         Args:
             wake: Called when the answer may have changed, because this candidate's node or the node
-                before it is gone.
+                before it is gone, or when the connection is lost. It runs on kazoo's connection
+                thread, so it must not block. None: nobody is called.
 
         Returns:
             The same leadership as long as the term lasts. None if another candidate leads, and if
-            this object is no candidate (never entered, removed, session lost): see :meth:`enter`.
+                this object is no candidate (never entered, removed, session lost): see
+                :meth:`enter`.
 
         Raises:
             CoordinationError: ZooKeeper is away, or the candidates changed at each of several
@@ -202,7 +223,9 @@ class Election:
         )
 
     def leave(self) -> None:
-        """Stop being a candidate, which also ends a leadership; do nothing if this is no candidate.
+        """Stop being a candidate, which also ends its term; do nothing if this is no candidate.
+
+        When this returns, the candidate's node is gone.
 
         Raises:
             CoordinationError: ZooKeeper is away; the candidate's node ends with its session.
@@ -214,9 +237,9 @@ class Election:
             self.session.read_all("leave the election", [delete_node(f"{self.path}/{mine}")])
 
     def ahead(self) -> list[str]:
-        """Return the names of the candidates that come before this one, the leader first.
+        """Return the names of the candidates that come before this one, the leader's first.
 
-        If this is no candidate, all candidates are returned.
+        The list is empty if this one leads. If this is no candidate, all candidates are returned.
 
         Raises:
             CoordinationError: ZooKeeper is away.
@@ -228,15 +251,16 @@ class Election:
         return [candidate_of(name) for name in before]
 
     def remove(self, candidate: str) -> bool:
-        """Remove another candidate from the election, which ends its term if it leads.
+        """Remove a candidate from the election, which ends its term if it leads.
 
-        This is safe at any time, because the fence refuses later writes of a removed leader.
+        This is safe at any time, because the fence refuses later writes of a removed leader. The
+        candidate may enter again.
 
         Args:
             candidate: The name of the candidate to remove.
 
         Returns:
-            Whether there was a candidate of that name.
+            True if there was a candidate of that name; False, with nothing removed, if not.
 
         Raises:
             CoordinationError: ZooKeeper is away.
@@ -250,7 +274,7 @@ class Election:
 
     @property
     def _prefix(self) -> str:
-        """The name of this candidate's node without its sequence number."""
+        """The beginning of the name of this candidate's node, ``<candidate>-<token>-``."""
         return f"{self.candidate}-{self._token}-"
 
     def _no_election(self) -> CoordinationError:
@@ -270,7 +294,8 @@ class Election:
     def _are_there(self, names: Sequence[str]) -> bool:
         """Return whether the election nodes with the names ``names`` all exist, and watch them.
 
-        The session keeps the answer until one of the nodes is removed, so ZooKeeper is asked once.
+        When one of them is created or removed, the ``wake`` of :meth:`leads` is called. Until then
+        the session keeps the answer, so ZooKeeper is asked once.
         """
         nodes = [exists(f"{self.path}/{name}", self._wake) for name in names]
         return None not in self.session.read_all("watch the election", nodes)
@@ -308,10 +333,15 @@ class Election:
     def _begin_term(self, mine: str) -> Leadership | None:
         """Start the next term of the election, and return the leadership of this candidate.
 
-        The result is None if the leader node or this candidate's node changed meanwhile.
-
         Args:
             mine: The name of this candidate's node, which must be the one with the lowest number.
+
+        Returns:
+            The leadership; None, with nothing written, if the leader node or this candidate's node
+                changed meanwhile.
+
+        Raises:
+            EdlError: there is no leader node (the error that ``missing`` makes).
         """
         answer = self.session.read_all("read the leader", [get(self.leader_path)])[0]
         if answer is None:
@@ -343,10 +373,10 @@ class Leadership:
 
     Args:
         session: The session of the leader.
-        term: The number of the term.
+        term: The number of the term, from 1.
         node: The path of the leader's own node below the election node.
         leader_path: The path of the leader node.
-        leader_version: The version of the leader node since the term started.
+        leader_version: The version that the leader node has got by the start of the term.
     """
 
     def __init__(
@@ -359,12 +389,15 @@ class Leadership:
         self._leader_version = leader_version
 
     def commit(self, writes: Sequence[Write]) -> None:
-        """Do all writes in one fenced transaction, or none of them.
+        """Do all writes in one fenced transaction, in their order, or none of them.
+
+        When this returns, all is written.
 
         Raises:
             LeadershipLost: the term is over; nothing was written.
-            CoordinationError: a node is not as a write expects (nothing was written), or
-                ZooKeeper is away (unknown whether they were written: read again).
+            CoordinationError: a node is missing, or exists, or has another version, against what a
+                write expects (nothing was written); or ZooKeeper is away (they may have been
+                written or not: read again).
         """
         try:
             self.try_commit(writes)
@@ -378,12 +411,13 @@ class Leadership:
     def try_commit(self, writes: Sequence[Write]) -> None:
         """Do all writes in one fenced transaction, and raise Refused if a node is not as expected.
 
-        This is :meth:`commit` for a caller that reads again and retries then.
+        This is :meth:`commit` for a caller that, when it is refused, reads again and retries.
 
         Raises:
-            Refused: the node of write number ``index`` is not as expected; nothing was written.
+            Refused: the node of the write number ``index`` (an attribute, from 0) is missing, or
+                exists, or has another version, against what the write expects; nothing was written.
             LeadershipLost: the term is over; nothing was written.
-            CoordinationError: ZooKeeper is away (unknown whether they were written: read again).
+            CoordinationError: ZooKeeper is away (they may have been written or not: read again).
         """
         try:
             self._session.transact("write as the leader", partial(self._build, writes=writes))
@@ -393,9 +427,9 @@ class Leadership:
             raise Refused(refused.index - _FENCE, refused.error) from refused
 
     def _build(self, transaction: TransactionRequest, writes: Sequence[Write]) -> None:
-        """Add the leader's ``writes`` to ``transaction``, after the fence.
+        """Add the fence, and then the leader's ``writes``, to ``transaction``.
 
-        The fence is two checks that fail when the term is over (rule 3 of the module).
+        The fence is two checks: the leader's own node exists, and the leader node has not changed.
         """
         transaction.check(self.node, -1)
         transaction.check(self._leader_path, self._leader_version)

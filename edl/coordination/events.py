@@ -1,4 +1,4 @@
-"""Read and write the event log of a job or of a cluster.
+"""Read and write the event log of a job (:class:`EventNodes`) or of a cluster.
 
 The events are sequential nodes, so ZooKeeper gives them their order, not the clock of a host.
 """
@@ -23,11 +23,11 @@ E = TypeVar("E", bound=Record)
 
 
 class EventLogNodes(Generic[E]):
-    """The event log of one job or cluster; events are numbered from 0.
+    """The event log of one job or cluster; events are numbered from 0 (see :class:`EventNodes`).
 
     Args:
         nodes: Access to the nodes of the job or cluster in ZooKeeper.
-        kind: The type of its events.
+        kind: The record class of its events.
     """
 
     def __init__(self, nodes: Nodes[Any], kind: type[E]) -> None:
@@ -35,7 +35,7 @@ class EventLogNodes(Generic[E]):
         self._kind = kind
 
     def add(self, event: E) -> int:
-        """Append ``event`` to the log, and return its number.
+        """Append ``event`` to the log, and return the number that ZooKeeper gave it.
 
         Raises:
             EdlError: there is no such job or cluster.
@@ -52,6 +52,8 @@ class EventLogNodes(Generic[E]):
 
     def read(self, after: int = -1) -> list[tuple[int, E]]:
         """Return the logged events with a number above ``after``, as (number, event), oldest first.
+
+        The list is empty if there are none.
 
         Raises:
             EdlError: there is no such job or cluster.
@@ -76,19 +78,28 @@ class EventLogNodes(Generic[E]):
 
     @property
     def _counter(self) -> Read:
-        """The read of the node ``events``, whose value has the number of the first event."""
+        """A read of the node ``events``, whose value holds the number of the first event.
+
+        The session keeps its answer until the node changes.
+        """
         return get(self._nodes.paths.events, ignore_changes)
 
     def _first(self) -> int:
-        """Return the number of the first event of the log; 0 in a job that was never lost."""
+        """Return the number at which the log begins, also if that event was removed since.
+
+        It is 0, except in a job that was written again after ZooKeeper had lost it.
+        """
         paths = self._nodes.paths
         return first_of(paths.events, self._nodes.read(self._counter)[0])
 
     def trim(self, keep: int) -> int:
         """Remove all events from the log except the newest ``keep``; return how many were removed.
 
+        It is 0 if there are no more, or no such job or cluster. The other events keep their
+        numbers.
+
         Raises:
-            CoordinationError: ZooKeeper is away.
+            CoordinationError: ZooKeeper is away; some of them may have been removed.
         """
         session, paths = self._nodes.session, self._nodes.paths
         names = session.read_all("trim events", [children(paths.events)])[0] or ()

@@ -2,9 +2,10 @@
 
 ZooKeeper forgets a job when its disk is lost, when it runs in a container without a disk, or when
 somebody removes the tree. The workers train on, but every command is told that there is no such
-job. So the job's own processes write it again: its record, the desired numbers of
-workers, the decisions of the leader, and the evictions. Each process then adds its own nodes, as
-after a lost session. Events and requests are lost.
+job. So the job's own processes write it again (:meth:`JobCopy.write`): its record, policy and
+profile, the desired numbers of workers, the decisions of the leader, and the evictions. Each
+process then adds its own nodes, as after a lost session. Events, requests, the status, and what the
+job has learned of its sizes are lost.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ NUMBERS = 10**6  # event numbers for each writing, so that readers find the late
 
 
 class JobCopy:
-    """A copy of the fixed nodes of a job and of its evictions, as this process last read them.
+    """A copy of the describing nodes of a job and of its evictions, as this process last read them.
 
-    The fixed nodes are those that describe the job (:attr:`JobPaths.describing`), such as its
-    record and its newest generation. The copy is empty before the first :meth:`keep`.
+    The describing nodes are those of :attr:`JobPaths.describing`, such as the job's record and its
+    newest generation. The copy is in memory, and empty before the first :meth:`keep`.
 
     Args:
         paths: The paths of the job's nodes.
@@ -42,9 +43,10 @@ class JobCopy:
         self._evicted: dict[str, bytes] = {}
 
     def keep(self, fixed: Mapping[str, Any], evicted: Iterable[tuple[str, bytes]]) -> None:
-        """Replace the copy by the answers to a newer read, unless a fixed node is missing in them.
+        """Replace the copy by the answers to a newer read.
 
-        If one is missing, the job is being removed.
+        If a describing node is missing in them, the job is lost or being removed, and the copy
+        stays as it is.
 
         Args:
             fixed: The answer of each node of :attr:`JobPaths.describing` (data and stat, or None),
@@ -69,7 +71,7 @@ class JobCopy:
 
     @property
     def written_again(self) -> int:
-        """How often the job had been written into an empty ZooKeeper, as of the copy; 0: never."""
+        """How often, as of the copy, the job had been written into an empty ZooKeeper; 0: never."""
         return self._first_event() // NUMBERS
 
     @property
@@ -78,7 +80,9 @@ class JobCopy:
         return frozenset(int(path.rsplit("/", 1)[1]) for path in self._evicted)
 
     def write(self, session: Session, run: str, event: Event) -> bool:
-        """Create the job's nodes again from the copy, in one transaction, and append an event.
+        """Create the job's nodes again from the copy and append an event, in one transaction.
+
+        The copy must not be empty.
 
         Args:
             session: The session to write with.
@@ -87,10 +91,10 @@ class JobCopy:
 
         Returns:
             True if this call wrote the job; False if the job's nodes exist already, written by
-            another process (as this job or as a new job of its name).
+                another process (as this job or as a new job of its name).
 
         Raises:
-            CoordinationError: ZooKeeper is away.
+            CoordinationError: ZooKeeper is away; the job may have been written or not.
         """
         session.call("write a job", lambda c: c.ensure_path_async(JOBS, acl=SHARED), repeat=True)
         build = partial(self._build, run=run, event=event)
@@ -103,8 +107,8 @@ class JobCopy:
     def _build(self, transaction: TransactionRequest, run: str, event: Event) -> None:
         """Add to ``transaction`` the creation of the job's nodes, its evictions and an event.
 
-        Worker ids continue after the highest known one. Event numbers continue at the next multiple
-        of ``NUMBERS``. So no number that the lost job has used is used again.
+        Worker ids continue after the highest id of :meth:`_ids`. Event numbers continue at the next
+        multiple of ``NUMBERS``, so that no number of the lost events is used again.
 
         Args:
             transaction: The transaction to add to.
@@ -121,12 +125,12 @@ class JobCopy:
         transaction.create(f"{paths.events}/e-", encode(event.to_json()), sequence=True)
 
     def _first_event(self) -> int:
-        """Return the number of the job's first event, as of the copy; 0 in a job never lost."""
+        """Return the number at which the event log began, as of the copy; 0 in a job never lost."""
         data = self._fixed.get(self._paths.events, b"")
         return int(decode(self._paths.events, data).get("first", 0))
 
     def _ids(self) -> set[int]:
-        """Return the worker ids that must not be used again.
+        """Return the worker ids in the copy, which must not be used again.
 
         These are the ids of the members of the newest generation and of the ring before it, and of
         evicted workers.
