@@ -211,11 +211,14 @@ class ClusterWriter:
         return self.commit([*writes, _deletion(path), event])
 
     def trim_events(self, keep: int = EVENTS_KEPT, spare: int = _EVENTS_SPARE) -> int:
-        """Remove the oldest events if there are many more than ``keep``; return how many.
+        """Remove the oldest events if there are many more than ``keep``; return how many it was.
+
+        This is done in several requests, without a check of the term.
 
         Args:
             keep: How many events to keep, the newest.
-            spare: With up to so many more, nothing is done: to list all costs time.
+            spare: Nothing is done, and 0 returned, unless there are more than ``keep + spare``
+                events: to list all events takes time.
 
         Raises:
             CoordinationError: ZooKeeper is away.

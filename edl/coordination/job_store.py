@@ -1,8 +1,10 @@
 """Read and write what ZooKeeper holds of one job, as the records of ``core.records``.
 
-Every method raises CoordinationError in bounded time when ZooKeeper is away, UnknownJob when there
-is no such job, and AccessDenied (a kind of UnknownJob) when the job has another secret than the
-session. The writes of the leader are not here but in ``decisions``, where they are fenced.
+Use a :class:`JobStore`. If its docstring names no other case, a method raises CoordinationError in
+bounded time when ZooKeeper is away, UnknownJob when there is no such job, and AccessDenied (a kind
+of UnknownJob) when the job has another secret than the session. When a method that writes returns,
+the write is in ZooKeeper. The writes of the leader are not here but in ``decisions``, where they
+are fenced.
 """
 
 from __future__ import annotations
@@ -54,12 +56,14 @@ from edl.errors import AccessDenied, UnknownJob
 class WorkerView(NamedTuple):
     """The records of a job that a worker reads while it does not lead.
 
+    :meth:`JobStore.watch_generation` returns one.
+
     Attributes:
         job: The record of the job.
         generation: The newest generation; None before the first one.
         evicted: The reason of each eviction, by the id of the evicted worker.
         leader: The leader of the newest term; None before the first one.
-        policy: The policy of the job.
+        policy: The policy of the job; an empty one if it has none.
     """
 
     job: Job
@@ -74,7 +78,7 @@ class JobStore:
 
     This object reads and writes what belongs to the job as a whole. Its attributes ``members``
     (workers), ``hosts`` (agents), ``slots`` (edl-workers), ``requests``, ``events``, ``profile``
-    and ``policy`` each read and write one kind of node.
+    and ``policy`` each read and write one kind of node; ``copy`` keeps what this process last read.
 
     Args:
         session: The ZooKeeper session to read and write with.
@@ -100,10 +104,10 @@ class JobStore:
 
     @property
     def incarnation(self) -> tuple[int, int]:
-        """A pair of counters that changes when ZooKeeper may have lost what this process wrote.
+        """A pair that changes when ZooKeeper may have lost the nodes that this process wrote.
 
-        It holds the number of sessions that this process has opened, and how often the job was
-        written again after ZooKeeper had lost it.
+        It is (the number of sessions that this process has opened, how often the job was written
+        again after ZooKeeper had lost it).
         """
         return self.session.epoch, self.copy.written_again
 
@@ -118,6 +122,9 @@ class JobStore:
     ) -> None:
         """Create the job, or replace one that has ended or whose processes are all dead.
 
+        This process then belongs to the new start of the job: its later writes fail if the job is
+        started again.
+
         Args:
             job: The record of the job.
             hosts: The number of workers to start on each host, as desired and assigned.
@@ -126,31 +133,41 @@ class JobStore:
             policy: The policy of the job.
             devices: The devices that the job may use, by host; other hosts have no limit.
             run: The token of this start of the job; None to make one up. If the present start has
-                it already, nothing is changed.
+                it already, nothing in ZooKeeper is changed.
 
         Raises:
-            JobExists: a job of that name is alive.
+            JobExists: a process of a job of that name lives, or that job is reserved and has not
+                ended.
             AccessDenied: the name is taken by a job that the session cannot open.
+            CoordinationError: ZooKeeper is away, or the session's secret is not that of this job.
         """
         assigned = Assigned(hosts, by_slot, devices)
         run = lifecycle.create_job(self.session, self.paths, job, assigned, policy, run)
         self.nodes.belong_to(run)
 
     def delete(self) -> None:
-        """Remove all nodes of the job, alive or not; do nothing if there is no such job."""
+        """Remove all nodes of the job, alive or not; do nothing if there is no such job.
+
+        Processes are not ended.
+
+        Raises:
+            CoordinationError: ZooKeeper is away, or processes of the job keep writing into it.
+        """
         lifecycle.delete_job(self.session, self.paths)
 
     def snapshot(self, wake: OnChange = None) -> Snapshot:
-        """Read all nodes of the job at about one time, and return them as records.
+        """Read the nodes of the job at about one time, and return them as records.
 
-        Nodes that are removed during the read are left out.
+        Nodes that are removed during the read, answered requests, events, the profile, and what the
+        job has learned are left out.
 
         Args:
-            wake: Called once for each node that was read and then changes, except status, events,
-                the discovered slots and the desired workers. A loss of the connection calls it,
-                too: read again then. It runs on kazoo's connection thread, so it must not block. If
-                it is given, only nodes that are new or have changed since the last snapshot are
-                read. None sets no watch, and all nodes are read.
+            wake: Called once for each node that was read and then changes, except status, the
+                discovered slots and the desired workers; a new event does not call it. A loss of
+                the connection calls it, too: read again then. It runs on kazoo's connection thread,
+                so it must not block. If it is given, the nodes that it is called for are read only
+                if they are new or have changed since the last snapshot. None sets no watch, and all
+                nodes are read.
         """
         p = self.paths
         parents = (p.hosts, p.members, p.requests, p.evicted, p.slots)
@@ -195,7 +212,8 @@ class JobStore:
 
         Args:
             wake: Called on kazoo's connection thread, so it must not block, when the job, its
-                generation, leader or policy or the evictions change, or the connection is lost.
+                generation, leader or policy or the evictions change, or the connection is lost;
+                call this method again then.
 
         Returns:
             The records in these nodes.
@@ -220,9 +238,9 @@ class JobStore:
     def was_lost(self, error: UnknownJob) -> bool:
         """Return whether ZooKeeper has lost the job, so that this process may write it again.
 
-        The answer is False if this process never read the job, if the job had ended (it may
-        have been removed), or if a new job has its name. It is True also if another process has
-        written the lost job again already.
+        The answer is False if this process never read the job, if the job had ended when this
+        process last read it (it may have been removed), or if a new job has its name. It is True
+        also if another process has written the lost job again already.
 
         Args:
             error: The error of the read that did not find the job.
@@ -235,9 +253,14 @@ class JobStore:
     def write_again(self, event: Event) -> bool:
         """Write a job that ZooKeeper has lost, as this process last read it, and append ``event``.
 
+        Call it only after :meth:`was_lost` has returned True.
+
+        Args:
+            event: The event that reports that the job was written again.
+
         Returns:
             True if this call wrote the job; False if another process was faster, with this job or
-            with a new job of its name.
+                with a new job of its name.
         """
         return self.copy.write(self.session, self.nodes.run, event)
 
@@ -252,7 +275,7 @@ class JobStore:
         """Move the job to ``state`` if it is in one of the states ``only_from``.
 
         Args:
-            state: The new state.
+            state: The new state; if it is an end, the time of the end is recorded.
             reason: Why the job changes its state, for people; shortened if it is long.
             exit_code: The exit code that `edl run` is to return. If it is 0 and ``state`` is not
                 FINISHED, the job keeps the code it has.
@@ -260,7 +283,8 @@ class JobStore:
             only_from: The states from which the job may be moved.
 
         Returns:
-            Whether the job was in one of ``only_from``, and so was moved.
+            True if the job was in one of ``only_from``, and so was moved; False if nothing was
+                changed.
         """
         moved = False
 
@@ -291,7 +315,12 @@ class JobStore:
         return TrainingStatus.from_json(content(self.paths.status, answer))
 
     def put_saved(self, directory: str, step: int) -> None:
-        """Record in the job that ``directory`` holds a checkpoint of training step ``step``."""
+        """Record in the job where its newest checkpoint is, in place of an earlier one.
+
+        Args:
+            directory: The directory of the checkpoint.
+            step: The training step at which it was taken.
+        """
         saved = {"checkpoint": directory, "saved_step": step}
         self.nodes.compare_and_set(self.paths.job, lambda job: {**job, **saved})
 
@@ -329,9 +358,12 @@ class JobStore:
         return desired.set_desired(self.nodes, change, by, why, terms, devices)
 
     def record_returned(self, done: Reclaim) -> None:
-        """Record that borrowed slots were given back, and log that as an event.
+        """Remove a demand to give borrowed slots back, which was fulfilled, and log an event.
 
-        ``done`` is the demand that was fulfilled: the host, and the number of its slots.
+        Nothing is written if the job has no such demand.
+
+        Args:
+            done: The demand that was fulfilled: the host, the number of its slots, and its times.
         """
         desired.record_returned(self.nodes, done)
 
@@ -341,7 +373,7 @@ class JobStore:
         """Record the slots that horovodrun may use; if no workers are desired, desire ``first``.
 
         Args:
-            slots: The number of slots of each host.
+            slots: The number of slots of each host; they replace those that were recorded before.
             first: The number of workers to desire on each host; used only if none are desired yet.
             min_np: The smallest number of workers, written into the job's record if ``first`` is
                 used.
@@ -354,12 +386,12 @@ class JobStore:
         return desired.discover(self.nodes, slots, first, min_np, max_np)
 
     def assign(self, change: Callable[[dict[str, int]], dict[str, int]]) -> None:
-        """Set how many workers a launcher that assigns by slot keeps on each host.
+        """Replace the numbers of workers that a launcher that assigns by slot keeps on each host.
 
         Args:
             change: Gets a copy of the present assigned numbers of workers by host; returns the new
-                ones. It may be called again when another process wrote meanwhile, and may raise to
-                change nothing.
+                ones. It is called again when another process wrote meanwhile, and may raise an
+                error to change nothing.
         """
 
         def changed(values: dict[str, Any]) -> dict[str, Any]:

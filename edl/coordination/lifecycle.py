@@ -50,11 +50,12 @@ def create_job(
     policy: JobPolicy,
     run: str | None = None,
 ) -> str:
-    """Create the job's subtree and return the token of this start; see :meth:`JobStore.create`.
+    """Create the job's nodes in one transaction, and return the token of this start of the job.
 
     An existing job of that name is replaced, with everything in it, if it has ended or if all its
     processes are dead: no agent, edl-worker or worker has a node, the session of its creator is
-    over, and no port of its ring answers. A *reserved* job is replaced only if it has ended.
+    over, and no port of its ring answers. A *reserved* job (a field of its record) is replaced only
+    if it has ended.
 
     Args:
         session: The session to write with; it belongs to this job.
@@ -104,6 +105,9 @@ def create_job(
 def delete_job(session: Session, paths: JobPaths) -> None:
     """Remove all nodes of the job at ``paths``, alive or not; do nothing if there are none.
 
+    A large job is removed in several transactions, a node after its children. Processes are not
+    ended.
+
     Raises:
         CoordinationError: ZooKeeper is away, or processes of the job keep writing into it.
     """
@@ -123,14 +127,14 @@ def delete_job(session: Session, paths: JobPaths) -> None:
 
 
 def delete_ended(session: Session, paths: JobPaths) -> bool:
-    """Remove the job at ``paths``, which must have ended, or whose processes must all have died.
+    """Remove all nodes of the job at ``paths`` if it has ended or all its processes are dead.
 
     Returns:
-        False if there is no such job, else True.
+        True if it was removed; False if there is no such job.
 
     Raises:
-        JobExists: the job runs.
-        UsageError: some processes of the job have not left it yet.
+        JobExists: the job has not ended, and one of its processes lives or it is reserved.
+        UsageError: the job has ended, and some of its processes have not left it yet.
         CoordinationError: ZooKeeper is away, or another process keeps changing the job.
     """
     for _ in range(ATTEMPTS):
@@ -173,7 +177,8 @@ def unlock(session: Session, known: Sequence[Access]) -> dict[str, Access]:
     because anybody may have written them, and `edl join` would run their commands here.
 
     Args:
-        session: The session that is to open the jobs.
+        session: The session that is to open the jobs; what it creates from now on is closed with
+            the last secret in ``known``.
         known: The accesses to try; several may be for the same job.
 
     Returns:
@@ -187,7 +192,12 @@ def unlock(session: Session, known: Sequence[Access]) -> dict[str, Access]:
 
 
 def _opened(session: Session, known: Sequence[Access]) -> dict[str, Access]:
-    """Return those of ``known``, proved by ``session``, that open an existing job, by its name."""
+    """Return those accesses in ``known`` that open an existing job, by the name of the job.
+
+    Args:
+        session: The session to read with, which has proved all of ``known``.
+        known: The accesses to try; several may be for the same job.
+    """
     names = list(dict.fromkeys(access.job for access in known))
     answers = session.read_open("read ACLs", [acl(JobPaths(name).root) for name in names])
     found = {name: answer[0] for name, answer in zip(names, answers, strict=True) if answer}
@@ -232,7 +242,11 @@ def unknown_job(session: Session, paths: JobPaths) -> UnknownJob:
 def current_run(session: Session, paths: JobPaths) -> str | None:
     """Return the token that identifies the current start of a job, or None if there is no job.
 
-    ``paths`` are those of the job. Each start of a job of the same name has another token.
+    Each start of a job of the same name has another token.
+
+    Args:
+        session: The session to read with.
+        paths: The paths of the job.
     """
     names = session.read_all("read a job", [children(paths.run)])[0]
     tokens = [child for child in names or () if f"{paths.run}/{child}" != paths.creator]
@@ -240,7 +254,10 @@ def current_run(session: Session, paths: JobPaths) -> str | None:
 
 
 def subtree(session: Session, paths: JobPaths) -> list[str]:
-    """Return the paths of all nodes of the job at ``paths``, children before their parents."""
+    """Return the paths of all nodes of the job at ``paths``, children before their parents.
+
+    The list is empty if there is no such job.
+    """
     found: list[str] = []
     level = [paths.root]
     while level:
@@ -293,7 +310,7 @@ def _living_or_leftovers(session: Session, paths: JobPaths) -> list[str]:
 def _thin_out(session: Session, paths: JobPaths, old: list[str]) -> None:
     """Remove the events, requests and evictions of an old job, in several transactions.
 
-    Their number is not bounded; the nodes that are left fit into one transaction.
+    Their number is not bounded; the nodes that remain fit into one transaction.
 
     Args:
         session: The session to write with.
@@ -301,7 +318,7 @@ def _thin_out(session: Session, paths: JobPaths, old: list[str]) -> None:
         old: The paths of all nodes of the old job.
 
     Raises:
-        Refused: the job was started again or has changed.
+        Refused: the job was started again or has changed; some nodes may have been removed.
     """
     many = (paths.events, paths.requests, paths.evicted)
     nodes = [path for path in old if path.startswith(tuple(f"{parent}/" for parent in many))]
@@ -330,7 +347,7 @@ def _replace(
         desired: The desired numbers of workers by host.
         assigned: The assigned numbers of workers by host.
         policy: The policy of the new job.
-        transaction: The transaction to add to.
+        transaction: The transaction to add to; it fails if the old job has got further nodes.
     """
     _delete(transaction, old)
     contents = {

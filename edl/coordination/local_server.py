@@ -1,9 +1,9 @@
 """Run a real standalone ZooKeeper for this user on this machine, when there is no other.
 
-There is one server for each state directory. It listens on one address, 127.0.0.1 unless the user
-names another, and outlives the process that started it. Other processes recognize it by its command
-line, which names the configuration file in that state directory; edl never signals or writes to any
-other process.
+Start it with :func:`start_local` and end it with :func:`stop_local`. There is one server for each
+directory with a server's files. It listens on one address, 127.0.0.1 unless the user names another,
+and outlives the process that started it. Other processes recognize it by its command line, which
+names the configuration file in that directory; edl never signals or writes to any other process.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ _LOGBACK = """\
 
 @dataclass(frozen=True)
 class LocalServer:
-    """The local ZooKeeper that runs on this machine.
+    """The local ZooKeeper that runs on this machine, as :func:`local_status` has found it.
 
     Attributes:
         hosts: The address and port at which this machine reaches it, such as "127.0.0.1:PORT".
-        address: The address that it listens on; "0.0.0.0" for all of this machine.
+        address: The address that it listens on; "0.0.0.0" for all addresses of this machine.
         port: The port that it listens on.
         pid: Its process id.
         version: The version of ZooKeeper; empty if the server does not answer at the moment.
@@ -95,17 +95,17 @@ def start_local(
 ) -> str:
     """Start the local ZooKeeper unless it runs, wait until it answers, and return ``host:port``.
 
-    Many processes may call this at once: one of them starts the server, the others wait. Its
-    address and port are kept for later starts. A port of 127.0.0.1 that nobody has asked for is
-    replaced if another process takes it meanwhile; other hosts would not find a new one, so at
-    another address the port stays.
+    Many processes may call this at once: one of them starts the server, the others wait for that.
+    Its address and port are kept for later starts. At 127.0.0.1, a port that ``port`` does not name
+    is replaced if another process has taken it meanwhile. At another address it stays, because
+    other hosts would not find a new one.
 
     Args:
         state_dir: The directory of the server's files; None: ``zookeeper`` in the state directory
             of edl.
         environ: The environment variables in which to look for Java and ZooKeeper; None: those of
             this process.
-        timeout_s: How long to wait for the server to answer, in seconds.
+        timeout_s: How long to wait for the server to answer, in seconds; then it is ended.
         address: The IPv4 address of this machine to listen on, or "0.0.0.0" for all; None: that of
             the last start, or else 127.0.0.1.
         port: The port to listen on; None: that of the last start, or else a free one.
@@ -116,8 +116,9 @@ def start_local(
     Raises:
         UsageError: the server runs at another address or port, this machine has no such address, or
             another process has the port.
-        CoordinationError: Java or ZooKeeper is not installed, or the server did not answer in time;
-            the message says what to install, or where the log is.
+        CoordinationError: Java or ZooKeeper is not installed, or the server did not answer in time,
+            or another process has been starting or ending it for ``LOCK_S`` (45) seconds; the
+            message says what to install, or where the log is.
     """
     files = _ServerFiles(state_dir)
     with files.lock():
@@ -164,13 +165,16 @@ def check_directory(directory: Path) -> None:
 def stop_local(state_dir: Path | None = None) -> bool:
     """End the local ZooKeeper whose files are in ``state_dir``; keep its data and its port.
 
-    None for ``state_dir`` means ``zookeeper`` in the state directory of edl.
+    Args:
+        state_dir: The directory of the server's files; None: ``zookeeper`` in the state directory
+            of edl.
 
     Returns:
-        Whether it was running.
+        True if it was running; False if there was nothing to end.
 
     Raises:
-        CoordinationError: the process does not end.
+        CoordinationError: the process does not end, or another process has been starting or ending
+            the server for ``LOCK_S`` (45) seconds.
     """
     files = _ServerFiles(state_dir)
     with files.lock():
@@ -220,12 +224,12 @@ class _ServerFiles:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the lock on the directory against other processes while the context lasts.
+        """Create the directory, and hold its lock against other processes while the context lasts.
 
         The lock is freed, too, if the process that holds it dies.
 
         Raises:
-            CoordinationError: another process has held the lock for ``LOCK_S`` seconds.
+            CoordinationError: another process has held the lock for ``LOCK_S`` (45) seconds.
         """
         self.data.mkdir(parents=True, exist_ok=True)
         self.directory.chmod(0o700)
@@ -254,7 +258,12 @@ class _ServerFiles:
         return f"{LOOPBACK if address == EVERY_ADDRESS else address}:{port}"
 
     def are_ours(self, names: set[str]) -> bool:
-        """Return whether all of ``names``, of files in the directory, are those of this server."""
+        """Return whether a directory with these files is empty or that of a local ZooKeeper.
+
+        Args:
+            names: The names of all files in the directory. The result is False if one of them is
+                none of the server's, or the configuration file there names another data directory.
+        """
         own = {self.data, self.log, self.configuration, self._pid_file}
         written = {"lock", "logback.xml", "zoo.new", *(path.name for path in own)}
         return names <= written and self._configured().get("dataDir", str(self.data)) == str(
@@ -293,7 +302,10 @@ class _ServerFiles:
         return next((p for p in psutil.process_iter() if self._is_ours(p)), None)
 
     def configure(self, address: str, port: int) -> None:
-        """Write the configuration files of a server that listens on ``address`` and ``port``."""
+        """Write the configuration files of a server that listens on ``address`` and ``port``.
+
+        They replace those of an earlier start; the server reads them at its start.
+        """
         text = _CONFIGURATION.format(data=self.data, port=port, address=address)
         (self.directory / "logback.xml").write_text(_LOGBACK)
         partial = self.configuration.with_suffix(".new")
@@ -308,7 +320,7 @@ class _ServerFiles:
                 appended.
 
         Returns:
-            The process, or None if it has died already.
+            The process, which may not answer yet; None if it has died already.
         """
         shell = '"$@" >>"$0" 2>&1 </dev/null & echo $!'
         done = subprocess.run(
@@ -362,7 +374,10 @@ class _ServerFiles:
         )
 
     def _is_ours(self, process: psutil.Process) -> bool:
-        """Return whether ``process`` runs, with the command line of this directory's server."""
+        """Return whether ``process`` lives and has the command line of this directory's server.
+
+        It is False if the process may not be looked at.
+        """
         try:
             command = process.cmdline()
             return MAIN in command and command[-1] == str(self.configuration) and _lives(process)
@@ -400,7 +415,7 @@ def _end(process: psutil.Process) -> None:
 
 
 def _listens(process: psutil.Process, port: int) -> bool:
-    """Return whether ``process`` listens on the TCP port ``port``."""
+    """Return whether ``process`` listens on the TCP port ``port``; False if that cannot be read."""
     try:
         return any(
             c.status == psutil.CONN_LISTEN and c.laddr.port == port
@@ -489,7 +504,9 @@ def _own() -> str:
 
 
 def _bind(address: str, port: int) -> None:
-    """Listen on ``port`` of ``address`` for a moment; port 0 is any that is free.
+    """Bind a socket to ``port`` of ``address`` for a moment, to see whether that is possible.
+
+    Port 0 is any port that is free.
 
     Raises:
         OSError: this machine has no such address, or a process cannot listen on the port.
@@ -501,6 +518,8 @@ def _bind(address: str, port: int) -> None:
 
 def _free_port(first: int, address: str = LOOPBACK) -> int:
     """Return ``first`` if it is not 0 and free, or else a random port of ``PORTS`` that is free.
+
+    A port is free if a process can bind to it at ``address``.
 
     Raises:
         CoordinationError: no port is free.

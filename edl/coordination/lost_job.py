@@ -1,6 +1,8 @@
 """Write a job again that ZooKeeper has lost: what one process of the job does for it.
 
-The rules on which process writes are in :mod:`edl.core.job.lost_job`.
+A worker has a :class:`WorkersLostJob`, a launcher a :class:`LaunchersLostJob`. The workers of the
+ring try first, in the order of their ranks, and a launcher writes only when no worker answers;
+:mod:`edl.core.job.lost_job` has the rules.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ class LostJob(ABC):
 
     Args:
         store: The job in ZooKeeper, with this process's copy of it.
-        say: Shows a sentence to people.
+        say: Shows a sentence to people; it is called once for each loss.
         probe_timeout_s: How long to wait for the port of a worker to answer, in seconds.
     """
 
@@ -42,7 +44,7 @@ class LostJob(ABC):
     def is_back(self) -> None:
         """Note that this process has read the job from ZooKeeper, which ends a loss.
 
-        The time of the next loss counts from the first error after this call.
+        The seconds of the next loss count from the first :meth:`handle` after this call.
         """
         self._since = None
 
@@ -59,9 +61,10 @@ class LostJob(ABC):
             step: The newest complete training step, for the event.
 
         Returns:
-            True if the caller should try its read or write again. False if the job was removed or
-            replaced, or was not found for ``PATIENCE_S`` (60) seconds while no worker is known to
-            train.
+            True if the caller should try its read or write again: the job was written, or may be
+                written yet by this or another process, or ZooKeeper is away. False if the job was
+                removed or replaced, or was not found for ``PATIENCE_S`` (60) seconds while no
+                worker is known to train.
         """
         try:
             if not self._store.was_lost(error):
@@ -91,7 +94,7 @@ class LostJob(ABC):
         """Return whether it is this process's turn to write the job into ZooKeeper again.
 
         Args:
-            generation: The newest generation that this process has read, if any.
+            generation: The newest generation that this process has read; None if it has read none.
             missed_s: For how many seconds this process has not found the job.
             trains: What :meth:`_trains` returned.
         """
@@ -100,12 +103,14 @@ class LostJob(ABC):
         """Write the job again, with an event that reports it.
 
         Args:
-            generation: The newest generation that this process has read, if any; for the event.
+            generation: The newest generation that this process has read, for the event; None if it
+                has read none.
             name: The name of this process, for the event.
             step: The newest complete training step, for the event.
 
         Returns:
-            False if another process was faster, so that nothing was written; else True.
+            True if this call wrote the job; False if another process was faster, so that nothing
+                was written.
         """
         number = 0 if generation is None else generation.number
         reason = f"ZooKeeper had lost the job and its events; {name} wrote it again"
@@ -116,10 +121,13 @@ class LostJob(ABC):
 class WorkersLostJob(LostJob):
     """The procedure for a worker: the workers try in rank order to write the lost job again.
 
-    The constructor takes the arguments of :class:`LostJob`.
+    Args:
+        store: The job in ZooKeeper, with this worker's copy of it.
+        say: Shows a sentence to people; it is called once for each loss.
+        probe_timeout_s: How long to wait for the port of a worker to answer, in seconds.
 
     Attributes:
-        own: The id of this worker; -1 until it has one.
+        own: The id of this worker, which the caller sets; -1 until it has one.
     """
 
     own = -1
@@ -127,19 +135,23 @@ class WorkersLostJob(LostJob):
     def _trains(self, generation: Generation | None) -> bool:
         """Return whether this worker belongs to the job, as last read, and is not evicted.
 
-        ``generation`` is the newest one that this worker has read; None if it has read none.
+        It belongs to the job if it is a member of ``generation`` or of the ring before it.
+
+        Args:
+            generation: The newest generation that this worker has read; None if it has read none,
+                and then it belongs to the job.
         """
         return may_write(self.own, generation, self._store.copy.evicted)
 
     def _writes(self, generation: Generation | None, missed_s: float, trains: bool) -> bool:
         """Return whether it is this worker's turn to write the lost job again.
 
-        Workers begin in rank order, see :func:`edl.core.job.lost_job.begins_s`. The other workers
-        of the same start of the job are asked for their generations; if one has a newer one, the
-        result is False.
+        Each worker waits 0.1 s longer than the rank before it. Then it asks the other workers of
+        the same start of the job for their generations; if one has a newer one, the result is
+        False.
 
         Args:
-            generation: The newest generation that this worker has read, if any.
+            generation: The newest generation that this worker has read; None if it has read none.
             missed_s: For how many seconds this worker has not found the job.
             trains: Whether this worker belongs to the job and is not evicted; if not, it never
                 writes.
@@ -162,27 +174,36 @@ class WorkersLostJob(LostJob):
 class LaunchersLostJob(LostJob):
     """The procedure for a launcher: it writes a lost job again only if no worker answers.
 
-    Workers come first, because a live worker may have read newer nodes of the job. The constructor
-    takes the arguments of :class:`LostJob`.
+    Workers come first, because a live worker may have read newer nodes of the job.
+
+    Args:
+        store: The job in ZooKeeper, with this launcher's copy of it.
+        say: Shows a sentence to people; it is called once for each loss.
+        probe_timeout_s: How long to wait for the port of a worker to answer, in seconds.
 
     Attributes:
-        writes: Whether this launcher may write the job at all. The agent of one run must not: its
-            copy may be older than the stop and the removal of the job.
+        writes: Whether this launcher may write the job at all; True until the caller sets it. The
+            agent of one run sets it to False: its copy may be older than the stop and the removal
+            of the job.
     """
 
     writes = True
 
     def _trains(self, generation: Generation | None) -> bool:
-        """Return whether a member of ``generation`` answers on its port.
+        """Ask the members of ``generation`` at their ports, and return whether one of them answers.
 
-        ``generation`` is the newest one that this launcher has read; False is returned if it is
-        None.
+        Args:
+            generation: The newest generation that this launcher has read; None if it has read none,
+                and then the result is False.
         """
         members = () if generation is None else generation.members
         return bool(answering(members, self._store.nodes.run, self._probe_timeout_s))
 
     def _writes(self, generation: Generation | None, missed_s: float, trains: bool) -> bool:
-        """Return whether this launcher writes: no worker has for LAUNCHER_S (10) s, or answers.
+        """Return whether this launcher is to write the job into ZooKeeper again.
+
+        It is if :attr:`writes` is set, no worker answers, and the job has been missing for
+        ``LAUNCHER_S`` (10) seconds.
 
         Args:
             generation: The newest generation that this launcher has read; it does not count here.

@@ -1,4 +1,8 @@
-"""Read the nodes of a job or a cluster together, and write them without overwriting others."""
+"""Read the nodes of a job or a cluster together, and write them without overwriting others.
+
+:class:`JobNodes` is the access to one job, ``ClusterNodes`` of ``cluster_nodes`` that to one
+cluster.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,7 @@ R = TypeVar("R", bound=Record)
 
 
 class NodePaths(Protocol):
-    """The paths that :class:`Nodes` needs of a tree of nodes.
+    """The paths that :class:`Nodes` needs of the nodes of a job or a cluster.
 
     Attributes:
         events: The path of the node above the events.
@@ -51,7 +55,7 @@ class Nodes(ABC, Generic[P]):
     Args:
         session: The ZooKeeper session to read and write with.
         paths: The paths of the nodes.
-        what: What the nodes belong to, for messages, such as "job digits".
+        what: The name of the job or cluster for error messages, such as "job digits".
     """
 
     def __init__(self, session: Session, paths: P, what: str) -> None:
@@ -61,7 +65,7 @@ class Nodes(ABC, Generic[P]):
 
     @abstractmethod
     def unknown(self) -> EdlError:
-        """Return the error for nodes that do not exist."""
+        """Return the error that the job or cluster does not exist, for the caller to raise."""
 
     @property
     def fence(self) -> str | None:
@@ -75,10 +79,12 @@ class Nodes(ABC, Generic[P]):
         """Send all reads together; return their answers in order, None for a missing node.
 
         Args:
-            *issues: The reads, such as :func:`edl.coordination.reads.get` returns them.
+            *issues: The reads, such as :func:`edl.coordination.reads.get` returns them, which also
+                say what an answer is.
 
         Raises:
             CoordinationError: ZooKeeper is away.
+            AccessDenied: a node belongs to a job whose secret the session does not know.
         """
         return self.session.read_all(f"read {self.what}", issues)
 
@@ -88,9 +94,11 @@ class Nodes(ABC, Generic[P]):
         Args:
             *groups: Lists of paths of nodes.
             wake: Called when one of the nodes changes; see :data:`edl.coordination.reads.OnChange`.
+                None: nobody is called.
 
         Returns:
-            For each list the path and data of each node that exists, in order.
+            For each list, in order, a list of the (path, data) of each node that exists, in the
+                order of the list.
         """
         answers = iter(self.read(*(get(path, wake) for group in groups for path in group)))
         found = [[(path, next(answers)) for path in group] for group in groups]
@@ -101,12 +109,17 @@ class Nodes(ABC, Generic[P]):
     ) -> dict[str, Any]:
         """Replace the value of the node at ``path`` by ``change(value)``, and return the new value.
 
-        ``change`` gets a copy of the present value, a JSON object. It is called again when another
-        process wrote the node meanwhile, and may raise an error to leave the node as it is.
+        If the two are equal, nothing is written.
+
+        Args:
+            path: The path of the node.
+            change: Gets a copy of the present value, a JSON object, and returns the new one. It is
+                called again when another process wrote the node meanwhile, and may raise an error
+                to leave the node as it is.
 
         Raises:
-            EdlError: the node does not exist; the error of :meth:`unknown`.
-            CoordinationError: ZooKeeper is away, or the node changed too often.
+            EdlError: the node or the :attr:`fence` does not exist; the error of :meth:`unknown`.
+            CoordinationError: ZooKeeper is away, or others changed the node at each of 20 attempts.
         """
 
         def alone(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], None]:
@@ -122,19 +135,20 @@ class Nodes(ABC, Generic[P]):
         """Change the values of several nodes and append an event, in one transaction.
 
         Args:
-            paths: The nodes that are read, and that may be changed.
+            paths: The nodes that are read, and that may be changed; the first one must exist.
             change: Gets the value of each node that exists, by path. Returns the new values by
                 path, of any of these nodes, and an event or None. It is called again when another
                 process wrote one of the nodes meanwhile, and may raise an error to change nothing.
 
         Returns:
             The values of all nodes that exist afterwards, by path. Nothing is written, the event
-            neither, if ``change`` leaves all values as they are.
+                neither, if ``change`` leaves all values as they are.
 
         Raises:
             EdlError: the first node or the :attr:`fence` does not exist; the error of
                 :meth:`unknown`.
-            CoordinationError: ZooKeeper is away, or the nodes changed too often.
+            CoordinationError: ZooKeeper is away, or others changed the nodes at each of 20
+                attempts.
         """
         for attempt in range(ATTEMPTS):
             if attempt:  # without pauses two frequent writers would collide each time
@@ -172,7 +186,7 @@ class Nodes(ABC, Generic[P]):
         writes: Sequence[tuple[str, bytes, int]],
         event: Record | None,
     ) -> None:
-        """Add writes and an event to a transaction, after the check of the fence if there is one.
+        """Add the check of the fence, writes and an event to a transaction, in this order.
 
         Args:
             transaction: The transaction to add to.
@@ -206,11 +220,11 @@ class JobNodes(Nodes[JobPaths]):
     def run(self) -> str:
         """The token of the start of the job that this process belongs to.
 
-        It is that of the first start that this process has read, or the one that :meth:`belong_to`
-        was told. A later start of a job of the same name has another token.
+        It is the one that :meth:`belong_to` was told or, without that, the start that exists when
+        this attribute is first read. A later start of a job of the same name has another token.
 
         Raises:
-            UnknownJob: the job does not exist.
+            UnknownJob: the job does not exist, and this process belongs to no start of it yet.
         """
         if self._run is None:
             self._run = lifecycle.current_run(self.session, self.paths)
@@ -222,12 +236,13 @@ class JobNodes(Nodes[JobPaths]):
     def fence(self) -> str | None:
         """The path of the node of the start that this process belongs to; None if it is not known.
 
-        So a process that belongs to a start of the job writes into no later one.
+        It is known after :attr:`run` was read or :meth:`belong_to` called. So a process that
+        belongs to a start of the job writes into no later one.
         """
         return None if self._run is None else f"{self.paths.run}/{self._run}"
 
     def belong_to(self, run: str) -> None:
-        """Make this process belong to a start of the job: it registers with no other one.
+        """Make this process belong to a start of the job: later writes into another start fail.
 
         Args:
             run: The token that identifies the start; see :attr:`run`.
@@ -235,7 +250,7 @@ class JobNodes(Nodes[JobPaths]):
         self._run = run
 
     def unknown(self) -> UnknownJob:
-        """Return the error for a job that does not exist; its text names own jobs that do."""
+        """Return the error that the job does not exist; its text names this user's jobs that do."""
         return lifecycle.unknown_job(self.session, self.paths)
 
     def put_ephemeral(
@@ -243,20 +258,21 @@ class JobNodes(Nodes[JobPaths]):
     ) -> bool:
         """Write ``record`` into an ephemeral node, which ends with this session.
 
-        A node that this process left in an earlier session is replaced.
+        The node is created, or set, or, if this process left it in an earlier session, replaced.
 
         Args:
             path: The path of the node.
             record: The record that the node shall hold.
-            ours: Returns whether a node with the given value belongs to this process.
+            ours: Gets the JSON object in the present node; returns whether that node belongs to
+                this process.
 
         Returns:
-            False, with nothing written, if the node exists and belongs to another process; else
-            True.
+            True if the node holds the record now; False, with nothing written, if the node belongs
+                to another process.
 
         Raises:
             UnknownJob: the job was removed, or replaced by a new job of the same name.
-            CoordinationError: ZooKeeper is away, or the node changed too often.
+            CoordinationError: ZooKeeper is away, or others changed the node at each of 20 attempts.
         """
         data = encode(record.to_json())
         for _ in range(ATTEMPTS):
@@ -288,7 +304,7 @@ class JobNodes(Nodes[JobPaths]):
     ) -> None:
         """Add the creation of an ephemeral node to a transaction.
 
-        The transaction then fails if the job was replaced by a new one of that name.
+        The transaction then fails if the job was removed, or replaced by a new one of that name.
 
         Args:
             transaction: The transaction to add to.
@@ -304,19 +320,23 @@ class JobNodes(Nodes[JobPaths]):
 
 
 def content(path: str, answer: Any) -> dict[str, Any]:
-    """Return the JSON object of the node at ``path``.
+    """Return the JSON object of the node at ``path``; an empty one if there is no such node.
 
     Args:
         path: The path of the node, for error messages.
-        answer: The data and stat of the node, as read; None without a node: the result is empty.
+        answer: The data and stat of the node, as read; None without a node.
+
+    Raises:
+        CoordinationError: the data is not a JSON object.
     """
     return {} if answer is None else decode(path, answer[0])
 
 
 def first_of(path: str, answer: Any) -> int:
-    """Return the number at which the sequence of the children of the node at ``path`` begins.
+    """Return the number that the first child of the node at ``path`` has got.
 
-    It is 0, except in a job that was written again after ZooKeeper had lost it.
+    A child's number is this one plus the sequence number in its name. It is 0, except in a job that
+    was written again after ZooKeeper had lost it.
 
     Args:
         path: The path of the node: that of events or of worker ids.
@@ -329,22 +349,26 @@ def record_or_none(kind: type[R], path: str, answer: Any) -> R | None:
     """Return the record that the node at ``path`` holds; None without a node, or if it is empty.
 
     Args:
-        kind: The type of the record.
-        path: The path of the node.
+        kind: The class of the record.
+        path: The path of the node, for error messages.
         answer: The data and stat of the node, as read; None without a node.
+
+    Raises:
+        CoordinationError: the data is no such record.
     """
     return record(kind, (path, answer[0])) if answer is not None and answer[0] else None
 
 
 def record(kind: type[R], node: Node) -> R:
-    """Return the record that a node holds.
+    """Return the record that a node holds; for empty data, the default record.
 
     Args:
-        kind: The type of the record.
+        kind: The class of the record.
         node: The path and the data of the node.
 
     Raises:
-        CoordinationError: the data is no such record; see :meth:`edl.core.record.Record.from_json`.
+        CoordinationError: the data is no such record: a field has the wrong type, or a field
+            without a default is missing.
     """
     found: R = _parsed(kind.from_json, node)
     return found
@@ -366,6 +390,13 @@ def _parsed(parse: Callable[[Values], Any], node: Node) -> Any:
 def _set(client: Any, path: str, data: bytes, version: int) -> Any:
     """Begin to set the node at ``path`` to ``data`` if its version is ``version``.
 
-    Return kazoo's pending result. ``client`` is the kazoo client to send the request on.
+    Args:
+        client: The kazoo client to send the request on.
+        path: The path of the node.
+        data: The new data.
+        version: The version that the node must have.
+
+    Returns:
+        kazoo's pending result.
     """
     return client.set_async(path, data, version)

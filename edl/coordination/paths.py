@@ -38,14 +38,14 @@ JOBS = "/edl/jobs"
 
 
 def check_name(setting: str, name: str) -> str:
-    """Return ``name`` unchanged if it can be the name of a job or of a host.
+    """Return ``name`` unchanged if it can be the name of a job, a host or a cluster.
 
     Args:
-        setting: The setting that the name came from, "job" or "host", for the error message.
+        setting: What the name is for, "job", "host" or "cluster", for the error message.
         name: The name to check; see :func:`edl.core.names.is_name`.
 
     Raises:
-        ConfigError: the name is not allowed.
+        ConfigError: the name is not allowed; the message says what is.
     """
     if not is_name(name):
         raise ConfigError(
@@ -57,6 +57,8 @@ def check_name(setting: str, name: str) -> str:
 
 class JobPaths:
     """The paths of all ZooKeeper nodes of the job called ``name``, as attributes and methods.
+
+    The module lists the nodes.
 
     Raises:
         ConfigError: ``name`` cannot be the name of a job.
@@ -91,7 +93,8 @@ class JobPaths:
     def describing(self) -> tuple[str, ...]:
         """The paths of the fixed nodes that describe the job and what was decided about it.
 
-        A process that has read these nodes can write the job again into an empty ZooKeeper.
+        A process that has read these nodes, and the evictions, can write the job again into an
+        empty ZooKeeper.
         """
         sizes = (self.desired, self.assigned, self.discovered)
         return (
@@ -124,7 +127,7 @@ class JobPaths:
 
         Args:
             host: The name of the host.
-            slot: The number of the slot on the host.
+            slot: The number of the slot on the host, from 0.
 
         Raises:
             ConfigError: ``host`` cannot be the name of a host.
@@ -136,11 +139,11 @@ class JobPaths:
         return f"{self.members}/{worker}"
 
     def evicted_worker(self, worker: int) -> str:
-        """Return the path of the node that records the eviction of worker number ``worker``."""
+        """Return the path of the node that records the eviction of the worker with the id given."""
         return f"{self.evicted}/{worker}"
 
     def request(self, number: int) -> str:
-        """Return the path of the node of the request with the number ``number``."""
+        """Return the path of the node of the request with the number ``number``, from 0."""
         return f"{self.requests}/r-{number:010d}"
 
     def event(self, number: int) -> str:
@@ -153,7 +156,10 @@ class JobPaths:
 
 
 def sequence(node: str) -> int:
-    """Return the number that ZooKeeper appended to the name of the sequential node ``node``."""
+    """Return the number, from 0, that ZooKeeper appended to the name of the node ``node``.
+
+    Its last ten characters are that number; the path of the node may be given as well.
+    """
     return int(node[-10:])
 
 
