@@ -308,7 +308,7 @@ class JobStore:
         return moved
 
     def status(self) -> TrainingStatus:
-        """Return the summary of the training that the leader wrote last."""
+        """Return the training summary that the leader wrote last; before that, the default one."""
         answer = self.nodes.read(get(self.paths.status))[0]
         if answer is None:
             raise self.nodes.unknown()

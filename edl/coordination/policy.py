@@ -1,6 +1,7 @@
 """Read and write the policy of a job, and what the job has learned of its sizes.
 
 A size is a number of workers; the job learns mainly the throughput of each size.
+:class:`PolicyNodes` is the ``policy`` of a job's ``JobStore``.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ class PolicyNodes:
         self._nodes = nodes
 
     def get(self) -> JobPolicy:
-        """Return the policy of the job, an empty one if it has none.
+        """Return the policy of the job; an empty one (``JobPolicy()``) if it has none.
 
         Raises:
             UnknownJob: the job does not exist.
+            CoordinationError: ZooKeeper is away.
         """
         path = self._nodes.paths.policy
         answer = self._nodes.read(get(path))[0]
@@ -43,10 +45,17 @@ class PolicyNodes:
     def change(self, change: Callable[[JobPolicy], JobPolicy], why: str) -> JobPolicy:
         """Replace the policy of the job by ``change(policy)``, log an event, and return the result.
 
+        If the policy stays the same, neither it nor the event is written.
+
         Args:
-            change: Returns the new policy, from the present one. It may be called again when
-                another process wrote meanwhile, and may raise an error to change nothing.
-            why: The sentence of the event. No event is written if the policy stays the same.
+            change: Gets the present policy, an empty one if there is none; returns the new one. It
+                is called again when another process wrote meanwhile, and may raise an error to
+                change nothing.
+            why: The sentence of the event.
+
+        Raises:
+            UnknownJob: the job does not exist.
+            CoordinationError: ZooKeeper is away, or others keep changing the policy.
         """
         p = self._nodes.paths
 
@@ -63,15 +72,24 @@ class PolicyNodes:
     def propose(self, policy: JobPolicy) -> JobPolicy:
         """Make ``policy``, which the training script asks for, the job's policy unless it has one.
 
+        A job has a policy, even one that is switched off, if the policy's ``text`` is not empty.
+
         Returns:
-            The policy of the job after the call.
+            The policy of the job after the call: ``policy``, or the one that it had.
+
+        Raises:
+            UnknownJob: the job does not exist.
+            CoordinationError: ZooKeeper is away, or others keep changing the policy.
         """
         return self.change(
             lambda now: now if now.text else policy, f"the script has a policy: {policy.source}"
         )
 
     def learned(self) -> ScalingProfile:
-        """Return the throughputs that the job has measured, by size; empty without any."""
+        """Return the throughputs that the job has measured, by size; without any, an empty profile.
+
+        It is empty, too, if the job does not exist.
+        """
         path = self._nodes.paths.learned
         return (
             record_or_none(ScalingProfile, path, self._nodes.read(get(path))[0]) or ScalingProfile()
@@ -80,10 +98,15 @@ class PolicyNodes:
     def put_learned(self, learned: ScalingProfile) -> None:
         """Write the throughputs that an earlier start of the job measured, by size.
 
-        Nothing is written if the present start has measured a size itself.
+        Nothing is written if the present start has measured a size itself, or was given such
+        throughputs before.
 
         Args:
             learned: The measured throughput of each size, and the state of the policy's size rule.
+
+        Raises:
+            UnknownJob: the job does not exist.
+            CoordinationError: ZooKeeper is away.
         """
         path = self._nodes.paths.learned
 

@@ -1,4 +1,7 @@
-"""Read and write the newest profile of a job, and let one process at a time profile the job."""
+"""Read and write the newest profile of a job, and let one process at a time profile the job.
+
+:class:`ProfileNode` is the ``profile`` of a job's ``JobStore``.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,12 @@ class ProfileNode:
         self._nodes = nodes
 
     def put(self, curve: Curve) -> None:
-        """Store ``curve``, throughput by number of workers, as the newest profile of the job.
+        """Replace the profile of the job by ``curve``, the throughput by number of workers.
 
         This is possible also after the job has ended.
+
+        Raises:
+            UnknownJob: the job does not exist.
         """
         self._nodes.compare_and_set(self._nodes.paths.profile, lambda _: curve.to_json())
 
@@ -47,18 +53,26 @@ class ProfileNode:
             hold: The record to write; its ``token`` identifies the process that profiles.
 
         Returns:
-            False, with nothing written, if another process profiles the job; else True.
+            True if this process has the right now, as also on a second call with the same token;
+                False, with nothing written, if another process profiles the job.
+
+        Raises:
+            UnknownJob: the job does not exist.
         """
         path = self._nodes.paths.profile_hold
         return self._nodes.put_ephemeral(path, hold, lambda held: held["token"] == hold.token)
 
     def held(self) -> ProfileHold | None:
-        """Return the record of the process that profiles the job now, or None if none does."""
+        """Return the record of the process that profiles the job now; None if there is none."""
         path = self._nodes.paths.profile_hold
         return record_or_none(ProfileHold, path, self._nodes.read(get(path))[0])
 
     def release(self, token: str) -> None:
-        """Give up the right to profile the job, if the process that ``token`` identifies has it."""
+        """Give up the right to profile the job; do nothing if another process or none has it.
+
+        Args:
+            token: The token with which :meth:`hold` took the right.
+        """
         hold = self.held()
         if hold is not None and hold.token == token:
             node = self._nodes.paths.profile_hold

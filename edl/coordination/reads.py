@@ -1,4 +1,8 @@
-"""Describe requests about one node each, which :meth:`Session.read_all` sends together."""
+"""Describe requests about one node each, which :meth:`Session.read_all` sends together.
+
+:func:`get`, :func:`children`, :func:`exists`, :func:`acl` and :func:`delete_node` make them; they
+send nothing.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +25,8 @@ Issue = Callable[[KazooClient], Any]
 def ignore_changes() -> None:
     """Do nothing; as the ``wake`` of a read, make the session keep the answer until a change.
 
-    With this ``wake`` (the function that is called when the node changes) a node is watched, so it
-    is read again only after a change, but no code of the caller runs at the change.
+    ``wake`` is the function that is called when the node changes. With this one the node is
+    watched, so it is read again only after a change, but no code of the caller runs at the change.
     """
 
 
@@ -33,13 +37,15 @@ _EXISTS = "exists_async"
 class Read:
     """A read of one node, which :meth:`Session.read_all` can send.
 
-    With a ``wake`` the read sets a watch, and its answer is kept: the node is not read again until
-    the watch fires.
+    With a ``wake`` the read sets a watch, and the session keeps its answer: the node is not read
+    again until the watch fires. Only a read by ``exists`` sets a watch on a node that does not
+    exist.
 
     Attributes:
         method: The name of the asynchronous method of kazoo's client that reads.
         path: The path of the node.
-        wake: Called when the node changes; see ``OnChange``. None sets no watch.
+        wake: Called once, on kazoo's connection thread, when the node changes or the connection is
+            lost; it must not block. None sets no watch.
     """
 
     method: str
@@ -63,23 +69,34 @@ class Read:
 
         Args:
             client: The kazoo client to send it on.
-            watch: Called by kazoo when the watch of this read fires; None sets no watch.
+            watch: Called by kazoo, with its event, when the watch of this read fires; None sets no
+                watch.
         """
         return getattr(client, self.method)(self.path, watch=watch)
 
 
 def get(path: str, wake: OnChange = None) -> Read:
-    """Return a read of the data and the stat of the node at ``path``.
+    """Return a read whose answer is the (data, stat) of the node at ``path``.
 
-    ``wake`` is called when the node changes or is removed.
+    The answer is None if there is no such node.
+
+    Args:
+        path: The path of the node.
+        wake: Called when the node changes or is removed, if it was there at the read. None: the
+            node is not watched.
     """
     return Read("get_async", path, wake)
 
 
 def children(path: str, wake: OnChange = None) -> Read:
-    """Return a read of the names of the children of the node at ``path``.
+    """Return a read whose answer is the list of the names of the children of a node, unordered.
 
-    ``wake`` is called when a child is created or removed.
+    The answer is None if there is no such node.
+
+    Args:
+        path: The path of the node.
+        wake: Called when a child is created or removed, or the node is removed, if it was there at
+            the read. None: the node is not watched.
     """
     return Read("get_children_async", path, wake)
 
@@ -87,14 +104,16 @@ def children(path: str, wake: OnChange = None) -> Read:
 def exists(path: str, wake: OnChange = None) -> Read:
     """Return a read of the stat of the node at ``path``; its answer is None without a node.
 
-    ``wake`` is called when the node is created, changed or removed: the watch is set whether or not
-    the node exists.
+    Args:
+        path: The path of the node.
+        wake: Called when the node is created, changed or removed, whether or not it was there at
+            the read. None: the node is not watched.
     """
     return Read(_EXISTS, path, wake)
 
 
 def acl(path: str) -> Issue:
-    """Return a read of the ACL and the stat of the node at ``path``."""
+    """Return a read whose answer is the (ACL, stat) of the node at ``path``."""
 
     def issue(client: KazooClient) -> object:
         return client.get_acls_async(path)
@@ -103,7 +122,10 @@ def acl(path: str) -> Issue:
 
 
 def delete_node(path: str) -> Issue:
-    """Return a request that deletes the node at ``path``, whatever its version."""
+    """Return a request that deletes the node at ``path``, whatever its version.
+
+    :meth:`Session.read_all` takes a node that is missing for no error.
+    """
 
     def issue(client: KazooClient) -> object:
         return client.delete_async(path)

@@ -1,4 +1,7 @@
-"""Write and remove the ephemeral nodes of the processes of a job: workers, agents, edl-workers."""
+"""Write and remove the ephemeral nodes of the processes of a job: workers, agents, edl-workers.
+
+A job's ``JobStore`` has one object of each class: ``members``, ``hosts`` and ``slots``.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from edl.errors import AgentExists, CoordinationError, UnknownJob
 
 
 class MemberNodes:
-    """The nodes of the workers of one job, and of the evictions of workers.
+    """The nodes of the workers of one job, their candidate nodes, and the evictions of workers.
 
     Args:
         nodes: Access to the nodes of the job in ZooKeeper.
@@ -53,12 +56,12 @@ class MemberNodes:
     def put(self, member: Member) -> None:
         """Write the node of the worker that ``member`` describes; it lives as long as this session.
 
-        A node that an earlier session of the same start of the worker (``attempt_id``) left is
-        replaced.
+        A node that the same start of the worker (``attempt_id``) wrote before is replaced.
 
         Raises:
-            CoordinationError: the id belongs to another start of a worker, or ZooKeeper is away.
-            UnknownJob: the job was replaced by a new one of that name.
+            CoordinationError: the id belongs to another start of a worker (nothing was written), or
+                ZooKeeper is away.
+            UnknownJob: the job was removed, or replaced by a new one of that name.
         """
 
         def ours(values: Mapping[str, Any]) -> bool:
@@ -72,11 +75,14 @@ class MemberNodes:
             )
 
     def remove(self, worker: int) -> None:
-        """Remove the member node and the candidate nodes of the worker with the id ``worker``.
+        """Remove the member node and the candidate nodes of a dead worker.
 
-        So no other candidate waits behind a dead one until its session ends. Nothing happens if
-        there is no such node. A later start of the job, whose workers have the same ids, is left as
-        it is.
+        So no other candidate waits behind its node until its session ends. Nothing happens if there
+        is no such node. A later start of the job, whose workers have the same ids, is left as it
+        is.
+
+        Args:
+            worker: The id of the worker.
 
         Raises:
             UnknownJob: there is no such job.
@@ -105,14 +111,21 @@ class MemberNodes:
     def forget_evicted(self, workers: Iterable[int]) -> None:
         """Remove the eviction records of workers whose processes do not exist any more.
 
-        ``workers`` are the ids of the workers.
+        Args:
+            workers: The ids of the workers; one without a record is skipped.
         """
         evicted = [self._nodes.paths.evicted_worker(worker) for worker in workers]
         self._nodes.session.read_all("forget the evicted", [delete_node(path) for path in evicted])
 
 
 def _remove(transaction: TransactionRequest, run: str, nodes: Iterable[str]) -> None:
-    """Add the check that the node ``run`` exists and the removal of ``nodes`` to a transaction."""
+    """Add to ``transaction`` a check that the node ``run`` exists and the removal of ``nodes``.
+
+    Args:
+        transaction: The transaction to add to.
+        run: The path of the node that must exist.
+        nodes: The paths of the nodes to remove.
+    """
     transaction.check(run, -1)
     for node in nodes:
         transaction.delete(node)
@@ -131,11 +144,11 @@ class HostNodes:
     def put(self, host: Host) -> None:
         """Write the node of the agent that ``host`` describes; it lives as long as this session.
 
-        A node that an earlier session of the same agent left is replaced.
+        A node that the same agent (of the same address and process id) wrote before is replaced.
 
         Raises:
-            AgentExists: another agent has a node under the name of this host.
-            UnknownJob: the job was replaced by a new one of that name.
+            AgentExists: another agent has a node under the name of this host; nothing was written.
+            UnknownJob: the job was removed, or replaced by a new one of that name.
         """
         owner = host
 
@@ -149,13 +162,16 @@ class HostNodes:
             raise AgentExists(host.name, paths.name, owner.pid, owner.address)
 
     def ask_to_leave(self, name: str) -> bool:
-        """Ask the agent of the host called ``name`` to take the host out of the job.
+        """Write into the node of a host's agent the request to take the host out of the job.
 
-        The request is lost if the session of the agent ends, because the agent then writes its node
-        anew.
+        The agent acts on it after this returns. The request is lost if the session of the agent
+        ends, because the agent then writes its node anew.
+
+        Args:
+            name: The name of the host.
 
         Returns:
-            False if the host has no agent, else True.
+            True if the request was written; False if the host has no agent.
         """
         node = self._nodes.paths.host(name)
         try:
@@ -182,7 +198,7 @@ class SlotNodes:
         one process in a slot.
 
         Raises:
-            UnknownJob: the job was replaced by a new one of that name.
+            UnknownJob: the job was removed, or replaced by a new one of that name.
         """
         node = self._nodes.paths.slot(slot.host, slot.slot)
         self._nodes.put_ephemeral(node, slot, lambda values: True)

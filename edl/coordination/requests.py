@@ -1,4 +1,7 @@
-"""Write requests to the leader of a job, and read its answers; each request is handled once."""
+"""Write requests to the leader of a job, and read its answers; each request is handled once.
+
+:class:`RequestNodes` is the ``requests`` of a job's ``JobStore``.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,8 @@ class RequestNodes:
     def add(self, request: Request) -> int:
         """Write ``request`` for the leader, and return the number that ZooKeeper gave it.
 
+        The leader answers later: poll :meth:`get`. The number that ``request`` has does not count.
+
         Raises:
             UnknownJob: the job does not exist.
             CoordinationError: ZooKeeper is away; the request may have been written or not.
@@ -45,7 +50,7 @@ class RequestNodes:
         return sequence(path)
 
     def get(self, number: int) -> Request:
-        """Return the request with the number ``number``; its ``done`` says whether it was answered.
+        """Read and return the request with the number ``number``; ``done`` says if it was answered.
 
         Raises:
             CoordinationError: no request has that number, or ZooKeeper is away.
@@ -96,6 +101,12 @@ class RequestNodes:
 def _delete(client: Any, path: str, version: int) -> Any:
     """Begin to delete the node at ``path`` if its version is ``version``, without waiting.
 
-    Return kazoo's pending result. ``client`` is the kazoo client to send the request on.
+    Args:
+        client: The kazoo client to send the request on.
+        path: The path of the node.
+        version: The version that the node must have.
+
+    Returns:
+        kazoo's pending result.
     """
     return client.delete_async(path, version)

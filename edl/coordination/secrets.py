@@ -1,10 +1,11 @@
 """Keep the secrets of jobs on this machine, in files that only this user can read.
 
-`edl run` makes the secret of a job; other commands of the same user find it here. Two files under
-the state directory of edl hold the secrets:
+`edl run` makes the secret of a job (:func:`new_secret`, :func:`announce`, :func:`keep`); other
+commands of the same user find it here (:func:`candidates`). Two files under the state directory of
+edl hold the secrets:
 
 - ``jobs/<job>/secret``: the secret of the newest job of that name that was started or joined here;
-- ``jobs/<job>/secrets``: the secrets of earlier jobs of that name as well, the newest last. A job
+- ``jobs/<job>/secrets``: that secret and those of earlier jobs of that name, the newest last. A job
   of the same name may live in another ZooKeeper, and only a process that has the secret of an ended
   job can replace it.
 
@@ -31,10 +32,11 @@ def new_secret() -> str:
 
 
 def announce(state: Path, job: str, secret: str) -> None:
-    """Add ``secret`` to the stored secrets of ``job``, before the job is created with it.
+    """Add ``secret`` to the stored secrets of ``job`` as the newest, before the job is created.
 
-    If the secret were stored later and the process died in between, nobody could open the job
-    again. The newest 64 secrets of a name are kept.
+    The current secret of the name stays (see :func:`keep`). If the secret were stored later and the
+    process died in between, nobody could open the job again. The newest 64 secrets of a name are
+    kept.
 
     Args:
         state: The state directory of edl.
@@ -47,7 +49,9 @@ def announce(state: Path, job: str, secret: str) -> None:
 
 
 def keep(state: Path, job: str, secret: str) -> Path:
-    """Make ``secret`` the current secret of jobs named ``job`` on this host.
+    """Make ``secret`` the current secret of jobs named ``job`` on this host, and store it.
+
+    It replaces the current secret of that name, which stays among the stored ones.
 
     Args:
         state: The state directory of edl.
@@ -55,7 +59,7 @@ def keep(state: Path, job: str, secret: str) -> Path:
         secret: The secret of the job that was started or joined.
 
     Returns:
-        The path of the file that holds the secret.
+        The path of the file that holds the current secret.
     """
     announce(state, job, secret)
     path = _directory(state, job) / "secret"
@@ -64,10 +68,10 @@ def keep(state: Path, job: str, secret: str) -> Path:
 
 
 def candidates(state: Path, job: str, configured: str | None) -> list[str]:
-    """Return the stored secrets that may open ``job``, the likeliest first and each once.
+    """Return the secrets that may open ``job``, the likeliest first and each once.
 
-    The order is: ``configured``, the newest one kept on this host, and up to 8 earlier ones of that
-    name, from new to old.
+    The order is: ``configured``, the current one of that name on this host (see :func:`keep`), and
+    the 8 newest stored ones of that name, from new to old. The list is empty if there are none.
 
     Args:
         state: The state directory of edl.
@@ -80,15 +84,19 @@ def candidates(state: Path, job: str, configured: str | None) -> list[str]:
 
 
 def stored(state: Path, names: Iterable[str]) -> set[str]:
-    """Return those of ``names``, of jobs, for which ``state`` has a secret.
+    """Return the names of jobs, among ``names``, for which this user has stored a secret.
 
-    ``state`` is the state directory of edl. Another user's job may have such a name, too.
+    Another user's job may have such a name, too.
+
+    Args:
+        state: The state directory of edl.
+        names: The names of jobs.
     """
     return {name for name in names if (state / "jobs" / name / "secrets").exists()}
 
 
 def _directory(state: Path, job: str) -> Path:
-    """Return the directory with the secrets of ``job``; create it if missing.
+    """Return the directory with the secrets of the job named ``job``; create it if missing.
 
     ``state`` is the state directory of edl.
     """
@@ -98,7 +106,7 @@ def _directory(state: Path, job: str) -> Path:
 
 
 def _lines(path: Path) -> list[str]:
-    """Return the lines of the file at ``path``, a secret each; none if it cannot be read."""
+    """Return the lines of the file at ``path``, a secret each; no lines if it cannot be read."""
     try:
         return path.read_text().split()
     except OSError:

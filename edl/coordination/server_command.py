@@ -29,10 +29,10 @@ def server_command(environ: Mapping[str, str], directory: Path) -> list[str]:
 
     Args:
         environ: The environment variables; ``JAVA_HOME``, ``PATH`` and ``ZOOKEEPER_HOME`` count.
-        directory: The state directory of the server.
+        directory: The directory of the server's files, in which it looks for ``logback.xml``.
 
     Raises:
-        CoordinationError: there is no Java, or no ZooKeeper.
+        CoordinationError: there is no Java, or no ZooKeeper; the message says what to install.
     """
     home = environ.get("JAVA_HOME")
     java = shutil.which("java", path=f"{home}/bin" if home else environ.get("PATH"))

@@ -1,6 +1,6 @@
 """Keep one ZooKeeper session open, with calls that answer or fail in bounded time.
 
-kazoo reconnects in the background without end. This module adds what kazoo does not do:
+kazoo reconnects in the background without end. :class:`Session` adds what kazoo does not do:
 
 - A call never waits longer than ``request_timeout_s`` and then raises CoordinationError, so no
   thread of edl hangs when ZooKeeper is away.
@@ -77,7 +77,7 @@ class Refused(Exception):
     """The error of a transaction that changed nothing, because one of its operations failed.
 
     Args:
-        index: The number of the operation that failed, from 0.
+        index: The number of the operation that failed, from 0 in the order they were added.
         error: The error with which ZooKeeper refused that operation.
     """
 
@@ -87,7 +87,7 @@ class Refused(Exception):
         self.error = error
 
     def is_missing(self, index: int) -> bool:
-        """Return whether the operation with the number ``index`` failed for want of its node."""
+        """Return whether operation number ``index`` failed because its node does not exist."""
         return self.index == index and isinstance(self.error, NoNodeError)
 
 
@@ -170,8 +170,8 @@ class Session:
         hosts: The servers and an optional root, "host:port,host:port/chroot".
         session_timeout_s: The session time-out to ask for, in seconds.
         connect_timeout_s: How long to wait for the first connection, in seconds.
-        access: The job that the session belongs to. Without one the session can list the jobs and
-            nothing more, until :meth:`identify`.
+        access: The identity of the job that the session belongs to. None: the session can list the
+            jobs and nothing more, until :meth:`identify`.
 
     Attributes:
         request_timeout_s: The longest that one request takes: the session time-out, but at least 1
@@ -236,7 +236,10 @@ class Session:
             self._changed.wait_for(lambda: self._epoch > 0, self.connect_timeout_s)
 
     def close(self) -> None:
-        """End the session and remove its ephemeral nodes; listeners are not called. Idempotent."""
+        """End the session and remove its ephemeral nodes; listeners are not called. Idempotent.
+
+        It waits at most ``request_timeout_s``, and raises no error if ZooKeeper is away.
+        """
         self._closing = True
         with self._changed:
             self._changed.notify_all()
@@ -304,7 +307,7 @@ class Session:
     def expire(self) -> None:
         """Make ZooKeeper end the present session, as if the client had been silent too long.
 
-        This is for chaos tests.
+        This is for chaos tests. When it returns, the session is over.
 
         Raises:
             CoordinationError: there is no connection, or the session did not end in time.
@@ -336,8 +339,8 @@ class Session:
     def identify(self, *known: Access) -> None:
         """Prove to ZooKeeper that this process knows the secrets of jobs, which opens their nodes.
 
-        From then on the session may read and write these jobs. What it creates is closed to all
-        sessions that do not know the last secret of ``known``.
+        From then on the session may read and write these jobs and those proved before. What it
+        creates is closed to all sessions that do not know the last secret of ``known``.
 
         Args:
             *known: The identity of each job.
@@ -353,7 +356,7 @@ class Session:
 
     @property
     def identities(self) -> tuple[Access, ...]:
-        """All identities that this session has proved; there need not be such jobs."""
+        """All identities that this session has proved, in order; there need not be such jobs."""
         return tuple(self._identities)
 
     def add_listener(self, fn: Callable[[str], None]) -> None:
@@ -387,21 +390,22 @@ class Session:
     def read_all(self, what: str, issues: Sequence[Issue]) -> list[Any]:
         """Send several reads together and return their answers in order, None for a missing node.
 
-        The answer to a read with a ``wake`` is cached. Until ``wake`` is called, further calls
-        return it without a request.
+        The answer to a read with a ``wake`` is cached (None only if it was read by ``exists``).
+        Until ``wake`` is called, further calls return it without a request.
 
         Args:
             what: What the reads do, for error messages: "cannot <what>: ...".
             issues: The reads, or other requests that may be sent twice.
 
         Raises:
-            AccessDenied, CoordinationError: as in :meth:`call`.
+            AccessDenied: a node belongs to a job whose secret this session does not know.
+            CoordinationError: ZooKeeper is away, or has answered with an error.
         """
         ask = partial(self._answers_to, what, absent=(NoNodeError,), repeat=True)
         return self._watched.answers(issues, ask)
 
     def read_open(self, what: str, issues: Sequence[Issue]) -> list[Any]:
-        """Send several reads together and return their answers, None also for a closed node.
+        """Send several reads together; return their answers in order, None for no or a closed node.
 
         A node is closed if this session does not know the secret of its job. No answer is cached.
 
@@ -410,7 +414,7 @@ class Session:
             issues: The reads.
 
         Raises:
-            CoordinationError: as in :meth:`call`.
+            CoordinationError: ZooKeeper is away, or has answered with an error.
         """
         return self._answers_to(what, issues, (NoNodeError, NoAuthError), True)
 
@@ -423,7 +427,8 @@ class Session:
 
         Raises:
             Refused: an operation failed, so nothing was done.
-            AccessDenied, CoordinationError: as in :meth:`call`.
+            AccessDenied: a node belongs to a job whose secret this session does not know.
+            CoordinationError: ZooKeeper is away; the transaction may have been done or not.
         """
 
         def issue(client: KazooClient) -> Any:
@@ -450,8 +455,6 @@ class Session:
     ) -> list[Any]:
         """Send all requests together, and return their answers in order.
 
-        It takes at most ``request_timeout_s``; then an error is raised.
-
         Args:
             what: What the requests do, for error messages: "cannot <what>: ...".
             issues: The requests.
@@ -459,7 +462,8 @@ class Session:
             repeat: Whether to send all requests again when the connection breaks.
 
         Raises:
-            AccessDenied, CoordinationError: as in :meth:`call`.
+            AccessDenied: a node belongs to a job whose secret this session does not know.
+            CoordinationError: there was no answer within ``request_timeout_s``, or another error.
         """
         deadline = time.monotonic() + self.request_timeout_s
         while True:
@@ -566,10 +570,7 @@ _STATES: Mapping[str, str] = {
 
 
 def _prove(client: KazooClient, access: Access) -> Any:
-    """Begin to prove to ZooKeeper that this process has the identity ``access``.
-
-    Return kazoo's pending result.
-    """
+    """Begin to prove the identity ``access`` to ZooKeeper; return kazoo's pending result."""
     return client.add_auth_async("digest", access.credential)
 
 

@@ -30,7 +30,7 @@ class WatchedReads:
     """A cache of the answers to reads of one session that set a watch, until the watch fires.
 
     A read with a ``wake``, a function to call when the node changes, sets a watch. Any thread may
-    use the cache.
+    use the cache; each session has one.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,8 @@ class WatchedReads:
         """Return the answers to ``issues`` in order; send only those without a kept answer.
 
         Args:
-            issues: The reads. The answer to a read with a ``wake`` is kept until its watch fires.
+            issues: The reads. The answer to a read with a ``wake`` is kept until its watch fires;
+                None, for a missing node, is kept only if the read is one by ``exists``.
             ask: Sends reads and returns their answers; what it raises is raised here.
         """
         me = object()
@@ -70,7 +71,7 @@ class WatchedReads:
         return answers
 
     def fired(self, read: Read) -> None:
-        """Drop the kept answer to ``read`` and call its ``wake``.
+        """Drop the kept answer to ``read``, if there is one, and then call its ``wake``.
 
         It is called when the node has changed, or the connection is lost.
         """
@@ -81,7 +82,7 @@ class WatchedReads:
             read.wake()
 
     def _watching(self, issue: Issue) -> Issue:
-        """Return ``issue`` unchanged or, if it has a ``wake``, a request that also sets a watch."""
+        """Return a request that sends ``issue``; if that has a ``wake``, it also sets a watch."""
         if _is_watched(issue):
             return partial(issue, watch=Watch(self, issue))
         return issue
@@ -99,7 +100,7 @@ class Watch:
     Two callbacks for equal reads are equal, so kazoo keeps, and calls, only one of them.
 
     Attributes:
-        reads: The kept answers, from which that to ``read`` is dropped.
+        reads: The cache from which the answer to ``read`` is dropped.
         read: The read that has set the watch.
     """
 
@@ -114,7 +115,8 @@ class Watch:
 class InOrder(SequentialThreadingHandler):  # type: ignore[misc]
     """kazoo's threads, except that a :class:`Watch` runs at once on the connection thread.
 
-    So a cached answer that a change has made outdated is dropped before any later answer comes.
+    So a cached answer that a change has made outdated is dropped before any later answer comes. A
+    session gives it to kazoo's client as the ``handler``.
     """
 
     def dispatch_callback(self, callback: Callback) -> None:

@@ -10,7 +10,7 @@ from edl.errors import CoordinationError
 
 
 def encode(value: Mapping[str, Any]) -> bytes:
-    """Return ``value`` as JSON bytes with sorted keys."""
+    """Return ``value`` as the ASCII bytes of compact JSON with sorted keys."""
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
