@@ -1,8 +1,8 @@
 """Find the jobs of a live cluster that a policy may give slots to, and say why others wait.
 
-A policy is told of each job whose user wants it to run. It is not told of a job that would get
-nothing from slots now: one that waits for its next try, or for other jobs to finish, or that needs
-more slots than its hosts have. So such a job holds up no other one.
+:func:`find_active_jobs` does so. A policy is told of each job whose user wants it to run. It is not
+told of a job that would get nothing from slots now: one that waits for its next try, or for other
+jobs to finish, or that needs more slots than its hosts have. So such a job holds up no other one.
 """
 
 from __future__ import annotations
@@ -22,16 +22,19 @@ HAS_SLOTS = (LifeState.STARTING, LifeState.RUNNING)
 
 @dataclass(frozen=True)
 class ActiveJob:
-    """A job that a policy may give slots to.
+    """A job that a policy may give slots to, as :func:`find_active_jobs` returns it.
+
+    "Hosts that count" are those of :func:`hosts_with_slots`.
 
     Attributes:
         job: the job.
         limits: host -> the most slots that it may have there, above 0.
-        present: host -> the slots that it has by the last decision, on hosts that count.
-        is_fixed: whether it keeps just these slots.
-        most: the most slots that a policy may give it.
-        hosts: the hosts with the labels that it asks for, of those that count.
-        labels: these labels as a text; empty if all hosts have them.
+        present: host -> the slots that it has there by the last decision, at most the limit; hosts
+            that do not count are left out.
+        is_fixed: whether the policy may not change the job's slots ``present`` now.
+        most: the most slots that a policy may give it, on all hosts together.
+        hosts: the hosts that count and have the labels that it asks for.
+        labels: these labels as a text, "key=value,..."; empty if all hosts have them.
     """
 
     job: JobView
@@ -44,7 +47,10 @@ class ActiveJob:
 
     @property
     def group(self) -> tuple[int, int, str]:
-        """The group of jobs that a policy is asked about together; lower ones are served first."""
+        """The group of jobs that a policy is asked about together; lower groups are served first.
+
+        It is (-priority, the number of hosts with the job's labels, the labels as a text).
+        """
         return -self.job.wanted.priority, len(self.hosts), self.labels
 
     def cluster_job(self, now_s: float) -> ClusterJob:
@@ -70,9 +76,14 @@ class ActiveJob:
 
 
 def hosts_with_slots(cluster: ClusterView, table: DeviceTable) -> dict[str, int]:
-    """Return the slots that a policy can count on, by host.
+    """Return how many slots a policy can count on, by host; hosts without any are left out.
 
-    A host that offers nothing just now counts until it is lost. A drained host does not count.
+    A host that offers nothing just now counts, with the slots that jobs keep there, until it is
+    lost. A drained host does not count.
+
+    Args:
+        cluster: the cluster.
+        table: who has which device, and the time.
     """
     settings, found = cluster.settings, {}
     for host in cluster.hosts:
@@ -90,10 +101,11 @@ def find_active_jobs(
 
     Args:
         cluster: the cluster.
-        table: who has which device.
+        table: who has which device, and the time.
 
     Returns:
-        (the active jobs; for each other job that wants slots, by name, the reason).
+        (the active jobs; for each other job whose user wants it to run, by name, the sentence that
+            says why it waits).
     """
     nodes = hosts_with_slots(cluster, table)
     found, obstacles = [], {}
@@ -110,7 +122,9 @@ def find_active_jobs(
 
 
 def _obstacle(job: JobView, cluster: ClusterView, now_s: float) -> str | None:
-    """Return why a waiting job would get nothing from slots now, or None.
+    """Return why a queued job would get nothing from slots now; None if nothing is in its way.
+
+    It is None, too, for a job that is not queued.
 
     Args:
         job: the job.
@@ -134,7 +148,7 @@ def _obstacle(job: JobView, cluster: ClusterView, now_s: float) -> str | None:
 def _active(
     job: JobView, cluster: ClusterView, table: DeviceTable, nodes: Mapping[str, int]
 ) -> ActiveJob | str:
-    """Return ``job`` as an active one, or why it cannot be one.
+    """Return ``job`` as an active one or, as a sentence, why it cannot be one.
 
     Args:
         job: a job that wants slots.
@@ -172,14 +186,14 @@ def _active(
 
 
 def _within(active: list[ActiveJob], host: str, slots: int, table: DeviceTable) -> list[ActiveJob]:
-    """Return the active jobs with no more slots on ``host`` than it has.
+    """Return the active jobs, changed so that they have together at most ``slots`` on ``host``.
 
-    If they have more by the last decision, because slots were not given back, each has only those
+    If they have more by the last decision, because slots were not given back, each keeps only those
     that belong to it already. If these are too many, because the host offers fewer than before, the
-    jobs that were submitted last have fewer.
+    jobs that were submitted last have fewer. A job that has fewer than before is not fixed.
 
     Args:
-        active: the jobs that may get slots.
+        active: the jobs that may get slots, in the order of submission.
         host: the name of the host.
         slots: the slots there that can be counted on.
         table: who has which device.
@@ -203,9 +217,15 @@ def _within(active: list[ActiveJob], host: str, slots: int, table: DeviceTable) 
 def _limits(
     job: JobView, cluster: ClusterView, table: DeviceTable, nodes: Mapping[str, int]
 ) -> dict[str, int]:
-    """Return the most slots that ``job`` may have on each host, above 0; the hosts as in ``nodes``.
+    """Return the most slots that ``job`` may have on each host, above 0, in the order of ``nodes``.
 
     A host that still has something of a former run of the job has no slots for it.
+
+    Args:
+        job: the job.
+        cluster: the cluster.
+        table: who has which device, and the time.
+        nodes: host -> the slots that can be counted on.
     """
     life = job.life
     blocked: set[str] = set()
@@ -234,9 +254,15 @@ def _has_labels(job: JobView, cluster: ClusterView, host: str) -> bool:
 
 
 def _had(job: JobView, cluster: ClusterView, table: DeviceTable) -> Mapping[str, int]:
-    """Return the slots of a job by the last decision, by host; those that it has, if there is none.
+    """Return the slots of a job by the last decision, by host.
 
-    A job without a run has none.
+    If there is no decision about it, or the job only starts, they are the slots that it has. A job
+    without a run has none: the result is empty.
+
+    Args:
+        job: the job.
+        cluster: the cluster, with the last decision.
+        table: who has which device.
     """
     if job.life.state not in HAS_SLOTS:
         return {}
@@ -252,7 +278,7 @@ def _too_large(job: JobView, room: int, nodes: Mapping[str, int]) -> str:
 
     Args:
         job: the job.
-        room: the slots that it could have.
+        room: the slots that it could have, on all hosts together.
         nodes: host -> the slots that can be counted on.
     """
     needs = f"waits: it needs {counted(job.min_slots, 'slot')}"

@@ -1,19 +1,20 @@
 """Ask a cluster policy which slots each live job shall have, and fit its answer to live jobs.
 
-The policies are those of the simulator, unchanged. What they do not know is added around them:
+:func:`allocate` does so. The policies are those of the simulator, unchanged. What they do not know
+is added around them:
 
 1. **When.** The policy is asked when a job or a host has come or gone, when a priority, a limit or
    the policy itself has changed, and at an interval. In between its last decision stands.
 2. **Priority and labels.** Jobs are asked about in groups: those of a higher priority first; of one
-   priority, those whose labels leave them the fewest slots first. Each group is a cluster of its
+   priority, those whose labels leave them the fewest hosts first. Each group is a cluster of its
    own, with the slots that the groups before it leave.
 3. **Rest.** A job that starts, or whose slots have just changed (``cool_down_s``), or that may not
    be preempted, keeps its slots as one that may not be preempted. For ``snooze_s`` after a start a
    job gets no more slots. A job that has trained for less than ``min_run_s`` and would lose all
    slots keeps its fewest, and the policy is asked again with that.
-4. **Sizes.** Where a job may have only some sizes, it gets the next smaller one. Slots that are
-   left by that go to such jobs, in the order of submission, if they reach their next size.
-5. **Nodes.** :mod:`edl.core.cluster.stable_placing`.
+4. **Sizes.** Where a job may have only some sizes, it gets the next smaller one. Slots that this
+   leaves go to such jobs, in the order of submission, if they reach their next size.
+5. **Nodes.** :mod:`edl.core.cluster.stable_placing` chooses the nodes.
 
 A decision that breaks a rule of :mod:`edl.core.cluster.validity` changes nothing.
 """
@@ -42,14 +43,14 @@ Targets = dict[str, dict[str, int]]
 
 @dataclass
 class _Decision:
-    """The answers of a policy about the groups that it was asked about so far.
+    """The answers of a policy about the groups of jobs that it was asked about so far.
 
     Attributes:
-        targets: the slots of each job, by host.
-        reasons: the policy's reasons.
-        batches: the batches that it chose.
-        state: what it keeps, by group.
-        problem: the rule that its decision broke; empty: none.
+        targets: job -> host -> the number of slots that the job shall have there.
+        reasons: job -> the policy's reason.
+        batches: job -> the global batch that the policy chose, in samples.
+        state: group of jobs -> what the policy keeps for its next decision.
+        problem: the rule that its decision broke, as a sentence; empty: it broke none.
     """
 
     targets: Targets = field(default_factory=dict)
@@ -62,16 +63,20 @@ class _Decision:
 def allocate(
     cluster: ClusterView, policy: ClusterPolicy, table: DeviceTable
 ) -> tuple[AllocationRecord, dict[str, str]]:
-    """Return the decision that holds now: a new one where one is due, else the last one.
+    """Return the decision that holds now, and why jobs wait that the policy is not told of.
+
+    The policy is asked if the jobs, hosts, limits or the policy have changed since it was asked
+    last, or the interval has passed. Otherwise its last decision holds. If its answer breaks a
+    rule, the last decision holds, with that rule in ``problem``.
 
     Args:
         cluster: the cluster.
         policy: the policy.
-        table: who has which device.
+        table: who has which device, and the time.
 
     Returns:
-        (the decision, for the record; for each job that wants slots and of which the policy is not
-        told, by name, the reason).
+        (the decision, as the record to write; for each job that wants slots and of which the policy
+            is not told, by name, the reason).
     """
     active, obstacles = find_active_jobs(cluster, table)
     nodes, last = hosts_with_slots(cluster, table), cluster.allocation
@@ -92,7 +97,7 @@ def _digest(
     cluster: ClusterView,
     policy: ClusterPolicy,
 ) -> str:
-    """Return a digest of all whose change lets the policy be asked at once.
+    """Return a digest, 16 hexadecimal digits, whose change lets the policy be asked at once.
 
     Args:
         active: the jobs that may get slots.
@@ -106,10 +111,10 @@ def _digest(
 
 
 def _own_limits(one: ActiveJob, nodes: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Return the limits of a job on hosts where it may have fewer slots than these have.
+    """Return (host, limit) for the hosts where a job may have fewer slots than can be counted on.
 
     Args:
-        one: the job.
+        one: the job; hosts without its labels are left out.
         nodes: host -> the slots that can be counted on.
     """
     limits = [(host, one.limits.get(host, 0)) for host in one.hosts]
@@ -117,7 +122,7 @@ def _own_limits(one: ActiveJob, nodes: Mapping[str, int]) -> list[tuple[str, int
 
 
 def _kind(cluster: ClusterView, host: str) -> str:
-    """Return the kind of a host; empty if it offers nothing just now."""
+    """Return the kind of machine that a host offers; empty if it offers nothing just now."""
     offer = cluster.host_named[host].offer
     return offer.kind if offer is not None else ""
 
@@ -125,7 +130,10 @@ def _kind(cluster: ClusterView, host: str) -> str:
 def _recorded(
     answer: _Decision, last: AllocationRecord, inputs: str, now_s: float
 ) -> AllocationRecord:
-    """Return the record of a policy's answer.
+    """Return the record of a policy's answer, for the node ``allocation``.
+
+    A target that is as before keeps the time of its last change; a job about which the answer has
+    no batch keeps its last batch.
 
     Args:
         answer: the answer.
@@ -150,7 +158,7 @@ def _recorded(
 
 
 def _without_others(record: AllocationRecord, active: Sequence[ActiveJob]) -> AllocationRecord:
-    """Return ``record`` without the targets of jobs that are not active any more."""
+    """Return ``record`` with the targets of the jobs in ``active`` only."""
     names = {one.job.name for one in active}
     targets = {name: target for name, target in record.targets.items() if name in names}
     return replace(record, targets=targets)
@@ -166,7 +174,10 @@ def _ask_protecting(
     policy: ClusterPolicy,
     now_s: float,
 ) -> _Decision:
-    """Ask the policy until no job loses all slots that has trained for less than ``min_run_s``.
+    """Ask the policy, and again until no job loses all slots that has trained too short a time.
+
+    That is a job that has trained for less than its ``min_run_s``. In the next question it has its
+    fewest slots, which the policy may not change.
 
     Args:
         active: the jobs that may get slots.
@@ -174,6 +185,9 @@ def _ask_protecting(
         cluster: the cluster, with the policy's last decision.
         policy: the policy.
         now_s: the time, in seconds since 1970.
+
+    Returns:
+        The last answers; if one breaks a rule, only its ``problem``.
     """
     asked = list(active)
     while True:
@@ -189,7 +203,7 @@ def _ask_protecting(
 
 
 def _is_young(one: ActiveJob, now_s: float) -> bool:
-    """Return whether a job trains, has its fewest slots, and has trained for too short a time."""
+    """Return whether a job trains on at least its fewest slots, and for less than ``min_run_s``."""
     job = one.job
     if job.life.state is not LifeState.RUNNING or sum(one.present.values()) < job.min_slots:
         return False
@@ -197,7 +211,7 @@ def _is_young(one: ActiveJob, now_s: float) -> bool:
 
 
 def _at_fewest(one: ActiveJob) -> ActiveJob:
-    """Return an active job that keeps the fewest of its present slots."""
+    """Return the active job with only the fewest of its present slots, which are fixed."""
     return replace(one, present=trimmed(one.present, one.job.min_slots), is_fixed=True)
 
 
@@ -210,7 +224,14 @@ def _ask(
 ) -> _Decision:
     """Ask the policy about one group of jobs after the other, and return all answers.
 
-    The arguments are those of :func:`_ask_protecting`.
+    If one answer breaks a rule, the result has only that ``problem``.
+
+    Args:
+        active: the jobs that may get slots.
+        nodes: host -> the slots that can be counted on.
+        cluster: the cluster, with the policy's last decision.
+        policy: the policy.
+        now_s: the time, in seconds since 1970.
     """
     answer, left = _Decision(), dict(nodes)
     silent = [host.name for host in cluster.hosts if host.offer is None]
@@ -248,7 +269,7 @@ def _ask(
 
 
 def _sum(many: Iterable[Mapping[str, int]]) -> Counter[str]:
-    """Return the sum of several numbers of slots by host."""
+    """Return, by host, the sum of the numbers of slots in all mappings of ``many``."""
     total: Counter[str] = Counter()
     for slots in many:
         total.update(slots)
@@ -257,6 +278,8 @@ def _sum(many: Iterable[Mapping[str, int]]) -> Counter[str]:
 
 def _sized(jobs: Sequence[ActiveJob], decision: Allocation, slots: int) -> list[JobSize]:
     """Return the jobs that get slots by a policy's decision, each with an allowed size.
+
+    They are in the order of ``jobs``; a job that gets none is left out.
 
     Args:
         jobs: the jobs of one group, in the order of submission.

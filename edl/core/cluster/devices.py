@@ -1,7 +1,7 @@
 """Keep account of which run has which devices of each host, while a plan is made.
 
-The table begins with what the hosts' records ``assigned`` say, and :meth:`DeviceTable.changed` has
-the records to write. The rules:
+A :class:`DeviceTable` begins with what the hosts' records ``assigned`` say, and
+:meth:`DeviceTable.changed` has the records to write; nothing is written here. The rules:
 
 1. **A device belongs to one run.** A process may live on a device only if the record of its host
    assigns the device to the process's run. It is written before the run may use the device.
@@ -24,6 +24,8 @@ from edl.core.cluster.view import HostView, RunView
 class DeviceTable:
     """The devices of all hosts, and the run that each belongs to.
 
+    Its methods change this table only; see :meth:`changed` for the records to write.
+
     Args:
         hosts: the hosts, with their records as they were read.
         now_s: the time, in seconds since 1970.
@@ -40,11 +42,14 @@ class DeviceTable:
     # --- what is so
 
     def of_job(self, job: str) -> dict[str, JobAssignment]:
-        """Return what all runs of ``job`` have, by host, in the order of the hosts' names."""
+        """Return what ``job`` has on each host, of whatever run, in the order of the hosts' names.
+
+        The result is by host; a host on which the job has nothing is not in it.
+        """
         return {host: self._jobs[host][job] for host in sorted(self._hosts_of.get(job, ()))}
 
     def entries(self, job: str, run: str) -> dict[str, JobAssignment]:
-        """Return what a run has on each host, by host, where the run has not ended.
+        """Return what a run has on each host, by host; a host where it was told to end is left out.
 
         Args:
             job: the name of the job.
@@ -63,15 +68,22 @@ class DeviceTable:
                 yield host, job, entry
 
     def blocked(self, job: str, run: str) -> set[str]:
-        """Return the hosts that have something of another run of ``job``, or of an ended one.
+        """Return the hosts that have something of another run of ``job``, or of one told to end.
 
         The job's run ``run`` gets no devices there until that is gone.
+
+        Args:
+            job: the name of the job.
+            run: the token of the run that is to get devices; empty: none.
         """
         entries = self.of_job(job).items()
         return {host for host, entry in entries if entry.run != run or entry.ends}
 
     def free(self, host: str) -> list[int]:
-        """Return the devices of ``host`` that belong to no run and may be given, ascending."""
+        """Return the devices of ``host`` that belong to no run and may be given, ascending.
+
+        The list is empty if the host is unknown, offers nothing, or takes no slots.
+        """
         view = self.hosts.get(host)
         if view is None or view.offer is None or not view.takes_slots:
             return []
@@ -89,8 +101,11 @@ class DeviceTable:
     def capacity(self, host: str, after_s: float) -> int:
         """Return how many slots of ``host`` a policy can count on.
 
-        A host that offers nothing just now, and is not lost, counts with the slots that jobs keep
-        there. Devices that are not given back within ``after_s`` do not count.
+        Args:
+            host: the name of the host. If it offers nothing just now, the slots that jobs keep
+                there count.
+            after_s: a device that was to be given back this many seconds ago or earlier does not
+                count.
         """
         offer = self.hosts[host].offer
         if offer is not None:
@@ -103,11 +118,15 @@ class DeviceTable:
     def give(self, host: str, job: str, run: str, count: int) -> None:
         """Assign up to ``count`` free devices of ``host`` to a run, the lowest numbers first.
 
+        Nothing is assigned if the host still has something of another run of the job, or of one
+        that was told to end there.
+
         Args:
-            host: the host.
+            host: the name of the host.
             job: the name of the job.
             run: the token of the run.
-            count: how many devices; fewer are given if fewer are free.
+            count: how many devices, besides those that the run has; fewer are given if fewer are
+                free.
         """
         devices = self.free(host)[:count]
         if devices and host not in self.blocked(job, run):
@@ -115,16 +134,16 @@ class DeviceTable:
             self._put(host, job, entry, devices=tuple(sorted((*entry.devices, *devices))))
 
     def reclaim(self, host: str, job: str, count: int, run: RunView) -> None:
-        """Mark all but ``count`` devices of a run on a host as to be given back.
+        """Mark all but ``count`` devices of a run on a host as to be given back; unmark the others.
 
         It keeps devices that the host offers, that were not marked before, that the run's record
         has, and that are busy, in this order; then the lowest numbers.
 
         Args:
-            host: the host.
+            host: the name of the host, on which the job must have devices.
             job: the name of the job.
             count: how many devices the run keeps.
-            run: the run.
+            run: the run, as it was read.
         """
         entry = self._jobs[host][job]
         assigned, busy = run.devices.get(host, ()), run.busy(host)
@@ -142,10 +161,12 @@ class DeviceTable:
             self._put(host, job, entry, leaving=leaving)
 
     def release(self, host: str, job: str, run: RunView) -> None:
-        """Take back the devices that a run was to give back and no longer uses (rule 2).
+        """Take the devices from a run that were marked to be given back and that it no longer uses.
+
+        It no longer uses a device that neither its record ``assigned`` nor its agent's record has.
 
         Args:
-            host: the host.
+            host: the name of the host, on which the job must have devices.
             job: the name of the job.
             run: the run, as it was read.
         """
@@ -160,16 +181,20 @@ class DeviceTable:
                 self._remove(host, job)
 
     def end(self, host: str, job: str) -> None:
-        """Tell ``host`` to end the run of ``job`` there; nothing happens if it was told."""
+        """Mark the run of ``job`` as to be ended by ``host``; do nothing if it was marked before.
+
+        `edl host` ends it when the record is written. The job must have something on the host.
+        """
         entry = self._jobs[host][job]
         if not entry.ends:
             # The record is written with a check of its version, so this is the next one.
             self._put(host, job, entry, ends=self.hosts[host].version + 1, idle_s=0.0)
 
     def release_ended(self, host: str, job: str) -> None:
-        """Take back all devices of a run that ended on ``host``, if the host reports it (rule 2).
+        """Take all devices on ``host`` from a run of ``job`` that was told to end there.
 
-        The report counts only for the entry as it was read.
+        Do nothing unless the host reports, about a version of its assignment that tells it to end
+        the run, that no process of it lives.
         """
         if self.hosts[host].reports_end(job):
             self._remove(host, job)
@@ -180,9 +205,9 @@ class DeviceTable:
         The result is 0 if it has none.
 
         Args:
-            host: the host.
+            host: the name of the host, on which the job must have something.
             job: the name of the job.
-            is_idle: whether no process lives on one of the run's devices there.
+            is_idle: whether at least one device that the run keeps there has no process.
         """
         entry = self._jobs[host][job]
         if is_idle != bool(entry.idle_s):
@@ -191,7 +216,10 @@ class DeviceTable:
         return self._jobs[host][job].idle_s
 
     def changed(self) -> dict[str, HostAssignment]:
-        """Return the records to write, by host: those that differ from what was read."""
+        """Return the records ``assigned`` to write, by host: those that differ from what was read.
+
+        A record also says since when its host has offered nothing.
+        """
         found = {}
         for name, host in self.hosts.items():
             silent_s = 0.0
@@ -203,12 +231,19 @@ class DeviceTable:
         return found
 
     def _put(self, host: str, job: str, entry: JobAssignment, **changes: object) -> None:
-        """Replace what ``job`` has on ``host`` by ``entry`` with ``changes``, as changed now."""
+        """Replace what ``job`` has on ``host`` by ``entry``, changed now.
+
+        Args:
+            host: the name of the host.
+            job: the name of the job.
+            entry: what it had, or a new entry.
+            **changes: the new values of fields of ``entry``.
+        """
         changed = replace(entry, changed_s=self.now_s, **changes)  # type: ignore[arg-type]
         self._jobs[host][job] = changed
         self._hosts_of.setdefault(job, set()).add(host)
 
     def _remove(self, host: str, job: str) -> None:
-        """Remove what ``job`` has on ``host``."""
+        """Remove what ``job`` has on ``host``, which must be something."""
         del self._jobs[host][job]
         self._hosts_of[job].remove(host)

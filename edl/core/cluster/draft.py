@@ -1,4 +1,4 @@
-"""Hold what one call of the plan of a cluster has decided so far."""
+"""Hold, in a :class:`Draft`, what one call of the plan of a cluster has decided so far."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class JobChange:
 
     Attributes:
         job: the name of the job.
-        event: the event of its life.
+        event: what happened to the job, so that its state changed.
         before: the state before.
         after: the state after.
         reason: why, in a sentence.
@@ -34,18 +34,21 @@ class JobChange:
 class Draft:
     """The draft of a plan: the lives, devices and orders that are decided so far.
 
+    The life of a job is the state that the leader keeps of it. :func:`edl.core.cluster.plan.plan`
+    makes one draft in each call, and its parts change it one after the other.
+
     Args:
         cluster: what was read.
         now_s: the time, in seconds since 1970.
 
     Attributes:
         table: who has which device.
-        lost: the names of the hosts that are lost.
+        lost: the names of the hosts that have been without an offer for too long.
         jobs: the jobs by name, with the lives that they will have.
         allocation: the policy's decision that holds now.
         waits: job -> why it waits, where that is not the policy's reason.
         orders: what runs are asked to do.
-        changes: the changes of jobs' states.
+        changes: the changes of jobs' states, in their order.
         times_s: times at which to plan again, in seconds since 1970.
     """
 
@@ -64,21 +67,32 @@ class Draft:
         self.times_s: list[float] = []
 
     def live_on(self, job: JobView, life: JobLife) -> None:
-        """Replace the life of ``job`` by ``life``, which has the same state."""
+        """Replace the life of ``job`` in ``jobs`` by ``life``, which has the same state."""
         self.jobs[job.name] = replace(job, life=life)
 
     def change(self, job: JobView, event: LifeEvent, life: JobLife) -> None:
-        """Replace the life of ``job`` by ``life``, which ``event`` has led to."""
+        """Replace the life of ``job`` by ``life``, and note the change of its state in ``changes``.
+
+        Args:
+            job: the job, with the life before.
+            event: what happened to the job.
+            life: the life after that.
+        """
         change = JobChange(job.name, event, job.life.state, life.state, life.reason)
         self.changes.append(change)
         self.live_on(job, life)
 
     def stop(self, job: JobView, reason: str) -> None:
-        """Begin to stop the run of ``job``, for ``reason``."""
+        """Begin to stop the run of ``job``: give it the life after the event ``STOP``.
+
+        Args:
+            job: the job, with the life before.
+            reason: why, in a sentence.
+        """
         self.change(job, LifeEvent.STOP, job.life.after(LifeEvent.STOP, reason, self.now_s))
 
     def facts(self, job: JobView) -> RunHosts:
-        """Return what the hosts say about the run of ``job``."""
+        """Return what the hosts say about the run of ``job``: slots, lost hosts and processes."""
         slots, lost, lives = 0, [], False
         for host, entry in self.table.of_job(job.name).items():
             if entry.run != job.life.run:
@@ -91,14 +105,17 @@ class Draft:
         return RunHosts(slots, tuple(sorted(lost)), lives)
 
     def target(self, job: JobView) -> Mapping[str, int]:
-        """Return the slots that ``job`` is to have, by host."""
+        """Return the slots that ``job`` is to have, by host; empty if the policy gives it none."""
         return self.allocation.targets.get(job.name, {})
 
     def why(self, job: JobView) -> str:
-        """Return the policy's reason for the slots of ``job``."""
+        """Return the policy's reason for the slots of ``job``; empty if it has given none."""
         return self.allocation.reasons.get(job.name, "")
 
     def is_late_to_stop(self, job: JobView) -> bool:
-        """Return whether the run of ``job`` has not stopped in the time that it had for that."""
+        """Return whether ``job`` has been stopping for ``halt_timeout_s`` (a setting) or longer.
+
+        It is False if the job is not stopping.
+        """
         late = self.now_s - job.life.since_s >= self.settings.halt_timeout_s
         return job.life.state is LifeState.HALTING and late

@@ -58,9 +58,9 @@ TINY = 1e-9  # slot-seconds; no job is shorter
 class EdlPolicy:
     """The cluster policy ``edl``: least mean job completion time, by goodput and remaining work.
 
-    It also weighs what a change of slots costs. Between decisions it keeps, for each job, the time
-    from which the job is past its fair wait: ``patience`` times what the job takes alone, after its
-    arrival.
+    Call it with the state of a cluster to get an allocation. It also weighs what a change of slots
+    costs. Between decisions the allocation's ``state`` keeps, for each job, the time from which the
+    job is past its fair wait: ``patience`` times what the job takes alone, after its arrival.
 
     Attributes:
         exponent: p, where k slots are as a rule k^p times as fast as one.
@@ -77,8 +77,9 @@ class EdlPolicy:
     def __call__(self, cluster: ClusterState) -> Allocation:
         """Return the allocation with the largest sum, over all jobs, of price times speed.
 
-        The price is the worth of a slot-second of the job's work. Jobs past their fair wait get
-        their fewest slots before all other jobs, while slots last.
+        The price is the worth of a slot-second of the job's work. The cost of a change of slots is
+        subtracted. Jobs that may not be preempted keep their slots. Jobs past their fair wait get
+        at least their fewest slots before all other jobs, as long as there are slots.
         """
         fixed = cluster.fixed
         left = cluster.slots - sum(fixed.values())
@@ -118,8 +119,9 @@ class EdlPolicy:
     def _due(self, cluster: ClusterState, curves: Sequence[SlotValues]) -> dict[str, float]:
         """Return the time, in seconds, from which each job is past its fair wait, by job name.
 
-        It is computed once for a job, when it is first seen, and then taken from the policy's
-        state. A job that can have no number of slots is left out.
+        It is on the clock of the jobs' arrivals. It is computed once for a job, when it is first
+        seen with slots that may change, and then taken from the policy's state. A job that can have
+        no number of slots is left out.
 
         Args:
             cluster: the jobs and nodes, with the state of the policy's last decision.
@@ -174,15 +176,17 @@ class EdlPolicy:
 class SlotValues:
     """The speed, the remaining time and the batch of one job, by its number of slots from 0 on.
 
+    :func:`curve` makes it.
+
     Attributes:
         job: the job.
         had: the slots that the job has now, if it may have as many again; else 0.
         least: the fewest slots that it can have; 0 if it cannot have any.
-        speeds: by the number of slots k, the speed s(k), which is k_min on k_min slots (the
-            fewest); minus infinity where the job cannot have so many slots, or where that number is
-            not tried.
-        left_s: by the number of slots, the seconds until the job's end; infinite where it cannot
-            have so many slots, or where that number is not tried.
+        speeds: by the number of slots k, the speed s(k), which is 0 for k = 0 and k_min on k_min
+            slots (the fewest); minus infinity where the job cannot have so many slots, or where
+            that number is not tried.
+        left_s: by the number of slots, the seconds until the job's end; infinite for 0 slots, where
+            it cannot have so many, or where that number is not tried.
         batches: by the number of slots, the global batch that makes most progress, in samples.
     """
 
@@ -233,7 +237,7 @@ def curve(job: ClusterJob, had: int, slots_a_node: int, slots: int) -> SlotValue
 
     Args:
         job: the job.
-        had: the number of slots that it has now.
+        had: the number of slots that it has now; 0: none.
         slots_a_node: the slots of the largest node.
         slots: the number of slots of all nodes together.
     """
@@ -270,14 +274,14 @@ def curve(job: ClusterJob, had: int, slots_a_node: int, slots: int) -> SlotValue
 def _sizes(least: int, most: int, had: int, slots_a_node: int) -> list[int]:
     """Return the numbers of slots to try for a job, ascending.
 
-    They are all numbers up to one node's, multiples of that, ``had``, ``least`` and ``most``; none
-    is below ``least`` or above ``most``.
+    They are all numbers up to ``slots_a_node``, its multiples, ``had``, ``least`` and ``most``;
+    none is below ``least`` or above ``most``.
 
     Args:
         least: the fewest slots that the job may have.
         most: the most slots that it may have.
-        had: the number of slots that it has now.
-        slots_a_node: the slots of a node.
+        had: the number of slots that it has now; 0: none.
+        slots_a_node: the slots of the largest node.
     """
     sizes = {*range(least, slots_a_node + 1), *range(0, most + 1, slots_a_node), least, had, most}
     return sorted(size for size in sizes if least <= size <= most)
