@@ -44,7 +44,7 @@ class Access:
 
     @cached_property
     def credential(self) -> str:
-        """The identity as kazoo authenticates it, ``user:password``; the user is the job's name."""
+        """The text ``user:password`` with which kazoo proves the identity; the user is ``job``."""
         return f"{self.job}:{self._password}"
 
     @cached_property

@@ -233,6 +233,6 @@ class HostRegistration:
         )
 
     def _unregistered(self) -> CoordinationError:
-        """Return the error for a host that this process has to register first, or again."""
+        """Return the error that says to register the host first, or again."""
         what = f"host {self.host} is not registered in {self._nodes.what}"
         return CoordinationError(f"{what}; register it again")

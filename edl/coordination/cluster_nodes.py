@@ -74,6 +74,8 @@ class ClusterNodes(Nodes[ClusterPaths]):
 def cluster_names(session: Session) -> tuple[str, ...]:
     """Return the names of all clusters, sorted, including those that this session cannot open.
 
+    The tuple is empty if there are none.
+
     Raises:
         CoordinationError: ZooKeeper is away.
     """

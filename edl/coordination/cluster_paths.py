@@ -1,9 +1,10 @@
 """Define the layout in ZooKeeper of a cluster: the path of each node, and what the node holds.
 
-::
+A line has the path, the record in the node, when the node is empty, and who writes it (the leader
+of the cluster, a client, or the owner of the host)::
 
     /edl/clusters/<cluster>/
-        cluster        ClusterRecord: how the leader decides; compare-and-set
+        cluster        ClusterRecord: how the leader decides; clients; compare-and-set
         allocation     AllocationRecord: the policy's last decision; empty before it; the leader
         leader         the leader; empty before the first term; written when a term starts
         election/<controller>-<token>-<sequence>   ephemeral; a candidate; the lowest leads
@@ -13,7 +14,7 @@
         jobs/<job>/wanted     Wanted; clients; compare-and-set
         jobs/<job>/life       JobLife; empty until the leader has seen the job; the leader
         jobs/<job>/secret     {secret}: of the job's runs; the leader creates it once
-        hosts/<host>   HostOwner: the process that offers the host; its version is the host's fence
+        hosts/<host>   HostOwner: the owner of the host, whose writes check this node's version
         hosts/<host>/offer    HostOffer; ephemeral; the owner
         hosts/<host>/drained  exists while the host shall have no jobs; clients
         hosts/<host>/assigned HostAssignment; empty until there is one; the leader

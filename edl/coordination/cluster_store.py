@@ -1,8 +1,9 @@
 """Read and write what ZooKeeper holds of a cluster: jobs, hosts and what users want of them.
 
-Clients and controllers use it. What only the leading controller writes is in ``cluster_writer``,
-what only `edl host` writes in ``cluster_host``. Every method raises CoordinationError in bounded
-time when ZooKeeper is away.
+Clients and controllers use it, by a :class:`ClusterStore`. What only the leading controller writes
+is in ``cluster_writer``, what only `edl host` writes in ``cluster_host``, and the submission of
+jobs in ``cluster_submission``. Every method that reads or writes raises CoordinationError in
+bounded time when ZooKeeper is away.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Elect the leader of a job, and write what it decides about the job.
 
-Each write is fenced by the leader's term: it is refused when the term is over (see ``election``). A
+:func:`job_election` gives the election, and a :class:`DecisionWriter` writes during one term. Each
+write is fenced by the leader's term: it is refused when the term is over (see ``election``). A
 membership decision is written as a whole: the generation, the desired and assigned numbers of
 workers, evictions, answers to requests and events are one transaction. It is refused if somebody
-else has changed one of these nodes since the leader read it.
+else has changed the generation or the desired numbers since the leader read them.
 """
 
 from __future__ import annotations

@@ -114,8 +114,9 @@ class EventLogNodes(Generic[E]):
 class EventNodes(EventLogNodes[Event]):
     """The event log of one job; events are numbered from 0.
 
-    After ZooKeeper had lost the job and it was written again, the numbers begin at a higher
-    multiple of ``edl.coordination.job_copy.NUMBERS`` (a million), so that no number is used twice.
+    It is the ``events`` of a job's ``JobStore``. After ZooKeeper had lost the job and it was
+    written again, the numbers begin at the next multiple of ``edl.coordination.job_copy.NUMBERS``
+    (a million), so that no number is used twice.
 
     Args:
         nodes: Access to the nodes of the job in ZooKeeper.

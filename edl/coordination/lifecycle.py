@@ -1,8 +1,11 @@
-"""Create, replace, list and remove jobs: each creation or removal of a job is one transaction.
+"""Create, replace, list and remove jobs (their nodes in ZooKeeper; processes are not touched).
+
+The creation of a job is one transaction, as is its removal by :func:`delete_ended`, except that
+events, requests and evictions are removed before.
 
 A replacement must never touch a job that another process has meanwhile started under the same name.
 So every start of a job has an identity, the node ``run/<token>``. A transaction that removes nodes
-of one start checks that this start is still the current one.
+of one start checks that this start is still the current one, except in :func:`delete_job`.
 
 Only a session that knows the job's secret can read or write its nodes (see ``access``); any session
 can list the names of the jobs.
@@ -269,7 +272,7 @@ def subtree(session: Session, paths: JobPaths) -> list[str]:
 
 
 def _living_or_leftovers(session: Session, paths: JobPaths) -> list[str]:
-    """Return the paths of all nodes of a dead or ended job, children first; none without a job.
+    """Return the paths of all nodes of a dead or ended job, children first; empty without a job.
 
     If another process replaces the job meanwhile, no node of the new job gets removed: either the
     new job is seen to live, or the caller's transaction fails, because it checks the token of the
@@ -397,7 +400,7 @@ def _delete(transaction: TransactionRequest, nodes: list[str], check: str | None
 
 
 def _chunks(nodes: list[str]) -> list[list[str]]:
-    """Split the paths ``nodes``, in order, into lists of at most ``CHUNK``.
+    """Split the paths ``nodes``, in order, into lists of at most ``CHUNK`` (500).
 
     The nodes of a list are removed in one transaction.
     """

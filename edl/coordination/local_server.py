@@ -146,8 +146,9 @@ def start_local(
 def check_directory(directory: Path) -> None:
     """Raise a UsageError if the files of a local ZooKeeper cannot be kept in ``directory``.
 
-    It may be new, empty, or one in which a local ZooKeeper has run before. The directory of another
-    ZooKeeper, or of anything else, would be overwritten and closed to other users.
+    They can if it is new, empty, or one in which a local ZooKeeper has run before. The directory of
+    another ZooKeeper, or of anything else, is refused: it would be overwritten and closed to other
+    users.
     """
     files = _ServerFiles(directory)
     try:

@@ -32,7 +32,9 @@ class MemberNodes:
         self._nodes = nodes
 
     def new_id(self) -> int:
-        """Return a worker id that no worker of this job had or will have; ids grow from 0.
+        """Return a worker id that no other worker of this start of the job has; ids grow from 0.
+
+        Another call, in whatever process, returns another id.
 
         Raises:
             UnknownJob: the job does not exist.

@@ -1,4 +1,4 @@
-"""Find Java and ZooKeeper on this machine, and say how a ZooKeeper server is started."""
+"""Find Java and ZooKeeper on this machine; :func:`server_command` gives the command to run."""
 
 from __future__ import annotations
 

@@ -295,7 +295,7 @@ class Session:
 
     @property
     def epoch(self) -> int:
-        """The number of sessions opened so far: 1 after start(), and one more for each loss."""
+        """The number of sessions opened so far: 0 before start(), then 1, and 1 more per loss."""
         return self._epoch
 
     @property

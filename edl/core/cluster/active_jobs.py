@@ -54,7 +54,12 @@ class ActiveJob:
         return -self.job.wanted.priority, len(self.hosts), self.labels
 
     def cluster_job(self, now_s: float) -> ClusterJob:
-        """Return the job as a cluster policy sees it, at ``now_s`` in seconds since 1970."""
+        """Return the job as the value that a cluster policy reads.
+
+        Args:
+            now_s: the time, in seconds since 1970, up to which the slot-seconds that the job has
+                had count.
+        """
         job, sizes = self.job, self.job.manifest.allowed_sizes
         batch, limit = batch_of(job), job.manifest.batch
         chosen = limit is not None and limit.set_by_policy

@@ -91,7 +91,11 @@ class DeviceTable:
         return sorted(set(view.offer.numbers) - taken)
 
     def stuck(self, host: str, after_s: float) -> int:
-        """Return how many devices of ``host`` should have been given back ``after_s`` ago."""
+        """Return how many devices of ``host`` should have been given back ``after_s`` seconds ago.
+
+        These are the devices that runs were told that long ago, or earlier, to give back, and all
+        of runs that were told then to end there.
+        """
         return sum(
             len(entry.devices if entry.ends else entry.leaving)
             for entry in self._jobs[host].values()

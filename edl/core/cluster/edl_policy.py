@@ -1,8 +1,8 @@
 """Choose slots and batches for the least mean job completion time, without starving any job.
 
-This is edl's own policy. It allocates slots by goodput (progress in a second) and by the remaining
-work, and counts the cost of a change of slots (a resize). k_min is the fewest slots that a job may
-have, K the number of slots of all nodes.
+This is edl's own policy, :class:`EdlPolicy`. It allocates slots by goodput (progress in a second)
+and by the remaining work, and counts the cost of a change of slots (a resize). k_min is the fewest
+slots that a job may have, K the number of slots of all nodes.
 
 1. **Goodput.** On k slots a job trains with the batch b of its range that makes most progress, R(k)
    = max b * efficiency(b) / step_s(k, b), with its present efficiency (Pollux, OSDI 2021, section
@@ -137,7 +137,11 @@ class EdlPolicy:
     def _prices(self, curves: Sequence[SlotValues]) -> dict[str, float]:
         """Return the worth v_j of a slot-second of work on each job j, by job name.
 
-        Jobs that can have no slots are left out. ``curves`` holds the jobs whose slots may change.
+        v_j is the total weight of the jobs that can be expected to end after j, to the power
+        ``exponent``. Jobs that can have no slots are left out.
+
+        Args:
+            curves: the jobs whose slots may change.
         """
         able = [one for one in curves if one.least]
         weights = np.array([one.job.weight for one in able])
@@ -288,7 +292,10 @@ def _sizes(least: int, most: int, had: int, slots_a_node: int) -> list[int]:
 
 
 def _batches(job: ClusterJob) -> list[int]:
-    """Return the global batches to try: the smallest, its doublings, and the largest, ascending."""
+    """Return the global batches to try for a job, ascending, in samples.
+
+    They are the smallest batch of the job's range, its doublings, and the largest.
+    """
     smallest, largest = job.batches
     doublings = (largest // smallest).bit_length()
     return sorted({min(smallest << doubling, largest) for doubling in range(doublings)} | {largest})
