@@ -117,7 +117,7 @@ class ClusterWriter:
 
         Returns:
             True if all was written. False, with nothing written, if a node is not as it was read:
-                read and plan again.
+            read and plan again.
 
         Raises:
             LeadershipLost: the term is over; nothing was written.
@@ -166,7 +166,7 @@ class ClusterWriter:
 
         Returns:
             True if it was removed; False, with nothing removed, if it has changed since it was
-                read.
+            read.
 
         Raises:
             LeadershipLost: the term is over; nothing was removed.
@@ -195,7 +195,7 @@ class ClusterWriter:
 
         Returns:
             True if it was removed; False, with nothing removed, if it offers something now, had
-                something assigned, has changed since it was read, or does not exist.
+            something assigned, has changed since it was read, or does not exist.
 
         Raises:
             LeadershipLost: the term is over; nothing was removed.

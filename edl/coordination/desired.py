@@ -50,7 +50,7 @@ def set_desired(
 
     Returns:
         The change: the desired numbers before and after it. Its truth value is False if nothing
-            changed; then no event was written.
+        changed; then no event was written.
 
     Raises:
         UnknownJob: the job does not exist.
@@ -166,8 +166,8 @@ def _written(
 ) -> tuple[dict[str, Values], Event | None]:
     """Return the new values of the nodes that ``change`` writes, and the event that reports it.
 
-    The values are by path, for the nodes ``desired`` and, if it follows, ``assigned``. A change
-    that changes nothing gives no values, and None for the event.
+    The values are by path, for the nodes ``desired`` and, if the change has new assigned numbers,
+    ``assigned``. A change that changes nothing gives no values, and None for the event.
 
     Args:
         p: The paths of the job.

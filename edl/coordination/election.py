@@ -187,8 +187,7 @@ class Election:
 
         Returns:
             The same leadership as long as the term lasts. None if another candidate leads, and if
-                this object is no candidate (never entered, removed, session lost): see
-                :meth:`enter`.
+            this object is no candidate (never entered, removed, session lost): see :meth:`enter`.
 
         Raises:
             CoordinationError: ZooKeeper is away, or the candidates changed at each of several
@@ -338,7 +337,7 @@ class Election:
 
         Returns:
             The leadership; None, with nothing written, if the leader node or this candidate's node
-                changed meanwhile.
+            changed meanwhile.
 
         Raises:
             EdlError: there is no leader node (the error that ``missing`` makes).

@@ -91,7 +91,7 @@ class JobCopy:
 
         Returns:
             True if this call wrote the job; False if the job's nodes exist already, written by
-                another process (as this job or as a new job of its name).
+            another process (as this job or as a new job of its name).
 
         Raises:
             CoordinationError: ZooKeeper is away; the job may have been written or not.

@@ -122,8 +122,8 @@ class JobStore:
     ) -> None:
         """Create the job, or replace one that has ended or whose processes are all dead.
 
-        This process then belongs to the new start of the job: its later writes fail if the job is
-        started again.
+        This process then belongs to the new start of the job: its changes of records are refused
+        once the job is started again.
 
         Args:
             job: The record of the job.
@@ -260,7 +260,7 @@ class JobStore:
 
         Returns:
             True if this call wrote the job; False if another process was faster, with this job or
-                with a new job of its name.
+            with a new job of its name.
         """
         return self.copy.write(self.session, self.nodes.run, event)
 
@@ -284,7 +284,7 @@ class JobStore:
 
         Returns:
             True if the job was in one of ``only_from``, and so was moved; False if nothing was
-                changed.
+            changed.
         """
         moved = False
 

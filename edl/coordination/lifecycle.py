@@ -197,6 +197,8 @@ def unlock(session: Session, known: Sequence[Access]) -> dict[str, Access]:
 def _opened(session: Session, known: Sequence[Access]) -> dict[str, Access]:
     """Return those accesses in ``known`` that open an existing job, by the name of the job.
 
+    If several open the same job, it is the last one.
+
     Args:
         session: The session to read with, which has proved all of ``known``.
         known: The accesses to try; several may be for the same job.
@@ -389,9 +391,12 @@ def _run_node(paths: JobPaths, nodes: list[str]) -> str | None:
 
 
 def _delete(transaction: TransactionRequest, nodes: list[str], check: str | None = None) -> None:
-    """Add to ``transaction`` the removal of the nodes at the paths ``nodes``.
+    """Add to ``transaction`` the removal of the nodes at the paths ``nodes``, in that order.
 
-    If ``check`` is the path of a node, the transaction fails unless that node still exists.
+    Args:
+        transaction: The transaction to add to.
+        nodes: The paths, children before their parents.
+        check: The path of a node that must exist, or the transaction fails; None: no such node.
     """
     if check is not None:
         transaction.check(check, -1)

@@ -225,9 +225,9 @@ class _ServerFiles:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Create the directory, and hold its lock against other processes while the context lasts.
+        """Create the server's directory, closed to other users, and hold its lock for the context.
 
-        The lock is freed, too, if the process that holds it dies.
+        No two processes hold it at once. It is freed, too, if the process that holds it dies.
 
         Raises:
             CoordinationError: another process has held the lock for ``LOCK_S`` (45) seconds.

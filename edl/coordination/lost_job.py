@@ -62,9 +62,9 @@ class LostJob(ABC):
 
         Returns:
             True if the caller should try its read or write again: the job was written, or may be
-                written yet by this or another process, or ZooKeeper is away. False if the job was
-                removed or replaced, or was not found for ``PATIENCE_S`` (60) seconds while no
-                worker is known to train.
+            written yet by this or another process, or ZooKeeper is away. False if the job was
+            removed or replaced, or was not found for ``PATIENCE_S`` (60) seconds while no worker is
+            known to train.
         """
         try:
             if not self._store.was_lost(error):
@@ -110,7 +110,7 @@ class LostJob(ABC):
 
         Returns:
             True if this call wrote the job; False if another process was faster, so that nothing
-                was written.
+            was written.
         """
         number = 0 if generation is None else generation.number
         reason = f"ZooKeeper had lost the job and its events; {name} wrote it again"
@@ -182,9 +182,9 @@ class LaunchersLostJob(LostJob):
         probe_timeout_s: How long to wait for the port of a worker to answer, in seconds.
 
     Attributes:
-        writes: Whether this launcher may write the job at all; True until the caller sets it. The
-            agent of one run sets it to False: its copy may be older than the stop and the removal
-            of the job.
+        writes: Whether this launcher may write the job at all; True until the caller sets it. An
+            agent that `edl host` keeps for one start of a job sets it to False: its copy may be
+            older than the stop and the removal of the job.
     """
 
     writes = True

@@ -98,7 +98,7 @@ class Nodes(ABC, Generic[P]):
 
         Returns:
             For each list, in order, a list of the (path, data) of each node that exists, in the
-                order of the list.
+            order of the list.
         """
         answers = iter(self.read(*(get(path, wake) for group in groups for path in group)))
         found = [[(path, next(answers)) for path in group] for group in groups]
@@ -142,7 +142,7 @@ class Nodes(ABC, Generic[P]):
 
         Returns:
             The values of all nodes that exist afterwards, by path. Nothing is written, the event
-                neither, if ``change`` leaves all values as they are.
+            neither, if ``change`` leaves all values as they are.
 
         Raises:
             EdlError: the first node or the :attr:`fence` does not exist; the error of
@@ -242,7 +242,10 @@ class JobNodes(Nodes[JobPaths]):
         return None if self._run is None else f"{self.paths.run}/{self._run}"
 
     def belong_to(self, run: str) -> None:
-        """Make this process belong to a start of the job: later writes into another start fail.
+        """Make this process belong to a start of the job.
+
+        Its later changes of records, and its ephemeral nodes, are refused if another start is the
+        current one.
 
         Args:
             run: The token that identifies the start; see :attr:`run`.
@@ -268,7 +271,7 @@ class JobNodes(Nodes[JobPaths]):
 
         Returns:
             True if the node holds the record now; False, with nothing written, if the node belongs
-                to another process.
+            to another process.
 
         Raises:
             UnknownJob: the job was removed, or replaced by a new job of the same name.

@@ -54,7 +54,7 @@ class ProfileNode:
 
         Returns:
             True if this process has the right now, as also on a second call with the same token;
-                False, with nothing written, if another process profiles the job.
+            False, with nothing written, if another process profiles the job.
 
         Raises:
             UnknownJob: the job does not exist.

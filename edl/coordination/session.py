@@ -405,9 +405,10 @@ class Session:
         return self._watched.answers(issues, ask)
 
     def read_open(self, what: str, issues: Sequence[Issue]) -> list[Any]:
-        """Send several reads together; return their answers in order, None for no or a closed node.
+        """Send several reads together; return their answers in order, None for a closed node, too.
 
-        A node is closed if this session does not know the secret of its job. No answer is cached.
+        A node is closed if this session does not know the secret of its job; None also stands for a
+        missing node. No answer is cached.
 
         Args:
             what: What the reads do, for error messages: "cannot <what>: ...".

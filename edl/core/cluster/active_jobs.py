@@ -110,7 +110,7 @@ def find_active_jobs(
 
     Returns:
         (the active jobs; for each other job whose user wants it to run, by name, the sentence that
-            says why it waits).
+        says why it waits).
     """
     nodes = hosts_with_slots(cluster, table)
     found, obstacles = [], {}

@@ -76,7 +76,7 @@ def allocate(
 
     Returns:
         (the decision, as the record to write; for each job that wants slots and of which the policy
-            is not told, by name, the reason).
+        is not told, by name, the reason).
     """
     active, obstacles = find_active_jobs(cluster, table)
     nodes, last = hosts_with_slots(cluster, table), cluster.allocation
