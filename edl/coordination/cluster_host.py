@@ -102,9 +102,10 @@ class HostRegistration:
         raise self._nodes.changed_too_often(self._path)
 
     def assigned(self, wake: OnChange = None) -> tuple[HostAssignment, int]:
-        """Return what is assigned to the host, and the version of that node; whoever owns the host.
+        """Return what is assigned to the host, and the version of the node that says so.
 
-        The version counts the changes of the node; a report names it.
+        This process need not own the host. The version counts the changes of the node; a report
+        names it.
 
         Args:
             wake: Called when the answer may have changed, or the connection is lost; see

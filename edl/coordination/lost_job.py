@@ -146,9 +146,9 @@ class WorkersLostJob(LostJob):
     def _writes(self, generation: Generation | None, missed_s: float, trains: bool) -> bool:
         """Return whether it is this worker's turn to write the lost job again.
 
-        Each worker waits 0.1 s longer than the rank before it. Then it asks the other workers of
-        the same start of the job for their generations; if one has a newer one, the result is
-        False.
+        Each worker waits 0.1 s longer than the rank before it, up to 5 s. Then it asks the other
+        workers of the same start of the job for their generations; if one has a newer one, the
+        result is False.
 
         Args:
             generation: The newest generation that this worker has read; None if it has read none.

@@ -9,11 +9,12 @@
         discovered     {host: slots}; empty unless edl-discover runs
         generation     Generation; empty before the first one; only the leader writes it
         leader         Leader; empty before the first term; written when a term starts
-        status         the leader's summary for people and tools
+        status         TrainingStatus: the leader's summary for people and tools
         profile        Curve; empty until the job is profiled; the profiling process writes it
         profile/hold   ProfileHold; ephemeral; exists while a process profiles the job
-        policy         JobPolicy; empty without a policy; written by people and by the script
-        learned        ScalingProfile: what the job has learned of its sizes; the leader writes it
+        policy         JobPolicy; empty without a policy; people, the script, the leader
+        learned        ScalingProfile: what the job has learned of its sizes; the leader, or the
+                       worker that read a checkpoint with it
         hosts/<host>   Host; ephemeral; the node of an agent
         slots/<host>.<slot>   SlotRecord; ephemeral; the node of an edl-worker
         members/<id>   Member; ephemeral; the node of a worker
@@ -25,8 +26,8 @@
         run/<token>    identity of this start of the job
         run/creator    ephemeral; the node of the process that created the job
 
-All fixed nodes exist from the creation of the job on, so a watch can be set on each of them. All
-nodes have the same ACL, see ``access``.
+All nodes without ``<...>`` that are not ephemeral (the *fixed* nodes) exist from the creation of the
+job on, so a watch can be set on each of them. All nodes have the same ACL, see ``access``.
 """
 
 from __future__ import annotations

@@ -167,7 +167,8 @@ class DeviceTable:
     def release(self, host: str, job: str, run: RunView) -> None:
         """Take the devices from a run that were marked to be given back and that it no longer uses.
 
-        It no longer uses a device that neither its record ``assigned`` nor its agent's record has.
+        It uses a device as long as its record ``assigned`` or its agent's record there has the
+        device, or there is no agent's record.
 
         Args:
             host: the name of the host, on which the job must have devices.
