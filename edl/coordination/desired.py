@@ -34,7 +34,8 @@ def set_desired(
 ) -> DesiredChange:
     """Set how many workers of a job are desired on each host, and log an event that says why.
 
-    If a person asks, the same transaction tells a running `edl profile` to leave the job at that
+    The assigned numbers (unless the launcher assigns by slot) are set, too, in the same
+    transaction. If a person asks, that also tells a running `edl profile` to leave the job at that
     size, and stops the job's policy from changing the size for its ``hold_s`` seconds.
 
     Args:

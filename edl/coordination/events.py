@@ -35,7 +35,7 @@ class EventLogNodes(Generic[E]):
         self._kind = kind
 
     def add(self, event: E) -> int:
-        """Append ``event`` to the log, and return the number that ZooKeeper gave it.
+        """Append ``event`` to the log, and return its number, which no other event of the log has.
 
         Raises:
             EdlError: there is no such job or cluster.

@@ -347,13 +347,13 @@ class JobStore:
                 error to change nothing.
             by: Who asks for the change.
             why: A clause such as "edl scale", which begins the sentence of the event.
-            terms: Whether the slots of added workers are borrowed, and by when the slots of
-                removed workers must be free.
+            terms: Whether the slots of added workers are borrowed, and by when the slots of removed
+                workers must be free.
             devices: The devices that the job may use, by host; other hosts keep theirs.
 
         Returns:
             The change: the desired numbers before and after it. Its truth value is False if nothing
-            changed.
+            changed; then no event was written.
         """
         return desired.set_desired(self.nodes, change, by, why, terms, devices)
 

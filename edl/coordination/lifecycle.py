@@ -382,9 +382,11 @@ def create_nodes(
 
 
 def _run_node(paths: JobPaths, nodes: list[str]) -> str | None:
-    """Return the path of the node ``run/<token>`` of the job at ``paths``; None without one.
+    """Return the path of the node ``run/<token>`` of a job; None if it is not among ``nodes``.
 
-    ``nodes`` are the paths of all nodes of the job, among which it is looked for.
+    Args:
+        paths: The paths of the job.
+        nodes: The paths of all nodes of the job.
     """
     runs = [p for p in nodes if p.startswith(f"{paths.run}/") and p != paths.creator]
     return runs[0] if runs else None

@@ -187,9 +187,11 @@ def stop_local(state_dir: Path | None = None) -> bool:
 
 
 def local_status(state_dir: Path | None = None) -> LocalServer | None:
-    """Return the running local ZooKeeper whose files are in ``state_dir``; None if it does not run.
+    """Return the running local ZooKeeper, asked for its version; None if it does not run.
 
-    None for ``state_dir`` means ``zookeeper`` in the state directory of edl.
+    Args:
+        state_dir: The directory of the server's files; None: ``zookeeper`` in the state directory
+            of edl.
     """
     files = _ServerFiles(state_dir)
     process, (address, port) = files.process(), files.endpoint()
@@ -202,8 +204,11 @@ def local_status(state_dir: Path | None = None) -> LocalServer | None:
 def find_local(state_dir: Path | None = None) -> str | None:
     """Return the running local ZooKeeper as ``host:port``; None if it does not run.
 
-    The server is not asked, so it may not answer. Its files are in ``state_dir``; None means
-    ``zookeeper`` in the state directory of edl.
+    The server is not asked, so it may not answer.
+
+    Args:
+        state_dir: The directory of the server's files; None: ``zookeeper`` in the state directory
+            of edl.
     """
     files = _ServerFiles(state_dir)
     return files.hosts() if files.endpoint()[1] and files.process() is not None else None

@@ -26,8 +26,8 @@
         run/<token>    identity of this start of the job
         run/creator    ephemeral; the node of the process that created the job
 
-All nodes without ``<...>`` that are not ephemeral (the *fixed* nodes) exist from the creation of the
-job on, so a watch can be set on each of them. All nodes have the same ACL, see ``access``.
+All nodes without ``<...>`` that are not ephemeral (the *fixed* nodes) exist from the creation of
+the job on, so a watch can be set on each of them. All nodes have the same ACL, see ``access``.
 """
 
 from __future__ import annotations

@@ -362,9 +362,9 @@ class Session:
     def add_listener(self, fn: Callable[[str], None]) -> None:
         """Call ``fn(state)`` whenever the connection becomes "connected", "suspended" or "lost".
 
-        ``state`` is that word. It runs on kazoo's connection thread, so it must return at once and
-        must not call ZooKeeper. On every loss of the connection all watches fire and are gone, so
-        read again on "connected".
+        ``state`` is that word. ``fn`` runs on kazoo's connection thread, after earlier listeners,
+        so it must return at once and must not call ZooKeeper. On every loss of the connection all
+        watches fire and are gone, so read again on "connected".
         """
         self._listeners.append(fn)
 
