@@ -211,7 +211,7 @@ class ClusterWriter:
         return self.commit([*writes, _deletion(path), event])
 
     def trim_events(self, keep: int = EVENTS_KEPT, spare: int = _EVENTS_SPARE) -> int:
-        """Remove the oldest events if there are many more than ``keep``; return how many it was.
+        """Remove the oldest events if there are many more than ``keep``; return their number.
 
         This is done in several requests, without a check of the term.
 

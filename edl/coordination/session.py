@@ -343,7 +343,7 @@ class Session:
         creates is closed to all sessions that do not know the last secret of ``known``.
 
         Args:
-            *known: The identity of each job.
+            *known: The identity of each job (or cluster).
 
         Raises:
             CoordinationError: ZooKeeper is away.

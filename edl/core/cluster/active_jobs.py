@@ -249,7 +249,13 @@ def _limits(
 def _has_labels(job: JobView, cluster: ClusterView, host: str) -> bool:
     """Return whether ``host`` has all labels that ``job`` asks for.
 
-    A host that offers nothing just now is taken to have them if the job has slots there.
+    If the host offers nothing just now, its labels are not known: the result is True if the job
+    asks for none or has slots there.
+
+    Args:
+        job: the job.
+        cluster: the cluster.
+        host: the name of the host.
     """
     view = cluster.host_named[host]
     wanted = job.manifest.labels

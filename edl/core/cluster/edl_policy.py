@@ -78,8 +78,8 @@ class EdlPolicy:
         """Return the allocation with the largest sum, over all jobs, of price times speed.
 
         The price is the worth of a slot-second of the job's work. The cost of a change of slots is
-        subtracted. Jobs that may not be preempted keep their slots. Jobs past their fair wait get
-        at least their fewest slots before all other jobs, as long as there are slots.
+        subtracted. Jobs with slots that may not be preempted keep them. Jobs past their fair wait
+        get at least their fewest slots before all other jobs, as long as there are slots.
         """
         fixed = cluster.fixed
         left = cluster.slots - sum(fixed.values())
