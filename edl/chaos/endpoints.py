@@ -1,8 +1,8 @@
 """Add the HTTP endpoints of ``edl chaos``: faults that only the worker itself can cause.
 
-``POST /chaos/expire`` makes ZooKeeper end this worker's session; ``POST /chaos/cut`` cuts its
-connections in the ring. The endpoints exist only in a job that was started with ``edl run --chaos``
-(EDL_CHAOS=1), and require the job's secret.
+:func:`add_endpoints` adds them: ``POST /chaos/expire`` makes ZooKeeper end this worker's session,
+``POST /chaos/cut`` cuts its connections in the ring. They exist only in a job that was started with
+``edl run --chaos`` (EDL_CHAOS=1), and a request must be signed with the job's secret.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ PREFIX = "/chaos"
 def add_endpoints(server: DaemonServer, session: Session, ring: Ring) -> None:
     """Add the endpoints ``/chaos/expire`` and ``/chaos/cut`` to the HTTP server of a worker.
 
-    A request is answered at once, with status 200, and carried out in a thread of its own. An
-    unknown endpoint gives 404, a method other than POST 405.
+    A signed POST is answered with status 200 before the fault is caused, in a thread of its own; a
+    fault that fails is only logged. A request without a right signature gives 401, an unknown
+    endpoint 404, another method 405.
 
     Args:
         server: the server of the worker's daemon.
         session: the ZooKeeper session that ``expire`` ends.
-        ring: the ring whose connections ``cut`` breaks.
+        ring: the worker's ring; ``cut`` cuts all its connections, so every member's next collective
+            fails.
     """
 
     def expire() -> None:

@@ -1,7 +1,8 @@
 """Decide which fault ``edl chaos`` causes, when, and on which worker.
 
-An order is an action and a target, with or without a step of the job. The action is an option such
-as ``--kill``; the option's value is the target and the step::
+:func:`read_order` reads an order, :class:`Plan` has all orders and when they are carried out, and
+:func:`choose_worker` chooses the worker. An order is an action and a target, with or without a step
+of the job. The action is an option such as ``--kill``; its value is the target and the step::
 
     leader            w3            worker           newcomer
     leader@step=40    w3@step=100   worker@step=60
@@ -11,11 +12,12 @@ if several match a target, one is drawn. Only workers on the host of ``edl chaos
 
 An order with a step is carried out once, as soon as the job reaches the step. An order without a
 step is carried out at once; or, with ``--every``, again and again: the pauses are drawn evenly from
-0 to twice that time, and each time one of the orders without a step is drawn. All random choices
-come from one seed, so the same seed in the same situation gives the same faults.
+0 to twice that time, and each time one of the orders without a step is drawn. An order without a
+worker to choose waits for one. All random choices come from one seed, so the same seed in the same
+situation gives the same faults.
 
-A worker is never chosen if its death could lose the job's state, which only workers of the ring
-hold.
+A worker is never chosen for ``--kill``, ``--term`` or ``--freeze`` if its death could lose the
+job's state, which only workers of the ring hold.
 """
 
 from __future__ import annotations
@@ -38,13 +40,13 @@ T = TypeVar("T")
 
 
 class RandomSource(Protocol):
-    """A source of random numbers: a ``random.Random`` with the plan's seed."""
+    """The interface of a source of random numbers; a ``random.Random`` has it."""
 
     def uniform(self, a: float, b: float) -> float:
-        """Return a random number between ``a`` and ``b``, all equally likely."""
+        """Return a random number from ``a`` to ``b``, both included, all equally likely."""
 
     def choice(self, seq: Sequence[T]) -> T:
-        """Return a random item of ``seq``, which is not empty."""
+        """Return one item of ``seq``, which is not empty; all are equally likely."""
 
 
 class Action(StrEnum):
@@ -74,7 +76,8 @@ class Order:
         action: the kind of the fault.
         target: LEADER, WORKER (any member of the ring), NEWCOMER (any worker that is not in the
             ring), or a worker's name such as "w3".
-        step: the step of the job at which the fault is caused; None: it waits for no step.
+        step: the fault is caused once the job has completed at least this step; None: it waits for
+            no step.
     """
 
     action: Action
@@ -92,11 +95,12 @@ class Plan:
     Attributes:
         orders: the faults to cause.
         seed: the seed of all random choices.
-        every_s: the orders without a step are repeated, with pauses of this mean, in seconds; None:
-            each of them is carried out once.
-        count: the number of faults after which to end; None: any number.
-        duration_s: for how many seconds faults are caused; None: without a limit.
-        freeze_s: for how many seconds a worker is frozen.
+        every_s: one order without a step, drawn each time, is carried out again and again, with
+            pauses of this mean, in seconds; None: each of them is carried out once. Orders with a
+            step are carried out once in any case.
+        count: the number of faults, those at a step included, after which to end; None: any number.
+        duration_s: how many seconds after the start no further fault begins; None: without a limit.
+        freeze_s: for how many seconds a FREEZE stops a worker's process.
     """
 
     orders: tuple[Order, ...]
@@ -107,7 +111,7 @@ class Plan:
     freeze_s: float = 5.0
 
     def __post_init__(self) -> None:
-        """Check that the options do not contradict each other.
+        """Check, when the plan is made, that its options do not contradict each other.
 
         Raises:
             UsageError: there is no order; or ``every_s`` is 0, or has no order without a step; or
@@ -140,11 +144,11 @@ class Plan:
         return tuple(order for order in self.orders if order.step is None)
 
     def moments(self, random: RandomSource) -> Iterator[tuple[float, Order]]:
-        """Yield a pair (seconds since the start, order) for each fault without a step.
+        """Yield a pair (seconds since the start of the plan, order) for each fault without a step.
 
         The pairs are in order of time. Without ``every_s`` each order comes once, at 0 seconds.
-        With it the pairs go on for ever; ``random`` draws each pause, from 0 to twice ``every_s``,
-        and each order.
+        With it the pairs go on for ever; ``random`` draws the time from each pair to the next, from
+        0 to twice ``every_s``, and each order.
         """
         if self.every_s is None:
             yield from ((0.0, order) for order in self.others)
@@ -161,10 +165,10 @@ class ObservedWorker:
 
     Attributes:
         id: the number of the worker.
-        in_ring: whether the worker is a member of the present ring.
+        in_ring: whether the worker is a member of the job's newest generation.
         here: whether the worker's process runs on the host of ``edl chaos`` and has the worker's
-            launch token, so that it can get a signal.
-        trained: whether the worker has completed a step in the present ring.
+            launch token; only then may any fault hit it.
+        trained: whether the worker has completed a step in that generation's ring.
     """
 
     id: int
@@ -176,7 +180,7 @@ class ObservedWorker:
 def choose_worker(
     order: Order, workers: Collection[ObservedWorker], leader: int | None, random: RandomSource
 ) -> tuple[int | None, str]:
-    """Return the worker that an order is carried out on, and why.
+    """Return the worker on this host that an order is carried out on, and why.
 
     KILL, TERM and FREEZE may cost the job a worker. A worker of the ring is spared from them while
     no other worker of the ring has completed a step there: then it may be the only one that holds
@@ -186,10 +190,11 @@ def choose_worker(
         order: the action and its target.
         workers: all workers of the job.
         leader: the number of the worker that leads the job; None: no worker does.
-        random: draws one of several workers that match the target.
+        random: draws one of the workers that match the target and are not spared.
 
     Returns:
-        the number of the worker, or None if no worker can be chosen at present; and the reason.
+        the number of the worker, or None if no worker can be chosen at present; and the reason, a
+        clause for the user.
     """
     here = sorted((w for w in workers if w.here), key=lambda w: w.id)
     wanted: Sequence[ObservedWorker]
@@ -214,7 +219,8 @@ def choose_worker(
 def _needed(action: Action, worker: ObservedWorker, workers: Collection[ObservedWorker]) -> bool:
     """Return whether ``action`` on ``worker`` might lose the only sure copy of the job's state.
 
-    ``workers`` are all workers of the job.
+    It might if the action is KILL, TERM or FREEZE, and no other worker of the ring has completed a
+    step there. ``workers`` are all workers of the job.
     """
     others = [w for w in workers if w.in_ring and w.trained and w.id != worker.id]
     return action in FATAL and worker.in_ring and not others
@@ -225,10 +231,11 @@ def read_order(action: Action, text: str) -> Order:
 
     Args:
         action: the action that the option names.
-        text: the value of the option.
+        text: the value of the option: leader, worker, newcomer or a name like w3, in lower case,
+            and optionally ``@step=N`` with N of at least 0.
 
     Raises:
-        UsageError: ``text`` is neither a target nor a target with a step.
+        UsageError: ``text`` has another form.
     """
     match = _ORDER.fullmatch(text)
     if match is None:
@@ -240,9 +247,10 @@ def read_order(action: Action, text: str) -> Order:
 
 
 def read_duration(option: str, text: str) -> float:
-    """Return the duration ``text``, such as "500ms", "5s", "5", "2m" or "1h", in seconds.
+    """Return the duration ``text``, such as "500ms", "5s", "2m", "1h" or "1d", in seconds.
 
-    ``option`` is the name of the option, for the message.
+    A number without a unit means seconds; 0 is allowed. ``option`` is the name of the option, for
+    the message.
 
     Raises:
         UsageError: ``text`` is no duration.

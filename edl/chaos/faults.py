@@ -1,8 +1,9 @@
 """Cause faults in a running job, one worker at a time, and watch the job until it trains again.
 
-Only workers of this host are chosen. A worker's process id comes from ZooKeeper, where it may be
-old, or of another machine. So the process gets a signal through a handle (pidfd) that is opened
-before the worker's own launch token is looked for in the environment of the process.
+:meth:`Chaos.run` does both. Only workers of this host are chosen. A worker's process id comes from
+ZooKeeper, where it may be old, or of another machine. So the process gets a signal through a handle
+(pidfd) that is opened before the worker's own launch token is looked for in the environment of the
+process.
 """
 
 from __future__ import annotations
@@ -46,11 +47,15 @@ class Fault:
         number: the number of the fault, from 1 on.
         order: the order that was carried out.
         worker: the number of the worker.
-        led: whether the worker led the job.
-        step: the job's step when the fault was caused.
-        recovered: whether the job trained again, or finished, within the time limit.
-        text: the outcome, for people.
-        details: the outcome for programs: generation, reasons, and the parts of the stall.
+        led: whether the worker led the job when the fault was caused.
+        step: the job's newest complete step when the fault was caused.
+        recovered: whether the job trained again, ended without failing, or was being stopped,
+            within the time limit.
+        text: the outcome as a clause, for people.
+        details: the outcome for programs, as JSON values: ``generation``, and if it is a new one
+            ``reasons``, ``parts`` (seconds by part of the longest stall) and ``stall_s``, if the
+            log has it. Without a recovery: ``events``, the reasons of the events since the fault.
+            Empty: the job ended or was being stopped.
     """
 
     number: int
@@ -63,7 +68,11 @@ class Fault:
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fault and its outcome as JSON values."""
+        """Return the fault as a dictionary of JSON values, with ``details`` at the top level.
+
+        The other keys are fault, action, target, worker (as "w3"), leader, step, recovered and
+        outcome.
+        """
         return {
             "fault": self.number,
             "action": str(self.order.action),
@@ -82,15 +91,15 @@ class Fault:
 
 
 class Chaos:
-    """The execution of one plan of faults on one job.
+    """The execution of one plan of faults on one job; call :meth:`run` once.
 
     Args:
         store: the job's records in ZooKeeper.
         plan: the faults to cause.
         limit_s: how long the job may take to recover from a fault, and how long ZooKeeper may fail
             to answer, in seconds.
-        note: a function that is called with a line of text for the user whenever an order has to
-            wait.
+        note: a function that is called with a line of text for the user when an order has to wait,
+            or is tried again; not twice in a row with the same line.
     """
 
     def __init__(
@@ -106,13 +115,16 @@ class Chaos:
         self._said = ""
 
     def run(self) -> Iterator[Fault]:
-        """Cause the plan's faults until all are done or the job is over; yield each with outcome.
+        """Cause the plan's faults one after the other; yield each once its outcome is known.
 
-        Workers that are still frozen at the end are woken.
+        The iterator ends when all faults of the plan are caused, when its count or duration is
+        reached, when the job does not run any more, or after a fault from which the job did not
+        recover. Workers that are still frozen at the end are woken.
 
         Raises:
-            UsageError: the job is over already, or does not allow an action because it was started
-                without ``edl run --chaos``.
+            UsageError: the job does not run (any more) when this begins, or does not allow an
+                action because it was started without ``edl run --chaos``.
+            EdlError: a worker refuses an action.
             CoordinationError: ZooKeeper does not answer for longer than ``limit_s``.
         """
         snapshot = self._snapshot()
@@ -131,9 +143,11 @@ class Chaos:
                 thaw.function()
 
     def _strikes(self) -> Iterator[Fault]:
-        """Cause the faults of the plan when they are due; yield each with its outcome.
+        """Cause each fault at its step or moment, one at a time; yield it with its outcome.
 
-        Stop when the plan is done, the job is not running, or it did not recover from a fault.
+        An order that cannot be carried out yet is tried again every ``POLL_S`` seconds. Stop when
+        the plan is done or its count or duration is reached, when the job is not running, or after
+        a fault from which it did not recover.
         """
         plan, began = self._plan, time.monotonic()
         at_steps, moments = list(plan.at_steps), plan.moments(self._random)
@@ -169,11 +183,15 @@ class Chaos:
     def _strike(self, order: Order, snapshot: Snapshot) -> Fault | None:
         """Carry out ``order`` on a worker of the job and wait for the recovery.
 
-        ``snapshot`` has the job's records in ZooKeeper.
+        ``snapshot`` has the job's newest records in ZooKeeper.
 
         Returns:
-            the fault with its outcome; None if no worker can be chosen or the worker did not
-            answer.
+            the fault with its outcome; None, after a message to ``note``, if nothing was done,
+            because no worker can be chosen, or the chosen one is gone or does not answer.
+
+        Raises:
+            EdlError: the worker refuses the action.
+            CoordinationError: ZooKeeper does not answer.
         """
         members = {member.id: member for member in snapshot.members}
         led = snapshot.leader.worker if snapshot.leader else None
@@ -197,7 +215,9 @@ class Chaos:
         )
 
     def _do(self, action: Action, member: Member) -> None:
-        """Carry out ``action`` on the worker ``member``; a frozen worker is woken by a timer.
+        """Carry out ``action`` on the worker ``member``, and return at once.
+
+        A timer wakes a frozen worker after the plan's ``freeze_s`` seconds.
 
         Raises:
             EdlError: the worker refuses the action.
@@ -230,7 +250,7 @@ class Chaos:
     def _await_recovery(
         self, order: Order, worker: int, generation: int, step: int
     ) -> Snapshot | None:
-        """Wait until the job trains again after a fault, or has finished.
+        """Wait until the job trains again after a fault, or does not run any more.
 
         The job trains again when all members have entered the ring and it has then completed
         :data:`STEPS` more steps.
@@ -242,8 +262,8 @@ class Chaos:
             step: the job's step before the fault.
 
         Returns:
-            the snapshot that shows the recovery; None if the job failed, or did not recover within
-            ``limit_s``.
+            the snapshot that shows that the job trains again, or that it stops or has ended without
+            failing; None if the job failed, or did not recover within ``limit_s``.
         """
         deadline = time.monotonic() + self._limit_s
         base: tuple[int, int] | None = None  # generation and step when the ring was whole again
@@ -275,7 +295,7 @@ class Chaos:
             took_s: how long the recovery took, or was waited for, in seconds.
 
         Returns:
-            the outcome as a text, and details for programs.
+            the outcome as a clause for people, and ``details`` of :class:`Fault`.
         """
         if recovered is None:
             snapshot = self._snapshot()
@@ -303,10 +323,10 @@ class Chaos:
         return text, details
 
     def _events_of(self, generation: int, seen: int) -> list[Event]:
-        """Return the events after number ``seen``, once the switch to ``generation`` is among them.
+        """Return the events after number ``seen``, the oldest first.
 
-        The event of the switch is logged two steps after the switch. The method waits at most
-        :data:`PARTS_S` seconds for that event, and then returns without it.
+        It waits until a switch to ``generation``, or to a later one, is among them: the event is
+        logged two steps after the switch. After :data:`PARTS_S` seconds it returns without it.
         """
         deadline = time.monotonic() + PARTS_S
         while True:
@@ -333,10 +353,10 @@ class Chaos:
         return workers
 
     def _step(self, snapshot: Snapshot) -> int:
-        """Return the job's newest step, by its status or by the report of a ring member.
+        """Return the number of the job's newest complete step; 0: it has made none.
 
-        The larger number counts. ``snapshot`` has the job's records in ZooKeeper, its status
-        included.
+        It is the larger of the number in the status in ``snapshot`` (the job's records in
+        ZooKeeper) and the one that the first ring member reports by HTTP at present.
         """
         members = snapshot.generation.worker_ids if snapshot.generation else ()
         for member in snapshot.members:
@@ -349,7 +369,7 @@ class Chaos:
         return max((number for number, _ in self._store.events.read()), default=-1)
 
     def _snapshot(self) -> Snapshot:
-        """Return a snapshot of the job; for ``limit_s`` try again if ZooKeeper does not answer.
+        """Return a new snapshot of the job's records; for ``limit_s`` try again if it fails.
 
         Raises:
             CoordinationError: ZooKeeper has not answered in this time.
@@ -371,7 +391,7 @@ class Chaos:
 
 
 def _settled(snapshot: Snapshot, action: Action, worker: int, generation: int) -> bool:
-    """Return whether the ring is complete again after a fault.
+    """Return whether ``snapshot`` shows a complete ring after a fault.
 
     All members of the newest generation must have entered it. After CUT this generation must be
     newer than that before the fault; after KILL and TERM the worker must not be a member of it.
@@ -407,7 +427,7 @@ def post_fault(store: JobStore, member: Member, action: Action) -> int:
         action: one of ENDPOINTS: EXPIRE or CUT.
 
     Returns:
-        the HTTP status of the worker's answer.
+        the HTTP status of the worker's answer: 200 if it does it, else another one.
 
     Raises:
         ConnectionRefusedError, RendezvousFailed: the worker is gone, or does not answer.
@@ -431,7 +451,10 @@ def send_signal(member: Member, number: signal.Signals) -> None:
 
 
 def is_process_of(member: Member) -> bool:
-    """Return whether the process of the worker ``member`` lives on this machine."""
+    """Return whether the process of the worker ``member`` lives on this machine.
+
+    A process with its process id counts only if its environment has the worker's launch token.
+    """
     try:
         with _opened(member):
             return True
@@ -447,8 +470,8 @@ def _opened(member: Member) -> Iterator[int]:
         the file descriptor of the handle.
 
     Raises:
-        ProcessLookupError: the process is gone, or its environment does not have the worker's
-            launch token.
+        ProcessLookupError: the process is gone, or its environment cannot be read or does not have
+            the worker's launch token.
     """
     handle = os.pidfd_open(member.pid)  # from now on the number cannot mean somebody else
     try:
@@ -463,10 +486,12 @@ def _opened(member: Member) -> Iterator[int]:
 
 
 def slowest_parts(events: list[Event]) -> dict[str, float]:
-    """Return the parts of the longest stall of a worker in a switch: part's name -> seconds.
+    """Return the parts of the longest stall of a worker in a switch, in seconds by name.
 
-    The stalls are those in the switch events among ``events``. Workers that were new in the ring do
-    not count, unless one was alone in it. The result is empty if no event tells of a stall.
+    The names are those of the durations in :class:`edl.core.events.SwitchParts`, without
+    ``median_step_s``; ``stall_s`` is the whole stall. The stalls are those in the switch events
+    among ``events``. Workers that were new in the ring do not count, unless one was alone in it.
+    The result is empty if there is no such event.
     """
     slowest: dict[str, float] = {}
     for event in events:
@@ -483,9 +508,9 @@ def slowest_parts(events: list[Event]) -> dict[str, float]:
 
 
 def summary(faults: list[Fault], seed: int) -> str:
-    """Return a sentence about ``faults``: how many of each kind, recoveries, stalls, the seed.
+    """Return a clause about ``faults``: how many of each kind, recoveries, stalls, the seed.
 
-    ``seed`` is the seed of the plan.
+    ``seed`` is the seed of the plan. Without faults it only says that there were none.
     """
     if not faults:
         return "no fault was made"
@@ -500,9 +525,9 @@ def summary(faults: list[Fault], seed: int) -> str:
 
 
 def health(member: Member) -> WorkerProgress:
-    """Return the progress that the worker ``member`` reports at its HTTP port.
+    """Return the progress that the worker ``member`` reports at its HTTP port (``/health``).
 
-    If the worker does not answer, the progress is that of no step (step 0).
+    If no valid answer comes within ``HEALTH_S`` seconds, the progress is that of no step (step 0).
     """
     try:
         _, body = client.fetch(member.address, member.port, "/health", HEALTH_S)
