@@ -1,1 +1,5 @@
-"""Save and read a job's state on disk: the checkpoint format and the checkpoint directory."""
+"""Save and read a job's state on disk: the checkpoint format and the checkpoint directory.
+
+:mod:`edl.checkpoint.store` saves and restores while a job runs; :mod:`edl.checkpoint.weights` reads
+checkpoints without the job.
+"""

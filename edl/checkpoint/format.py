@@ -1,6 +1,6 @@
 """Write and read checkpoints: one safetensors file each, written whole, with every byte checked.
 
-::
+:func:`pack_state` and :func:`write` write one, :func:`read_checkpoint` reads one. The file::
 
     LENGTH                 8 bytes, little endian: of the header
     header                 JSON, first {"__metadata__": {"edl-checkpoint": FORMAT, "sha256": ..
@@ -59,10 +59,11 @@ class Manifest:
         job: the name of the job.
         run: the identifier of the start of the job that wrote the checkpoint.
         step: how many updates the job had made.
-        epoch: the epoch, from 0.
-        framework: the name of the script's framework.
-        source: the description of the training data: total (samples), seed, shuffle, batch_size and
-            more.
+        epoch: the number of the epoch that the job was in, from 0.
+        framework: the name of the script's framework, such as "torch".
+        source: the description of the training data: total (samples of an epoch), seed, shuffle,
+            batch_size (samples of one worker's batch), chosen (the global batch; 0: the job does
+            not choose it) and fingerprint (of the files; empty: none).
         ledger: the ledger (which samples of the epoch are done, leased and free), as JSON values.
         saved_at: the wall clock's time in seconds since 1970, for people.
         learned: the job's scaling profile (its measured throughput at each number of workers), as
@@ -70,8 +71,8 @@ class Manifest:
         samples: how many samples the job had trained, over all epochs; -1: the version of edl that
             wrote the file did not record it.
         noise: the estimate of the job's gradient noise scale, as JSON values; empty: none.
-        fits: the script's calls of Keras' ``fit`` before the present one, as
-            :class:`edl.core.job.fits.DoneFit` describes them.
+        fits: the script's finished calls of Keras' ``fit``, the first one first, each as the fields
+            of an :class:`edl.core.job.fits.DoneFit` by name.
     """
 
     job: str
@@ -95,7 +96,8 @@ class Checkpoint:
     Attributes:
         path: the file.
         manifest: the job's position when the file was written.
-        state: the state of model, optimizer and tracked objects: containers, values and arrays.
+        state: the state of model, optimizer and tracked objects, as it was given to
+            :func:`pack_state`: containers, values and arrays.
     """
 
     path: Path
@@ -104,12 +106,17 @@ class Checkpoint:
 
 
 def path_of(directory: Path, step: int) -> Path:
-    """Return the path of the checkpoint of the step with number ``step`` in ``directory``."""
+    """Return the path of a checkpoint in ``directory``, like "step-000000000120.safetensors".
+
+    ``step`` is the number of its step, at least 0. The file need not exist.
+    """
     return directory / f"step-{step:012d}.safetensors"
 
 
 def checkpoint_files(directory: Path) -> list[Path]:
-    """Return the files in ``directory`` that are named like checkpoints, highest step first.
+    """Return the paths of files in ``directory`` that are named like checkpoints.
+
+    The highest step comes first. No file is opened; the list is empty if there is none.
 
     Raises:
         CheckpointError: if the directory cannot be listed.
@@ -123,7 +130,7 @@ def checkpoint_files(directory: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class PackedState:
-    """A state in the form in which a checkpoint file holds it.
+    """A state in the form in which a checkpoint file holds it; :func:`pack_state` returns it.
 
     Attributes:
         tree: the containers and plain values as JSON values, with a name in place of each array.
@@ -135,7 +142,10 @@ class PackedState:
 
 
 def pack_state(state: Any) -> PackedState:
-    """Divide ``state`` into JSON values and arrays, for :func:`write`; no array is copied.
+    """Divide ``state`` into JSON values and arrays, for :func:`write`.
+
+    An array that lies in one piece in memory is not copied, so it must not change until it is
+    written.
 
     Raises:
         CheckpointError: if the state holds something other than containers, plain values and
@@ -148,8 +158,10 @@ def pack_state(state: Any) -> PackedState:
 def write(path: Path, manifest: Manifest, state: PackedState) -> int:
     """Write a checkpoint, whole or not at all, and return its size in bytes.
 
+    It is on the disk when the function returns.
+
     Args:
-        path: the file to write.
+        path: the file to write; an existing one is replaced.
         manifest: the job's position.
         state: the state, from :func:`pack_state`.
 
@@ -168,7 +180,11 @@ def prune(directory: Path, step: int, keep: int) -> None:
     Args:
         directory: the directory of checkpoints.
         step: the number of the step that was just saved.
-        keep: how many checkpoints to keep.
+        keep: how many checkpoints of steps up to ``step`` to keep, that of ``step`` included.
+
+    Raises:
+        CheckpointError: if the directory cannot be listed.
+        OSError: if a file cannot be removed.
     """
     newest = path_of(directory, step).name
     for path in [path for path in checkpoint_files(directory) if path.name <= newest][keep:]:
@@ -176,7 +192,10 @@ def prune(directory: Path, step: int, keep: int) -> None:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Remove the temporary files of killed writers of checkpoints from ``directory``."""
+    """Remove the temporary files of killed writers of checkpoints from ``directory``.
+
+    The file of a writer that still writes is removed, too: call it when nobody writes there.
+    """
     for path in directory.glob(".step-*.safetensors.*.tmp"):
         path.unlink(missing_ok=True)
 
@@ -194,7 +213,7 @@ def is_checkpoint(path: Path) -> bool:
 def read_manifest(path: Path) -> Manifest:
     """Return the manifest of the checkpoint in the file ``path``.
 
-    Only the header and the length of the file are checked.
+    Only the header and the length of the file are checked; damaged data are not noticed.
 
     Raises:
         CheckpointError: if the file is no intact checkpoint; the message says what is wrong.
@@ -238,7 +257,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def _serialized(manifest: Manifest, state: PackedState) -> list[bytes | memoryview]:
-    """Return a checkpoint file's contents in pieces: LENGTH and header, then each array's bytes."""
+    """Return a checkpoint file's contents in pieces, in the order of the file.
+
+    The first piece is LENGTH and the header, each further one the bytes of an array (not a copy).
+    """
     layout = Layout.of(state.blobs)
     digest = hashlib.sha256()
     for _, blob in layout.blobs:
@@ -317,7 +339,7 @@ def _encode(value: Any, path: tuple[Any, ...], blobs: dict[str, Blob]) -> Any:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """Return the file ``path``, opened for reading.
+    """Return the file ``path``, opened for reading bytes; the caller closes it.
 
     Raises:
         CheckpointError: if the file cannot be opened.
@@ -338,7 +360,7 @@ class _CheckpointHeader:
         state: the containers and plain values of the state, as JSON values.
         tensors: the kind, type, shape and device of each array, by name.
         places: for each array by name, its first byte in the data and the byte after its last one.
-        payload_sha256: the checksum of the data.
+        payload_sha256: the SHA-256 of the data, in hexadecimal digits.
     """
 
     length: int
@@ -355,7 +377,7 @@ class _CheckpointHeader:
 
 
 def _read_header(path: Path, file: BinaryIO) -> _CheckpointHeader:
-    """Return the header of a checkpoint file, after checking it and the length of the file.
+    """Return the header of a checkpoint file, after checking its checksum and the file's length.
 
     Args:
         path: the path of the file, for the error message.
@@ -401,7 +423,7 @@ def _parsed(text: bytes) -> _CheckpointHeader:
 
     Raises:
         ValueError: if the header is no valid JSON.
-        KeyError: if an entry of the header is missing.
+        KeyError, TypeError: if an entry of the header is missing, unknown or of a wrong type.
     """
     tensors = json.loads(text[LENGTH.size :])
     metadata = tensors.pop(METADATA)
@@ -421,7 +443,8 @@ def _decode(value: Any, blobs: Mapping[str, Blob]) -> Any:
 
     Args:
         value: the JSON values that :func:`_encode` returned.
-        blobs: the arrays by the names that stand in ``value`` in their place.
+        blobs: the arrays by the names that stand in ``value`` in their place. Those of NumPy become
+            NumPy arrays with the same memory, the others stay as they are.
 
     Raises:
         ValueError: if ``value`` is of an unknown kind.

@@ -1,9 +1,9 @@
 """Decide which ring may write into a directory of checkpoints: the newest that has begun there.
 
 If a whole ring is cut off from ZooKeeper, it trains on, while the job may have been started again
-from its newest checkpoint. So each ring claims the directory when it begins, by a file in it, and
-checks before each save whether the directory still belongs to it. If another ring has claimed it
-since, the older ring saves no more.
+from its newest checkpoint. So each ring claims the directory when it begins (:func:`claim`), by a
+file in it, and compares itself before each save with the ring that claimed it last
+(:func:`owner_of`, :meth:`Owner.replaced_by`). If that is a newer one, the older ring saves no more.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ class Owner:
     generation: int
 
     def replaced_by(self, newest: Owner) -> str:
-        """Return why this ring may not write into the directory any more; empty if it may.
+        """Return why this ring may not write into the directory any more, as a clause.
 
-        It may not if ``newest`` belongs to another start of the job or has a higher generation.
+        The result is empty if it may. It may not if ``newest`` belongs to another start of the
+        job, whichever began first, or has a higher generation.
 
         Args:
             newest: the ring that has claimed the directory last.
@@ -65,6 +66,9 @@ def owner_of(directory: Path) -> Owner | None:
 
 def claim(directory: Path, owner: Owner) -> None:
     """Record in ``directory`` that it belongs to the ring ``owner`` from now on.
+
+    The claim of another ring is replaced, even that of a newer one; the same claim is not written
+    again. The record is on the disk when the function returns.
 
     Raises:
         OSError: if the record cannot be written into the directory.

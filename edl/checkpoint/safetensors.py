@@ -1,6 +1,6 @@
 """Write and read safetensors files: named tensors behind a JSON header, which any tool can open.
 
-::
+:class:`Layout` and :func:`write_whole` write one, :func:`read_plain` reads one. The file::
 
     LENGTH                 8 bytes, little endian: of the header
     header                 JSON: {"__metadata__": {text: text}, NAME: {type, shape, place}, ...}
@@ -52,11 +52,12 @@ class Blob:
     """An array in plain bytes.
 
     Attributes:
-        kind: the library whose names ``dtype`` and ``device`` are: "numpy", "torch", ...
-        dtype: the name of the type of the array's elements.
-        shape: the shape of the array.
+        kind: the library whose names ``dtype`` and ``device`` are: "numpy", "torch", ...; or
+            "safetensors", if the array is from a file of another tool.
+        dtype: the name of the type of the array's elements, like "float32".
+        shape: the shape of the array; empty for a single number.
         data: the bytes of the array, in C order (row after row).
-        device: the type of the device that the array was on.
+        device: the type of the device that the array was on, like "cuda".
     """
 
     kind: str  # "numpy", "torch", ...
@@ -82,8 +83,9 @@ class Layout:
     def of(cls, blobs: Mapping[str, Blob]) -> Layout:
         """Return the layout of a file with the arrays in ``blobs`` (by name), without gaps.
 
-        The arrays with the largest elements come first. In this order each array begins at a
-        multiple of the size of its elements, as its type requires.
+        The arrays come in the order of their alignment, the largest first: that is the largest
+        power of two that divides the size of their elements. So each array begins at a multiple of
+        its alignment.
         """
         ordered = sorted(blobs.items(), key=lambda item: -_alignment(item[1]))
         entries: dict[str, Any] = {}
@@ -97,10 +99,10 @@ class Layout:
         return cls(tuple(ordered), entries)
 
     def header(self, metadata: Mapping[str, str]) -> bytes:
-        """Return the first bytes of the file, LENGTH and the header.
+        """Return the first bytes of the file, LENGTH and the header; the data follow them.
 
         Args:
-            metadata: texts by name, which the header holds beside the tensors.
+            metadata: texts by name, which the header holds before the tensors.
         """
         text = json.dumps({METADATA: metadata, **self.entries}, separators=(",", ":")).encode()
         text += b" " * (-len(text) % LENGTH.size)  # the format's rule, and it aligns the data
@@ -108,16 +110,23 @@ class Layout:
 
 
 def places_of(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, int]]:
-    """Return by name where each tensor lies in the data: its begin and its end, in bytes.
+    """Return by name where each tensor lies: its first byte and the byte after its last one.
+
+    Both are counted from the first byte of the data, which follow the header.
 
     Args:
-        entries: the entries of a header by name.
+        entries: the entries of a header by name of the tensor.
+
+    Raises:
+        KeyError: if an entry does not say its place.
     """
     return {name: tuple(entry["data_offsets"]) for name, entry in entries.items()}
 
 
 def read_plain(path: Path) -> dict[str, Blob]:
     """Read all tensors of a safetensors file that any tool has written; return them by name.
+
+    Their ``kind`` is "safetensors" and their device "cpu". The file's metadata are left out.
 
     Raises:
         CheckpointError: if the file cannot be read, or is no whole safetensors file.
@@ -153,11 +162,12 @@ def write_whole(path: Path, chunks: Iterable[bytes | memoryview]) -> int:
     directory after that, so a power cut at any moment leaves no half of a file under that name.
 
     Args:
-        path: the file to write.
-        chunks: the contents, in pieces.
+        path: the file to write; an existing one is replaced.
+        chunks: the contents, in pieces, in the order of the file.
 
     Raises:
-        OSError: if it cannot be written: the disk is full, the directory gone, ...
+        OSError: if it cannot be written: the disk is full, the directory gone, ... The temporary
+            file is removed then.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
@@ -173,7 +183,7 @@ def write_whole(path: Path, chunks: Iterable[bytes | memoryview]) -> int:
 
 
 def _blob(entry: Mapping[str, Any], data: memoryview) -> Blob:
-    """Return a tensor as a :class:`Blob`.
+    """Return a tensor as a :class:`Blob` of the kind "safetensors", without a copy of its bytes.
 
     Args:
         entry: the tensor's entry in the header: type, shape and place.
@@ -191,13 +201,20 @@ def _blob(entry: Mapping[str, Any], data: memoryview) -> Blob:
 
 
 def _alignment(blob: Blob) -> int:
-    """Return the number of bytes, a power of two, at a multiple of which ``blob`` must begin."""
+    """Return the number of bytes at a multiple of which ``blob`` must begin in the data.
+
+    It is the largest power of two that divides the size of an element; 0 for an empty array.
+    """
     item = blob.data.nbytes // max(1, math.prod(blob.shape))
     return item & -item
 
 
 def _sync_directory(directory: Path) -> None:
-    """Sync ``directory`` itself to the disk, so a file's new name survives a power cut."""
+    """Sync ``directory`` itself to the disk, so a file's new name survives a power cut.
+
+    Raises:
+        OSError: if that fails.
+    """
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,6 +1,6 @@
 """Save the durable state of a job regularly, and load it into a state source that has no state.
 
-Rules:
+:class:`Checkpoints` does both, by these rules:
 
 1. All workers hold equal states between two steps, so one worker saves: rank 0, between two steps.
    The training thread copies the state; another thread writes the file.
@@ -56,7 +56,7 @@ class Durable(Protocol):
     framework: str
 
     def capture(self) -> Any:
-        """Return a copy of the state that later steps do not change.
+        """Return a copy of the state that later steps do not change; the training thread calls it.
 
         It has the form that :func:`edl.checkpoint.format.pack_state` takes.
         """
@@ -77,11 +77,11 @@ class CheckpointPosition:
     Attributes:
         step: how many updates the job has made.
         source: the description of the training data.
-        ledger: which positions of the epoch are done, leased and free.
-        samples: how many samples are trained, over all epochs.
+        ledger: which positions of the epoch are done, leased and free, with the epoch's number.
+        samples: how many samples the job has trained, over all epochs.
         noise: the estimate of the gradient noise scale, as JSON values; empty: none.
-        fits: the calls of Keras' ``fit`` that are done before the present one, as
-            :class:`edl.core.job.fits.DoneFit` describes them.
+        fits: the finished calls of Keras' ``fit``, the first one first, each as the fields of an
+            :class:`edl.core.job.fits.DoneFit` by name.
     """
 
     step: int
@@ -98,13 +98,15 @@ class CheckpointConfig:
 
     Attributes:
         directory: where checkpoints are written.
-        every_s: seconds between two checkpoints.
-        keep: how many of the newest checkpoints are kept.
+        every_s: seconds between the begins of two saves.
+        keep: how many of the newest checkpoints are kept when a new one is written.
         job: the name of the job.
         run: the identifier of this start of the job.
-        resume_from: a directory to continue from; None: the job was not told to resume.
-        or_begin: whether the job begins afresh if ``resume_from`` has no checkpoint; else that is
-            an error.
+        resume_from: a directory to continue from, ``directory`` or another one; None: the job was
+            not told to resume.
+        or_begin: whether the job begins afresh if ``resume_from`` has no file of a checkpoint; else
+            that is an error. Damaged files, or another directory that is missing, are an error in
+            any case.
     """
 
     directory: Path
@@ -119,18 +121,22 @@ class CheckpointConfig:
 class Checkpoints:
     """An object that saves and restores one worker's state. Only the training thread may use it.
 
+    Each worker has one. Call :meth:`check_directory`, in a state source without state
+    :meth:`restore`, with each new ring :meth:`take_over`, and then, as rank 0, :meth:`save_if_due`.
+
     Args:
         config: the settings: the directory, the interval, and more.
         log: writes an event to the job's log, called as ``log(details, step, reason)``; called from
             the thread that writes a checkpoint, too.
-        saved: called with the directory and the step when a checkpoint is written (from the writing
-            thread) or was restored.
+        saved: called with the path of the directory and the step when a checkpoint is written (from
+            the writing thread) or was restored (from the caller's).
         learned: returns the job's scaling profile (its measured throughput at each number of
             workers) as JSON values; called from the writing thread.
 
     Attributes:
-        generation: the number of the generation of the ring that saves.
-        superseded: why this ring must not save any more; empty: it may.
+        generation: the number of the generation of this worker's ring; 0 before :meth:`take_over`.
+        superseded: why this ring must not save any more, as the writing thread has found before a
+            save; empty: it has not found that.
     """
 
     def __init__(
@@ -170,7 +176,9 @@ class Checkpoints:
             ) from error
 
     def take_over(self, generation: int) -> None:
-        """Claim the directory of checkpoints for this worker's new ring; older rings save no more.
+        """Claim the directory of checkpoints for this worker's new ring.
+
+        Older rings find the claim before their next save, and save no more.
 
         Args:
             generation: the number of the ring's generation.
@@ -202,14 +210,16 @@ class Checkpoints:
     ) -> Checkpoint | None:
         """Load the newest good checkpoint that this start of the job may read.
 
-        It may read the checkpoints that it wrote itself, and all others if it was told to resume.
+        It may read the checkpoints that it wrote itself, and all others in the directory that it
+        was told to resume from. What it wrote itself comes first.
 
         Args:
             source: the description of the script's training data, which must be that of the
                 checkpoint.
             replica: the model, optimizer and tracked objects to load the state into.
-            resume: called with the position that belongs to the checkpoint: step, ledger, samples,
-                gradient noise scale and global batch (0: the job does not choose it).
+            resume: called, after the state is loaded, with the position that belongs to the
+                checkpoint: step, ledger, samples, gradient noise scale and global batch (0: the job
+                does not choose it).
             fits: how many calls of Keras' ``fit`` the script has done. If the checkpoint was made
                 after more or fewer of them, it is returned, but its state is not loaded and
                 ``resume`` is not called.
@@ -219,9 +229,9 @@ class Checkpoints:
             another run.
 
         Raises:
-            CheckpointError: if there is nothing to resume from, if the directory has files of
-                another run, or if the checkpoint is of another framework, model or data set, or
-                another order of the data.
+            CheckpointError: if there is nothing to resume from (and ``or_begin`` is not set), if
+                the directory has files of another run, or if the checkpoint is of another
+                framework, model or data set, or another order of the data.
         """
         found = self._find()
         if found is None:
@@ -249,11 +259,12 @@ class Checkpoints:
     def _find(self) -> Checkpoint | None:
         """Return the newest good checkpoint to continue from; None for a fresh start.
 
-        Checkpoints of another start of the job are read only if the job was told to resume.
+        Checkpoints of another start of the job are read only in the directory that the job was told
+        to resume from.
 
         Raises:
-            CheckpointError: if there is nothing to resume from, or if files of another run or
-                damaged files keep a fresh start from using the directory.
+            CheckpointError: if there is nothing to resume from (and ``or_begin`` is not set), or if
+                files of another run or damaged files keep a fresh start from using the directory.
         """
         config = self._config
         resumes_here = config.resume_from == config.directory
@@ -283,15 +294,18 @@ class Checkpoints:
     def _newest(
         self, directory: Path, own_only: bool
     ) -> tuple[Checkpoint | None, list[str], list[str]]:
-        """Find the newest good checkpoint in a directory.
+        """Find the newest good checkpoint in a directory; log each damaged file before it.
 
         Args:
             directory: where to look.
             own_only: whether to skip files of other starts of the job.
 
         Returns:
-            The checkpoint, or None; the reasons why newer files were refused; and, for each skipped
-            file, its job and step as text.
+            The checkpoint, or None if there is none; the reasons why newer files were refused; and,
+            for each skipped file, its job and step as text.
+
+        Raises:
+            CheckpointError: if the directory cannot be listed.
         """
         refused: list[str] = []
         others: list[str] = []
@@ -313,14 +327,19 @@ class Checkpoints:
     def save_if_due(self, at: CheckpointPosition, replica: Durable, at_once: bool = False) -> None:
         """Save a checkpoint if it is time; rank 0 calls this at each boundary between two steps.
 
-        The state before the first step is saved at once. Later saves follow every ``every_s``
-        seconds; a worker that becomes rank 0 counts them from the newest checkpoint. A save that is
-        due while the one before is still being written is made at a later boundary.
+        The state is copied before this returns, and written by another thread. The state before the
+        first step is saved at once. Later saves follow every ``every_s`` seconds; a worker that
+        becomes rank 0 counts them from the newest checkpoint. A save whose time comes while the one
+        before is still being written is made at a later boundary.
 
         Args:
             at: the job's position.
             replica: the model, optimizer and tracked objects to save.
             at_once: whether it is time in any case, however new the newest checkpoint is.
+
+        Raises:
+            CheckpointError: if the state before the first step cannot be stored. Later failures are
+                only logged.
         """
         now = time.monotonic()
         if self._due_at is None:
@@ -337,20 +356,21 @@ class Checkpoints:
         self._save(at, replica)
 
     def hasten(self) -> None:
-        """Make a save due at the next boundary between two steps, however new the newest one is.
+        """Make the next :meth:`save_if_due` save, however new the newest checkpoint is.
 
-        It has no effect on a worker that has not called :meth:`save_if_due` yet: only rank 0, which
-        saves, calls that method.
+        It has no effect, also later, on a worker that has not called :meth:`save_if_due` yet: only
+        rank 0, which saves, calls that method.
         """
         self._due_at = -math.inf if self._due_at is not None else None
 
     def _age_of_newest(self) -> float:
         """Return how old the newest checkpoint is, in seconds, for a worker that has become rank 0.
 
-        The result is from 0 to ``every_s``; the new rank 0 saves when the age has grown to
-        ``every_s``. If it counted from its own beginning, a job whose workers all live for less
-        than ``every_s`` would never save. A difference between the clocks of two hosts shifts only
-        this one save, by ``every_s`` at most.
+        The result is from 0 to ``every_s``: 0 also if this worker wrote or read a checkpoint, or if
+        the directory cannot be read, ``every_s`` if there is none. The new rank 0 saves when the
+        age has grown to ``every_s``. If it counted from its own beginning, a job whose workers all
+        live for less than ``every_s`` would never save. A difference between the clocks of two
+        hosts shifts only this one save, by ``every_s`` at most.
         """
         if self._last_step >= 0:  # this worker has read it, or written it
             return 0.0
@@ -364,15 +384,19 @@ class Checkpoints:
     def save_last(self, at: CheckpointPosition, replica: Durable, timeout_s: float) -> str:
         """Save the state before the job ends, and wait until it is written.
 
-        Nothing is saved if this worker has written the checkpoint of this step already.
+        First a save that is still being written is waited for. Nothing more is saved if this worker
+        has read or written the checkpoint of this step already.
 
         Args:
             at: the job's position.
             replica: the model, optimizer and tracked objects to save.
-            timeout_s: how many seconds to wait at most.
+            timeout_s: how many seconds to wait for the writing at most, in all.
 
         Returns:
-            Why the checkpoint was not written; empty: it was.
+            Why the checkpoint was not written, as a sentence, which is also logged; empty: it was.
+
+        Raises:
+            CheckpointError: if the state before the first step cannot be stored.
         """
         deadline = time.monotonic() + timeout_s
         settled = self.wait_for_writes(timeout_s)
@@ -387,7 +411,8 @@ class Checkpoints:
         """Wait, for at most ``timeout_s`` seconds, until no checkpoint is being written.
 
         Returns:
-            True if no checkpoint is being written; False if one still was when the time was up.
+            True if no checkpoint is being written; False, after a warning in the log, if one still
+            was when the time was up.
         """
         if self._writing is not None:
             self._writing.join(max(0.0, timeout_s))
@@ -397,7 +422,7 @@ class Checkpoints:
         return True
 
     def _save(self, at: CheckpointPosition, replica: Durable) -> None:
-        """Copy the state, and start a thread that writes it into a file.
+        """Copy the state, start a thread that writes it into a file, and return without waiting.
 
         Args:
             at: the job's position.
@@ -462,11 +487,11 @@ class Checkpoints:
     ) -> None:
         """Write a checkpoint and remove old ones; this runs in its own thread, and logs a failure.
 
-        Nothing is written if a newer ring has claimed the directory.
+        If a newer ring has claimed the directory, nothing is written, and ``superseded`` is set.
 
         Args:
-            manifest: the job's position, without what the job has learned.
-            owner: the ring that saves.
+            manifest: the job's position, without what the job has learned, which is added.
+            owner: the ring that saves, which claims the directory again.
             state: the state to write.
             capture_s: how many seconds the training thread took to copy the state, for the log.
         """
@@ -516,7 +541,7 @@ def _check_source(found: Checkpoint, source: Source) -> None:
         source: the description of the script's training data.
 
     Raises:
-        CheckpointError: if one of them differs.
+        CheckpointError: if one of these four differs.
     """
     for name, mine in (
         ("total", source.total),
@@ -539,6 +564,8 @@ def _check_source(found: Checkpoint, source: Source) -> None:
 def check_resumable(directory: Path) -> None:
     """Check that ``directory`` has a checkpoint to resume from, reading only headers of files.
 
+    Nothing is returned. Damaged data behind an intact header are not noticed.
+
     Raises:
         CheckpointError: if there is none; the message says why files were refused.
     """
@@ -554,7 +581,7 @@ def check_resumable(directory: Path) -> None:
 
 
 def _nothing_to_resume(directory: Path, refused: Sequence[str]) -> CheckpointError:
-    """Return the error for a directory without a usable checkpoint.
+    """Return, without raising it, the error for a directory without a usable checkpoint.
 
     Args:
         directory: the directory.

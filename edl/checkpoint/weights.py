@@ -1,4 +1,7 @@
-"""Find, read and export the weights in checkpoints, without the job that trained them."""
+"""Find, read and export the weights in checkpoints, without the job that trained them.
+
+:func:`weights` reads them, :func:`export_weights` writes them into a file for other tools.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _OTHERS = (".pt", ".pth", ".bin", ".ckpt", ".h5", ".keras", ".npz", ".npy", ".on
 
 
 def newest(directory: Path) -> Checkpoint:
-    """Return the intact checkpoint of the highest step in ``directory``.
+    """Return the intact checkpoint of the highest step in ``directory``; skip damaged ones.
 
     Raises:
         CheckpointError: if there is none; the message says why files were refused.
@@ -35,7 +38,8 @@ def checkpoint_at(path: Path) -> Checkpoint:
     """Return the checkpoint in the file ``path``, or the newest one if ``path`` is a directory.
 
     Raises:
-        CheckpointError: if there is no checkpoint, or the file is damaged.
+        CheckpointError: if the file is no checkpoint or damaged, or if the directory has no intact
+            one.
     """
     return newest(path) if path.is_dir() else files.read_checkpoint(path)
 
@@ -47,11 +51,12 @@ def weights(path: Path) -> Mapping[str, Any]:
     each parameter and each buffer once, under the name that the job uses.
 
     Args:
-        path: a checkpoint, an exported safetensors file, or a directory of checkpoints, of which
-            the newest is read.
+        path: a checkpoint, any other safetensors file, or a directory of checkpoints, of which the
+            newest intact one is read.
 
     Returns:
-        For each tensor a :class:`Blob`, and for each other entry of ``state_dict()`` its value.
+        For each tensor a :class:`Blob`, and for each other entry of ``state_dict()`` its value, by
+        name. A file that is no checkpoint has only its tensors.
 
     Raises:
         CheckpointError: if there is no such file, or it is damaged.
@@ -71,8 +76,8 @@ def export_weights(
     other names, as ``safetensors.torch.save_model`` writes it.
 
     Args:
-        source: a checkpoint, or a directory of checkpoints, of which the newest is read.
-        target: the file to write.
+        source: a checkpoint, or a directory of checkpoints, of which the newest intact one is read.
+        target: the file to write, which must not exist yet.
         tied_once: whether to write a tensor with several names under its first name only, as
             ``save_model`` does and ``load_model`` expects.
 
@@ -113,9 +118,10 @@ def export_weights(
 
 
 def _model(checkpoint: Checkpoint) -> Mapping[str, Any]:
-    """Return a checkpoint's weights by the names that the model's ``state_dict()`` has.
+    """Return a checkpoint's weights and other values by the names in the model's ``state_dict()``.
 
-    A checkpoint of TensorFlow, or of an earlier edl, gives them by the names that the job uses.
+    A checkpoint of TensorFlow, or of an earlier edl, gives only the weights, by the names that the
+    job uses.
     """
     model: Mapping[str, Blob] = checkpoint.state["model"]
     exported = checkpoint.state.get("state_dict")
@@ -127,6 +133,9 @@ def _model(checkpoint: Checkpoint) -> Mapping[str, Any]:
 
 def _ties(checkpoint: Checkpoint) -> dict[str, str]:
     """Return, for each further name of a tensor that has several, the tensor's first name.
+
+    The first one is the first in alphabetical order. The result is empty for a checkpoint of
+    TensorFlow or of an earlier edl.
 
     Args:
         checkpoint: the checkpoint of the model.
