@@ -1,9 +1,9 @@
-"""Resolve all settings of edl, once per process: argument > environment > file > default.
+"""Resolve all settings of edl with :func:`load`: argument > environment > file > default.
 
 This module is the only reader of ``os.environ`` and of the settings file (``edl.toml`` in the
-working directory, else ``~/.config/edl/edl.toml``). The file is a flat table whose keys are the
-fields of :class:`Config`, :class:`Sizes` and :class:`JobSettings`. An empty environment variable
-counts as absent.
+working directory, else ``edl/edl.toml`` in ``$XDG_CONFIG_HOME`` or ``~/.config``; only the first
+that exists is read). The file is a flat table whose keys are the fields of :class:`Config`,
+:class:`Sizes` and :class:`JobSettings`. An empty environment variable counts as absent.
 """
 
 from __future__ import annotations
@@ -33,16 +33,19 @@ _TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no"
 
 @dataclass(frozen=True)
 class Config:
-    """The resolved settings of one process; docs/reference/settings.md explains each of them.
+    """The resolved settings of one process, from :func:`load`; docs/reference/settings.md has all.
 
     Times are in seconds. A field is set by the environment variable ``EDL_`` + the field's name in
     capitals.
 
     The fields from ``job`` to ``secret`` say which job this process belongs to; the agent (``edl
     run``, ``edl join``) sets them for the workers that it starts. The secret of other processes may
-    come from ``secret_file`` instead. Without ``job`` a script is a job
-    of one worker and needs no ZooKeeper. ``sizes`` (the allowed numbers of workers) and
-    ``job_settings`` count only in a process that starts a job; they are stored in the job's record.
+    come from ``secret_file`` instead. Without ``job`` a script is a job of one worker and needs no
+    ZooKeeper. ``sizes`` (the allowed numbers of workers) and ``job_settings`` count only in a
+    process that starts a job; they are stored in the job's record.
+
+    Raises:
+        ConfigError: a value is out of range; or the address or the secret cannot be used.
     """
 
     job: str | None = None
@@ -117,7 +120,7 @@ class Config:
 
     @property
     def own_address(self) -> str:
-        """The address at which this worker listens, and by which other workers reach it.
+        """The IPv4 address or name at which this worker listens and other workers reach it.
 
         The launcher of the worker sets it; without a launcher it is 127.0.0.1.
         """
@@ -129,7 +132,7 @@ def load(
     defaults: Mapping[str, Any] = MappingProxyType({}),
     **arguments: Any,
 ) -> Config:
-    """Resolve the settings of this process and return them.
+    """Resolve the settings of this process and return them; each call reads everything anew.
 
     Each setting is taken from ``arguments``, else from the environment, the settings file,
     ``defaults``, or its declared default, in this order. The secret and the file with the secret
@@ -138,12 +141,13 @@ def load(
     Args:
         environ: environment variables by name; None: those of this process.
         defaults: values by setting that replace the declared defaults; None counts as absent.
-        **arguments: values by setting, such as the options of a command; None counts as absent.
+        **arguments: values by setting, such as the options of a command; None counts as absent. A
+            text is parsed as one of the environment is.
 
     Raises:
-        ConfigError: no such setting, a value has the wrong type or range, the file is not readable
-            TOML, the file with the secret cannot be used, or it holds another secret than the one
-            that is given beside it.
+        ConfigError: ``arguments`` or the file has an unknown setting, a value has the wrong type or
+            range, the file is not readable TOML, the file with the secret cannot be used, or it
+            holds another secret than the one that is given beside it.
     """
     environ = os.environ if environ is None else environ
     if unknown := sorted(arguments.keys() - {*SETTINGS}):
@@ -169,16 +173,22 @@ def load(
 
 
 def _of_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the secret and the path of its file, as far as ``environ`` has them, by setting."""
+    """Return the settings ``secret`` and ``secret_file``, as far as ``environ`` has them, by name.
+
+    An empty value counts as absent.
+    """
     given = {name: environ.get(variable_of(name)) for name in ("secret", "secret_file")}
     return {name: value for name, value in given.items() if value}
 
 
 def _take_secret(found: dict[str, Any], *places: Mapping[str, Any]) -> None:
-    """Put the secret of the first place that has one, itself or in a file, into ``found``.
+    """Put the secret of the first place that names a file for it into ``found``, with the path.
+
+    If that place gives the secret itself, or no place gives either, the path becomes empty and the
+    secret in ``found`` stays.
 
     Args:
-        found: the values of the settings of this process, by name.
+        found: the values of the settings of this process, by name; they may be changed.
         *places: where settings may be given, the one that counts most first; each has its values by
             setting.
 
@@ -213,14 +223,14 @@ OF_THE_JOB = frozenset(name for name, (kind, _) in SETTINGS.items() if kind is n
 
 @dataclass(frozen=True)
 class HorovodSlot:
-    """The slot that elastic ``horovodrun`` gives to a process that it starts.
+    """The slot that elastic ``horovodrun`` gives to a process; :func:`horovod_slot` returns it.
 
     The values are as of the start of the process: later the driver may give it another rank.
 
     Attributes:
-        address, port: of the key-value store of horovodrun's driver.
+        address, port: the address and port of the key-value store of horovodrun's driver.
         host: the name of the host, as the host discovery script prints it.
-        slot: Horovod's local rank when the process was started.
+        slot: Horovod's local rank when the process was started, from 0.
         rank, size, local_size: the process's rank among all processes, the number of all processes,
             and the number of processes on this host.
         interface: the network interface that the driver has chosen.
@@ -284,7 +294,7 @@ def horovod_slot(environ: Mapping[str, str] | None = None) -> HorovodSlot | None
 def horovod_size() -> int:
     """Return HOROVOD_SIZE, the number of workers as a launcher that is not elastic has set it.
 
-    Without that variable the number is 1.
+    If the variable is unset or empty, the number is 1.
 
     Raises:
         ConfigError: the variable is no integer.
@@ -304,8 +314,9 @@ def environment_for_worker() -> dict[str, str]:
     """Return a copy of this process's environment, to start a worker with.
 
     The copy lacks the variables in which horovodrun describes this process's slot, the device that
-    this process was given, the settings of the job, which a worker reads from the job's record, and
-    the path of the file with the secret, which a worker gets as EDL_SECRET.
+    this process was given, the settings of the job, which a worker reads from the job's record, the
+    template process of this launcher, and the path of the file with the secret. The caller adds
+    EDL_SECRET and the other settings of the worker.
     """
     dropped = {*_OF_A_SLOT, "HOROVOD_ELASTIC", "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"}
     dropped |= {variable_of(name) for name in OF_THE_JOB}
@@ -345,9 +356,10 @@ def environment_at_start() -> dict[str, str]:
 
 
 def set_environment(values: Mapping[str, str | None]) -> None:
-    """Set environment variables of this process that a C++ library (Horovod's) reads by ``getenv``.
+    """Set environment variables of this process, for edl, child processes and C++ libraries.
 
-    ``values`` maps names to values; a value of None removes the variable.
+    Horovod's library reads them by ``getenv``. ``values`` maps names to values; a value of None
+    removes the variable, if it is set.
     """
     for name, value in values.items():
         if value is None:
@@ -357,7 +369,9 @@ def set_environment(values: Mapping[str, str | None]) -> None:
 
 
 def cache_dir() -> Path:
-    """Return the user's cache directory of edl (``$XDG_CACHE_HOME/edl``), and create it if need be.
+    """Return the user's cache directory of edl, and create it if it does not exist.
+
+    It is ``$XDG_CACHE_HOME/edl``, or ``~/.cache/edl`` if that variable is not set.
 
     Raises:
         ConfigError: the user has no home directory, and XDG_CACHE_HOME is not set.
@@ -367,9 +381,11 @@ def cache_dir() -> Path:
 
 
 def state_dir() -> Path:
-    """Return the user's state directory of edl (``$XDG_STATE_HOME/edl``), and create it if need be.
+    """Return the user's state directory of edl, and create it if it does not exist.
 
-    No other user may read it, whatever the umask: it holds secrets and the output of scripts.
+    It is ``$XDG_STATE_HOME/edl``, or ``~/.local/state/edl`` if that variable is not set. It holds
+    secrets and the output of scripts, so access by other users is removed, whatever the umask; if
+    the file system refuses that, no error is raised.
 
     Raises:
         ConfigError: the user has no home directory, and XDG_STATE_HOME is not set.
@@ -383,7 +399,7 @@ def state_dir() -> Path:
 
 
 def home_dir() -> str:
-    """Return the path of the user's home directory.
+    """Return the path of the user's home directory: HOME, or else that in the user database.
 
     Raises:
         ConfigError: the user has no home directory.
@@ -431,9 +447,9 @@ def _read_file(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _as_text(value: Any) -> str:
-    """Return ``value``, from the settings file, in the format of an environment variable.
+    """Return ``value``, from the settings file, as text in the format of an environment variable.
 
-    A list becomes its items with commas between them.
+    A list becomes its items with commas between them, like "1,2,4"; any other value its ``str()``.
     """
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
