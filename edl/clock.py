@@ -1,5 +1,6 @@
 """Define the clocks by which threads read the time, sleep and wait for conditions.
 
+:data:`SYSTEM` is the real clock of this machine; :class:`Clock` is the interface of all clocks.
 The training thread of a worker waits through a clock only. So a whole job can run in one process
 under virtual time, which advances when all threads wait (:mod:`edl.testing.schedule`).
 """
@@ -14,9 +15,10 @@ from typing import Protocol
 
 
 class Condition(Protocol):
-    """A condition variable whose time-outs are measured by a :class:`Clock`.
+    """A condition variable whose time-outs are measured by a :class:`Clock`, which makes it.
 
-    The methods are as in :class:`threading.Condition`.
+    It has a lock, which ``with condition:`` holds. All methods need the caller to hold the lock, as
+    those of :class:`threading.Condition` do; waiting releases it meanwhile.
     """
 
     def __enter__(self) -> bool: ...
@@ -32,7 +34,7 @@ class Condition(Protocol):
         """Wait for a notification for at most ``timeout`` seconds (None: for ever).
 
         Returns:
-            Whether the notification came in time.
+            True if a notification came in time, False after a time-out.
         """
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
@@ -47,13 +49,13 @@ class Condition(Protocol):
 
 
 class Clock(Protocol):
-    """A monotonic clock, with which threads also sleep and wait for conditions."""
+    """The interface of a monotonic clock, with which threads also sleep and wait for conditions."""
 
     def now_s(self) -> float:
-        """Return the time in seconds since some fixed moment in the past."""
+        """Return the time in seconds since a fixed moment; only differences have a meaning."""
 
     def sleep(self, seconds: float) -> None:
-        """Block the calling thread for ``seconds`` of this clock."""
+        """Block the calling thread until this clock, real or virtual, is ``seconds`` later."""
 
     def condition(self) -> Condition:
         """Return a new condition variable whose time-outs are measured by this clock."""
