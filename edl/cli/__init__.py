@@ -1,1 +1,1 @@
-"""The command line `edl`: each of its commands has a module of its own."""
+"""The command line `edl`: :mod:`edl.cli.main` runs it, and each command has its own module."""

@@ -48,9 +48,9 @@ def agent(
 ) -> None:
     """Keep the workers that a job has on this host, in one run of the job and in no other.
 
-    It never creates a job: when the run is over, or another one has its place, it ends. Each end
-    has an exit code of its own. SIGTERM makes the workers of this host leave the job, which goes
-    on.
+    It never creates a job: when the run is over, or another one has its place, it ends. It ends
+    with the code of a job that has finished or failed, and else with a code of its own for each
+    end. SIGTERM makes the workers of this host leave the job, which goes on.
     """
     with last_line(as_json, job, run) as line:
         settings = config.load(

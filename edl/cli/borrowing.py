@@ -27,8 +27,8 @@ def borrow(
 ) -> None:
     """Lend a job idle slots of its hosts: it has one worker more for each, until `edl reclaim`.
 
-    Returns as soon as the request is written into ZooKeeper; `edl events --follow` shows the
-    workers start.
+    It borrows fewer than --slots if fewer are idle, or if its limits allow no more. Returns as
+    soon as the request is written into ZooKeeper; `edl events --follow` shows the workers start.
     """
     typer.echo(str(Job(job, zookeeper).borrow(slots, host)))
 

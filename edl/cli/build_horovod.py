@@ -30,7 +30,8 @@ def build_horovod(
 ) -> None:
     """Build Horovod 0.28.1 for today's PyTorch and TensorFlow, and install it.
 
-    The wheel is kept in the user's cache; a second call takes it from there.
+    The wheel is kept in the user's cache; a second call takes it from there. With --no-install,
+    prints its path.
     """
     console = Console(highlight=False)
     wanted = horovod_wheel.recipe(gpu=gpu, environ=config.environment())

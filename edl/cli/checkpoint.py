@@ -35,7 +35,10 @@ def list_(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the job saves.")],
     as_json: JsonOption = False,
 ) -> None:
-    """List the checkpoints in DIR, newest first. Only their headers are read."""
+    """List the checkpoints in DIR, the highest step first. Only their headers are read.
+
+    A file whose header is damaged is listed with its error. Without checkpoints it ends with 1.
+    """
     if not directory.is_dir():
         raise UsageError(f"{directory} is no directory; `edl checkpoint show` reads one file")
     found = [_listed(path) for path in files.checkpoint_files(directory)]
@@ -91,8 +94,8 @@ def export(
 def _listed(path: Path) -> dict[str, Any]:
     """Return the JSON object that `list --json` prints for the checkpoint file ``path``.
 
-    Its value ``error`` is null for a readable file. For a damaged one, ``error`` says why it cannot
-    be read, and all values that come from the header are null.
+    Its keys are those of :func:`_about` and ``error``, which is null for a readable header. For a
+    damaged one, ``error`` says why it cannot be read, and all values of the header are null.
     """
     try:
         return {**_about(path, files.read_manifest(path)), "error": None}
@@ -104,7 +107,7 @@ def _listed(path: Path) -> dict[str, Any]:
 def _about(path: Path, manifest: Manifest) -> dict[str, Any]:
     """Return a checkpoint's path, its size in bytes and the most important values of its header.
 
-    ``path`` is the file; ``manifest`` is its header. The keys are path, bytes, job, step, epoch,
+    ``path`` is the file; ``manifest`` is its manifest. The keys are path, bytes, job, step, epoch,
     framework, saved_at.
     """
     about = asdict(manifest)
@@ -126,7 +129,7 @@ def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _print_columns(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table without shortening any text, so that users can copy names from it.
+    """Print a table to standard output without shortening any text, so that names can be copied.
 
     ``heads`` are the titles of the columns; each of ``rows`` has one cell for each column.
     """
@@ -160,10 +163,10 @@ def _described(found: Checkpoint) -> list[str]:
 
 
 def _megabytes(size: int) -> str:
-    """Return ``size``, a number of bytes, as text in megabytes, like "12.3 MB"."""
+    """Return ``size``, a number of bytes, as text in megabytes (of 10^6 bytes), like "12.3 MB"."""
     return f"{size / 1e6:.1f} MB"
 
 
 def _clock(seconds: float) -> str:
-    """Return ``seconds``, a Unix time, as date and time of day in local time."""
+    """Return ``seconds``, a Unix time, as local date and time, like "2026-01-31 12:34:56"."""
     return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")

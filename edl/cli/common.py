@@ -68,7 +68,7 @@ FOLLOW_S = 0.5  # how often --watch, --follow and waiting verbs look again
 
 
 def console() -> Console:
-    """Return a console for standard output, which uses colours only if that is a terminal."""
+    """Return a new console for standard output, which uses colours only if that is a terminal."""
     return Console(highlight=False)
 
 
@@ -94,16 +94,17 @@ def check_own_name() -> None:
 
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """While entered, provide a function that shows a sentence on standard error.
+    """While entered, provide a function that shows a sentence at the foot of a terminal.
 
-    Each sentence replaces the one before.
+    Each sentence replaces the one before; after the block none is left. If standard error is no
+    terminal, nothing is shown.
     """
     with Console(stderr=True, highlight=False).status("", spinner="line") as line:
         yield lambda message: line.update(escape(message))
 
 
 def worker_number(text: str) -> int:
-    """Return the number of a worker that is written as "w3" or "3".
+    """Return the number of a worker that is written as "w3" or "3"; it need not exist.
 
     Raises:
         UsageError: the text is neither.

@@ -15,7 +15,10 @@ def delete(
     jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="Names of ended jobs.")],
     zookeeper: ZooKeeperOption = None,
 ) -> None:
-    """Remove ended jobs from ZooKeeper, with their events. Checkpoints and logs stay."""
+    """Remove ended jobs from ZooKeeper, with their events. Checkpoints and logs stay.
+
+    A job whose processes have all died counts as ended. Stops at the first that is not removed.
+    """
     with connected(zookeeper) as session:
         for name in jobs:
             store = choose_job(session, name)

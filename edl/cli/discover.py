@@ -16,7 +16,8 @@ from edl.launch.horovodrun.discovery import desired_hosts, is_local, read_hosts
 def main() -> None:
     """Run the console script `edl-discover`, which prints hosts and slots, one host a line.
 
-    horovodrun's driver runs it once a second, so this module imports little and starts fast.
+    After an error it prints a sentence to standard error and exits with 2. horovodrun's driver runs
+    it once a second, so this module imports little and starts fast.
     """
     try:
         print("\n".join(discover(sys.argv[1:])))
@@ -29,10 +30,12 @@ def discover(arguments: Sequence[str]) -> list[str]:
     """Return the lines that `edl-discover` prints for horovodrun's driver, such as "node1:4".
 
     Args:
-        arguments: the words of the command line.
+        arguments: the words of the command line after the name of the command: the hosts that may
+            be used, or ``--file`` with a file to print; none for the hosts in EDL_HOSTS.
 
     Raises:
         UsageError: a host is not written as HOST:SLOTS, or both hosts and ``--file`` are given.
+        OSError: a file cannot be read.
     """
     options = argparse.ArgumentParser(
         prog="edl-discover",

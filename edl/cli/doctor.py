@@ -16,7 +16,7 @@ COLOURS = {CheckResult.OK: "green", CheckResult.LIMITED: "yellow", CheckResult.F
 def doctor() -> None:
     """Check whether edl can run on this machine: Python, frameworks, Horovod, ZooKeeper.
 
-    Ends with 0 when edl can be used, 1 otherwise.
+    Shows a table of what was found, and what to do. Ends with 0 when edl can be used, 1 otherwise.
     """
     console = Console(highlight=False)
     with console.status("looking ..."):

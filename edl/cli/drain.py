@@ -39,8 +39,8 @@ def drain(
 ) -> None:
     """Let one worker leave a job, or all workers of a host; the others train on.
 
-    The leader of the job answers that the worker leaves with the next switch, or why it cannot
-    leave.
+    Returns when the leader of the job has answered that the worker leaves with the next switch, or
+    why it cannot leave; with --host, when the host has left.
     """
     named = list(words or ())
     if not (host is None) <= len(named) <= 1 + (host is None):

@@ -1,5 +1,6 @@
 """Print the error that has ended a command as one sentence, and say which exit code it gives.
 
+:func:`complain` does so.
 The module imports nothing of a job's processes, because `edl simulate`, which has none, uses it.
 """
 
@@ -21,9 +22,10 @@ SENTENCES = (ARGUMENT_ERROR, EdlError, KeyboardInterrupt, typer.Abort, OSError)
 
 
 def complain(error: BaseException) -> int:
-    """Print the sentence of ``error``, one of :data:`SENTENCES`; return the exit code of a command.
+    """Print the sentence of ``error`` to standard error; return the exit code of a command.
 
-    The reader of standard output may be gone (`edl events | head`): then nothing is printed.
+    ``error`` is one of :data:`SENTENCES`. For a BrokenPipeError (the reader of standard output is
+    gone, as in `edl events | head`) nothing is printed, now or later, and the code is 1.
     """
     if isinstance(error, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing is to try to flush to it
@@ -34,7 +36,10 @@ def complain(error: BaseException) -> int:
 
 
 def ending(error: BaseException) -> tuple[str, AgentEnd, int]:
-    """Return the sentence of an error, the end of an agent that it ends, and the exit code."""
+    """Return the sentence of an error, the end of an agent that it ends, and the exit code.
+
+    ``error`` is one of :data:`SENTENCES`. The code is that of any command that ends with it.
+    """
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return "interrupted", AgentEnd.PREEMPTED, INTERRUPTED
     if isinstance(error, ARGUMENT_ERROR):

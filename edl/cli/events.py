@@ -25,7 +25,7 @@ def events(
     ] = False,
     zookeeper: ZooKeeperOption = None,
 ) -> None:
-    """Show the event log of a job: what has happened, and why."""
+    """Show the event log of a job, the oldest event first: what has happened, and why."""
     with connected(zookeeper) as session:
         store = choose_job(session, job, ended=True)
         last, width = -1, console().width if console().is_terminal else None
@@ -40,9 +40,10 @@ def events(
 
 
 def aligned(event: Event, width: int | None = None) -> str:
-    """Return an event as text for people: local time, generation, step, kind and reason.
+    """Return an event as text for people: local time, generation, step, kind, reason and cost.
 
-    It is one line, or several if it is wider than ``width``.
+    The cost, which only a switch has, is how long workers stood still. The text is one line, or
+    several if it is wider than ``width``.
 
     Args:
         event: the event.

@@ -1,4 +1,7 @@
-"""Draw the throughput of a job by number of workers, and its history, with matplotlib."""
+"""Draw the throughput of a job by number of workers, and its history, with matplotlib.
+
+The callers check with :func:`edl.figures.check_figure` that the file can be drawn.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ from edl.core.policy.history import History
 def draw(curve: Curve, path: Path) -> None:
     """Draw the throughput of a job over its number of workers into the file ``path``.
 
-    ``curve`` has the measured points. A dashed line shows the throughput if each further worker
-    added as much as each worker of the first point does.
+    ``curve`` has the measured points, at least one; an existing file is replaced. A dashed line
+    shows the throughput if each worker added as much as each one of the smallest point does.
     """
     from matplotlib.figure import Figure
 
@@ -43,8 +46,9 @@ COLOURS = {"policy": "C1", "person": "C2", "straggler": "C3"}
 def draw_history(found: History, path: Path) -> None:
     """Draw a job's number of workers and its throughput over time into the file ``path``.
 
-    ``found`` is the history of the job. Vertical lines mark the changes of the number; their colour
-    says who decided: a policy, a person, or the handling of stragglers (slow workers).
+    ``found`` is the history of the job; an existing file is replaced. Vertical lines mark the
+    decisions about the number; their colour says who decided: a policy, a person, the handling of
+    stragglers (slow workers), or something else.
     """
     from matplotlib.figure import Figure
 

@@ -1,7 +1,8 @@
 """Print the last line of `edl run`, `edl join` and `edl agent` with `--json`: how the agent ended.
 
-The line is the last one of standard output, also after an error. Programs that start agents read
-it. The sentence of an error goes to standard error, as without `--json`.
+:func:`last_line` does so. The line is the last one of standard output, also after an error.
+Programs that start agents read it. The sentence of an error goes to standard error, as without
+`--json`.
 """
 
 from __future__ import annotations
@@ -34,18 +35,20 @@ class LastLine:
         run: the token of the run of the job; None if it is not known yet.
 
     Attributes:
-        result: what the line says.
+        result: what the line says so far; at first an end by an error without a reason.
     """
 
     def __init__(self, job: str | None, run: str | None) -> None:
         self.result = AgentResult(job, run)
 
     def knows(self, **values: Any) -> None:
-        """Change fields of the line, an :class:`AgentResult`."""
+        """Set the fields of the line, an :class:`AgentResult`, that are given by name."""
         self.result = replace(self.result, **values)
 
     def run(self, agent: Agent, own_codes: bool = False) -> typer.Exit:
-        """Run an agent to its end, and return the exception that ends the command.
+        """Run an agent to its end, and return the exception that ends the command with its code.
+
+        Afterwards ``result`` says how the agent ended. Nothing is raised or printed here.
 
         Args:
             agent: the agent.
@@ -59,7 +62,7 @@ class LastLine:
         return typer.Exit(self.result.exit_code)
 
     def print(self) -> None:
-        """Print the line."""
+        """Print the line, as JSON, to standard output."""
         print(json.dumps(self.result.to_json()), flush=True)
 
 
@@ -67,7 +70,9 @@ class LastLine:
 def last_line(as_json: bool, job: str | None = None, run: str | None = None) -> Iterator[LastLine]:
     """While entered, provide the last line of a command with an agent; print it at the end.
 
-    An error ends the block with its sentence, and with ``typer.Exit``.
+    It is printed when the block raises ``typer.Exit``, or one of :data:`SENTENCES`: then the
+    sentence is printed, too, and ``typer.Exit`` with the exit code is raised in its place. A block
+    that raises neither prints no line.
 
     Args:
         as_json: whether the line is printed at all; if not, errors pass through this block.
@@ -88,7 +93,10 @@ def last_line(as_json: bool, job: str | None = None, run: str | None = None) -> 
 
 
 def _with_error(line: LastLine, error: BaseException) -> typer.Exit:
-    """Print the sentence of ``error``, and ``line`` with it; return the end of the command."""
+    """Print the sentence of ``error``, and ``line`` with its reason; return the end of the command.
+
+    The result, a ``typer.Exit`` with the exit code, is not raised here.
+    """
     reason, end, _ = ending(error)
     code = complain(error)
     line.knows(end=end, reason=reason, exit_code=code)
@@ -97,21 +105,26 @@ def _with_error(line: LastLine, error: BaseException) -> typer.Exit:
 
 
 class AgentCommand(TyperCommand):
-    """A command with an agent, which prints its last line also if its options cannot be parsed."""
+    """A command with an agent, which prints its last line also if its options cannot be parsed.
+
+    A module names it as ``cls`` in its ``COMMAND``. Subclasses replace the first two methods.
+    """
 
     def own_words(self, args: Sequence[str]) -> Sequence[str]:
-        """Return those of the words ``args`` that are for edl; the others are a user's command."""
+        """Return those of the words ``args`` that are for edl, and not of a user's command: all."""
         return args
 
     def prepared(self, args: list[str]) -> list[str]:
-        """Return the words ``args`` after the command's name in the form that typer can parse."""
+        """Return the words after the command's name as typer can parse them: ``args`` unchanged."""
         return args
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the options, as typer's method does: it gets its context and the words.
+        """Parse the options in the words ``args`` into ``ctx``, typer's context of the command.
+
+        The result is what typer's method returns: the words that it has not used.
 
         Raises:
-            typer.Exit: `--json` was given, and the options are wrong.
+            typer.Exit: `--json` was given, and the options are wrong; the last line is printed.
         """
         as_json = "--json" in self.own_words(args)  # before typer takes the words away
         try:

@@ -10,7 +10,10 @@ from edl.errors import EdlError
 
 
 def leader(job: JobArgument = None, zookeeper: ZooKeeperOption = None) -> None:
-    """Show which worker leads a job, its host, its process id, and its term."""
+    """Show which worker leads a job, its host, its process id, and its term.
+
+    Ends with 1 when no worker leads at the moment, or when the job is over.
+    """
     with connected(zookeeper) as session:
         snapshot = choose_job(session, job).snapshot()
     name = snapshot.job.name

@@ -16,7 +16,8 @@ _BAR = 16  # characters
 class LiveLine:
     """The status line of a job: epoch, progress, samples/s, world size, generation and step.
 
-    A generation is one ring of workers that trains; generations are numbered.
+    A generation is one ring of workers that trains; generations are numbered. Give the newest
+    records to :meth:`update`, and show what :meth:`render` returns.
 
     Args:
         job: the name of the job.
@@ -31,7 +32,7 @@ class LiveLine:
         self._snapshot = snapshot
 
     def render(self) -> Text:
-        """Return the status line for the newest records of the job that :meth:`update` got.
+        """Return the status line, without a line break, for the records of the last :meth:`update`.
 
         Until the job has its first ring of workers, the line says how many workers are ready.
         """
@@ -63,6 +64,9 @@ class LiveLine:
 
 
 def agent_display(job: str) -> Display:
-    """Return the display with which an agent shows the job named ``job`` on standard output."""
+    """Return the display with which an agent shows the job named ``job`` on standard output.
+
+    It prints the lines of workers and agent, with the status line below them.
+    """
     line = LiveLine(job)
     return Display(Output(console(), line.render), line.update)

@@ -40,8 +40,8 @@ def logs(
     """Show what workers on this host have written, also those that ended; Horovod's lines included.
 
     Without WORKER the lines of all workers are shown, each after the worker's name. Without JOB the
-    job is the newest that ran here. If the log is on another host, the command says on which, and
-    ends with 1.
+    job is the one whose workers wrote last here. If the log is on another host, the command says on
+    which, and ends with 1.
     """
     named = list(words or ())
     worker = named.pop() if named and _WORKER.fullmatch(named[-1]) else None
@@ -89,7 +89,9 @@ class _LogFiles:
     def show(self, finish: bool) -> None:
         """Print the complete lines that workers have written since the last call.
 
-        If ``finish`` is True, an incomplete last line is printed, too.
+        The lines of one worker come after those of another, in the order of their names. Logs that
+        are new in the directory are included. If ``finish`` is True, an incomplete last line of
+        each log is printed, too.
         """
         for name, path in _named(self._directory).items():
             if self._worker not in (None, name):
@@ -113,7 +115,7 @@ class _LogFiles:
     def _echo(self, name: str, lines: list[bytes]) -> None:
         """Print lines of one worker, each after the worker's name if all workers are shown.
 
-        ``name`` is the name of the worker; ``lines`` are the bytes of its log.
+        ``name`` is the name of the worker; ``lines`` are lines of its log, without the line breaks.
         """
         for line in lines:
             for shown in line.decode(errors="replace").splitlines() or [""]:
@@ -125,11 +127,13 @@ def _look_elsewhere(
 ) -> None:
     """Raise an error that names the host with the log of a worker, if ZooKeeper knows it.
 
+    If it knows no such worker or job, or no ZooKeeper is configured, nothing happens.
+
     Args:
         zookeeper: the ZooKeeper servers, ``host:port,...``; None for the configured ones.
         job: the name of the job.
         worker: the name of the worker; None for the logs of all workers.
-        here: the names of the workers whose logs are on this host.
+        here: the names of the workers whose logs are on this host, for the message.
 
     Raises:
         EdlError: the log is on another host, or the job's records could not be read.
@@ -152,7 +156,10 @@ def _look_elsewhere(
 
 
 def _with_address(host: str, now: Snapshot) -> str:
-    """Return the name of a host, with its address if ``now``, the job's records, has it."""
+    """Return the name of a host, with its address if ``now`` has it, like "node1 (10.0.0.7)".
+
+    ``now`` has the job's records.
+    """
     address = addresses(now).get(host)
     return f"{host} ({address})" if address else host
 
@@ -164,7 +171,8 @@ def _elsewhere(job: str, worker: str | None, hosts: Sequence[str], by_slot: bool
         job: the name of the job.
         worker: the name of the worker; None for the logs of all workers.
         hosts: the names of the hosts, at least one, with their addresses.
-        by_slot: whether horovodrun started the job; then there are no logs on the hosts.
+        by_slot: whether horovodrun started the job; then the hosts have no logs, and the sentence
+            names the output of horovodrun.
     """
     who = f"{worker} of job {job}" if worker else f"the workers of job {job}"
     where = f"host{'s' if len(hosts) > 1 else ''} {some(hosts)}"
@@ -197,6 +205,7 @@ def _named(directory: Path) -> dict[str, Path]:
     """Return the logs in a directory by the name of the worker, like "w3".
 
     The log of a process that never registered as a worker is named by the id of its start attempt.
+    The names are in order of length and then of the alphabet: w2 before w10.
     """
     links = {path.resolve(): path.stem for path in directory.glob("*.log") if path.is_symlink()}
     found = [path for path in directory.glob("*.log") if not path.is_symlink()]
@@ -210,7 +219,7 @@ def _newest(jobs: Path) -> str:
     ``jobs`` is the directory with one subdirectory for each job.
 
     Raises:
-        UsageError: there are no logs.
+        UsageError: there are no logs of any job.
     """
     written = [(log.stat().st_mtime, log.parent.parent.name) for log in jobs.glob("*/logs/*.log")]
     if not written:

@@ -1,6 +1,6 @@
-"""The entry of the command line `edl`: run a command, and print an error as one sentence.
+"""The command line `edl`: :func:`main` runs a command, and prints an error as one sentence.
 
-No error is shown as a traceback. Exit codes: 0 done, 1 an error, 2 an impossible request, 94 no
+Only a bug is shown as a traceback. Exit codes: 0 done, 1 an error, 2 an impossible request, 94 no
 such job, 95 the host has an agent, 130 interrupted; `edl run` and `edl join` end with the code of
 the job, `edl agent` with codes of its own (:mod:`edl.core.host.exit_codes`).
 """
@@ -58,7 +58,10 @@ class Verbs(TyperGroup):
     """
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of all commands, in the order of the help text; ``ctx`` is not used."""
+        """Return the names of all commands, without old names, in the order of the help text.
+
+        ``ctx``, the context of typer, is not used.
+        """
         return list(VERBS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -74,6 +77,7 @@ class Verbs(TyperGroup):
 def command_named(name: str) -> Any:
     """Import the command ``name`` of edl, add the options that all commands share, and return it.
 
+    ``name`` is a key of VERBS. Further calls return the same object.
     The module of a command may have a dictionary ``COMMAND`` with further arguments for typer's
     decorator ``command``.
     """
@@ -198,14 +202,14 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line `edl`, and exit with its exit code."""
+    """Run the command line of this process, and exit with its exit code."""
     sys.exit(invoke(sys.argv[1:]))
 
 
 def invoke(arguments: Sequence[str]) -> int:
-    """Run one command line of `edl`, and return its exit code.
+    """Run one command line of `edl` in this process, and return its exit code.
 
-    ``arguments`` are its words without the first one, `edl`.
+    ``arguments`` are its words without the first one, `edl`. An error is printed as one sentence.
     """
 
     def run() -> int:
@@ -218,8 +222,10 @@ def invoke(arguments: Sequence[str]) -> int:
 def run_command(command: Callable[[], int]) -> int:
     """Call ``command`` and return its exit code; print an error as one sentence.
 
-    After an error the code is 94 if there is no such job, 95 if this host has an agent already, 2
-    for any other impossible request, 130 after an interrupt (Ctrl-C), and else 1.
+    After an error the code is 93 if the run to join is over, 94 if there is no such job, 95 if this
+    host has an agent already, 2 for any other impossible request, 130 after an interrupt (Ctrl-C),
+    and else 1. An exception that is none of :data:`SENTENCES`, a bug, is passed on. If SIGCHLD is
+    ignored, its default is restored first.
     """
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         # Inherited from the parent process: the exit code of a worker could not be read.
@@ -233,6 +239,7 @@ def run_command(command: Callable[[], int]) -> int:
 def configure_logging(verbose: bool = False) -> None:
     """Configure Python's logging to standard error; a command calls it once at its start.
 
+    A second call changes nothing.
     The level is INFO if ``verbose``, or else the level in the environment variable EDL_LOG, or else
     WARNING.
 

@@ -27,9 +27,10 @@ def migrate(
     ] = TIMEOUT_S,
     zookeeper: ZooKeeperOption = None,
 ) -> None:
-    """Move workers to another host, in one switch: new ones start there while the old train on.
+    """Move workers to another host: new ones start there while the old train on.
 
-    Returns when the workers have moved. Ctrl-C does not end the migration.
+    Mostly all move in one switch. Returns when they have moved. Ctrl-C or the end of --timeout does
+    not end the migration.
     """
     try:
         with progress() as on_message:

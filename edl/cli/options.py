@@ -20,8 +20,9 @@ _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)|`")
 def with_settings(verb: Callable[..., None]) -> Callable[..., None]:
     """Return ``verb`` with a command line option added for each setting of a job that has one.
 
-    ``verb`` is the function of a command. It gets the options that were given in its argument
-    ``given``, a dictionary by the name of the setting, as :func:`edl.config.load` takes it.
+    ``verb`` is the function of a command; it is not changed. It gets the values of the options that
+    were given, and only these, in its argument ``given``, a dictionary by the name of the setting,
+    as :func:`edl.config.load` takes it.
     """
     declared = {
         one.name: _option(one, get_type_hints(kind)[one.name])
@@ -49,7 +50,8 @@ def with_settings(verb: Callable[..., None]) -> Callable[..., None]:
 def _option(one: Field[Any], hint: Any) -> Any:
     """Return the command line option for one setting, as a type annotation for typer.
 
-    ``one`` is the dataclass field of the setting, with its help text; ``hint`` is its type.
+    Its default is None, which means that the option was not given. ``one`` is the dataclass field
+    of the setting, with its help text; ``hint`` is its type.
     """
     about: Mapping[str, Any] = one.metadata
     kind: type = next((one for one in (bool, int, float) if hint in (one, one | None)), str)

@@ -75,8 +75,9 @@ def read_policy(file: Path) -> tuple[str, str]:
 def _read(words: list[str]) -> tuple[str | None, str, Path | None]:
     """Return the job, the action and the file that the words of the command line name.
 
-    The job may be the last word, as with other commands, or the first. The job is None and the
-    action is "show" if they are not given; the file is None unless the action is set or plot.
+    ``words`` are the words after `edl policy`. The job may be the last word, as with other
+    commands, or the first. The job is None and the action is "show" if they are not given; the file
+    is None unless the action is set or plot, which need one.
 
     Raises:
         UsageError: the words name no action, or a file is missing or superfluous.
@@ -135,7 +136,8 @@ def _show(found: Explanation, whole: bool, as_json: bool) -> None:
 def _times(times: Sequence[Times]) -> Table:
     """Return a table of the milliseconds that each worker spends in the parts of a step.
 
-    These are reading data, computing, and reducing gradients. ``times`` are the workers' times.
+    These are reading data, computing, and reducing gradients. ``times`` has the times of each
+    worker, whose order is that of the rows.
     """
     table = Table(box=box.SIMPLE)
     for title in ("worker", "host", "samples", "data ms", "compute ms", "reduce ms"):
@@ -150,7 +152,9 @@ def _times(times: Sequence[Times]) -> Table:
 def _figures(found: Explanation) -> dict[str, object]:
     """Return the policy of a job, and the measurements that it decides from, as JSON values.
 
-    ``found`` is the policy, with the measurements of the job.
+    ``found`` is the policy, with the measurements of the job. The keys are source, text, on, off
+    (why it is off), held_until_s, np, says, seen (throughput by size), modelled, times and
+    verdicts, as in :class:`edl.client.policies.Explanation` and its policy.
     """
     return {
         "source": found.policy.source,

@@ -47,8 +47,8 @@ def profile(
 ) -> None:
     """Change the number of a job's workers, downwards, and measure its throughput with each.
 
-    The job trains all the time. Afterwards it has the number of workers that it had, also after an
-    error or Ctrl-C.
+    Needs --np or --show. The job trains all the time. Afterwards it has the number of workers that
+    it had, also after an error or Ctrl-C, unless another number was requested meanwhile.
     """
     if plot is not None:
         check_figure(plot)
@@ -73,7 +73,7 @@ def _kept(job: Job) -> Curve:
     """Return the newest profile that is stored with the job.
 
     Raises:
-        UsageError: the job was never profiled.
+        UsageError: no profile is stored with it.
     """
     curve = job.curve()
     if curve is None or not curve.points:
@@ -91,6 +91,11 @@ def _measure(job: Job, order: tuple[int, ...], steps: int, timeout_s: float) -> 
         order: the numbers of workers to measure, in this order.
         steps: the number of steps measured with each number.
         timeout_s: the time in seconds in which each number of workers has to train and be measured.
+
+    Raises:
+        typer.Exit: Ctrl-C, SIGTERM or SIGHUP ended the profile; the code is 128 + the signal's
+            number.
+        EdlError: see :meth:`edl.client.job.Job.profile`.
     """
     to_end = (signal.SIGTERM, signal.SIGHUP)
     try:
@@ -110,8 +115,9 @@ def _interrupt(number: int, _: object) -> None:
 def profile_table(curve: Curve) -> Table:
     """Return the points of a profile as a table for people.
 
-    A row has a number of workers, the throughput, the seconds of a step, and the speed-up and the
-    efficiency relative to the smallest number of workers. ``curve`` is the profile.
+    A row has a number of workers, the throughput, the seconds of a step, the speed-up and the
+    efficiency relative to the smallest number of workers, and the efficiency as a bar. The smallest
+    number comes first. ``curve`` is the profile.
     """
     taken = datetime.fromtimestamp(curve.taken).strftime("%Y-%m-%d %H:%M")
     title = f"job {curve.job}, {taken}"

@@ -131,17 +131,25 @@ def _run(
     policy: Path | None,
     or_join: bool,
 ) -> typer.Exit:
-    """Run the agent of this host to its end, and return the exception that ends `edl run`.
+    """Create the job or join it, run this host's agent to its end, and return the end of `edl run`.
+
+    The result is the exception that carries the exit code. If no ZooKeeper is configured and none
+    of this user runs, one is started.
 
     Args:
-        line: the last line of output.
+        line: the last line of output; its fields are set.
         settings: the settings of this process.
         command: the words of the training command.
         np: the number of workers to start with.
         job: the name of the job; None to make one up.
         slots: the number of workers that fit on this host; None for the job's maximum.
         policy: the file of the job's policy; None for none.
-        or_join: whether this host joins the job if it runs.
+        or_join: whether this host joins the job if it runs; otherwise that is an error.
+
+    Raises:
+        UsageError: the options contradict each other, the command cannot run here, or a job of that
+            name runs and cannot be joined.
+        CoordinationError: ZooKeeper does not answer.
     """
     spec = job_spec(command, np, settings, Path.cwd(), slots)
     slots = _slots_of(spec, slots)
@@ -190,7 +198,9 @@ class RunCommand(AgentCommand):
     """
 
     def prepared(self, args: list[str]) -> list[str]:
-        """Return the words ``args`` after `edl run` as typer can parse them.
+        """Return the words ``args`` after `edl run`, with ``--resume=auto`` as ``--resume-auto``.
+
+        The words of the user's command are unchanged.
 
         Raises:
             UsageError: ``--resume`` has a value other than auto.
@@ -205,7 +215,7 @@ class RunCommand(AgentCommand):
         return [*known, *args[len(own) :]]
 
     def own_words(self, args: Sequence[str]) -> Sequence[str]:
-        """Return the options in ``args``, which end where the user's command begins."""
+        """Return the options in ``args``, with their values, before the user's command."""
         flags = {name for one in self.params if getattr(one, "is_flag", False) for name in one.opts}
         options = {name for one in self.params for name in one.opts}
         end = 0
@@ -251,7 +261,7 @@ def _resume(newest: bool, auto: bool, directory: Path | None) -> str | None:
 def _slots_of(spec: JobSpec, slots: int | None) -> int:
     """Return how many workers fit on this host: ``slots``, or the job's maximum if it is None.
 
-    ``spec`` is the specification of the job.
+    ``spec`` is the specification of the job. The host's hardware is not looked at.
 
     Raises:
         UsageError: fewer workers fit than the job starts with.
@@ -276,7 +286,8 @@ def _join(
 ) -> Agent | None:
     """Return the agent with which this host joins the running job that it could not create.
 
-    The result is None if the job has finished in the meantime.
+    It is not started. If the job has another policy than the one asked for, a message says that the
+    policy stays. The result is None if the job has finished in the meantime.
 
     Args:
         session: the ZooKeeper session.
@@ -285,6 +296,10 @@ def _join(
         settings: the settings of this process.
         slots: the number of workers that fit on this host.
         asked: the policy that this host would have given the job; NO_POLICY if none was asked for.
+
+    Raises:
+        UsageError: the job was started by another command, or nothing can join it, or ``slots`` is
+            out of range.
     """
     store, running = same_job(session, own, spec)
     if asked is not NO_POLICY and running.policy.text != asked.text:
@@ -312,5 +327,5 @@ def _finished(line: LastLine, name: str) -> typer.Exit:
 
 
 def _print(message: str) -> None:
-    """Print a message of edl to standard output."""
+    """Print ``message`` as a line of its own, after "edl: ", to standard output."""
     console().print(f"edl: {message}")

@@ -1,4 +1,4 @@
-"""Draw simulated runs as a figure, with matplotlib: the slots of each job over time.
+"""Draw simulated runs with matplotlib (:func:`figure_of`): the slots of each job over time.
 
 Charts below these compare the runs by slots in use, waiting jobs and completion times.
 """
@@ -46,7 +46,8 @@ def figure_of(outcomes: Sequence[RunOutcome]) -> Figure:
     """Return a figure with a Gantt chart of each run's jobs, and three charts of all runs below.
 
     The three charts show the slots in use over time, the number of waiting jobs over time, and the
-    distribution of the completion times. ``outcomes`` are the runs with their results.
+    distribution of the completion times. ``outcomes`` are the runs with their results, from 1 to
+    ``MOST_RUNS``. The figure is not written into a file.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter
@@ -81,7 +82,8 @@ def figure_of(outcomes: Sequence[RunOutcome]) -> Figure:
 def _draw_jobs(axes: Axes, outcome: RunOutcome) -> None:
     """Draw one horizontal line over time for each job of a run, the darker the more slots it has.
 
-    The jobs stand in the order of submission. ``axes`` is the chart; ``outcome`` is the run with
+    A line begins, in grey, when its job is submitted, and ends with the job. The jobs stand in the
+    order of submission, the first one on top. ``axes`` is the chart; ``outcome`` is the run with
     its result.
     """
     jobs = outcome.result.jobs
@@ -100,7 +102,7 @@ def _draw_jobs(axes: Axes, outcome: RunOutcome) -> None:
 
 
 def _shade(slots: int) -> str:
-    """Return the colour that stands for a number of slots, as "#rrggbb"."""
+    """Return the colour that stands for a number of slots (0: the job waits), as "#rrggbb"."""
     return SHADES[max(least for least in SHADES if least <= slots)][1]
 
 
@@ -119,7 +121,7 @@ def _draw_levels(used: Axes, waiting: Axes, outcome: RunOutcome, colour: str) ->
         used: the chart for the slots.
         waiting: the chart for the jobs.
         outcome: the run with its result.
-        colour: the colour of the run's lines.
+        colour: the colour of the run's lines, as matplotlib names it.
     """
     found = levels(outcome.result)
     hours = [level.at_s / 3600 for level in found]
@@ -131,12 +133,14 @@ def _draw_levels(used: Axes, waiting: Axes, outcome: RunOutcome, colour: str) ->
 
 
 def _draw_distribution(axes: Axes, outcome: RunOutcome, colour: str) -> None:
-    """Draw the cumulative distribution of the completion times of one run's jobs.
+    """Draw the cumulative distribution of the completion times of the jobs that ended in one run.
+
+    A point is the percentage of these jobs that took no longer than so many hours.
 
     Args:
         axes: the chart.
         outcome: the run with its result.
-        colour: the colour of the run's line.
+        colour: the colour of the run's line, as matplotlib names it.
     """
     hours = sorted(job.jct_s / 3600 for job in outcome.result.ended)
     parts = [100 * number / len(hours) for number in range(1, len(hours) + 1)]

@@ -1,4 +1,7 @@
-"""Decide which simulations (one policy on one set of jobs each) `edl simulate` has to run."""
+"""Decide which simulations (one policy on one set of jobs each) `edl simulate` has to run.
+
+:func:`runs_of` returns them; the other functions read the options.
+"""
 
 from __future__ import annotations
 
@@ -45,10 +48,11 @@ class Setup:
 
     @property
     def run(self) -> Callable[..., SimulatedRun]:
-        """A function of a policy's name and the jobs that returns the description of a simulation.
+        """A function that returns the description of a simulation with these settings.
 
-        It computes nothing. The jobs are the other fields of the result, a
-        :class:`edl.simulator.runs.SimulatedRun`, by name.
+        Call it with the name of a policy and, by keyword, the fields of
+        :class:`edl.simulator.runs.SimulatedRun` that say which jobs: ``run("fifo", jobs=jobs)``. It
+        simulates nothing.
         """
         return partial(SimulatedRun, rules=self.rules, nodes=self.nodes, slots=self.slots)
 
@@ -60,7 +64,8 @@ class JobOptions:
     Attributes:
         built_in: the name of a built-in set of jobs; None if ``trace_file`` has the jobs.
         trace_file: the file with the jobs; None for built-in ones.
-        loads: for the set ``pollux``: its loads, like "0.5,1.0".
+        loads: for the set ``pollux``: multiples of the paper's rate of jobs, or "realistic", like
+            "0.5,1.0".
         workloads: for the set ``pollux``: the numbers of its workloads, like "1,3" or "1..8".
         arrivals: for the sets ``jsa`` and ``mix``: the arrival rates of jobs, by name or in jobs a
             minute; None for the default of the set.
@@ -108,7 +113,7 @@ def job_set(name: str | None, trace_file: Path | None, compared: bool) -> JobSet
 
 
 def seeds_of(text: str, built_in: str | None) -> list[int]:
-    """Return the seeds in ``text``, the value of ``--seed``, like "0", "1,3" or "0..2".
+    """Return the seeds in ``text``, the value of ``--seed``: "1,3", or "0..2" for 0, 1 and 2.
 
     ``built_in`` is the name of the set of jobs; None for a trace. Several seeds are allowed only
     for sets whose jobs are drawn at random from a seed.
@@ -134,7 +139,7 @@ def failures_of(mtbf_s: float | None, repair_s: float, seed: int) -> Failures | 
         seed: the seed from which the failures are drawn.
 
     Raises:
-        UsageError: a time is not positive.
+        UsageError: a time is not positive; that is not checked if no node fails.
     """
     if mtbf_s is None:
         return None
@@ -144,7 +149,7 @@ def failures_of(mtbf_s: float | None, repair_s: float, seed: int) -> Failures | 
 
 
 def policy_names(text: str) -> list[str]:
-    """Return the names of policies in ``text``, which are separated by commas.
+    """Return the names of policies in ``text``, which are separated by commas, in that order.
 
     Raises:
         UsageError: there is no policy of one of these names.
@@ -158,6 +163,7 @@ def policy_names(text: str) -> list[str]:
 def runs_of(jobs: JobOptions, setup: Setup) -> list[SimulatedRun]:
     """Return descriptions of the simulations to compute: each policy with each set of chosen jobs.
 
+    All of one policy come together, in the order of ``setup.policies``.
     :func:`edl.simulator.runs.do_all` computes them.
 
     Args:
@@ -182,7 +188,7 @@ def runs_of(jobs: JobOptions, setup: Setup) -> list[SimulatedRun]:
 
 
 def check_comparable(runs: Sequence[SimulatedRun]) -> None:
-    """Raise an error unless results were published for each of ``runs``, with the same settings.
+    """Raise an error unless Pollux' results were published for each of ``runs``, as it is set up.
 
     Raises:
         UsageError: nothing was published for a run, or its cluster, its interval between decisions
@@ -214,13 +220,13 @@ def _alike(setup: Setup, jobs: Sequence[SubmittedJob], built_in: str = "") -> li
 
 
 def _of_trace(path: Path, setup: Setup) -> list[SubmittedJob]:
-    """Return the jobs in the trace file ``path``.
+    """Return the jobs in the trace file ``path``, a table in the CSV format.
 
     ``setup`` has the cluster on which they are to run.
 
     Raises:
-        UsageError: the file cannot be read, or the speed of a job was not measured on nodes with as
-            many slots as those of the cluster.
+        UsageError: the file cannot be read, a job requests more slots than the cluster has, or the
+            speed of a job was not measured on nodes with as many slots as those of the cluster.
     """
     jobs = trace.read_trace(path, setup.nodes * setup.slots)
     if any(job.kind in measured_applications() for job in jobs):
@@ -235,6 +241,8 @@ def _drawn(
     setup: Setup,
 ) -> list[SimulatedRun]:
     """Return a description of a simulation for each policy, each arrival rate and each seed.
+
+    The jobs of a rate and a seed are the same for all policies.
 
     Args:
         built_in: the name of the built-in set of jobs.
@@ -295,7 +303,7 @@ def _load(text: str) -> str:
 
 
 def _numbers(text: str, what: str, known: Sequence[int] = ()) -> list[int]:
-    """Return the numbers in a text like "6", "1,3" or "1..8".
+    """Return the whole numbers in a text like "6", "1,3" or "1..8" (8 included), in that order.
 
     Args:
         text: the text.

@@ -30,7 +30,7 @@ LABELS = {
 
 
 def figures(outcome: RunOutcome, comparison: JctComparison | None, history: bool) -> dict[str, Any]:
-    """Return one run as JSON values: its policy and cluster, its summary, and every job.
+    """Return one run as a dictionary of JSON values: policy, cluster, summary, and every job.
 
     Args:
         outcome: the run and its result.
@@ -61,10 +61,10 @@ def figures(outcome: RunOutcome, comparison: JctComparison | None, history: bool
 def results_table(done: Sequence[Done]) -> Table:
     """Return a table with a row for each run, and a row for all runs of one policy at one load.
 
-    The load is the rate at which jobs are submitted.
-
-    ``done`` has a pair for each run: the run with its result, and the comparison with published
-    completion times (None if there is none).
+    The second kind of row is left out where it would sum up a single run. The load is the rate at
+    which jobs are submitted. ``done`` has a pair for each run, at least one, all of the same set of
+    jobs: the run with its result, and the comparison with published completion times (None if there
+    is none).
     """
     groups: dict[tuple[str, str], list[Done]] = {}
     for outcome, comparison in done:
@@ -86,7 +86,7 @@ def results_table(done: Sequence[Done]) -> Table:
 
 
 def _cells(group: Sequence[Done]) -> list[str]:
-    """Return the number cells of a table row that sums up one simulated run or several.
+    """Return the number cells, as text from left to right, of a row that sums up ``group``.
 
     The numbers of jobs, of their resizes and of jobs that end at the published time, and the
     computing time, are summed over the runs. Finish-time fairness is the worst of the runs; every
@@ -119,9 +119,9 @@ def _cells(group: Sequence[Done]) -> list[str]:
 
 
 def difference(run: SimulatedRun, comparison: JctComparison) -> str:
-    """Return a sentence about the jobs whose completion time is not the published one.
+    """Return a text about the jobs whose completion time is not the published one.
 
-    It has both times in seconds for each of these jobs.
+    It has both times in seconds for the first five of these jobs, and the number of the others.
 
     Args:
         run: the run, which is named in the sentence.

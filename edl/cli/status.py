@@ -37,7 +37,10 @@ def status(
     ] = False,
     zookeeper: ZooKeeperOption = None,
 ) -> None:
-    """Show which worker leads, which workers train, and how far the job is."""
+    """Show which worker leads, which workers train, and how far the job is.
+
+    Without JOB, if no job runs, the only one that has ended is shown.
+    """
     with connected(zookeeper) as session:
         store = choose_job(session, job, ended=True)
         if not watch:
@@ -70,7 +73,7 @@ def status(
 
 
 def _show(now: JobStatus, as_json: bool) -> None:
-    """Print the status of a job, as JSON if ``as_json``, else as a table; ``now`` is the status."""
+    """Print the status ``now`` of a job: one line of JSON if ``as_json``, else a table."""
     if as_json:
         typer.echo(json.dumps(now.to_json()))
     else:
@@ -150,7 +153,7 @@ def _slot_rows(now: JobStatus) -> dict[str, str]:
 
 
 def _given_up_rows(now: JobStatus) -> dict[str, str]:
-    """Return a row for each disabled slot and for the ``GIVEN_UP_SHOWN`` workers evicted last.
+    """Return a row for the ``GIVEN_UP_SHOWN`` workers evicted last and for each disabled slot.
 
     The result has the reason by the title of the row. ``now`` is the status of the job.
     """
@@ -163,7 +166,7 @@ def _given_up_rows(now: JobStatus) -> dict[str, str]:
 def _members_table(now: JobStatus) -> Table:
     """Return a table of the workers of the job whose status is ``now``, ordered by rank.
 
-    Workers without a rank are last.
+    Workers without a rank, which are not in the ring, are last, ordered by name as text.
     """
     columns = ("worker", "rank", "stage", "host", "pid", "port")
     members = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
@@ -213,9 +216,10 @@ def _progress(now: JobStatus) -> str:
 
 
 def _free(now: JobStatus) -> dict[str, int]:
-    """Return the number of slots, by host, for which no worker is desired.
+    """Return the number of slots, by host, beyond the workers that are desired there.
 
-    Hosts without such slots are left out. ``now`` is the status of the job.
+    Disabled slots count, too. Hosts without such slots are left out. ``now`` is the status of the
+    job.
     """
     wanted = now.desired or now.assigned
     room = {host: slots - wanted.get(host, 0) for host, slots in now.hosts.items()}
@@ -226,7 +230,7 @@ def _listed(now: JobStatus, hosts: Mapping[str, int]) -> str:
     """Return numbers of workers by host as text, like "a: 2, b: 1".
 
     Args:
-        now: the status of the job.
+        now: the status of the job, which says which hosts are in it.
         hosts: the numbers; a host with 0 is left out if it has left the job.
     """
     return by_host({host: n for host, n in hosts.items() if n or host in now.hosts})
@@ -235,7 +239,8 @@ def _listed(now: JobStatus, hosts: Mapping[str, int]) -> str:
 def _due(reclaim: Reclaim) -> str:
     """Return a request to give borrowed slots back as text, like "2 slots of a within 12 s".
 
-    ``reclaim`` is the request.
+    The seconds are those that are left; "by now" replaces them when none are. ``reclaim`` is the
+    request.
     """
     left_s = reclaim.by_s - time.time()
     when = f"within {left_s:.0f} s" if left_s > 0 else "by now"

@@ -36,7 +36,10 @@ def stop(
     ] = None,
     zookeeper: ZooKeeperOption = None,
 ) -> None:
-    """End a job after the step that runs; returns when the job has ended."""
+    """End a job after the step that runs; returns when the job has ended.
+
+    While ZooKeeper is away, it stops the `edl run` of the job if that runs on this host.
+    """
     try:
         with connected(zookeeper) as session:
             store = choose_job(session, job)
@@ -51,7 +54,7 @@ def stop(
 def _stop_here(job: str | None, timeout_s: float | None, away: ZooKeeperUnreachable) -> None:
     """End a job while ZooKeeper is away: send SIGTERM to the process of `edl run` on this host.
 
-    That process then tells the workers to stop.
+    That process then tells the workers to stop. The function returns when the process has ended.
 
     Args:
         job: the name of the job; None for the only one that `edl run` runs on this host.
@@ -91,7 +94,7 @@ def _ask(store: JobStore, timeout_s: float, limits: ClientLimits = USUAL) -> Non
     Args:
         store: the records of the job.
         timeout_s: the time in seconds after which it gives up with an error.
-        limits: has the time between two tries.
+        limits: has the time between two tries, ``poll_s``.
 
     Raises:
         CoordinationError: ZooKeeper is away for longer than ``timeout_s``.
@@ -111,12 +114,13 @@ def _ask(store: JobStore, timeout_s: float, limits: ClientLimits = USUAL) -> Non
 def _wait(store: JobStore, timeout_s: float | None, limits: ClientLimits = USUAL) -> Job:
     """Wait until the job has ended, and return its record.
 
-    If none of the job's processes is registered any more, this function itself writes STOPPED into
-    the record.
+    If none of the job's processes has been registered for ``limits.settle_s`` seconds, this
+    function itself writes STOPPED into the record.
 
     Args:
         store: the records of the job.
-        timeout_s: the time to wait, in seconds; None for the time in which the job must stop.
+        timeout_s: the time to wait, in seconds; None for ``LIMITS.stop_s`` more than the job itself
+            has for its stop, a last checkpoint included.
         limits: the time limits of the request.
 
     Raises:

@@ -44,7 +44,9 @@ def main() -> None:
 
 
 def work(command: Sequence[str]) -> int:
-    """Run a worker in the slot for which horovodrun started this process.
+    """Run a worker in the slot for which horovodrun started this process; return when it is over.
+
+    The process of rank 0 creates the job, unless another one has; the others wait for it.
 
     Args:
         command: the words of the training command.
@@ -104,7 +106,7 @@ def _serve(
         driver: the client of horovodrun's driver.
         found: the job's name, secret and ZooKeeper servers, under ``job``, ``secret``,
             ``zookeeper``.
-        create: whether this process creates the job; otherwise the job exists.
+        create: whether this process creates the job first; otherwise the job exists.
 
     Raises:
         UsageError: the job was started by another launcher.
@@ -159,7 +161,8 @@ def _reachable(slot: HorovodSlot, settings: Config, zookeeper: str) -> str:
 def _new_identity(slot: HorovodSlot, settings: Config) -> dict[str, str]:
     """Return the identity of the job that this process is to create.
 
-    The other processes of horovodrun's driver find the job by it.
+    The other processes of horovodrun's driver find the job by it. The job is not created yet. If no
+    ZooKeeper is configured and none of this user runs, one is started.
 
     Args:
         slot: the slot of this process, with the address of the driver.
@@ -178,7 +181,10 @@ def _new_identity(slot: HorovodSlot, settings: Config) -> dict[str, str]:
 def _create(
     store: JobStore, slot: HorovodSlot, settings: Config, command: Sequence[str], secret: str
 ) -> None:
-    """Create the job of horovodrun's driver in ZooKeeper, with the worker limits of horovodrun.
+    """Create the job of horovodrun's driver in ZooKeeper.
+
+    Its least and greatest numbers of workers are those of the horovodrun process, if that is found,
+    unless EDL_MIN_NP, EDL_MAX_NP or edl.toml say others.
 
     Args:
         store: the records of the job, which do not exist yet or are those of an earlier job.

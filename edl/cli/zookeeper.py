@@ -78,7 +78,7 @@ def stop(data: DataOption = None) -> None:
 
 @app.command()
 def status(data: DataOption = None) -> None:
-    """Say whether the ZooKeeper runs, and where; ends with 1 when it does not."""
+    """Say whether the ZooKeeper runs, and where, with its files. Ends with 1 unless it runs."""
     server = local_server.local_status(data)
     if server is None:
         typer.echo("no local ZooKeeper runs; `edl zookeeper start` or `edl run` start one")
@@ -92,7 +92,9 @@ def status(data: DataOption = None) -> None:
 
 
 def _for_others(server: LocalServer, is_found: bool) -> list[str]:
-    """Return what to type where the server is not found by itself, and who can reach it.
+    """Return sentences that say what to type where the server is not found, and who can reach it.
+
+    There are none for a server that only this machine can reach and that is found.
 
     Args:
         server: The server that runs.
