@@ -91,6 +91,8 @@ def _stop_here(job: str | None, timeout_s: float | None, away: ZooKeeperUnreacha
 def _ask(store: JobStore, timeout_s: float, limits: ClientLimits = USUAL) -> None:
     """Write into the job's record that the job is to stop; try again while ZooKeeper is away.
 
+    The record of a job that does not run any more is not changed.
+
     Args:
         store: the records of the job.
         timeout_s: the time in seconds after which it gives up with an error.

@@ -12,7 +12,7 @@
     with submit(["python", "train.py"], {"a": 2, "b": 2}, name="letters", max_np=8):
         ...  # run `edl join --job letters --host a` on host a, and likewise on b
 
-The commands of the command line make these calls and print the results. No framework (PyTorch,
+Many commands of the command line make these calls and print the results. No framework (PyTorch,
 TensorFlow) is imported.
 """
 

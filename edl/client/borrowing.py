@@ -25,9 +25,10 @@ class Reclaimed:
 
     Attributes:
         job: the name of the job.
-        hosts: the number of slots given back, by host.
-        after_s: the time from the request until the slots were free, in seconds.
-        np: the number of workers that is desired since the request.
+        hosts: the number of workers that left for the request, by host; more than the slots that
+            were asked for if the job's sizes allow no number in between.
+        after_s: the time from the request until the caller saw the slots free, in seconds.
+        np: the number of workers that is desired since the request, on all hosts.
     """
 
     job: str
@@ -43,13 +44,14 @@ class Reclaimed:
 
 
 def borrow(store: JobStore, slots: int, host: str | None, limits: ClientLimits = USUAL) -> Resize:
-    """Let a job borrow idle slots, and return the desired workers before and after.
+    """Let a job borrow up to ``slots`` idle slots; return the desired workers before and after.
 
-    See :meth:`edl.client.job.Job.borrow` for the errors.
+    It returns as soon as the request is written. For the errors see
+    :meth:`edl.client.job.Job.borrow`.
 
     Args:
         store: the records of the job.
-        slots: the number of slots, at least 1.
+        slots: the greatest number of slots, at least 1.
         host: the host of the slots; None for any of the job's hosts.
         limits: the time limits of the request.
     """
@@ -75,8 +77,8 @@ def reclaim(
     Args:
         store: the records of the job.
         slots: the number of slots; None for all that are borrowed.
-        host: the host of the slots; None for any host.
-        deadline_s: the time in seconds in which the slots have to be free.
+        host: the host of the slots; None for any host, the last by name first.
+        deadline_s: the time in seconds, more than 0, in which the slots have to be free.
         on_message: called with sentences about the progress.
         limits: the time limits of the request.
     """

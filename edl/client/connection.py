@@ -1,6 +1,7 @@
 """Open the ZooKeeper session and the records of a job that is known by its name.
 
-This includes the search for the ZooKeeper servers and for the job's secret.
+:func:`connected` and :func:`choose_job` do so. This includes the search for the ZooKeeper servers
+and for the job's secret.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from edl.errors import AccessDenied, UsageError, nearest, some
 
 
 def open_session(hosts: str, settings: config.Config, access: Access | None = None) -> Session:
-    """Return a ZooKeeper session with the time limits of ``settings``; it is not started.
+    """Return a ZooKeeper session with the time limits of ``settings``; ``with`` starts and ends it.
 
     Args:
         hosts: the ZooKeeper servers, ``host:port,...``.
@@ -54,7 +55,7 @@ def in_session_of_job(store: JobStore) -> Iterator[JobStore]:
 
 @contextmanager
 def connected(zookeeper: str | None) -> Iterator[Session]:
-    """While entered, provide a ZooKeeper session.
+    """While entered, provide a ZooKeeper session, which has not proved any job's secret yet.
 
     ``zookeeper`` has the servers, ``host:port,...``. If it is None, they are those of EDL_ZOOKEEPER
     or edl.toml, or else the local server of this user.
@@ -86,7 +87,8 @@ def choose_job(
         name: the name of the job; None for the only job that runs.
         ended: whether, without a name and without a running job, the only job that has ended is
             chosen.
-        secret: the secret of the job; None for EDL_SECRET or the secret that this user has stored.
+        secret: the secret of the job; None for that in the settings, such as EDL_SECRET. The ones
+            that this user has stored are tried, too.
 
     Raises:
         AccessDenied: the job exists and its secret is not known here.
@@ -116,9 +118,11 @@ def choose_job(
 def _known(job: str, secret: str | None) -> list[Access]:
     """Return all secrets that may open a job, each together with the job's name.
 
+    The likeliest comes first. They are ``secret`` and those in the user's state directory.
+
     Args:
         job: the name of the job.
-        secret: the secret that the user gave; None for those in the user's state directory.
+        secret: the secret that the user gave; None if there is none.
     """
     return [Access(job, one) for one in candidates(config.state_dir(), job, secret)]
 

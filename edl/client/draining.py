@@ -1,4 +1,4 @@
-"""Let one worker, or one host with all its workers, leave a running job."""
+"""Let one worker (:func:`drain_worker`) or one host (:func:`drain_host`) leave a running job."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ def drain_worker(
 ) -> str:
     """Ask the leader to let one worker leave the job, and return the leader's answer.
 
-    The answer is a sentence that the worker leaves with the next switch. If a KeyboardInterrupt
-    interrupts the wait for it, the request is taken back, and the error has a note that says
-    whether that succeeded.
+    The answer is a sentence that the worker leaves with the next switch; that switch is not waited
+    for. After ``timeout_s``, or an error such as KeyboardInterrupt, the request is taken back, and
+    the error says, in its message or a note, whether that succeeded. An answer that has come in the
+    meantime counts.
 
     Args:
         store: the records of the job.
@@ -59,6 +60,8 @@ def _answer(
     store: JobStore, number: int, worker: int, timeout_s: float, limits: ClientLimits
 ) -> Request:
     """Wait for the leader to answer a request to drain a worker, and return the answered request.
+
+    Its ``accepted`` is False if the leader refused it; ``outcome`` is the answer.
 
     Args:
         store: the records of the job.
@@ -105,7 +108,8 @@ def drain_host(store: JobStore, name: str, timeout_s: float, limits: ClientLimit
     """Let a host leave the job, wait until it has left, and return a sentence that says so.
 
     The agent of the host ends when its workers have left. If the host has no agent, its workers
-    leave all the same. For the errors see :meth:`edl.client.job.Job.drain_host`.
+    leave all the same. After the time-out the host goes on leaving. For the errors see
+    :meth:`edl.client.job.Job.drain_host`.
 
     Args:
         store: the records of the job.

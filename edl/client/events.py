@@ -12,7 +12,7 @@ def flat(event: Event) -> dict[str, Any]:
     """Return an event of a job as one flat dictionary that can be written as JSON.
 
     It has ``time`` (ISO 8601, UTC), ``kind``, ``generation``, ``step``, ``reason``, and the details
-    of that kind of event.
+    of that kind of event as further keys (docs/reference/status-and-events.md).
     """
     return {
         "time": datetime.fromtimestamp(event.time, UTC).isoformat(),

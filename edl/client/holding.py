@@ -24,8 +24,10 @@ from edl.errors import CoordinationError, RequestError, Superseded, UnknownJob, 
 class HeldSize:
     """A context manager that holds a job's desired number of workers while one profile changes it.
 
-    A profile measures the job's throughput with several numbers of workers. While it holds
-    the number, the job has the node ``profile/hold`` in ZooKeeper, and no second profile can begin.
+    ``with`` remembers the desired workers, :meth:`take` changes their number, and the end of the
+    block restores them (:meth:`give_back`). A profile measures the job's throughput with
+    several numbers of workers. While it holds the number, the job has the node ``profile/hold`` in
+    ZooKeeper, and no second profile can begin.
     If a user scales or migrates the job meanwhile, that request is noted in the node and stays in
     force: nothing is restored. If hosts or workers join or leave meanwhile, these changes are kept,
     and all other hosts get back the workers that they had.
@@ -69,7 +71,10 @@ class HeldSize:
         self.give_back()
 
     def _set(self, now: Snapshot) -> None:
-        """Remember the desired workers in the job's records, ``now``, to restore them later."""
+        """Remember the desired workers in ``now``, the job's records, to restore them later.
+
+        What was remembered before is forgotten.
+        """
         before: Placement = dict(now.desired.hosts)
         self._now = now
         self._slots = {**before, **_slots_of(now)}
@@ -78,12 +83,16 @@ class HeldSize:
 
     @property
     def before(self) -> Placement:
-        """The desired workers by host, as they were before the profile began."""
+        """The desired workers by host, as they were when the block was entered."""
         return self._held.before
 
     @property
     def kept(self) -> bool:
-        """Whether another request has changed the desired workers; if so, its change stays."""
+        """Whether something else has changed the desired workers, whose change stays.
+
+        It may be a request, or hosts or workers that joined or left. False before the end of the
+        block.
+        """
         return self._fate is not HoldState.OURS
 
     def _taken(self) -> str:
@@ -98,11 +107,12 @@ class HeldSize:
     # --- while it is held
 
     def take(self, np: int) -> None:
-        """Make ``np`` the desired number of workers of the job.
+        """Make ``np`` the desired number of workers of the job; return when that is written.
 
         The number lasts until the next call of this method, or until :meth:`give_back`.
 
         Raises:
+            UsageError: the hosts have fewer than ``np`` slots.
             Superseded: a user has requested another size, or hosts or workers came or left.
             CoordinationError: ZooKeeper is away; the change may have been written.
         """
@@ -129,7 +139,8 @@ class HeldSize:
         ``now`` is the newest snapshot of the job's records.
 
         Raises:
-            Superseded: the desired workers in ``now`` are not those that this profile has written.
+            Superseded: the desired workers in ``now`` are neither those from before the profile nor
+                any that it has written.
         """
         self._slots |= _slots_of(now)
         self._check(now.desired.hosts)
@@ -171,8 +182,8 @@ class HeldSize:
         While ZooKeeper is away it tries again, for up to ``restore_s`` seconds.
 
         Raises:
-            RequestError: the size is not restored; the message says how to do it by hand. A
-                KeyboardInterrupt gets a note that says the same.
+            RequestError: the size is not restored, because ZooKeeper is away; the message says how
+                to do it by hand. A KeyboardInterrupt gets a note that says the same.
         """
         deadline = time.monotonic() + self._limits.restore_s
         lost = f"job {self._job.name} does not have its size back; {self._way_back()}"
@@ -187,6 +198,8 @@ class HeldSize:
 
     def _is_given_back(self, deadline: float, lost: str) -> bool:
         """Try once to restore the desired workers; return whether there is nothing left to restore.
+
+        False: ZooKeeper is away, so try again. True also if the job is gone.
 
         Args:
             deadline: the time by the monotonic clock, in seconds, after which an error is raised.
@@ -243,7 +256,7 @@ class HeldSize:
         return text + back
 
     def _way_back(self) -> str:
-        """Return the `edl scale` command that restores the size from before the profile."""
+        """Return the `edl scale` command, in backquotes, that restores the size from before."""
         return f"`edl scale {self._job.name} --np {sum(self.before.values())}`"
 
     def _release(self) -> None:

@@ -1,4 +1,4 @@
-"""One job as an object for Python programs: each command of the command line is a method."""
+"""One job as an object for Python programs, :class:`Job`: many commands of `edl` are methods."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ RECLAIM_S = 30.0  # for borrowed slots to be given back
 class Job:
     """A client of the job ``name``, or of the only running job if ``name`` is None.
 
-    Each call opens a ZooKeeper session and closes it; as a context manager the job keeps one
-    session open for all calls. An object must not be shared between threads.
+    The job is looked up at the first call, not when the object is made. Each call opens a ZooKeeper
+    session and closes it; as a context manager the object keeps one session open for all calls. It
+    must not be shared between threads.
 
     Args:
         name: the name of the job, as in `edl run --job`.
-        zookeeper: the ZooKeeper servers, "host:port,host:port"; None for EDL_ZOOKEEPER, or else the
-            local server of this user.
+        zookeeper: the ZooKeeper servers, "host:port,host:port"; None for those of EDL_ZOOKEEPER or
+            edl.toml, or else the local server of this user.
         secret: the secret of the job; None for the one in ``secret_file``.
         secret_file: a file, or a pipe, with the secret of the job, which other users cannot read;
             None for EDL_SECRET or EDL_SECRET_FILE, or the secret in this user's state directory.
@@ -74,18 +75,24 @@ class Job:
         self.close()
 
     def _keep(self, resources: ExitStack) -> None:
-        """Keep ``resources``, such as an open session, until :meth:`close` or the end of `with`."""
+        """Close ``resources``, such as an open session, at :meth:`close` or the end of `with`.
+
+        They are kept open until then, and replace what was kept before.
+        """
         self._open = resources
 
     def close(self) -> None:
-        """Close the session that the context manager keeps; closing it twice is harmless."""
+        """Close the session that `with`, or :func:`submit`, keeps open; without one do nothing.
+
+        The job goes on. Later calls open a session of their own.
+        """
         self._kept = None
         self._open.close()
 
     # --- how many workers ---
 
     def scale(self, np: int, timeout_s: float | None = None) -> Resize:
-        """Set the number of workers that the job shall have.
+        """Set the number of workers that the job shall have; the next switches bring it about.
 
         Args:
             np: the desired number of workers.
@@ -108,7 +115,8 @@ class Job:
     def scale_out(self, n: int = 1, timeout_s: float | None = None) -> Resize:
         """Raise the desired number of workers by ``n``, at least 1.
 
-        ``timeout_s``, the result and the errors are those of :meth:`scale`.
+        Return the desired workers by host, before and after: as soon as they are written, or with
+        ``timeout_s`` when all of them train. The errors are those of :meth:`scale`.
         """
         more = whole(n, least=1)
         return self._resize(lambda now: now + more, timeout_s)
@@ -116,8 +124,10 @@ class Job:
     def scale_in(self, n: int = 1, timeout_s: float | None = None) -> Resize:
         """Lower the desired number of workers by ``n``, at least 1.
 
-        The workers with the highest ranks on the last host by name leave; :meth:`drain` removes a
-        particular worker. ``timeout_s``, the result and the errors are those of :meth:`scale`.
+        Hosts without an agent lose their workers first, then the last hosts by name; on a host the
+        highest ranks leave. :meth:`drain` removes a particular worker. Return the desired workers
+        by host, before and after: as soon as they are written, or with ``timeout_s`` when only
+        these train. The errors are those of :meth:`scale`.
         """
         fewer = whole(n, least=1)
         return self._resize(lambda now: now - fewer, timeout_s)
@@ -139,8 +149,8 @@ class Job:
             hosts: the number of workers by host; a host that is not in it gets none. A host that
                 gets more workers than it has needs an agent with as many slots.
             devices: the numbers of the devices that the job may use, by host. A host that is not in
-                it keeps its devices, and has no limit if it was never given any; an empty sequence
-                lets no worker start there.
+                it (None: no host is) keeps its devices, and has no limit if it was never given any;
+                an empty sequence lets no worker start there.
             timeout_s: the time in seconds to wait until the workers train where they are placed;
                 None to return as soon as the placement is written.
 
@@ -165,7 +175,8 @@ class Job:
     def drain(self, worker: int, timeout_s: float = ANSWER_S) -> str:
         """Ask the leader to let the worker number ``worker`` (3 is w3) leave; return its answer.
 
-        The answer is a sentence that the worker leaves with the next switch.
+        The answer is a sentence that the worker leaves with the next switch, which is not waited
+        for.
 
         Raises:
             UsageError: the job does not run, or the leader refuses.
@@ -179,10 +190,12 @@ class Job:
     def drain_host(self, host: str, timeout_s: float = TIMEOUT_S) -> str:
         """Let a host leave with its workers and its agent; return a sentence that it has left.
 
-        ``host`` is the name of the host.
+        ``host`` is the name of the host. If the job may not have the number of workers that is
+        left, others are started in idle slots of its other hosts, or more workers leave.
 
         Raises:
-            UsageError: the job does not run or has no such host, or too few workers would be left.
+            UsageError: the job does not run or has no such host, horovodrun places its workers, or
+                too few workers would be left.
             TimedOut: the host has not left within ``timeout_s`` seconds, but goes on leaving.
             JobEnded: the job ended before the host had left.
         """
@@ -192,11 +205,11 @@ class Job:
     def borrow(self, slots: int, host: str | None = None) -> Resize:
         """Let the job borrow idle slots, with one more worker in each, as far as its limits allow.
 
-        The slots stay borrowed until :meth:`reclaim`, or until fewer workers are desired on their
-        hosts.
+        It returns as soon as the request is written. The slots stay borrowed until
+        :meth:`reclaim`, or until fewer workers are desired on their hosts.
 
         Args:
-            slots: the number of slots, at least 1.
+            slots: the number of slots, at least 1; fewer are borrowed if fewer are idle.
             host: the host of the slots; None for any of the job's hosts.
 
         Returns:
@@ -227,12 +240,12 @@ class Job:
         Args:
             slots: the number of slots; None for all that are borrowed.
             deadline_s: the time in seconds from the call until the slots have to be free.
-            host: the host of the slots; None for any host.
-            on_message: called with sentences about the progress.
+            host: the host of the slots; None for any host, the last by name first.
+            on_message: called, in this thread, with sentences about the progress.
 
         Returns:
-            The slots by host, the time in which they became free, and the workers that are still
-            desired.
+            The slots by host, the time in which they became free, and the number of workers that
+            are still desired.
 
         Raises:
             UsageError: the job does not run, not that many slots are borrowed, or too few workers
@@ -256,10 +269,10 @@ class Job:
         timeout_s: float = TIMEOUT_S,
         on_message: OnMessage = ignore,
     ) -> Migration:
-        """Move workers from one host to another in one switch; return when they have moved.
+        """Move workers from one host to another, mostly in one switch; return when they have moved.
 
-        If all workers of the job move, one of the old workers stays until the new ones have the
-        state, and leaves with the next switch.
+        The job keeps its number of workers. If all workers of the job move, one of the old workers
+        stays until the new ones have the state, and leaves with the next switch.
 
         Args:
             from_host: the host that they leave.
@@ -269,14 +282,15 @@ class Job:
             on_message: called with sentences about the progress.
 
         Returns:
-            The moved workers, the generations in which they moved, and how long training stood
-            still.
+            The request (both hosts and the number of workers), the numbers of the generations in
+            which workers moved, and for how many seconds the workers that stayed were held up.
 
         Raises:
             UsageError: the job does not run, or the hosts or their slots do not allow the move.
             HostLost: the agent of ``to_host`` is gone; workers that had not moved stay where they
                 are.
-            Superseded: the number of workers on the two hosts was changed by another request.
+            Superseded: the number of workers on the two hosts was changed by another request, which
+                stays in force.
             TimedOut: the workers have not moved within ``timeout_s``; the migration goes on.
             JobEnded: the job ended before the workers had moved.
         """
@@ -287,9 +301,9 @@ class Job:
     # --- what is known ---
 
     def status(self) -> JobStatus:
-        """Return the state of the job, its workers and its progress.
+        """Return the state of the job, its workers and its progress, as they are at this moment.
 
-        `edl status --json` prints the result's ``to_json()``.
+        A job that has ended has them, too. `edl status --json` prints the result's ``to_json()``.
         """
         with self._store(ended=True) as store:
             return job_status(store.snapshot(), store.session.hosts)
@@ -319,13 +333,14 @@ class Job:
         gets back the number of workers that it had. Only one profile of a job can run at a time.
 
         Args:
-            sizes: the numbers of workers to measure.
+            sizes: the numbers of workers to measure, in any order; each is measured once.
             steps: the number of steps measured with each size.
             timeout_s: the time in seconds in which each size has to be reached and measured.
             on_message: called with sentences about the progress.
 
         Returns:
-            The measured points, which are also stored with the job.
+            The measured points, the fewest workers first. They are also stored with the job, in
+            place of those of an earlier profile.
 
         Raises:
             UsageError: the job does not run, its limits or hosts do not allow a size, or another
@@ -335,13 +350,17 @@ class Job:
             TimedOut: a size was not measured in time. The points measured until then are stored
                 with the job, see :meth:`curve`.
             JobEnded: the job ended before all sizes were measured; the points are stored, too.
+            RequestError: the number of workers is not restored, because ZooKeeper is away.
         """
         wanted = [whole(np) for np in sizes]
         with self._store() as store:
             return profiling.profile(store, wanted, whole(steps), timeout_s, on_message)
 
     def curve(self) -> Curve | None:
-        """Return the newest profile that is stored with the job; None if there is none."""
+        """Return the newest profile of the job, even an unfinished one; None if none is stored.
+
+        The points of the fewest workers come first.
+        """
         with self._store(ended=True) as store:
             return store.profile.get()
 
@@ -349,6 +368,8 @@ class Job:
 
     def set_policy(self, text: str, source: str = "a program") -> JobPolicy:
         """Let the job follow a policy, a rule by which it finds its own number of workers.
+
+        It replaces the policy that the job has.
 
         Args:
             text: the policy, in TOML.
@@ -358,8 +379,8 @@ class Job:
             The policy as it is stored with the job.
 
         Raises:
-            UsageError: the policy cannot be read, can never change the number of workers, or the
-                job does not run.
+            UsageError: the policy cannot be read, can never change the number of workers, or has
+                another [batch] or [learning_rate] than the job began with; or the job does not run.
         """
         with self._store() as store:
             return policies.set_policy(store, text, source)
@@ -376,18 +397,19 @@ class Job:
             return policies.switch_off(store)
 
     def resume_policy(self) -> JobPolicy:
-        """Let a policy decide again that was switched off or held by a user's request.
+        """Let the job's policy decide again after it was switched off, or held by a user's request.
 
         The result is the policy as it is stored then.
 
         Raises:
-            UsageError: the job has no policy, its policy is in force, or the job does not run.
+            UsageError: the job has no policy, its policy is neither off nor held, or the job does
+                not run.
         """
         with self._store() as store:
             return policies.resume(store)
 
     def explain_policy(self) -> Explanation:
-        """Return the policy of the job, what it decides at present, and the data behind that.
+        """Return the policy of the job, what the leader says about it, and the data behind that.
 
         Raises:
             UsageError: the job has no policy.
@@ -398,8 +420,9 @@ class Job:
     def history(self) -> History:
         """Return the job's sizes over time, its throughput, and who decided each change.
 
-        The history is made from the event log. It keeps only the newest events, some thousands, so
-        the history of a long job does not reach back to its start.
+        Times are in seconds since the job's first event in the log. The history is made from the
+        event log. It keeps only the newest events, some thousands, so the history of a long job
+        does not reach back to its start.
         """
         with self._store(ended=True) as store:
             return history(store.name, [event for _, event in store.events.read()])

@@ -1,6 +1,7 @@
 """Find the job that `edl run --or-join` joins, or wait until a job of that name can be created.
 
 With ``--or-join`` all hosts run the same command: the first creates the job, the others join it.
+:func:`has_finished` waits, :func:`same_job` finds the job.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ LIMITS = SupervisorLimits()
 
 
 def has_finished(session: Session, own: Access, on_message: OnMessage = ignore) -> bool:
-    """Return whether a job that was started with this host's secret has finished.
+    """Return whether the job of this name, with this host's secret, has trained to its end.
 
-    A job that is stopping cannot be joined, but can be started again after its end: the function
-    first waits for that end, for as long as a stop may take at most.
+    False: there is no such job, or it runs, or it was stopped or has failed. A job that is stopping
+    cannot be joined, but can be started again after its end: the function first waits for that end,
+    for as long as a stop may take at most.
 
     Args:
         session: the ZooKeeper session; afterwards it has proved the secret of that job.
@@ -48,7 +50,9 @@ def has_finished(session: Session, own: Access, on_message: OnMessage = ignore) 
 
 
 def same_job(session: Session, own: Access, spec: JobSpec) -> tuple[JobStore, Snapshot]:
-    """Return the records, and a snapshot of them, of a running job that the same command started.
+    """Return the records, and a snapshot of them, of a job that the same command started.
+
+    Whether the job still runs is not checked.
 
     Args:
         session: the ZooKeeper session; afterwards it has proved the secret of that job.
@@ -69,7 +73,7 @@ def same_job(session: Session, own: Access, spec: JobSpec) -> tuple[JobStore, Sn
 
 
 def _present(session: Session, own: Access) -> Job | None:
-    """Return the record of the job that ``own`` names, or None if there is no such job.
+    """Return the record of the job that ``own`` names, running or ended; None if there is none.
 
     Args:
         session: the ZooKeeper session; afterwards it has proved the secret of that job.
@@ -105,7 +109,7 @@ def _check_ours(session: Session, own: Access) -> None:
 
 
 def _check_same(running: Job, asked: JobSpec) -> None:
-    """Raise a UsageError if a running job has another command, directory or other settings.
+    """Raise a UsageError if a job has another command, directory, sizes or settings than asked for.
 
     Args:
         running: the record of the running job.

@@ -1,4 +1,4 @@
-"""Read the manifest of a job from a file, as `edl submit` and programs do."""
+"""Read the manifest of a job, which describes a job for a cluster, from a file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edl.errors import ManifestError
 
 
 def read_job_manifest(path: str | Path) -> JobManifest:
-    """Return the manifest in the file at ``path``, with absolute paths.
+    """Return the manifest in the YAML file at ``path``, with absolute paths.
 
     A relative ``cwd`` begins at the working directory of this process, and ``~`` is the home of
     this user.

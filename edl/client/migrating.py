@@ -1,4 +1,4 @@
-"""Move workers of one host to another while the job trains: request it, wait, and report it.
+"""Move workers of one host to another while the job trains: :func:`migrate`.
 
 The request only writes other desired numbers of workers by host into the job's records, so the
 migration goes on even if the process that requested it ends. While that process waits, it takes the
@@ -33,7 +33,7 @@ def migrate(
     on_message: OnMessage,
     limits: ClientLimits = USUAL,
 ) -> Migration:
-    """Move workers to another host, and return what the migration did.
+    """Move workers to another host; return what the migration did when they have moved.
 
     See :meth:`edl.client.job.Job.migrate` for the errors. A KeyboardInterrupt during the wait
     gets a note that the migration goes on.
@@ -72,8 +72,8 @@ class _MigrationProgress:
     """The hosts and generations of a job that were seen while workers moved.
 
     Attributes:
-        hosts: the host of each worker, by name of the worker.
-        generations: the generations, by number.
+        hosts: the host of each worker, by name of the worker, workers that have left included.
+        generations: the generations that were seen, by number.
     """
 
     hosts: dict[str, str] = field(default_factory=dict)  # worker -> its host
@@ -134,7 +134,7 @@ def _wait(
 
 
 def _goes_on(asked: Move) -> str:
-    """Return a sentence that the migration ``asked`` goes on, with the command that reverses it."""
+    """Return a clause that the migration ``asked`` goes on, with the command that reverses it."""
     back = f"edl migrate {asked.job} --from {asked.target} --to {asked.source} --np {asked.np}"
     return f"the migration goes on; `{back}` takes it back"
 
@@ -155,14 +155,17 @@ def _take_back(
 ) -> Placement:
     """Let the workers that have not moved stay on the old host; return the desired workers by host.
 
-    Only the numbers of desired workers in the job's records are changed.
+    Only the numbers of desired workers in the job's records are changed, before the return.
 
     Args:
         store: the records of the job.
         asked: the requested migration.
         stands: how far the migration is.
-        given: gets the desired workers by host before they are written, so that the caller knows
-            them even if ZooKeeper's answer is lost.
+        given: a list; the desired workers by host are appended before they are written, so that the
+            caller knows them even if ZooKeeper's answer is lost.
+
+    Raises:
+        CoordinationError: ZooKeeper is away; the change may have been written.
     """
 
     def change(desired: Placement) -> Placement:
@@ -174,7 +177,7 @@ def _take_back(
 
 
 def _lost(asked: Move, now: Snapshot, after: Placement, limits: ClientLimits) -> HostLost:
-    """Return the error that the target host is gone, with the number of workers that stay.
+    """Return, without raising it, the error that the target host is gone and how many workers stay.
 
     Args:
         asked: the requested migration.
@@ -213,7 +216,8 @@ def _outcome(
 ) -> Migration:
     """Return what the migration did: its workers, its switches, and how long training stood still.
 
-    The function waits for the last switch to be in the event log, ``limits.log_s`` seconds at most.
+    The function waits for the last switch to be in the event log, ``limits.log_s`` seconds at most;
+    without it the time of the standstill is None.
 
     Args:
         store: the records of the job.

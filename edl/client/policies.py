@@ -30,11 +30,11 @@ class Explanation:
 
     Attributes:
         policy: the policy of the job.
-        np: the number of workers that train.
+        np: the number of workers in the newest generation; 0: there is none yet.
         learned: what was measured of the job, such as its throughput at each size.
         verdicts: for a hill-climbing rule, whether the larger number of workers is worth its cost,
             for each pair of measured sizes; empty for other rules.
-        says: the newest sentence of the leader about the policy.
+        says: the newest sentence of the leader about the policy; empty: there is none.
         modelled: for the rule ``goodput``, the goodput (throughput times statistical efficiency)
             that its model expects at each number of workers, in samples/s; empty for other rules.
     """
@@ -48,7 +48,7 @@ class Explanation:
 
 
 def set_policy(store: JobStore, text: str, source: str) -> JobPolicy:
-    """Let the job follow a policy from now on; return the policy as it is stored.
+    """Let the job follow a policy from now on, in place of another; return it as it is stored.
 
     Args:
         store: the records of the job.
@@ -72,7 +72,7 @@ def set_policy(store: JobStore, text: str, source: str) -> JobPolicy:
 
 
 def _written(policy: JobPolicy) -> PolicyFile:
-    """Return the parsed text of ``policy``; if it cannot be parsed, return an empty policy."""
+    """Return the parsed text of ``policy``; if it is empty or cannot be parsed, an empty policy."""
     with suppress(UsageError):
         return parse_policy(policy.text, policy.source)
     return PolicyFile("")
@@ -99,12 +99,12 @@ def switch_off(store: JobStore) -> JobPolicy:
 
 
 def resume(store: JobStore) -> JobPolicy:
-    """Let a policy decide again that was switched off or held by a user's request.
+    """Let the job's policy decide again after it was switched off, or held by a user's request.
 
     ``store`` has the records of the job. The result is the policy as it is stored then.
 
     Raises:
-        UsageError: the job has no policy, the policy is in force, or the job is over.
+        UsageError: the job has no policy, the policy is neither off nor held, or the job is over.
     """
     running(store, f"resume the policy of job {store.name}")
 
@@ -118,9 +118,9 @@ def resume(store: JobStore) -> JobPolicy:
 
 
 def explain(store: JobStore) -> Explanation:
-    """Return the policy of the job, what it decides at present, and the data behind that.
+    """Return the policy of the job, what the leader says about it, and the data behind that.
 
-    ``store`` has the records of the job.
+    ``store`` has the records of the job, which may have ended.
 
     Raises:
         UsageError: the job has no policy.
@@ -142,14 +142,14 @@ def checked_policy(
 ) -> JobPolicy:
     """Return a job's policy made from ``text``, after a check that the job can follow it.
 
-    No code of the user is run for the check.
+    Nothing is stored, and no code of the user is run for the check.
 
     Args:
         text: the policy, in TOML.
         source: the name of the policy in messages.
         sizes: the numbers of workers that the job may have.
-        command: the command of the workers. A custom rule is looked up from the directory of its
-            script.
+        command: the words of the workers' command. A custom rule is looked up in the directory of
+            its first .py file, in ``cwd`` and among the installed modules.
         cwd: the working directory of the workers.
 
     Raises:
@@ -167,11 +167,11 @@ def checked_policy(
 def _find(rule: CustomRule, directories: Sequence[Path], source: str) -> None:
     """Raise a UsageError if the module or the function of a custom rule does not exist.
 
-    The module is parsed, not run.
+    The module is parsed, not run. If it is not written in Python, its functions are not checked.
 
     Args:
         rule: the names of the module and the function.
-        directories: where the module is looked up, besides the installed modules.
+        directories: where the module is looked up, in this order, before the installed modules.
         source: the name of the policy, for the message.
     """
     paths: Sequence[str] | None = [*map(str, directories), *sys.path]
@@ -197,7 +197,10 @@ def _find(rule: CustomRule, directories: Sequence[Path], source: str) -> None:
 
 
 def _names(node: ast.stmt) -> Iterator[str]:
-    """Yield the names that ``node``, a statement at the top level of a module, defines."""
+    """Yield the names that ``node``, a statement at the top level of a module, may define.
+
+    They are those of functions, classes, imports and assignments, also inside ``if`` and ``try``.
+    """
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         yield node.name
     elif isinstance(node, (ast.Import, ast.ImportFrom)):

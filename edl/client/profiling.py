@@ -1,9 +1,10 @@
-"""Measure a running job's throughput with several numbers of workers, the largest first.
+"""Measure a running job's throughput with several numbers of workers (:func:`profile`).
 
 The order is downwards because a worker leaves within a step, but a new worker has to start its
 process first: so only the largest number may have to be waited for. Afterwards the job gets back
 the number of workers that it had, whatever happened meanwhile, unless another number was requested.
-Only kill -9 of the profiling process leaves the job at the number that is being measured.
+Only kill -9 of the profiling process, or a ZooKeeper that stays away, leaves the job at the number
+that is being measured.
 """
 
 from __future__ import annotations
@@ -34,12 +35,13 @@ def profile(
 ) -> Curve:
     """Measure the throughput of a job with each number of workers in ``sizes``.
 
-    Each measured point is stored with the job, and the result has them all. For the errors see
-    :meth:`edl.client.job.Job.profile`; their messages say which sizes were measured.
+    Each measured point is stored with the job at once, and the result has them all, the fewest
+    workers first. For the errors see :meth:`edl.client.job.Job.profile`; their messages say which
+    sizes were measured.
 
     Args:
         store: the records of the job.
-        sizes: the numbers of workers; the largest is measured first.
+        sizes: the numbers of workers, each at least 1; the largest is measured first.
         steps: the number of steps measured with each size, after a few that are left out.
         timeout_s: the time in seconds in which each size has to be reached and measured.
         on_message: called with sentences about the progress.
@@ -101,6 +103,11 @@ def _measure(
 
     Returns:
         The measured point, and the job's progress (generation and step) when it was complete.
+
+    Raises:
+        Superseded: another request has changed the desired workers.
+        TimedOut: the point is not measured within ``timeout_s`` seconds.
+        JobEnded: the job ended before that.
     """
     messages = Messages(on_message)
     what = f"profiling job {store.name} with {workers(np)}"
@@ -122,6 +129,8 @@ def _measure(
 def _log_start(store: JobStore, before: Placement, order: Sequence[int], now: Snapshot) -> None:
     """Record the size of the job as an event, so that a user can restore it if this process dies.
 
+    While ZooKeeper is away nothing is recorded, and no error is raised.
+
     Args:
         store: the records of the job.
         before: the desired workers by host before the profile.
@@ -138,7 +147,7 @@ def _log_start(store: JobStore, before: Placement, order: Sequence[int], now: Sn
 
 
 def _log(store: JobStore, point: Point, last: ProgressSample) -> None:
-    """Record a measured point as an event of the job.
+    """Record a measured point as an event of the job; do nothing while ZooKeeper is away.
 
     Args:
         store: the records of the job.

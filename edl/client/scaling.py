@@ -1,4 +1,7 @@
-"""Request another number of workers for a running job, or other places, and wait for them."""
+"""Request another number of workers for a running job (:func:`resize`), or other places.
+
+:func:`place` requests places. Both wait for the workers if they are asked to.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +41,8 @@ class Resize:
 
     Attributes:
         job: the name of the job.
-        before: the desired workers by host before the request.
-        after: the desired workers by host after the request.
+        before: the number of desired workers by host before the request.
+        after: the number of desired workers by host after the request.
     """
 
     job: str
@@ -64,7 +67,8 @@ def resize(
 
     Args:
         store: the records of the job.
-        size: returns the number to set, given the number that is desired at present.
+        size: returns the number to set, given the number that is desired at present; called again
+            if another request comes between.
         timeout_s: the time in seconds to wait until that many train; None to return as soon as the
             number is written.
         limits: the time limits of the request.
@@ -83,7 +87,7 @@ def resize(
 
 
 def whole_placement(hosts: Mapping[str, SupportsIndex]) -> Placement:
-    """Return the number of workers by host that a user's program gives, checked.
+    """Check the number of workers by host that a user's program gives; return it with ints.
 
     Raises:
         UsageError: ``hosts`` is no mapping, or a number is not a whole one of at least 0.
@@ -145,12 +149,14 @@ def _write(
 
     Args:
         store: the records of the job.
-        change: returns the new desired workers by host, given the present ones.
-        why: a clause that begins the sentence of the event.
+        change: returns the new desired workers by host, given the present ones; called again if
+            another request comes between.
+        why: the words with which the reason of the event begins, such as "edl scale".
         devices: the devices that the job may use, by host; other hosts keep theirs.
 
     Raises:
         CoordinationError: ZooKeeper is away; the message says whether something may be written.
+        UsageError: ``change`` has raised it.
     """
     read = False
     unsure = f"it may have been written or not, see `edl status {store.name}` before you repeat it"
@@ -174,7 +180,7 @@ def _wait_for_placement(
 
     Args:
         store: the records of the job.
-        hosts: the number of workers by host.
+        hosts: the number of workers by host; on other hosts none may train.
         timeout_s: the time to wait, in seconds.
         limits: the time limits of the request.
 
@@ -197,7 +203,7 @@ def wait_for_size(
     on_message: OnMessage = ignore,
     limits: ClientLimits = USUAL,
 ) -> Snapshot:
-    """Wait until ``np`` workers train in one ring, and return the job's records as they are then.
+    """Wait until ``np`` workers have entered one ring; return the job's records as they are then.
 
     Args:
         store: the records of the job.

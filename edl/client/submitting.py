@@ -1,5 +1,6 @@
 """Create a job: its specification, its secret and its record in ZooKeeper.
 
+:func:`submit` does all of it for a program; `edl run` calls the other functions.
 No worker is started here. Agents start the workers, one agent on each host: the agent of `edl run`
 in the process that created the job, the agents of `edl join` on other hosts.
 """
@@ -44,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Submission:
-    """The name and the secret of a job that is about to be created.
+    """The name and the secret of a job that is about to be created; :func:`prepare` returns it.
 
     Attributes:
         access: the name and the secret of the new job.
@@ -60,11 +61,12 @@ class Submission:
 
 @dataclass(frozen=True)
 class CreatedJob:
-    """A job that was just created.
+    """A job that was just created, or was there already; :func:`create` returns it.
 
     Attributes:
         store: the records of the job in ZooKeeper, in the session that created it.
-        record: the job's record.
+        record: the job's record as it was to be created; not read again, if the job had the run
+            already.
         replaced_events: the events of the job that it replaced, as `edl events --json` prints them,
             a line each; empty if no job was replaced.
     """
@@ -126,7 +128,7 @@ def submit(  # noqa: PLR0913 (its keywords are the options of `edl run`)
             new one.
         run: the token of the run, 16 to 64 lower-case hexadecimal digits; None to make one up, see
             :meth:`Job.run`. It needs ``name``.
-        settings: settings of the job by name, like ``max_np=8``; settings that are left out come
+        **settings: settings of the job by name, like ``max_np=8``; settings that are left out come
             from the environment and edl.toml. Without ``max_np`` the job never has more workers
             than at first.
 
@@ -189,7 +191,7 @@ def job_spec(
         np: the number of workers to start with.
         settings: the job's settings and sizes. Without ``max_np`` the job may have at most
             ``np`` or ``slots`` workers, whichever is more.
-        cwd: the working directory of the command.
+        cwd: the working directory of the command, an absolute path.
         slots: the slots of the first host; None if they are not given.
 
     Raises:
@@ -210,14 +212,15 @@ def job_spec(
 def made_up_name(command: Sequence[str]) -> str:
     """Return a name for a job that the user has not named.
 
-    It is the name of the script in ``command`` and four random hexadecimal digits.
+    It is the name of the script in ``command``, without its ending and cut to 40 characters, and
+    four random hexadecimal digits, like "train-3f9a". Whether a job has the name is not checked.
     """
     stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(title(command)).stem).strip("-_")[:40] or "job"
     return f"{stem}-{uuid.uuid4().hex[:4]}"
 
 
 def prepare(session: Session, name: str, secret: str | None = None) -> Submission:
-    """Choose the secret of a job that is about to be created.
+    """Choose the secret of a job that is about to be created; write nothing.
 
     Args:
         session: the ZooKeeper session; it has proved the secrets of earlier jobs of that name
@@ -248,7 +251,7 @@ def create(
     devices: DeviceSets = NO_DEVICES,
     run: str | None = None,
 ) -> CreatedJob:
-    """Create a job, and return it with its records.
+    """Create a job in ZooKeeper, before the return, and return it with its records.
 
     A job of that name that has ended, or whose processes are all dead, is replaced.
     Afterwards the session has proved the job's secret. The job counts as alive while the session
@@ -266,9 +269,9 @@ def create(
             and the events that are returned are empty.
 
     Raises:
-        JobExists: a job of that name is alive.
+        JobExists: a job of that name is alive, and has another run than ``run``.
         AccessDenied: the name is taken by a job that has another secret.
-        CoordinationError: ZooKeeper is away.
+        CoordinationError: ZooKeeper is away; the job may have been created or not.
     """
     name, secret = submission.access.job, submission.access.secret
     announce(config.state_dir(), name, secret)
@@ -281,9 +284,10 @@ def create(
 
 
 def _events_of(store: JobStore) -> str:
-    """Return the events of a job that may be replaced, as lines of JSON.
+    """Return the events of a job that may be replaced, as lines of JSON, the oldest first.
 
-    ``store`` has the records of the job. The result is empty if the events cannot be read.
+    ``store`` has the records of the job. The result is empty, after a warning in the log, if the
+    events cannot be read.
     """
     try:
         return "".join(f"{json.dumps(flat(event))}\n" for _, event in store.events.read(-1))

@@ -22,7 +22,7 @@ class ClientLimits:
     """The time limits of a request to a running job, in seconds.
 
     Attributes:
-        poll_s: the time between two readings of the job's records.
+        poll_s: the time between two readings of the job's records, or two tries.
         discovery_s: how long to wait for `edl-discover` to say how many workers are desired.
         restore_s: how long to try to restore the size of a job that was profiled.
         agent_gone_s: how long a host without an agent may be the target of a migration.
@@ -42,7 +42,7 @@ USUAL = ClientLimits()
 
 
 def ignore(_message: str) -> None:
-    """Do nothing with a message: the ``on_message`` of callers that want no messages."""
+    """Do nothing with a message: give this as ``on_message`` if messages are not wanted."""
 
 
 class Messages:
@@ -70,7 +70,8 @@ def running(store: JobStore, what: str, limits: ClientLimits = USUAL) -> Snapsho
     """Return the newest snapshot of the job's records, after a check that the job is running.
 
     If no worker is desired yet, the job may just have begun under horovodrun: then the function
-    waits up to ``discovery_s`` seconds for `edl-discover` to say how many are desired.
+    waits up to ``discovery_s`` seconds for `edl-discover` to say how many are desired, and returns
+    also if that has not happened.
 
     Args:
         store: the records of the job.
@@ -121,7 +122,8 @@ def looks(
 ) -> Iterator[Snapshot]:
     """Yield snapshots of the job's records again and again, until the caller stops or time is up.
 
-    While ZooKeeper does not answer, nothing is yielded, and the time runs on.
+    The first one is yielded at once, later ones after ``limits.poll_s`` seconds each. While
+    ZooKeeper does not answer, nothing is yielded, and the time runs on.
 
     Args:
         store: the records of the job.
