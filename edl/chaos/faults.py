@@ -453,7 +453,8 @@ def send_signal(member: Member, number: signal.Signals) -> None:
 def is_process_of(member: Member) -> bool:
     """Return whether the process of the worker ``member`` lives on this machine.
 
-    A process with its process id counts only if its environment has the worker's launch token.
+    A process with the right process id counts only if its environment has the worker's launch
+    token.
     """
     try:
         with _opened(member):
