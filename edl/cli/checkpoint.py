@@ -52,7 +52,10 @@ def list_(
 
 @app.command()
 def show(source: SourceArgument, as_json: JsonOption = False) -> None:
-    """Show step and epoch of a checkpoint, and every tensor of its model. Every byte is checked."""
+    """Show step and epoch of a checkpoint, and every tensor of its model. Every byte is checked.
+
+    In a directory, damaged checkpoints are skipped.
+    """
     found = weights.checkpoint_at(source)
     model: dict[str, Blob] = found.state["model"]
     if as_json:
@@ -94,8 +97,8 @@ def export(
 def _listed(path: Path) -> dict[str, Any]:
     """Return the JSON object that `list --json` prints for the checkpoint file ``path``.
 
-    Its keys are those of :func:`_about` and ``error``, which is null for a readable header. For a
-    damaged one, ``error`` says why it cannot be read, and all values of the header are null.
+    The keys are path, bytes, job, step, epoch, framework, saved_at and error. The error is null for
+    a readable header; for a damaged one it says why, and all values of the header are null.
     """
     try:
         return {**_about(path, files.read_manifest(path)), "error": None}

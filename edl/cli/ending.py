@@ -1,7 +1,7 @@
 """Print the error that has ended a command as one sentence, and say which exit code it gives.
 
-:func:`complain` does so.
-The module imports nothing of a job's processes, because `edl simulate`, which has none, uses it.
+:func:`complain` does so. The module imports nothing of a job's processes, because `edl simulate`,
+which has none, uses it.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class LastLine:
     def run(self, agent: Agent, own_codes: bool = False) -> typer.Exit:
         """Run an agent to its end, and return the exception that ends the command with its code.
 
-        Afterwards ``result`` says how the agent ended. Nothing is raised or printed here.
+        The exception is not raised here. Afterwards ``result`` says how the agent ended.
 
         Args:
             agent: the agent.

@@ -77,9 +77,8 @@ class Verbs(TyperGroup):
 def command_named(name: str) -> Any:
     """Import the command ``name`` of edl, add the options that all commands share, and return it.
 
-    ``name`` is a key of VERBS. Further calls return the same object.
-    The module of a command may have a dictionary ``COMMAND`` with further arguments for typer's
-    decorator ``command``.
+    ``name`` is a key of VERBS. Further calls return the same object. The module of a command may
+    have a dictionary ``COMMAND`` with further arguments for typer's decorator ``command``.
     """
     module, attribute = VERBS[name]
     imported = import_module(f"edl.cli.{module}")
@@ -239,9 +238,8 @@ def run_command(command: Callable[[], int]) -> int:
 def configure_logging(verbose: bool = False) -> None:
     """Configure Python's logging to standard error; a command calls it once at its start.
 
-    A second call changes nothing.
     The level is INFO if ``verbose``, or else the level in the environment variable EDL_LOG, or else
-    WARNING.
+    WARNING. A second call changes nothing.
 
     Raises:
         ConfigError: EDL_LOG is not the name of a level.

@@ -82,9 +82,8 @@ def figure_of(outcomes: Sequence[RunOutcome]) -> Figure:
 def _draw_jobs(axes: Axes, outcome: RunOutcome) -> None:
     """Draw one horizontal line over time for each job of a run, the darker the more slots it has.
 
-    A line begins, in grey, when its job is submitted, and ends with the job. The jobs stand in the
-    order of submission, the first one on top. ``axes`` is the chart; ``outcome`` is the run with
-    its result.
+    While a job waits, its line is grey. The jobs stand in the order of submission, the first one on
+    top. ``axes`` is the chart; ``outcome`` is the run with its result.
     """
     jobs = outcome.result.jobs
     bars: dict[str, list[tuple[float, float, float]]] = {}

@@ -180,7 +180,7 @@ def _members_table(now: JobStatus) -> Table:
 
 
 def _state(now: JobStatus) -> str:
-    """Return the state of the job as text, with the reason if one was given.
+    """Return the state of the job as text, with its reason if there is one: "failed: ...".
 
     ``now`` is the status of the job.
     """
@@ -200,7 +200,10 @@ def line(now: JobStatus) -> str:
 
 
 def _progress(now: JobStatus) -> str:
-    """Return the epoch, the step and the speed of the job whose status is ``now``, as text."""
+    """Return the progress of the job whose status is ``now`` as text: epoch, step and samples/s.
+
+    The epoch is left out if the job has none; the age of the last step is added if it is long ago.
+    """
     total = now.epoch_total
     # A script that keeps its own place in its data has no epochs that are known here.
     epoch = (

@@ -142,7 +142,7 @@ def _serve(
 
 
 def _reachable(slot: HorovodSlot, settings: Config, zookeeper: str) -> str:
-    """Return the IP address of this host at which the other workers reach it.
+    """Return the IPv4 address of this host at which the other workers reach it.
 
     It is the address or interface that the user has chosen, or else the interface of horovodrun's
     driver, or else the one that leads to ZooKeeper.
@@ -151,6 +151,9 @@ def _reachable(slot: HorovodSlot, settings: Config, zookeeper: str) -> str:
         slot: the slot of this process, with the name of the driver's interface.
         settings: the settings of this process.
         zookeeper: the ZooKeeper servers, ``host:port,...``.
+
+    Raises:
+        UsageError: this host does not have the chosen interface or address.
     """
     interface = settings.network_interface
     if not interface and not settings.address and address_of(slot.interface):

@@ -55,7 +55,10 @@ def start(
     ] = None,
     data: DataOption = None,
 ) -> None:
-    """Start a ZooKeeper, unless it runs. It goes on when you log out, but not when you reboot."""
+    """Start a ZooKeeper, unless it runs. It goes on when you log out, but not when you reboot.
+
+    Says where it listens, and how other hosts reach it.
+    """
     if data is not None:
         local_server.check_directory(data)
     local_server.start_local(data, address=address, port=port)
@@ -69,7 +72,7 @@ def start(
 
 @app.command()
 def stop(data: DataOption = None) -> None:
-    """Stop the ZooKeeper. Its data stay, so jobs go on when it starts again."""
+    """Stop the ZooKeeper, if it runs. Its data stay, so jobs go on when it starts again."""
     if data is not None:
         local_server.check_directory(data)
     ran = (data is None or data.exists()) and local_server.stop_local(data)
@@ -78,7 +81,10 @@ def stop(data: DataOption = None) -> None:
 
 @app.command()
 def status(data: DataOption = None) -> None:
-    """Say whether the ZooKeeper runs, and where, with its files. Ends with 1 unless it runs."""
+    """Say whether the ZooKeeper runs, where it listens, and where its files are.
+
+    Ends with 1 if it does not run.
+    """
     server = local_server.local_status(data)
     if server is None:
         typer.echo("no local ZooKeeper runs; `edl zookeeper start` or `edl run` start one")
