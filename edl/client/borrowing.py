@@ -1,4 +1,7 @@
-"""Let a job use slots that nobody else needs for now (borrow), and take them back (reclaim)."""
+"""Let a job use slots that nobody else needs for now (:func:`borrow`), or take them back.
+
+:func:`reclaim` takes them back.
+"""
 
 from __future__ import annotations
 

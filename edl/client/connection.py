@@ -132,7 +132,7 @@ def _only(jobs: Sequence[Job], others: bool, ended: bool) -> str:
 
     Args:
         jobs: the jobs whose secrets are known here.
-        others: whether there are jobs whose secrets are not known here.
+        others: whether there are jobs whose secrets are not known here, for the error message.
         ended: whether to return the only job, even if it has ended, when none is running.
 
     Raises:

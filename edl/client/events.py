@@ -1,4 +1,4 @@
-"""Convert an event of a job for other programs, as `edl events --json` prints it."""
+"""Convert an event of a job for other programs, as `edl events --json` prints it (:func:`flat`)."""
 
 from __future__ import annotations
 

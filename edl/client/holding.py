@@ -1,4 +1,4 @@
-"""Hold the number of workers of a job while it is profiled: change it, then restore it."""
+"""Hold the number of workers of a job while it is profiled, and restore it: :class:`HeldSize`."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class HeldSize:
     ``with`` remembers the desired workers, :meth:`take` changes their number, and the end of the
     block restores them (:meth:`give_back`). A profile measures the job's throughput with
     several numbers of workers. While it holds the number, the job has the node ``profile/hold`` in
-    ZooKeeper, and no second profile can begin.
-    If a user scales or migrates the job meanwhile, that request is noted in the node and stays in
-    force: nothing is restored. If hosts or workers join or leave meanwhile, these changes are kept,
-    and all other hosts get back the workers that they had.
+    ZooKeeper, and no second profile can begin. If a user scales or migrates the job meanwhile, that
+    request is noted in the node and stays in force: nothing is restored. If hosts or workers join
+    or leave meanwhile, these changes are kept, and all other hosts get back the workers that they
+    had.
 
     Args:
         store: the records of the job.

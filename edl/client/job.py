@@ -283,7 +283,8 @@ class Job:
 
         Returns:
             The request (both hosts and the number of workers), the numbers of the generations in
-            which workers moved, and for how many seconds the workers that stayed were held up.
+            which workers moved, and for how many seconds the workers that stayed were held up
+            (None: not known).
 
         Raises:
             UsageError: the job does not run, or the hosts or their slots do not allow the move.
@@ -301,9 +302,9 @@ class Job:
     # --- what is known ---
 
     def status(self) -> JobStatus:
-        """Return the state of the job, its workers and its progress, as they are at this moment.
+        """Return the state of the job, its workers and its progress, as ZooKeeper has them now.
 
-        A job that has ended has them, too. `edl status --json` prints the result's ``to_json()``.
+        The job may have ended. `edl status --json` prints the result's ``to_json()``.
         """
         with self._store(ended=True) as store:
             return job_status(store.snapshot(), store.session.hosts)
@@ -431,7 +432,7 @@ class Job:
 
     @contextmanager
     def _store(self, ended: bool = False) -> Iterator[JobStore]:
-        """Provide the records of the job in the session that is kept open, or in a new one.
+        """While entered, provide the job's records in the session that is kept open, or a new one.
 
         If this object has no job name and no job runs, ``ended`` allows the only job that has ended
         to be chosen.
@@ -444,7 +445,7 @@ class Job:
 
     @contextmanager
     def _connect(self, ended: bool = True) -> Iterator[JobStore]:
-        """Provide the records of the job in a new ZooKeeper session.
+        """While entered, provide the records of the job in a new ZooKeeper session.
 
         If this object has no job name and no job runs, ``ended`` allows the only job that has ended
         to be chosen.

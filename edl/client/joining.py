@@ -25,7 +25,7 @@ LIMITS = SupervisorLimits()
 
 
 def has_finished(session: Session, own: Access, on_message: OnMessage = ignore) -> bool:
-    """Return whether the job of this name, with this host's secret, has trained to its end.
+    """Return whether the job that ``own`` names, started with its secret, has trained to its end.
 
     False: there is no such job, or it runs, or it was stopped or has failed. A job that is stopping
     cannot be joined, but can be started again after its end: the function first waits for that end,

@@ -26,7 +26,7 @@ from edl.errors import UsageError
 
 @dataclass(frozen=True)
 class Explanation:
-    """The policy of a job, with the measurements that it decides from.
+    """The policy of a job, with the measurements that it decides from; :func:`explain` returns it.
 
     Attributes:
         policy: the policy of the job.

@@ -1,8 +1,8 @@
 """Create a job: its specification, its secret and its record in ZooKeeper.
 
-:func:`submit` does all of it for a program; `edl run` calls the other functions.
-No worker is started here. Agents start the workers, one agent on each host: the agent of `edl run`
-in the process that created the job, the agents of `edl join` on other hosts.
+:func:`submit` does all of it for a program; `edl run` calls the other functions. No worker is
+started here. Agents start the workers, one agent on each host: the agent of `edl run` in the
+process that created the job, the agents of `edl join` on other hosts.
 """
 
 from __future__ import annotations
