@@ -182,10 +182,10 @@ def _of_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _take_secret(found: dict[str, Any], *places: Mapping[str, Any]) -> None:
-    """Put the secret of the first place that names a file for it into ``found``, with the path.
+    """Let the first place that gives the secret, or a file with it, decide the secret in ``found``.
 
-    If that place gives the secret itself, or no place gives either, the path becomes empty and the
-    secret in ``found`` stays.
+    If that place gives a file, its path and the secret in it are put into ``found``. Otherwise the
+    path in ``found`` becomes empty, and the secret, if there is one, stays.
 
     Args:
         found: the values of the settings of this process, by name; they may be changed.
