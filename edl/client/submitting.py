@@ -65,10 +65,10 @@ class CreatedJob:
 
     Attributes:
         store: the records of the job in ZooKeeper, in the session that created it.
-        record: the job's record as it was to be created; not read again, if the job had the run
-            already.
+        record: the job's record as this call made it; if the job had the run already, the stored
+            one may differ.
         replaced_events: the events of the job that it replaced, as `edl events --json` prints them,
-            a line each; empty if no job was replaced.
+            a line each; empty if no job was replaced, or if a token of the run was given.
     """
 
     store: JobStore
@@ -220,7 +220,7 @@ def made_up_name(command: Sequence[str]) -> str:
 
 
 def prepare(session: Session, name: str, secret: str | None = None) -> Submission:
-    """Choose the secret of a job that is about to be created; write nothing.
+    """Choose the secret of a job that is about to be created; nothing is stored yet.
 
     Args:
         session: the ZooKeeper session; it has proved the secrets of earlier jobs of that name
@@ -253,9 +253,9 @@ def create(
 ) -> CreatedJob:
     """Create a job in ZooKeeper, before the return, and return it with its records.
 
-    A job of that name that has ended, or whose processes are all dead, is replaced.
-    Afterwards the session has proved the job's secret. The job counts as alive while the session
-    lasts, even without agents and workers.
+    A job of that name that has ended, or whose processes are all dead, is replaced. The secret is
+    first written to this user's state directory. Afterwards the session has proved it. The job
+    counts as alive while the session lasts, even without agents and workers.
 
     Args:
         session: the session in which ``submission`` was prepared.
@@ -265,8 +265,8 @@ def create(
         policy: the policy by which the job finds its own size.
         devices: the devices that the job may use, by host; other hosts have no limit.
         run: the token of the new run; None to make one up. With a token the job is *reserved*: it
-            counts as alive until it is over. If the job has that run already, nothing is changed,
-            and the events that are returned are empty.
+            counts as alive until it is over, and the events that are returned are empty. If the
+            job has that run already, nothing is changed.
 
     Raises:
         JobExists: a job of that name is alive, and has another run than ``run``.

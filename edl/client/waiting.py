@@ -1,4 +1,4 @@
-"""Wait for a running job to do what a client has requested, with a deadline.
+"""Wait for a running job to do what a client has requested, with a deadline (:func:`looks`).
 
 This is shared by all requests of :mod:`edl.client`, such as scaling, draining and migrating.
 """
