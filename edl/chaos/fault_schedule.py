@@ -134,7 +134,7 @@ class Plan:
 
     @property
     def at_steps(self) -> tuple[Order, ...]:
-        """The orders that wait for a step, the lowest step first."""
+        """The orders that wait for a step, the lowest step first; equal ones as in ``orders``."""
         waiting = [order for order in self.orders if order.step is not None]
         return tuple(sorted(waiting, key=lambda order: order.step or 0))
 
