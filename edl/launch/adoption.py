@@ -6,7 +6,8 @@ start attempt (an agent's one try to start a worker in a slot). So workers of an
 found. The helper processes that a worker started have the same variables, even if they have a
 session of their own. Therefore the launcher writes the pid and the start time of the worker process
 itself into a file beside its log. None of this needs ZooKeeper: workers that have not registered
-yet, and frozen workers whose session has expired, are found too.
+yet, and frozen workers whose session has expired, are found too. The main entry is :func:`find`,
+which only looks: :meth:`edl.launch.workers.Workers.watch` then takes the found workers over.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ _STARTED = 19  # in /proc/PID/stat, after the name: in ticks since the machine c
 
 @dataclass(frozen=True)
 class RunningWorker:
-    """A running worker process that an earlier agent started, and this agent found.
+    """A worker process that an earlier agent started and that :func:`find` has found running.
 
     Attributes:
-        process: the operating system's process.
+        process: the process, as an object of psutil.
         attempt_id: the id of the attempt that started the worker.
         slot: the slot on this host in which the worker runs.
-        device: the number of the device that it was given; None: it was given none.
+        device: the number of the device (such as a GPU) that it was given; None: it was given none.
     """
 
     process: psutil.Process
@@ -54,7 +55,7 @@ class RunningWorker:
         return max(0.0, time.time() - self.process.create_time())
 
     def poll(self) -> int | None:
-        """Return None while the process runs, and ``UNKNOWN_EXIT`` once it has ended.
+        """Return None while the process runs, and ``UNKNOWN_EXIT`` (-1000) once it has ended.
 
         The real exit code of the process is not available: the operating system gives it only to
         the parent process, which was an earlier agent.
@@ -69,7 +70,8 @@ class RunningWorker:
 def identity(pid: int) -> str:
     """Return the pid and start time of a process as text; empty if no process has that pid.
 
-    The text identifies the process even if the operating system uses its pid again later.
+    The text differs from that of any later process to which the operating system gives the pid. The
+    start time counts clock ticks from the start of the machine. A zombie still has a text.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -81,18 +83,20 @@ def identity(pid: int) -> str:
 def find(
     environment: Mapping[str, str], record_of: Callable[[str], Path]
 ) -> tuple[RunningWorker, ...]:
-    """Find the running workers that an earlier agent started for this agent's job and host.
+    """Find all running workers on this host that have the job, run, secret and host name given.
+
+    Workers that this process itself started are among them; the caller leaves those out.
 
     Args:
-        environment: the variables that this agent gives its workers; job, run, secret and host
-            are compared with those of each process.
-        record_of: returns, for the id of a start attempt, the file with the :func:`identity` of the
-            worker process. If the file is missing or empty, the process that leads its process
-            group counts as the worker.
+        environment: the variables that this agent gives its workers. A process is a worker only if
+            its EDL_JOB, EDL_RUN, EDL_SECRET and EDL_HOST all equal those given here.
+        record_of: returns, for the id of a start attempt, the path of the file with the
+            :func:`identity` of the worker process. If the file is missing or empty, the process
+            that leads its process group counts as the worker.
 
     Returns:
-        The workers, ordered by slot and id of the start attempt. A process that ended during the
-        search, or that belongs to another user, is left out.
+        The workers, ordered by slot, then by id of the start attempt; empty if there is none. A
+        process that ended during the search, or that belongs to another user, is left out.
     """
     wanted = {name: environment.get(name) for name in SAME}
     found = []
@@ -119,6 +123,9 @@ def _is_worker(pid: int, record: Path) -> bool:
 
     ``record`` is the file with the worker's :func:`identity`. If the file is missing or empty, the
     process that leads its process group is taken for the worker.
+
+    Raises:
+        ProcessLookupError: the process has ended; only if the file is missing or empty.
     """
     try:
         recorded = record.read_text().strip()
@@ -128,14 +135,19 @@ def _is_worker(pid: int, record: Path) -> bool:
 
 
 def has_died(former: Host) -> bool:
-    """Return whether an earlier agent of this host has certainly ended.
+    """Return whether an earlier agent, which ran on this same host, has certainly ended.
 
     ``former`` is the record that ZooKeeper still has of this host, with the pid of that agent. The
-    answer is False if any process on this host has that pid.
+    answer is False if any process on this host has that pid, even one that is not the agent. Do not
+    ask about an agent of another machine: its pid means nothing here.
     """
     return not psutil.pid_exists(former.pid)
 
 
 def _is_zombie(process: psutil.Process) -> bool:
-    """Return whether a process has ended but has not been waited for by its parent."""
+    """Return whether a process has ended but its parent has not waited for it (psutil's zombie).
+
+    Raises:
+        psutil.NoSuchProcess: the process is gone altogether.
+    """
     return bool(process.status() == psutil.STATUS_ZOMBIE)

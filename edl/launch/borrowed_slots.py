@@ -3,6 +3,9 @@
 The program that owns the slots writes the file. It has the number of slots of this host that the
 job borrows, and optionally the time in seconds in which slots that are given back must be free:
 "2", or "0 20". A missing file means 0. SIGUSR1 takes back all borrowed slots of this host.
+
+The agent has one :class:`BorrowedSlots`, enters :meth:`BorrowedSlots.signals` while it runs, and
+calls :meth:`BorrowedSlots.follow` and :meth:`BorrowedSlots.record_returned` in each turn.
 """
 
 from __future__ import annotations
@@ -37,14 +40,15 @@ LOOK_S = 0.5  # between two looks into the file
 
 
 class BorrowedSlots:
-    """The slots of ``host`` that the job borrows, as a file and SIGUSR1 request them.
+    """The part of an agent that lets its job borrow slots of ``host``, as a file and SIGUSR1 say.
 
     Args:
-        store: the records of the job.
+        store: the job's records in ZooKeeper, which are read and written.
         host: the name of this host.
-        file: the file with the number of borrowed slots; None if there is no such file.
-        within_s: the time in seconds in which slots must be given back, if the request does not say
-            it.
+        file: the file with the number of borrowed slots, which need not exist; None if the user
+            has named no file.
+        within_s: the time in seconds in which slots must be given back after SIGUSR1, or after a
+            request in the file that does not say a time.
         say: shows a sentence to the user, unless the same one was shown before.
     """
 
@@ -67,9 +71,10 @@ class BorrowedSlots:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """While entered, let SIGUSR1 take back all borrowed slots of this host.
+        """Return a context manager; while it is entered, SIGUSR1 takes back all borrowed slots.
 
-        The next :meth:`follow` carries that out.
+        These are the slots of this host. The signal is only noted; the next :meth:`follow` carries
+        it out. Outside the main thread the signal is not handled.
         """
         with handled([signal.SIGUSR1], self._on_signal):
             yield
@@ -80,11 +85,18 @@ class BorrowedSlots:
     def follow(self, snapshot: Snapshot) -> bool:
         """Borrow or give back slots as the file or SIGUSR1 has requested since the last call.
 
-        Nothing is done unless the job, whose records are in ``snapshot``, is running.
+        To borrow slots is to raise the desired number of workers of this host in the job's records,
+        to give slots back is to lower it; that is written before the call returns. The file is
+        followed in the first call and whenever its number has changed; another time behind the same
+        number changes nothing. SIGUSR1 comes first. Nothing is done unless the job, whose records
+        are in ``snapshot``, is running.
 
         Returns:
-            Whether the desired workers, the borrowed slots or the slots to give back have changed
+            True if the desired workers, the borrowed slots or the slots to give back have changed
             in the job's records.
+
+        Raises:
+            CoordinationError: ZooKeeper is away; the next call tries the same again.
         """
         if snapshot.job.state is not JobState.RUNNING:
             return False
@@ -100,12 +112,17 @@ class BorrowedSlots:
         return changed
 
     def record_returned(self, snapshot: Snapshot, living: Iterable[Process]) -> bool:
-        """Record in ZooKeeper which borrowed slots are free again; return whether any was recorded.
+        """Record in ZooKeeper each request to give back slots of this host that is now fulfilled.
+
+        A request is fulfilled when this host has no more workers than the job's records allow.
 
         Args:
-            snapshot: the job's records, with the slots that are to be given back.
+            snapshot: the job's records, with the open requests to give slots back.
             living: the worker processes that run on this host. A process that is not registered
                 with the job still occupies its slot.
+
+        Returns:
+            True if at least one request was recorded as fulfilled.
         """
         members = {member.id for member in snapshot.members}
         hidden = sum(process.worker not in members for process in living)
@@ -117,9 +134,11 @@ class BorrowedSlots:
     def _read(self) -> tuple[int, float] | None:
         """Return what the file requests: the number of borrowed slots, and a time in seconds.
 
-        In that time, slots that are given back must be free. Without a file the number is 0. The
+        In that time, slots that are given back must be free; it is ``within_s`` of the constructor
+        if the file does not say it. If the configured file does not exist, the number is 0. The
         result is None if there is nothing to follow: no file is configured, the file was read less
-        than ``LOOK_S`` seconds ago, or its content is not usable (which is shown once).
+        than 0.5 s (``LOOK_S``) ago, it is empty, or it cannot be read or understood (the user is
+        told that once).
         """
         now_s = time.monotonic()
         if self._file is None or now_s - self._looked_s < LOOK_S:
@@ -146,18 +165,24 @@ class BorrowedSlots:
         return slots, within_s
 
     def _set(self, snapshot: Snapshot, slots: int, within_s: float, why: str) -> bool:
-        """Make ``slots`` the number of slots of this host that the job borrows.
+        """Write into the job's records that the job borrows ``slots`` slots of this host.
 
-        A refused request is shown to the user, and changes nothing.
+        If fewer slots are free, or the job's sizes do not allow as many, fewer are borrowed. A
+        request of which nothing can be done is shown to the user, and changes nothing.
 
         Args:
             snapshot: the job's records.
             slots: the number of borrowed slots, from 0.
-            within_s: the time in seconds in which slots that are given back must be free.
+            within_s: the time in seconds in which slots that are given back must be free; not used
+                if slots are borrowed.
             why: the source of the request (a file or a signal), for the event log.
 
         Returns:
-            Whether the desired workers, the borrowed slots or the slots to give back have changed.
+            True if the desired workers, the borrowed slots or the slots to give back have changed
+            in the job's records.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
         """
         host = self._host
 

@@ -17,8 +17,10 @@ def check_command(command: Sequence[str], cwd: Path, search_path: str | None) ->
 
     Args:
         command: the program and its arguments.
-        cwd: the working directory of the job.
-        search_path: the PATH in which the program is looked up; None for the PATH of this process.
+        cwd: the working directory of the job; a relative path of the program or the script is
+            looked up in it.
+        search_path: the PATH in which a program without a slash is looked up; None for the PATH of
+            this process.
 
     Raises:
         UsageError: the command is empty, ``cwd`` does not exist, the program is not found or is not
@@ -42,9 +44,9 @@ def check_command(command: Sequence[str], cwd: Path, search_path: str | None) ->
 
 
 def _check_program(path: Path, program: str) -> None:
-    """Raise a UsageError if the file ``path`` does not exist or is not executable.
+    """Raise a UsageError if the file ``path`` does not exist, is a directory or not executable.
 
-    ``program`` is its name in the message.
+    ``program`` is the name of the file in the message.
     """
     if not path.exists():
         raise UsageError(f"the program {program} does not exist")

@@ -2,7 +2,9 @@
 
 The agent asks only workers whose ZooKeeper session has ended or that were evicted. Agent and worker
 are on the same host, so the network cannot be the cause: a worker that does not answer is frozen,
-or too overloaded to be of use.
+or too overloaded to be of use. The agent's loop has one :class:`UnresponsiveWorkers`. It calls
+``look()`` after each reading of the job's records, and ``write_stacks()`` before it ends a worker
+that does not answer.
 """
 
 from __future__ import annotations
@@ -53,18 +55,20 @@ class UnresponsiveWorkers:
     ) -> tuple[Process, ...]:
         """Ask suspect workers over HTTP whether they run; note since when each has not answered.
 
-        A worker is suspect if its ZooKeeper session has ended or it was evicted. The call takes up
-        to ``ASK_TIMEOUT_S`` seconds. It also records, as events, the files of stacks that
-        :meth:`write_stacks` has requested before.
+        A worker is suspect if its process runs, but its ZooKeeper session has ended or it was
+        evicted. All are asked at the same time, so the call takes about 0.5 s (``ASK_TIMEOUT_S``)
+        at most. Before that it records as events, each once, the files of stacks for which
+        :meth:`write_stacks` was called.
 
         Args:
-            processes: the worker processes of this launcher.
+            processes: the worker processes of this launcher, ended ones included.
             snapshot: the job's records.
             now: the launcher's monotonic clock, in seconds.
 
         Returns:
-            The processes in the same order, with ``unresponsive_since``: for one that did not
-            answer, its earlier value, or else ``now``; None for every other.
+            All ``processes`` in the same order, with a new ``unresponsive_since``: for one that was
+            asked and did not answer, its earlier value, or ``now`` if that was None; None for every
+            other process.
 
         Raises:
             CoordinationError: ZooKeeper is away, so an event could not be recorded; call it again.
@@ -97,9 +101,11 @@ class UnresponsiveWorkers:
     def write_stacks(self, process: Process) -> None:
         """Make an unresponsive worker write the stacks of its threads into its file of stacks.
 
-        The next :meth:`look` records the file in the event log. If no signal makes the worker write
-        them, the file holds only what the kernel reports of the threads. ``process`` is the
-        worker's.
+        First this process appends what the kernel reports of the worker's threads to the file, then
+        it sends the signal and does not wait until the worker has written. If no signal makes the
+        worker write stacks, the file has only the kernel's report. The next :meth:`look` records
+        the file in the event log. If the worker has ended, nothing is done; an error of the
+        operating system is only logged. ``process`` is the worker's process.
         """
         path, pid = (
             self._workers.stacks_of(process.attempt_id),
@@ -123,8 +129,11 @@ class UnresponsiveWorkers:
 def _native(pid: int) -> list[str]:
     """Return one line for each thread of process ``pid``: what the thread waits for in the kernel.
 
-    A line has the name of the thread, its kernel function and its system call, from ``/proc``.
-    Values that this user may not read are left out.
+    A line has the thread's id and name, its kernel function and its system call, from ``/proc``,
+    and ends with a newline. Values that this user may not read are left out.
+
+    Raises:
+        FileNotFoundError: there is no such process.
     """
     lines = []
     for task in sorted(Path(f"/proc/{pid}/task").iterdir()):

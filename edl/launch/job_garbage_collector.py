@@ -1,6 +1,7 @@
 """Remove the records of jobs that ended long ago from ZooKeeper, in a thread of an agent.
 
-Only jobs whose secret is stored on this host for this user are removed.
+Only jobs whose secret is stored on this host for this user are removed. The agent enters a
+:class:`JobGarbageCollector` while it runs.
 """
 
 from __future__ import annotations
@@ -28,15 +29,18 @@ END_S = 2.0  # and so long is waited for it
 
 
 class JobGarbageCollector:
-    """A context manager that removes old ended jobs from ZooKeeper on entry, and then every hour.
+    """A context manager that removes old ended jobs from ZooKeeper while it is entered.
 
-    A thread of its own does the work, so entering does not wait. Leaving stops the thread.
+    A thread of its own does the work, so entering does not wait. It looks every hour, and also on
+    entry if this user has more jobs in ZooKeeper than are kept. An error, such as that ZooKeeper is
+    away, is only logged; the next hour tries again. Leaving stops the thread, and waits up to 2 s
+    for it. It is entered only once.
 
     Args:
         store: the records of the agent's own job, which is never removed. Its session is used to
             list the names of the jobs.
         state: the directory of edl's state, with the secrets of this user.
-        retention: how many ended jobs are kept, and for how long.
+        retention: how many ended jobs are kept, and for how many seconds after their end.
     """
 
     def __init__(self, store: JobStore, state: Path, retention: Retention) -> None:
@@ -71,7 +75,8 @@ class JobGarbageCollector:
     def _of_this_user(self) -> list[str]:
         """Return the names of the jobs in ZooKeeper whose secrets this user's state directory has.
 
-        Only the names are read from ZooKeeper, not the jobs' records.
+        The names are sorted, and the agent's own job is among them. Only the names are read from
+        ZooKeeper, not the jobs' records.
         """
         return sorted(stored(self._state, job_names(self._session)))
 
@@ -79,7 +84,7 @@ class JobGarbageCollector:
         """Remove the ended jobs that ``retention`` does not keep, through a new ZooKeeper session.
 
         That session proves the secrets of all these jobs. When the agent ends, the removal goes on
-        for ``GRACE_S`` seconds at most.
+        for 1 s (``GRACE_S``) at most. A job that cannot be removed stays until the next call.
         """
         near = self._session
         with Session(near.hosts, near.session_timeout_s, near.connect_timeout_s) as session:

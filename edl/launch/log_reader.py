@@ -1,6 +1,7 @@
 """Read a worker's log file while the worker appends to it and, from time to time, begins a new one.
 
-The worker then renames the old file (:mod:`edl.daemon.own_log` is the writer).
+The worker then renames the old file (:mod:`edl.daemon.own_log` is the writer) to the name that
+:func:`former` returns. :class:`LogReader` reads on in the new one.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ class LogReader:
     """A reader of the log at ``path`` that goes on in the new file when the worker begins one.
 
     Args:
-        path: the path of the log.
-        from_now: whether to skip the present content. If False, reading begins with the file that
-            was the log before this one, if there is such a file.
+        path: the path of the log, a file that exists.
+        from_now: if True, the content that the log has now is skipped. If False, reading begins
+            with the file that was the log before this one; without such a file, with the beginning
+            of this one.
 
     Raises:
-        OSError: the log cannot be read; :meth:`read` raises it, too.
+        OSError: the log does not exist or cannot be read.
     """
 
     def __init__(self, path: Path, from_now: bool = False) -> None:
@@ -35,8 +37,9 @@ class LogReader:
     def read(self, most_bytes: int) -> bytes:
         """Return the next bytes of the log; empty if the worker has written no more yet.
 
-        At most ``most_bytes`` are read. If a file was replaced twice before this reader came to it,
-        the result begins with a line that says that output is missing.
+        At most ``most_bytes`` are read; the call does not wait. If the worker has begun two or more
+        new files since this reader opened its file, the files between are lost, and the first
+        result from the newest file begins with a line, beyond ``most_bytes``, that says so.
 
         Raises:
             OSError: the log cannot be read.
@@ -51,7 +54,7 @@ class LogReader:
         return _MISSED + found if missed else found
 
     def close(self) -> None:
-        """Close the file that is being read."""
+        """Close the file that is being read; :meth:`read` must not be called afterwards."""
         self._file.close()
 
     def _oldest(self) -> BinaryIO:
@@ -64,7 +67,7 @@ class LogReader:
         return self._path.exists() and not self._is_file(self._path)
 
     def _is_file(self, path: Path) -> bool:
-        """Return whether ``path`` names the file that this reader has open."""
+        """Return whether ``path`` names the file that this reader has open; False if it is gone."""
         try:
             return os.path.samestat(os.fstat(self._file.fileno()), path.stat())
         except OSError:  # the file was removed
@@ -72,5 +75,8 @@ class LogReader:
 
 
 def former(path: Path) -> Path:
-    """Return the path of the file that was the log ``path`` before the worker began a new one."""
+    """Return the path to which a worker renames its log ``path`` when it begins a new one.
+
+    It is ``path`` with ".1" at the end; there need not be such a file.
+    """
     return path.with_name(path.name + FORMER_LOG)

@@ -1,4 +1,10 @@
-"""Write to ZooKeeper what a launcher has observed: the end of the job, and what workers did."""
+"""Write to ZooKeeper what a launcher has observed: the end of the job, and what workers did.
+
+Each function writes before it returns, and writes again if it is called again. While ZooKeeper is
+away it raises a CoordinationError; if ZooKeeper does not have the job, an UnknownJob. An event gets
+the time of the call, the generation of ``snapshot`` (0 if there is none), and the newest step that
+the job's records or its events name.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +32,12 @@ from edl.core.snapshot import Snapshot
 
 
 def conclude(store: JobStore, outcome: JobOutcome, snapshot: Snapshot) -> None:
-    """Write the state in ``outcome`` as the end of the job, and record an event of that end.
+    """Write the end of the job into its record, and then an event of that end.
 
     Args:
-        store: the records of the job.
-        outcome: the final state (FINISHED, FAILED or STOPPED), the reason, and the exit code.
+        store: the job's records in ZooKeeper.
+        outcome: the final state (FINISHED, FAILED or STOPPED), the reason, and the exit code of
+            `edl run`; all three are written.
         snapshot: the job's records by which that was decided. If the job's state has changed since,
             nothing is written.
     """
@@ -49,12 +56,13 @@ _ENDS: Mapping[JobState, type[Details]] = {
 def worker_ended(store: JobStore, process: Process, host: str, snapshot: Snapshot) -> None:
     """Record as an event how a worker's process has ended.
 
-    The event says that the worker failed by itself, or that it exited because it was told to or had
-    finished.
+    The event is a ``WorkerFailedDetails`` if the worker failed by itself or left a job that goes
+    on, and else a ``WorkerExitedDetails``: it was told to exit or had finished.
 
     Args:
         store: the records of the job.
-        process: the process, with its exit code and the last line of its output.
+        process: the process, with its exit code and the line of its output that best says why it
+            has ended.
         host: the name of the host on which it ran.
         snapshot: the job's records, which give the event its generation and step.
     """
@@ -71,6 +79,8 @@ def worker_ended(store: JobStore, process: Process, host: str, snapshot: Snapsho
 
 def slot_disabled(store: JobStore, host: str, slot: int, reason: str, snapshot: Snapshot) -> None:
     """Record as an event that a host starts no more workers in one of its slots.
+
+    Only the event is written; the caller disables the slot.
 
     Args:
         store: the records of the job.

@@ -16,15 +16,16 @@ Handler = Callable[[int, FrameType | None], Any]
 
 @contextmanager
 def handled(numbers: Iterable[signal.Signals], handler: Handler) -> Iterator[None]:
-    """While entered, call ``handler`` when one of the signals ``numbers`` comes.
+    """Return a context manager; while it is entered, the signals ``numbers`` call ``handler``.
 
     On leaving, the former handlers are restored. SIGHUP stays ignored if it is ignored already, as
-    under `nohup`. Outside the main thread nothing is changed, because Python allows signal handlers
-    only there.
+    under `nohup`. If it is entered outside the main thread, nothing is changed and ``handler`` is
+    never called, because Python allows signal handlers only in the main thread.
 
     Args:
         numbers: the signals.
-        handler: called with the number of the signal and the interrupted frame.
+        handler: called in the main thread, with the number of the signal and the interrupted frame;
+            its result is ignored.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
