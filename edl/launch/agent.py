@@ -60,14 +60,15 @@ _SIGNALS = {
 
 
 class Agent(Supervisor[AgentState]):
-    """The launcher of one job's workers on one host, as `edl run` and `edl join` run it.
+    """The launcher of one job's workers on one host, for `edl run`, `edl join` and `edl agent`.
 
-    ``run()`` returns the exit code of `edl run` or `edl join`, and :meth:`result` says more. It
-    raises AgentExists if another agent is registered under the name of this host.
+    ``run()`` registers the host with the job and keeps its workers running until the job is over or
+    the host has left it. It returns the exit code of the command; :meth:`result` then says more. It
+    raises AgentExists if another agent that lives is registered under the name of this host.
 
     Args:
-        store: the records of the job; its session is open.
-        host: this host, as it is registered with the job.
+        store: the job's records in ZooKeeper; its session is open.
+        host: the record of this host with which it is to be registered with the job.
         job: the record of the job to run.
         output: shows the output of the workers and the agent's own lines.
         environment: the variables of the workers, besides those that the agent adds.
@@ -75,22 +76,20 @@ class Agent(Supervisor[AgentState]):
         greeting: the line that is shown once this host is registered.
         limits: the time limits of the agent, such as for the start of a worker.
         np: the number of workers that this host requests once it is registered; 0 for none.
-        joined: whether the first signal makes this host leave the job instead of ending the job. A
-            host whose slots the job needs leaves as soon as other hosts have replaced its workers.
+        joined: whether the first SIGINT, SIGTERM or SIGHUP makes this host leave the job, and other
+            hosts replace its workers, instead of ending the job. It stays if too few workers would
+            be left. A second signal kills the workers on this host in any case.
         ends_job: whether a signal ends the job, even with ``joined``, if no worker is desired on
             any other host.
         on_snapshot: called with the job's records each time the agent has read them; None to call
             nothing.
-        stack_signal: the number of the signal that makes a worker write the stacks of its threads;
-            0 if no signal does.
-        meanwhile: a context manager that is entered while this host takes part in the job; None for
-            none.
-        borrowed_file: the file with the number of slots of this host that the job borrows; None if
-            there is no such file.
+        stack_signal: the number of the signal at which workers write their stacks; 0 for none.
+        meanwhile: a context manager that is entered while ``run()`` runs; None for none.
+        borrowed_file: the file with the number of slots of this host that the job borrows, which
+            need not exist; None if the user has named no file.
         reclaim_s: the time in seconds in which borrowed slots must be free, if a request to give
             them back does not say it.
-        leave_within_s: the time in seconds in which the workers must leave after a signal; None for
-            no limit.
+        leave_within_s: how many seconds the workers may take to leave after a signal; None: any.
         of_run: whether this agent has joined one run of the job and no other. It then never writes
             a lost job again, and ends when the job's workers were placed on other hosts.
     """
@@ -164,11 +163,11 @@ class Agent(Supervisor[AgentState]):
     def _await_former(self) -> None:
         """Wait while ZooKeeper still lists an agent of this host's name that may have died.
 
-        If that agent died on this host, the wait ends after ``former_s`` seconds at the latest. An
-        agent at another address may have died with its machine, which this host replaces: its
-        session expires within ``former_sessions`` session time-outs, and the wait ends then. The
-        method returns at once if the other agent runs on this host, if ZooKeeper is away, or if
-        this process gets a signal.
+        The wait ends when the agent is no longer listed, at the latest after ``former_s`` (60) s if
+        it died on this host. One at another address may have died with its machine, which this host
+        replaces: the wait then ends after ``former_sessions`` (2) session time-outs. The method
+        returns at once if the other agent runs on this host, if ZooKeeper is away, or at SIGINT,
+        SIGTERM or SIGHUP. It raises no error: registering does if the agent is still listed.
         """
         began, limits = time.monotonic(), self._own.limits
         while not self._signals:
@@ -192,10 +191,10 @@ class Agent(Supervisor[AgentState]):
             self._wake.wait(limits.poll_s)
 
     def _take_over(self, orphans: Sequence[RunningWorker], now: float) -> None:
-        """Take over the workers that an earlier agent of this host left running; follow their logs.
+        """Watch the workers that an earlier agent left running, and show what they log from now on.
 
         Args:
-            orphans: these workers.
+            orphans: the workers, which become processes of this agent's state.
             now: the agent's monotonic clock, in seconds.
         """
         self._workers.watch(orphans)
@@ -252,7 +251,7 @@ class Agent(Supervisor[AgentState]):
     def result(self, exit_code: int) -> AgentResult:
         """Return how this agent has ended, once ``run()`` has returned.
 
-        ``exit_code`` is the code with which the command ends.
+        ``exit_code`` is the code with which the command ends; the result has it unchanged.
         """
         job, run = self._store.name, self._store.nodes.run
         told = self._snapshot.status.step if self._snapshot is not None else 0
@@ -322,11 +321,11 @@ class Agent(Supervisor[AgentState]):
             self._host = replace(self._host, devices=devices, busy=busy)
 
     def _look_at_template(self, snapshot: Snapshot) -> None:
-        """Start the template of the workers or read its messages; record once why there is none.
+        """Start the template of the workers or read its messages; it does not wait.
 
-        The template is a process that forks workers (:mod:`edl.launch.template`). The reason is
-        recorded as an event of the job, which gets its generation and step from ``snapshot``, the
-        job's records. Nothing is recorded if the user did not ask for a template.
+        The template is a process that forks workers (:mod:`edl.launch.template`). If this host will
+        have none, the reason is recorded once as an event, which gets its generation and step from
+        ``snapshot``, the job's records; unless the user did not ask for a template.
         """
         self._template.look()
         why = self._template.why_none
@@ -356,14 +355,15 @@ class Agent(Supervisor[AgentState]):
         return process
 
     def _disable_slot(self, given_up: DisableSlot, snapshot: Snapshot) -> None:
-        """Lower the desired number of workers, and record that the slot is disabled.
+        """Lower the desired number of workers in the job's records, and disable a slot.
+
+        The event is written at once, this host's record in the next turn. A later request for more
+        workers on this host may use the slot again.
 
         Args:
             given_up: the slot, the reason, and the workers by host that are desired without it.
             snapshot: the job's records by which this was decided. If the desired workers have
-                changed since, nothing is done, and the next turn of the agent's loop decides about
-                the slot again. A later request for more workers on this host may use the slot
-                again.
+                changed since, nothing is done: the next turn of the loop decides again.
         """
         before, fewer = snapshot.desired.hosts, given_up.desired
         why = f"slot {given_up.slot} of host {self._host.name} is disabled"
@@ -375,10 +375,10 @@ class Agent(Supervisor[AgentState]):
         super()._disable_slot(given_up, snapshot)
 
     def _request_workers(self, snapshot: Snapshot, now: float) -> None:
-        """Request the ``requested_np`` workers of this host, as far as the job's sizes allow them.
+        """Raise the desired workers of this host to ``requested_np``, as far as the job allows.
 
-        The request is repeated for ``former_s`` seconds, because the workers of a dead host that
-        this host replaces may count until the dead host's session ends.
+        Each turn repeats it for ``former_s`` (60) seconds until all are desired: the workers of a
+        dead host that this host replaces may count until the dead host's session ends.
 
         Args:
             snapshot: the job's records.
@@ -413,13 +413,13 @@ class Agent(Supervisor[AgentState]):
     # --- signals
 
     def _handle_signal(self, snapshot: Snapshot | None, now: float) -> None:
-        """Carry out the first signal once: the host leaves the job, or the job ends.
+        """Carry out the first signal once, if one has come: the host leaves, or the job ends.
 
         If the job is over already, the workers that still run get SIGTERM.
 
         Args:
             snapshot: the job's records. While ZooKeeper is away it is None: then the workers are
-                told directly that the job ends, if this agent submitted the job.
+                told directly that the job ends; an agent that has joined only tells the user.
             now: the agent's monotonic clock, in seconds.
         """
         if not self._signals or self._asked:
@@ -460,9 +460,10 @@ class Agent(Supervisor[AgentState]):
         return self._ends(AgentEnd.STOPPED, TOLD, exit_after(self._signals))
 
     def _handle_drain(self, snapshot: Snapshot) -> None:
-        """Let this host leave the job if `edl drain --host` has requested it in the job's records.
+        """Let this host leave the job if `edl drain --host` requests it in ``snapshot``.
 
-        ``snapshot`` has these records.
+        ``snapshot`` has the job's records. If the job needs the workers, the host stays: the user
+        is told why, and the request is removed from the host's record.
         """
         here = next((host for host in snapshot.hosts if host.name == self._host.name), None)
         if here is None or not here.leaving or self._own.draining or snapshot.job.state.over:
@@ -531,10 +532,10 @@ class Agent(Supervisor[AgentState]):
         self._written, self._own = host, replace(self._own, devices=host.devices)
 
     def _kill(self) -> int:
-        """Kill the workers of this host after a second signal, and return the agent's exit code.
+        """Kill the workers of this host after a second signal; return 128 + the first signal.
 
         A joined host also sets its desired workers to 0. Otherwise the job becomes STOPPED, or
-        STOPPING if workers of other hosts are still registered.
+        STOPPING if workers of other hosts are registered. While ZooKeeper is away, neither is done.
         """
         self._workers.kill_all(self._own.limits.killed_s)
         self._say("the workers on this host were killed")
@@ -593,7 +594,6 @@ class Agent(Supervisor[AgentState]):
 def exit_after(signals: Iterable[signal.Signals]) -> int:
     """Return the exit code of a command that ended because of ``signals``: 130 after Ctrl-C.
 
-    It is 128 plus the number of the first signal, as a shell reports it; later signals do not
-    count.
+    It is 128 plus the number of the first of ``signals``, which must not be empty.
     """
     return exit_status(-next(iter(signals)))

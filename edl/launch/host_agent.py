@@ -60,8 +60,9 @@ class Role:
             for none.
         joined: whether the first signal makes the host leave the job instead of ending the job.
         ends_job: whether a signal ends the job, even with ``joined``, if no worker is desired on
-            any other host.
-        fresh: whether the job starts now, so that logs of an earlier job of its name are put aside.
+            any other host. Without ``joined`` a signal ends the job in any case.
+        fresh: whether the job starts now: then the logs of an earlier job of its name are moved
+            into a subdirectory.
         of_run: whether the host joins one run of the job and no other (`edl agent`).
     """
 
@@ -74,13 +75,15 @@ class Role:
 
 
 def this_host(settings: Config, slots: int, zookeeper: str) -> Host:
-    """Return the record of this host with which it is registered with a job.
+    """Return a new record of this host, with which the caller registers it with a job.
+
+    The record has the pid of this process. Nothing is written.
 
     Args:
         settings: has the name, the address and the network interface of the host.
         slots: the number of workers that fit on the host.
-        zookeeper: the ZooKeeper servers. If no address is configured, the record has the address
-            from which this host reaches them.
+        zookeeper: the ZooKeeper servers, ``host:port,...``. If neither an address nor an interface
+            is configured, the record has the address from which this host reaches them.
 
     Raises:
         UsageError: the configured address or interface does not exist on this host.
@@ -98,16 +101,20 @@ def submitter_agent(
     or_join: bool = False,
     replaced_events: str = "",
 ) -> Agent:
-    """Build the agent of the host that has just created a job; it is not started.
+    """Build the agent of the host that has just created a job; ``run()`` starts it.
+
+    The logs of an earlier job of that name are put aside, and the job's secret is stored on this
+    host, before the call returns.
 
     Args:
         store: the records of the job; its session created the job.
         job: the record of the job.
-        here: the record of this host.
+        here: the record of this host, from :func:`this_host`.
         settings: the settings of this process.
         display: where the agent shows the job.
-        or_join: whether all hosts run `edl run --or-join`: then a signal makes this host leave, and
-            ends the job only if no worker is desired on any other host.
+        or_join: whether all hosts run `edl run --or-join`: then this host requests its workers like
+            a host that joins, and a signal makes it leave; the signal ends the job only if no
+            worker is desired on any other host. Otherwise the first signal ends the job.
         replaced_events: the events of an earlier job of that name, one JSON object a line; they are
             written beside its logs. Empty if there are none.
     """
@@ -131,20 +138,26 @@ def joining_agent(
     np: int | None,
     ends_job: bool = False,
 ) -> Agent:
-    """Build the agent of a host that joins a running job; it is not started.
+    """Build the agent of a host that joins a job that is not over; ``run()`` starts it.
+
+    The job's record is read from ZooKeeper, and its secret is stored on this host.
 
     Args:
         store: the records of the job; its session has proved the job's secret.
         settings: the settings of this process.
         display: where the agent shows the job.
-        slots: the number of workers that fit on this host; None for the job's maximum.
-        np: the number of workers to start here at once; None to start none until more are
-            requested.
-        ends_job: whether a signal ends the job if no worker is desired on any other host.
+        slots: the number of workers that fit on this host, at least 1; None for the job's maximum
+            or, if it has none, the number of workers with which it was started.
+        np: the number of workers that the agent requests once the host is registered, from 1 to
+            ``slots``; None to start none until somebody scales the job.
+        ends_job: whether a signal ends the job if no worker is desired on any other host; otherwise
+            a signal only makes this host leave.
 
     Raises:
         UsageError: the job is over or was started by horovodrun, ``slots`` or ``np`` is out of
             range, or the job's command cannot run on this host.
+        UnknownJob: there is no such job.
+        CoordinationError: ZooKeeper is away.
     """
     record = store.snapshot().job
     if record.state.over:
@@ -164,17 +177,19 @@ def joining_agent(
 def agent_of_run(
     store: JobStore, run: str, settings: Config, display: Display, slots: int | None
 ) -> Agent:
-    """Build the agent of a host that joins one run of a job and no other; it is not started.
+    """Build the agent of a host that joins one run of a job and no other; ``run()`` starts it.
 
     The agent requests no workers: it starts those that are assigned to its host. If the job is
-    started again in the meantime, the agent does not register with the new run.
+    started again in the meantime, the agent does not register with the new run, and ends. The
+    job's secret is stored on this host.
 
     Args:
         store: the records of the job; its session has proved the job's secret.
         run: the token of the run; a run is one start of a job.
         settings: the settings of this process.
         display: where the agent shows the job.
-        slots: the number of workers that fit on this host; None for the job's maximum.
+        slots: the number of workers that fit on this host, at least 1; None for the job's maximum
+            or, if it has none, the number of workers with which it was started.
 
     Raises:
         RunEnded: the run is over, or another one has taken its place.
@@ -201,8 +216,9 @@ def _host_of(record: Job, settings: Config, slots: int | None, zookeeper: str) -
     Args:
         record: the record of the job.
         settings: the settings of this process.
-        slots: the number of workers that fit on this host; None for the job's maximum.
-        zookeeper: the ZooKeeper servers.
+        slots: the number of workers that fit on this host, at least 1; None for the job's maximum
+            or, if it has none, the number of workers with which it was started.
+        zookeeper: the ZooKeeper servers, ``host:port,...``.
 
     Raises:
         UsageError: the job was started by horovodrun, ``slots`` is out of range, or the job's
@@ -229,18 +245,19 @@ def _offer(here: Host, record: Job) -> str:
 def worker_environment(
     job: Job, hosts: str, here: Host, secret: str, interface: str, run: str = ""
 ) -> dict[str, str]:
-    """Return the environment of a worker: the user's variables, and those that edl adds.
+    """Return the environment of all workers on a host: this process's variables, and edl's.
 
-    edl adds the job, its secret, the ZooKeeper servers, this host and its address.
+    edl's variables name the job, its run and secret, the ZooKeeper servers and session time-out,
+    the host and its address. They replace variables of the same name; PYTHONUNBUFFERED is set to 1.
 
     Args:
-        job: the record of the worker's job.
+        job: the record of the workers' job.
         hosts: the ZooKeeper servers, ``host:port,...``.
         here: the record of this host.
         secret: the secret of the job.
-        interface: the network interface that the user has chosen, which is passed on to NCCL; empty
-            if none was chosen.
-        run: the token of the run of the job to which the worker belongs; empty: the present one.
+        interface: the network interface that the user has chosen, passed on to NCCL as
+            NCCL_SOCKET_IFNAME unless the user has set that; empty if none was chosen.
+        run: the token of the run of the job to which the workers belong; empty: the present one.
     """
     return {
         **({"NCCL_SOCKET_IFNAME": interface} if interface else {}),
@@ -262,13 +279,15 @@ def _agent(
 ) -> Agent:
     """Build an agent, store the job's secret on this host, and create the directory of the logs.
 
+    The agent is not started; while it runs, it removes old ended jobs from ZooKeeper.
+
     Args:
         store: the records of the job; its session has the job's secret.
         job: the record of the job.
         here: the record of this host.
         settings: the settings of this process.
         display: where the agent shows the job.
-        role: the part that this host takes in the job.
+        role: the part that this host takes in the job; with ``fresh`` earlier logs are put aside.
     """
     session = store.session
     assert session.access is not None
@@ -304,10 +323,10 @@ def _agent(
 
 
 def _keep_events(events: str, state: Path, job: str) -> None:
-    """Write the events of an earlier job of the same name beside its logs.
+    """Write the events of an earlier job of the same name into ``events.jsonl`` beside its logs.
 
     A failure to write is only logged. When the log directory of the new job is made, the logs and
-    that file are moved into a subdirectory.
+    that file are moved into a subdirectory ``runN``.
 
     Args:
         events: the events as text, one JSON object a line; empty to write no file.

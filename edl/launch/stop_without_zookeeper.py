@@ -27,10 +27,13 @@ WAITS = (
 
 
 class StopWithoutZooKeeper:
-    """The end of a job while ZooKeeper is away, as the agent that got a signal carries it out.
+    """The part of an agent that ends the job after a signal while ZooKeeper is away.
+
+    The agent calls :meth:`begin` once it has got a signal. From then on it kills workers that run
+    when :meth:`is_late`, and ends when none of its workers runs and :meth:`is_done`.
 
     Args:
-        store: the records of the job.
+        store: gives the name and the secret of the job; ZooKeeper is not used.
         host: the name of the agent's host.
         limits: the agent's time limits, of which ``stop_limit_s()`` and ``away_s`` are used.
         say_once: shows a sentence to the user, unless it was shown before.
@@ -46,7 +49,7 @@ class StopWithoutZooKeeper:
 
     @property
     def begun(self) -> bool:
-        """Whether the workers have been told that the job ends."""
+        """Whether :meth:`begin` has told at least one worker that the job ends."""
         return self._last is not None
 
     def begin(
@@ -54,8 +57,10 @@ class StopWithoutZooKeeper:
     ) -> None:
         """Tell the workers on this host that the job ends; they tell all other workers of the ring.
 
-        Nothing is done if they were told before. If no worker can be told, the user is shown a
-        sentence about that, and :attr:`begun` stays False.
+        Only members of the newest generation in ``last`` are told. The call waits until each has
+        confirmed, 5 s at most. Nothing is done if :attr:`begun` is True already. If no worker
+        confirms it, the user is shown a sentence about that, :attr:`begun` stays False, and the
+        agent may call again.
 
         Args:
             last: the newest snapshot of the job's records; None if they were never read.
@@ -84,8 +89,9 @@ class StopWithoutZooKeeper:
     def is_late(self, now: float) -> bool:
         """Return whether the workers have had more time to end than the job's limit for a stop.
 
-        The time is counted from :meth:`begin` to ``now`` (monotonic clock, in seconds). Only valid
-        once :attr:`begun` is True.
+        The limit is 30 s, and the time to save if the job has a checkpoint. The time is counted
+        from :meth:`begin` to ``now`` (monotonic clock, in seconds). Only valid once :attr:`begun`
+        is True.
         """
         assert self._last is not None
         return now - self._since >= self._limits.stop_limit_s(self._last.job)
@@ -93,10 +99,11 @@ class StopWithoutZooKeeper:
     def is_done(self, now: float) -> bool:
         """Return whether the agent can end; to be called once its workers have ended.
 
-        If agents of other hosts were registered, the answer is False until ``away_s`` seconds after
-        :meth:`begin`, so that this agent can write the end of the job if ZooKeeper comes back. A
-        sentence tells the user whether the agent waits or ends. Only valid once :attr:`begun` is
-        True. ``now`` is the agent's monotonic clock, in seconds.
+        If agents of other hosts were registered, the answer is False until ``away_s`` (120) seconds
+        after :meth:`begin`, so that this agent can write the end of the job if ZooKeeper comes
+        back; without other agents it is True at once. A sentence tells the user whether the agent
+        waits or ends. Only valid once :attr:`begun` is True. ``now`` is the agent's monotonic
+        clock, in seconds.
         """
         assert self._last is not None
         others = self._last.present - {self._host}

@@ -1,7 +1,8 @@
 """The loop of every launcher: read ZooKeeper, look at the worker processes, decide, and act.
 
 The loop goes on while ZooKeeper is away, and so do the workers: they train on. The decisions are
-pure functions in :mod:`edl.core.host`.
+pure functions in :mod:`edl.core.host`. The one class is :class:`Supervisor`; its subclasses are the
+agent of a host and the supervisor of one slot of horovodrun.
 """
 
 from __future__ import annotations
@@ -53,11 +54,12 @@ ONE_SIGNAL_S = 0.5  # timeout(1) sends a signal to its command, and then to its 
 class Supervisor(ABC, Generic[State]):
     """The base class of a launcher: it starts, watches and ends worker processes of one job.
 
-    ``run()`` returns the exit code of the launcher. A subclass decides which workers to start and
-    end (:meth:`_decide`), shows how the job ends (:meth:`_finish`), shows lines to the user
-    (:meth:`_say`), and carries out requests of users or of a driver (:meth:`_follow`) and signals
-    (:meth:`_handle_signal`). In all methods ``snapshot`` is the newest copy of the job's records in
-    ZooKeeper, and ``now`` is the monotonic clock in seconds.
+    ``run()``, called once in the main thread, does all the work. A subclass decides which workers
+    to start and end (:meth:`_decide`), shows how the job ends (:meth:`_finish`), shows lines to the
+    user (:meth:`_say`), and carries out requests of users or of a driver (:meth:`_follow`) and
+    signals (:meth:`_handle_signal`). ``run()`` calls these methods in its own thread. In all
+    methods ``snapshot`` is the newest copy of the job's records in ZooKeeper, and ``now`` is the
+    monotonic clock in seconds.
 
     Args:
         store: the records of the job; its session is open.
@@ -101,7 +103,9 @@ class Supervisor(ABC, Generic[State]):
     def run(self) -> int:
         """Run the loop until the job or this launcher is over; return the launcher's exit code.
 
-        At the end all workers that still run are killed.
+        A turn of the loop begins when something has changed, at the latest ``limits.poll_s`` (0.2)
+        seconds after the last one. At the end, also after an error, all workers that this launcher
+        still watches are killed, and its template process is ended.
         """
         self._own = replace(self._own, state_since=time.monotonic())
         self._store.session.add_listener(lambda state: self.on_change())
@@ -117,9 +121,9 @@ class Supervisor(ABC, Generic[State]):
             self._workers.close()
 
     def on_change(self) -> None:
-        """Begin the next turn of the loop at once, and read the job's records again in it.
+        """Let the next turn of the loop begin at once and read the job's records again.
 
-        Any thread may call this.
+        Any thread may call this; the call does not wait for the turn.
         """
         self._changed.set()
         self._wake.set()
@@ -127,39 +131,45 @@ class Supervisor(ABC, Generic[State]):
     # --- what a launcher adds
 
     def _around(self) -> AbstractContextManager[None]:
-        """Return a context manager that the loop enters before it begins and leaves at its end."""
+        """Return a context manager that :meth:`run` enters before the loop and leaves after it.
+
+        This one does nothing; a subclass may return another.
+        """
         return contextlib.nullcontext()
 
     @abstractmethod
     def _register(self, now: float) -> None:
-        """Write the node of this launcher into ZooKeeper.
+        """Write the node of this launcher, which ends with its ZooKeeper session, into ZooKeeper.
 
         It is called when the ZooKeeper session is new, or when the job's records were written again
-        after ZooKeeper had lost them. ``now`` is the monotonic clock, in seconds.
+        after ZooKeeper had lost them. If it raises an error, the next turn calls it again.
+        ``now`` is the monotonic clock, in seconds.
         """
 
     @abstractmethod
     def _handle_signal(self, snapshot: Snapshot | None, now: float) -> None:
         """Carry out what the signals that this process got have asked for.
 
-        ``snapshot`` has the job's records; it is None while ZooKeeper is away. ``now`` is the
-        monotonic clock, in seconds.
+        The loop calls it in every turn, also if no signal has come; ``_signals`` counts the
+        signals by number. ``snapshot`` has the job's records; it is None while ZooKeeper is away.
+        ``now`` is the monotonic clock, in seconds.
         """
 
     @abstractmethod
     def _follow(self, snapshot: Snapshot, now: float) -> None:
         """Carry out what users or other processes request of this launcher.
 
-        The loop calls it before :meth:`_decide`. ``snapshot`` has the job's records; ``now`` is the
-        monotonic clock, in seconds.
+        The loop calls it in each turn before :meth:`_decide`, except while ZooKeeper is away.
+        ``snapshot`` has the job's records; ``now`` is the monotonic clock, in seconds.
         """
 
     @abstractmethod
     def _decide(self, snapshot: Snapshot, now: float) -> SupervisorDecision:
         """Return which workers the launcher starts and ends in this turn of its loop, and why.
 
-        The decision may also say that the job or the launcher ends. ``snapshot`` has the job's
-        records; ``now`` is the monotonic clock, in seconds.
+        The decision may also say that the job ends, or that a slot is disabled. With an
+        ``exit_code`` the launcher ends. The loop carries the decision out. ``snapshot`` has the
+        job's records; ``now`` is the monotonic clock, in seconds.
         """
 
     @abstractmethod
@@ -172,7 +182,8 @@ class Supervisor(ABC, Generic[State]):
             now: the monotonic clock, in seconds.
 
         Returns:
-            ``code`` or another exit code; None if the launcher has to run on for now.
+            ``code`` or another exit code, with which the loop ends; None if the launcher has to run
+            on for now: then the method is called again in the next turn that decides to end.
         """
 
     @abstractmethod
@@ -187,7 +198,8 @@ class Supervisor(ABC, Generic[State]):
     def _last_line(self, attempt_id: str) -> str:
         """Return the line of a worker's output that best explains why its process has exited.
 
-        ``attempt_id`` is the id of the worker's start attempt.
+        The result is empty if no line does. The loop calls it once for each start attempt, after
+        the process has exited. ``attempt_id`` is the id of the worker's start attempt.
         """
 
     # --- a turn
@@ -234,11 +246,15 @@ class Supervisor(ABC, Generic[State]):
                     self._store.members.remove(ended.worker)
 
     def _read(self, now: float) -> Snapshot | None:
-        """Return the records of the job, or None while ZooKeeper is away.
+        """Return the records of the job, or None while this process has no ZooKeeper connection.
 
-        They are read again if they may have changed, and at least every ``read_s`` seconds;
-        otherwise the last copy is returned. If the session is new, the launcher is registered
-        before. ``now`` is the monotonic clock, in seconds.
+        They are read again if they may have changed, and at least every ``read_s`` (1) second, and
+        then looked at (:meth:`_look`); otherwise the last copy is returned. If the session is new,
+        the launcher is registered before. ``now`` is the monotonic clock, in seconds.
+
+        Raises:
+            UnknownJob: ZooKeeper has no records of the job.
+            CoordinationError: ZooKeeper went away during the reading.
         """
         session = self._store.session
         if not session.connected:
@@ -261,12 +277,13 @@ class Supervisor(ABC, Generic[State]):
         return self._snapshot
 
     def _is_lost(self, error: UnknownJob) -> bool:
-        """Return whether ZooKeeper has lost the job's records, which are then written again.
+        """Return whether ZooKeeper has lost the job's records, so that they are to be read again.
 
-        The launchers of a lost job take turns to write its records again. The answer is False, and
-        the launcher ends, if a user has removed the job or started another one of that name, or if
-        the records are still missing after 60 s and no worker is known to train. ``error`` says
-        that ZooKeeper has no records of the job.
+        If it is this launcher's turn among the launchers of the job, the records are written again
+        before the call returns. The answer is False, and the launcher is to end, if a user has
+        removed the job or started another one of that name, or if the records are still missing
+        after 60 s and no worker is known to train. ``error`` is the error of the reading that found
+        no records of the job.
         """
         step = self._snapshot.status.step if self._snapshot is not None else 0
         if not self._lost_job.handle(error, f"host {self._own.host}", step):
@@ -277,9 +294,9 @@ class Supervisor(ABC, Generic[State]):
     def _look(self, snapshot: Snapshot, now: float) -> None:
         """Update this launcher's state from new records of the job; record how its workers ended.
 
-        The ends are recorded as events. The method also asks workers that may be frozen, over HTTP,
-        whether they run. ``snapshot`` has the job's records; ``now`` is the monotonic clock, in
-        seconds.
+        Each end is recorded once, as an event in ZooKeeper. The method also asks workers that may
+        be frozen or dead, over HTTP, whether they run; that takes about 1 s at most. ``snapshot``
+        has the new records; ``now`` is the monotonic clock, in seconds.
         """
         own = self._own
         self._own = own = replace(own, processes=observe(own.processes, snapshot, now))
@@ -297,10 +314,11 @@ class Supervisor(ABC, Generic[State]):
         self._own = noted(replace(own, answering=living), snapshot, now)
 
     def _new_events(self) -> Iterator[Event]:
-        """Yield the events of the job that were recorded since the last call, oldest first.
+        """Yield the events of the job that were recorded since the last one yielded, oldest first.
 
-        The ids of the workers whose end these events report are added to ``ended`` of this
-        launcher's state.
+        The first call begins with the oldest event that ZooKeeper has. If an event reports the end
+        of a worker, the id of the worker is added to ``ended`` of this launcher's state before the
+        event is yielded.
         """
         for number, event in self._store.events.read(self._last_event):
             self._last_event = number
@@ -334,8 +352,9 @@ class Supervisor(ABC, Generic[State]):
     def _end_without_zookeeper(self, away_s: float) -> int | None:
         """Return the exit code if the launcher must end because ZooKeeper is away; None to go on.
 
-        It ends with 1 when none of its workers is left and ZooKeeper has been away for as long as
-        ``limits.away_s`` says. ``away_s`` is the time since ZooKeeper went away, in seconds.
+        It ends with 1, and tells the user, when none of its workers is left and ZooKeeper has been
+        away for ``limits.away_s`` (120) seconds. ``away_s`` is the time since ZooKeeper went away,
+        in seconds.
         """
         limit_s = self._own.limits.away_s
         if len(self._workers) == 0 and away_s >= limit_s:
@@ -386,10 +405,14 @@ class Supervisor(ABC, Generic[State]):
         self._workers.end(ending.attempt_id, ending.kill)
 
     def _disable_slot(self, given_up: DisableSlot, snapshot: Snapshot) -> None:
-        """Start no more workers in a slot, and record that as an event.
+        """Start no more workers in a slot, and record that as an event before the call returns.
 
-        ``given_up`` has the slot, the start attempt that failed last, and the reason. ``snapshot``
-        has the job's records.
+        The last process of the slot is marked as ``used_up`` in this launcher's state. A subclass
+        also writes it into the job's records.
+
+        Args:
+            given_up: the slot, the start attempt that failed last, and the reason.
+            snapshot: the job's records.
         """
         process = self._own.process(given_up.attempt_id)
         self._own = self._own.having(replace(process, used_up=True))
