@@ -4,8 +4,9 @@ A worker writes to a log file, not to a pipe, so that it can go on when the agen
 agent reads the log files, and leaves out the errors and warnings of Horovod's C++ code, which come
 when a ring breaks. Only one thread writes to the terminal, and no other thread waits for it. So a
 terminal or pipe that nobody reads (``edl run | less``, Ctrl-S) delays no decision of the agent.
-While it is not read, the workers' lines wait in their files, and the newest of the agent's own
-lines in memory. No function of this module raises an error when the terminal or the pipe is closed.
+While it is not read, the workers' lines wait in their files, and the newest 1,000 of the agent's
+own lines in memory. No method of :class:`Output`, the main entry, raises an error when the terminal
+or the pipe is closed.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ class _Note(NamedTuple):
     """A line of the agent's own, with a shorter form in case a worker has printed the same before.
 
     Attributes:
-        text: the line.
-        sentence: a sentence that the line repeats.
-        shorter: the line to show if a worker has already printed ``sentence``.
+        text: the line, with "edl: " before it unless it is a log record.
+        sentence: a sentence that the line repeats, with "edl: " before it; empty if none.
+        shorter: the line to show in place of ``text`` if a worker has already printed ``sentence``.
     """
 
     text: str
@@ -63,6 +64,9 @@ class _Tail:
         slot: the number of the worker's slot, which gives the lines their colour, and their prefix
             until the worker has a name.
         from_now: whether to skip the present content of the log.
+
+    Raises:
+        OSError: the log does not exist or cannot be read.
     """
 
     def __init__(self, path: Path, slot: int, from_now: bool) -> None:
@@ -77,9 +81,13 @@ class _Tail:
     def lines(self, finish: bool) -> Iterator[list[str]]:
         """Yield the complete lines that a worker has added to its log since the last call.
 
-        Each list that it yields has the lines of one chunk of the log. If ``finish`` is False,
-        about ``_ROUND_BYTES`` are read at most. If it is True, everything is read, and the last
-        line is included even if it is not complete.
+        Each list that it yields has the lines of one chunk of the log, in order and without their
+        newlines; it may be empty. A line of more than 64 KiB comes in pieces. If ``finish`` is
+        False, about 4 MiB (``_ROUND_BYTES``) are read at most, and the rest in the next call. If it
+        is True, everything is read, and the last line is included even if it is not complete.
+
+        Raises:
+            OSError: the log cannot be read.
         """
         left = _ROUND_BYTES
         while (finish or left > 0) and (chunk := self._reader.read(_CHUNK_BYTES)):
@@ -96,26 +104,32 @@ class _Tail:
 
     @property
     def bar(self) -> str:
-        """The newest state of the progress bar that the worker draws; empty if it draws none."""
+        """The newest state of the worker's progress bar, as far as :meth:`lines` has read.
+
+        It is empty if the last line, which is not complete, is no progress bar.
+        """
         return as_shown(self._rest) if b"\r" in self._rest.rstrip(b"\r") else ""
 
     def close(self) -> None:
-        """Close the log file."""
+        """Close the log file; :meth:`lines` must not be called afterwards."""
         self._reader.close()
 
 
 class Output:
     """A context manager that writes an agent's standard output and error while it is entered.
 
-    Lines of workers go to standard output; the agent's own lines and log records go to standard
-    error. On a terminal both go through ``console``, in colour, above the progress bars and a line
-    that ``live`` renders, which are drawn again four times a second.
+    A thread of its own writes; the methods only leave it work and return at once. Leaving waits
+    until everything is written, but at most 60 s while nobody reads the output. Lines of workers go
+    to standard output; the agent's own lines and log records go to standard error. On a terminal
+    both go through ``console``, in colour; with ``live``, above the progress bars and the text that
+    it returns, which are drawn again four times a second.
 
     Args:
         console: the console of standard output.
-        live: returns the text that stands below all lines on a terminal; None for no such text.
-        bar_s: the time in seconds after which the state of a worker's progress bar is printed as a
-            line, where standard output is not a terminal.
+        live: returns the text that stands below all lines on a terminal, called in another thread;
+            None for no such text and no progress bars.
+        bar_s: the least time in seconds between two lines with the state of a worker's progress
+            bar, where standard output is not a terminal.
     """
 
     def __init__(
@@ -169,15 +183,21 @@ class Output:
 
         Args:
             attempt_id: the id of the start attempt.
-            path: the log.
-            slot: the slot of the worker, which gives the lines their prefix and colour.
+            path: the path of the log, a file that exists.
+            slot: the slot of the worker, which gives the lines their prefix ``[slot N]`` and
+                colour.
             from_now: whether to leave out the lines that the log has already.
+
+        Raises:
+            OSError: the log does not exist or cannot be read.
         """
         with self._lock:
             self._tails[attempt_id] = _Tail(path, slot, from_now)
 
     def name(self, attempt_id: str, name: str) -> None:
         """Show ``[name]`` in place of ``[slot N]`` before each further line of a worker.
+
+        Nothing is done if the log of that start attempt is not followed (any more).
 
         Args:
             attempt_id: the id of the worker's start attempt.
@@ -188,13 +208,14 @@ class Output:
                 self._tails[attempt_id].prefix = f"[{name}]"
 
     def finish(self, attempt_id: str) -> str:
-        """Show the rest of the log of a worker that has exited.
+        """Let the rest of the log of a worker that has exited be shown, and stop following it.
 
+        The call reads the end of the log itself, and does not wait until the rest is shown.
         ``attempt_id`` is the id of the worker's start attempt.
 
         Returns:
             The line of the log that best explains why the worker exited; empty if there is none or
-            the log of that start attempt is not followed.
+            the log of that start attempt is not followed (any more).
         """
         with self._lock:
             tail = self._tails.get(attempt_id)
@@ -204,13 +225,17 @@ class Output:
         return best(_last_lines(tail.path))
 
     def note(self, text: str, sentence: str = "", shorter: str = "") -> None:
-        """Show a line of the agent itself, after "edl: ".
+        """Show a line of the agent itself, after "edl: ", once the lines before it are shown.
+
+        If more than 1,000 such lines wait because nobody reads the output, the oldest are dropped
+        and a line says how many. Any thread may call this.
 
         Args:
-            text: the line.
-            sentence: the sentence that the line repeats, perhaps printed by a worker; empty if
-                none.
-            shorter: the line to show instead of ``text`` if a worker has printed ``sentence``.
+            text: the line, without "edl: ".
+            sentence: the sentence that the line repeats, which a worker may have printed after
+                "edl: "; empty if none.
+            shorter: the line to show instead of ``text`` if a worker has printed ``sentence``; used
+                only if that is not empty.
         """
         self._put(_Note(f"{_OF_EDL}{text}", f"{_OF_EDL}{sentence}", f"{_OF_EDL}{shorter}"))
 
@@ -226,8 +251,9 @@ class Output:
     def _round(self, last: bool = False) -> None:
         """Write the lines that are waiting: first the workers' lines, then the agent's own.
 
-        A worker's line that was printed before a line of the agent therefore stands before it. If
-        ``last`` is True, the logs are read to their end.
+        A worker's line that was printed before a line of the agent therefore stands before it,
+        except if a worker prints more than 4 MiB a round. The logs of workers that have exited are
+        read to their end and closed; if ``last`` is True, so are all logs.
         """
         with self._lock:
             notes, unsaid = list(self._notes), self._unsaid
@@ -263,7 +289,8 @@ class Output:
         """Return a list with the progress bar of the worker whose log ``tail`` reads, if it is due.
 
         It is due if standard output is not a terminal, the bar has changed, and ``bar_s`` seconds
-        have passed since it was last shown; otherwise the list is empty.
+        have passed since it was last shown or, before that, since the log is followed. Otherwise
+        the list is empty. A bar that is returned counts as shown.
         """
         shown, at = tail.bar_shown
         now = time.monotonic()
@@ -275,7 +302,8 @@ class Output:
     def _below(self) -> Text:
         """Return the text that stands below all lines on a terminal.
 
-        It has the workers' progress bars, and last the line that ``live`` renders.
+        It has a line for each worker that draws a progress bar, in the order in which their logs
+        were followed, and last the text that ``live`` returns. The object must have a ``live``.
         """
         assert self._render is not None
         bars = [
@@ -301,8 +329,9 @@ class Output:
     def _is_news(self, line: str) -> bool:
         """Return whether a worker's line is to be shown, because no worker has printed it before.
 
-        Only lines that begin with "edl: " are compared; any other is shown. If edl refuses to start
-        all workers for the same reason, each prints the same sentence, and it is shown once.
+        Only lines that begin with "edl: " are compared, with the last 100 such lines shown; any
+        other line is always shown. If edl refuses to start all workers for the same reason, each
+        prints the same sentence, and it is shown once. A new line is remembered by this call.
         """
         if not line.startswith(_OF_EDL):
             return True
@@ -321,7 +350,8 @@ class Output:
     def _guard(self, write: Callable[[], None]) -> None:
         """Call ``write``, which writes to the terminal or pipe; do nothing once that is closed.
 
-        The error that ``write`` raises when the terminal or pipe has been closed is caught.
+        The first OSError or ValueError of ``write`` is caught and taken as a sign that the terminal
+        or pipe was closed: from then on, ``write`` is not called.
         """
         if self._gone:
             return
@@ -339,7 +369,8 @@ class _Logging(logging.Handler):
     :meth:`give_back` restores them.
 
     Args:
-        put: called with the text of a log record; shows it as a line of the agent.
+        put: called with the text of a log record, in the thread that logs; shows it as a line of
+            the agent.
     """
 
     def __init__(self, put: Callable[[str], None]) -> None:
@@ -348,7 +379,10 @@ class _Logging(logging.Handler):
         self._streams: list[logging.Handler] = []
 
     def take_over(self) -> None:
-        """Replace the stream handlers of the root logger by this handler."""
+        """Replace the stream handlers of the root logger by this handler; without any, do nothing.
+
+        This handler takes the format of the last one of them. Handlers of files stay.
+        """
         root = logging.getLogger()
         self._streams = [one for one in root.handlers if type(one) is logging.StreamHandler]
         for one in self._streams:
@@ -358,14 +392,14 @@ class _Logging(logging.Handler):
             root.addHandler(self)
 
     def give_back(self) -> None:
-        """Restore the stream handlers of the root logger."""
+        """Remove this handler from the root logger, and restore those that it has replaced."""
         root = logging.getLogger()
         root.removeHandler(self)
         for one in self._streams:
             root.addHandler(one)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show one log record, formatted, as a line of the agent."""
+        """Pass one log record, formatted, to ``put``, which shows it as a line of the agent."""
         try:
             self._put(self.format(record))
         except (TypeError, ValueError, KeyError):  # its arguments do not fit its text
@@ -375,7 +409,12 @@ class _Logging(logging.Handler):
 def _write(file: IO[str], text: str) -> None:
     """Write all of ``text`` directly to the file descriptor of ``file``, without its buffer.
 
-    A buffer's lock would be held until the reader of a full pipe reads on.
+    A buffer's lock would be held until the reader of a full pipe reads on. The call waits until all
+    is written. A ``file`` without a descriptor, in a test, is written as usual.
+
+    Raises:
+        OSError: the terminal or pipe was closed.
+        ValueError: ``file`` was closed.
     """
     try:
         descriptor = file.fileno()
@@ -388,10 +427,10 @@ def _write(file: IO[str], text: str) -> None:
 
 
 def _last_lines(path: Path) -> list[str]:
-    """Return the last lines of the log ``path``, as a terminal would show them.
+    """Return the last lines of the log ``path``, oldest first, as a terminal would show them.
 
-    At most ``KEPT`` lines and ``_LAST_BYTES`` are read. The result is empty if the log cannot be
-    read.
+    These are at most 400 (``KEPT``) lines of the last 256 KiB (``_LAST_BYTES``), so the first one
+    may lack its beginning. The result is empty if the log cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -406,18 +445,24 @@ def _colour(tail: _Tail) -> str:
 
 
 def _newest_state(line: bytes) -> bytes:
-    """Return the last line of a log, not yet complete, without earlier states of a progress bar.
+    """Return ``line``, the last and incomplete line of a log, without old states of a progress bar.
 
-    A progress bar overwrites its line: carriage returns separate its states.
+    A progress bar overwrites its line: carriage returns separate its states. The result begins with
+    a carriage return if states were left out; other lines are returned unchanged.
     """
     before, _, newest = line.rstrip(b"\r").rpartition(b"\r")
     return b"\r" + newest + line[len(line.rstrip(b"\r")) :] if before else line
 
 
 def wrapped(line: str, width: int, indent: int) -> str:
-    """Return ``line`` broken at words to ``width`` columns, with further lines indented.
+    """Return ``line`` broken at words to ``width`` columns, with all lines but the first indented.
 
-    ``indent`` is the number of columns of that indentation.
+    A word that is longer than a line is not broken.
+
+    Args:
+        line: the text.
+        width: the number of columns of a line; ``indent`` + 20 if it is less than that.
+        indent: the number of columns by which the second and each further line is indented.
     """
     return textwrap.fill(
         line,
@@ -431,6 +476,7 @@ def wrapped(line: str, width: int, indent: int) -> str:
 def as_shown(line: bytes) -> str:
     """Return a line of a log as text, as a terminal would show it.
 
-    Only the last state of a progress bar is left. ``line`` has the bytes of the line.
+    Only the last state of a progress bar is left. Bytes that are not UTF-8 become U+FFFD, and
+    colours are kept. ``line`` has the bytes of the line, without its newline.
     """
     return line.decode(errors="replace").rstrip("\r").rsplit("\r", 1)[-1]

@@ -1,7 +1,7 @@
 """Start, watch and end the worker processes of one launcher; each leads its own process group.
 
-If there is a template (a process that forks workers, :mod:`edl.launch.template`), a worker is
-forked from it; otherwise it is started by ``exec``.
+The main entry is :class:`Workers`. If there is a template (a process that forks workers,
+:mod:`edl.launch.template`), a worker is forked from it; otherwise it is started by ``exec``.
 
 A worker of an agent does not depend on the agent: it writes to a log file, and gets no signal when
 the agent dies. When a worker has exited, the rest of its process group is killed, so that none of
@@ -42,10 +42,10 @@ class End:
     """The way in which a worker process has ended.
 
     Attributes:
-        code: the exit code; -9 if SIGKILL killed the process, ``UNKNOWN_EXIT`` if an earlier agent
-            started it.
-        trained_s: the time from the worker's first step to its end, in seconds; None if it trained
-            no step.
+        code: the exit code; -N if signal N killed the process, ``UNKNOWN_EXIT`` (-1000) if an
+            earlier agent started it.
+        trained_s: the time from the end of the worker's first step to the moment when its end was
+            seen, in seconds; None if it trained no step.
         said: what the process reported of the end of its script; None if it reported nothing, or an
             earlier agent started it.
         forked: whether the process was forked from the template.
@@ -58,19 +58,25 @@ class End:
 
 
 class Workers:
-    """The worker processes that this launcher has started, or taken over, and that still run.
+    """The worker processes that this launcher has started or taken over, until it has reaped them.
 
     Each is known by the id of its start attempt, the launcher's one try to start it in a slot.
+    ``len()`` gives how many are watched: :meth:`start` and :meth:`watch` add workers, :meth:`reap`
+    removes those that have ended. One thread calls all methods.
 
     Args:
         command: the job's command, which every worker runs.
         cwd: the working directory of the workers.
-        environment: the variables of all workers; each worker gets some of its own in addition.
-        logs: an existing directory for the workers' output.
-        template: the template process from which workers are forked; None to start all by ``exec``.
+        environment: all environment variables that the workers have in common; each worker gets
+            some of its own in addition.
+        logs: the directory for the workers' output.
+        template: the keeper of the template process from which workers are forked; None to start
+            all by ``exec``.
 
     Attributes:
-        on_exit: a function that is called, in any thread, when a worker has ended.
+        on_exit: a function without arguments that is called, in a thread of its own, when a worker
+            that this launcher has started has ended; at first one that does nothing. It is not
+            called for workers that were taken over.
     """
 
     def __init__(
@@ -96,14 +102,19 @@ class Workers:
         waits_s: float = 0.0,
         variables: Mapping[str, str] = NO_VARIABLES,
     ) -> None:
-        """Start the job's command as a worker in ``slot``.
+        """Start the job's command as a worker in ``slot``, and watch it from now on.
+
+        The call returns when the process runs; its output goes to :meth:`log_of`. Whether another
+        worker runs in the slot is not checked.
 
         Args:
-            attempt_id: the id of this attempt to start a worker.
+            attempt_id: the id of this attempt to start a worker, not used before; it is a part of
+                file names.
             slot: the number of the slot on this host, from 0.
             waits_s: the time in seconds from now before which the worker does not register with the
-                job.
-            variables: further environment variables of this worker, such as those of its device.
+                job; 0 for no such time.
+            variables: further environment variables of this worker, such as those of its device;
+                they replace common ones of the same name.
 
         Raises:
             OSError: the operating system cannot start the process, or has no room for the log.
@@ -139,7 +150,8 @@ class Workers:
     def _await(self, pid: int) -> None:
         """Wait until the child process ``pid`` has ended, and call ``on_exit``.
 
-        The child is not reaped.
+        The child is not reaped. If it was reaped before the call, ``on_exit`` is not called. A
+        thread of its own runs this for each child.
         """
         with contextlib.suppress(ChildProcessError):  # it was reaped before
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
@@ -148,11 +160,15 @@ class Workers:
     def _fork(self, attempt_id: str, environment: Mapping[str, str]) -> Child | None:
         """Fork a worker from the template, and return its process.
 
-        The result is None if there is no template that can fork now.
+        The result is None if no template can fork now. The file with the worker's pid and start
+        time is written before the worker's script begins.
 
         Args:
             attempt_id: the id of the attempt to start the worker.
             environment: all variables of the worker.
+
+        Raises:
+            OSError: no file descriptor is left, or the disk has no room for the log.
         """
         if self.template is None:
             return None
@@ -161,13 +177,16 @@ class Workers:
         )
 
     def _spawn(self, attempt_id: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """Start the command as a new process, and return the process.
+        """Start the command as a new process in a session of its own, and return the process.
 
-        It writes its output to the log of this attempt.
+        It appends its output to the log of this attempt; its standard input is empty.
 
         Args:
             attempt_id: the id of the attempt to start the worker.
             environment: all variables of the worker.
+
+        Raises:
+            OSError: the process cannot be started, or the log cannot be opened.
         """
         with self.log_of(attempt_id).open("ab") as log:
             return subprocess.Popen(
@@ -181,7 +200,7 @@ class Workers:
             )
 
     def close(self) -> None:
-        """End the template process for good. No worker is ended."""
+        """End the template process, and remove its list of imports. No worker is ended."""
         if self.template is not None:
             self.template.close()
             self.template.remove_imports()
@@ -189,13 +208,14 @@ class Workers:
     def orphans(self) -> tuple[RunningWorker, ...]:
         """Find the workers that an earlier agent of this job and host left running.
 
-        Workers that are watched already are left out.
+        Workers that are watched already are left out, and the found ones are not watched yet. They
+        are ordered by slot, then by id of the start attempt.
         """
         found = find(self._environment, self._record_of)
         return tuple(one for one in found if one.attempt_id not in self._running)
 
     def take_over(self) -> tuple[RunningWorker, ...]:
-        """Watch the workers that :meth:`orphans` finds, too, and return them."""
+        """Watch the workers that :meth:`orphans` finds from now on, and return them."""
         orphans = self.orphans()
         self.watch(orphans)
         return orphans
@@ -205,18 +225,20 @@ class Workers:
         self._running |= {one.attempt_id: one for one in orphans}
 
     def release(self) -> None:
-        """Stop watching all workers, without ending them."""
+        """Stop watching all workers, without ending them: no later method ends or reaps them."""
         self._running.clear()
 
     def log_of(self, attempt_id: str) -> Path:
-        """Return the path of the log of a worker.
+        """Return the path of the log of a worker; the file need not exist.
 
         ``attempt_id`` is the id of the worker's start attempt, which names its log.
         """
         return self._logs / f"{attempt_id}.log"
 
     def name(self, attempt_id: str, name: str) -> None:
-        """Create a link ``NAME.log`` to the log of a worker.
+        """Create a symbolic link ``NAME.log`` to the log of a worker, beside the log.
+
+        A link of that name that exists is kept as it is. Errors of the file system are ignored.
 
         Args:
             attempt_id: the id of the worker's start attempt, which names its log.
@@ -249,9 +271,10 @@ class Workers:
         return self._logs / f"{attempt_id}.trained"
 
     def pid_of(self, attempt_id: str) -> int | None:
-        """Return the pid of a worker; None if the worker does not run.
+        """Return the pid of a worker; None if the worker is not watched (any more).
 
-        ``attempt_id`` is the id of the worker's start attempt.
+        A worker that has ended has its pid until :meth:`reap` has reported the end. ``attempt_id``
+        is the id of the worker's start attempt.
         """
         process = self._running.get(attempt_id)
         return process.pid if process is not None else None
@@ -259,7 +282,9 @@ class Workers:
     def reap(self) -> dict[str, End]:
         """Return how workers have ended since the last call, by the id of their start attempt.
 
-        These workers are watched no more. The files that only a running worker needs are removed.
+        Each end is returned once; the result is empty if no worker has ended. The ended workers are
+        watched no more, and the rest of the process group of each child is killed. The files that
+        only a running worker needs are removed; its log is kept.
         """
         ends = {}
         for attempt_id, process in list(self._running.items()):
@@ -276,7 +301,8 @@ class Workers:
     ) -> End | None:
         """Return how a worker has ended; None while it runs.
 
-        A child that has ended is reaped, so the operating system may use its pid again afterwards.
+        The rest of the process group of a child that has ended is killed. Then the child is reaped,
+        so the operating system may use its pid again.
 
         Args:
             attempt_id: the id of the worker's start attempt.
@@ -296,14 +322,16 @@ class Workers:
         """End the template for good, because a worker forked from it failed before its first step.
 
         The cause may be a difference between a forked process and a process started by ``exec``.
+        All later workers are started by ``exec``. Without a template nothing is done.
         """
         if self.template is not None and not self.template.why_none:
             self.template.disable("a worker that was forked from it failed before its first step")
 
     def ended_scripts(self) -> dict[str, ScriptEnd]:
-        """Return how the scripts of workers whose processes still run have ended.
+        """Return how the scripts of the watched workers have ended, while their processes run on.
 
-        The result has an entry, by id of the start attempt, for each script that has ended.
+        The result has an entry, by id of the start attempt, for each script that has ended. Each
+        call returns it again until :meth:`reap` has reported the end of the process.
         """
         ends = {attempt_id: script_end(one.pid) for attempt_id, one in self._running.items()}
         return {attempt_id: end for attempt_id, end in ends.items() if end is not None}
@@ -311,17 +339,18 @@ class Workers:
     def end(self, attempt_id: str, kill: bool) -> None:
         """Send a signal to the whole process group of a worker: SIGKILL if ``kill``, else SIGTERM.
 
-        ``attempt_id`` is the id of the worker's start attempt. Nothing is sent if the worker does
-        not run.
+        The call does not wait for the end. Nothing is sent if the worker is not watched, or was
+        taken over and has ended. ``attempt_id`` is the id of the worker's start attempt.
         """
         process = self._running.get(attempt_id)
         if process is not None and (not isinstance(process, RunningWorker) or _lives(process)):
             signal_group(process.pid, signal.SIGKILL if kill else signal.SIGTERM)
 
     def kill_all(self, timeout_s: float) -> None:
-        """Kill all workers of this launcher at once, and wait until they have ended.
+        """Kill all watched workers and their process groups, and wait until they have ended.
 
-        The wait is ``timeout_s`` seconds at most.
+        The wait is ``timeout_s`` seconds at most. The ended ones are reaped, and their ends are not
+        returned by a later :meth:`reap`.
         """
         for attempt_id in self._running:
             self.end(attempt_id, kill=True)
@@ -342,9 +371,12 @@ def log_directory(
         state: the directory of edl's state.
         job: the name of the job.
         fresh: whether the job starts now. If True, the logs of its previous run are moved into a
-            subdirectory, and logs of jobs that ended long ago are removed.
-        kept_jobs: the number of jobs that keep their logs whatever their age; the newest do.
-        kept_s: the age in seconds up to which all other jobs keep their logs.
+            subdirectory ``runN``, and old logs of all jobs of ``state`` are removed, as the next
+            two arguments say. If False, nothing is moved or removed.
+        kept_jobs: the number of jobs that keep their logs whatever their age; those whose logs were
+            written last do.
+        kept_s: the time in seconds since the last writing of a log in which all other jobs keep
+            their logs.
     """
     jobs = state / "jobs"
     logs = jobs / job / "logs"
@@ -358,7 +390,8 @@ def log_directory(
 def earlier_runs(logs: Path) -> list[Path]:
     """Return the directories with the logs of earlier runs of a job, the newest last.
 
-    ``logs`` is the directory for the logs of the job's newest run.
+    There are at most 5 of them, ``run1`` and so on, in ``logs``, the directory for the logs of the
+    job's newest run. The list is empty if there are none.
     """
     return [run for _, run in sorted(_numbered(logs).items())]
 
@@ -371,8 +404,9 @@ def _numbered(logs: Path) -> dict[int, Path]:
 def _put_aside(logs: Path) -> None:
     """Move the logs of the previous run into a directory ``runN``, and remove the oldest such runs.
 
-    ``logs`` is the job's directory of logs. The previous run may have crashed, so its files are
-    moved when the next run starts. ``KEPT_RUNS`` directories are kept.
+    ``logs`` is the job's directory of logs; if it has no files of a run, no directory is made. The
+    previous run may have crashed, so its files are moved when the next run starts. N is 1 more than
+    the largest so far. The newest 5 (``KEPT_RUNS``) directories are kept.
     """
     if left := [path for kind in KINDS for path in logs.glob(kind)]:
         run = logs / f"run{max(_numbered(logs), default=0) + 1}"
@@ -415,15 +449,19 @@ def _prune(jobs: Path, kept_jobs: int, kept_s: float) -> None:
 def has_ended(child: int) -> bool:
     """Return whether the child process with the pid ``child`` has ended.
 
-    It is not reaped, so its pid stays taken.
+    It is not reaped, so its pid stays taken. The call does not wait.
+
+    Raises:
+        ChildProcessError: this process has no such child, or has reaped it.
     """
     return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def exit_code(child: subprocess.Popen[bytes] | Child) -> int:
-    """Reap a child that has ended, and return its exit code.
+    """Reap a child that has ended, and return its exit code (-N if signal N killed it).
 
-    The rest of the process group that the child leads is killed before.
+    The rest of the process group that the child leads is killed before. A child that still runs is
+    killed, too.
     """
     signal_group(child.pid, signal.SIGKILL)
     return child.wait()
@@ -433,7 +471,8 @@ def script_end(pid: int) -> ScriptEnd | None:
     """Return how the script of process ``pid`` has ended; None while the script runs.
 
     The process reports the end of its script by changing its own name
-    (:func:`edl.framework.ending.say_ended`).
+    (:func:`edl.framework.ending.say_ended`). The result is also None if it has reported nothing, or
+    if there is no such process (any more).
     """
     try:
         name = Path(f"/proc/{pid}/comm").read_text().strip()
