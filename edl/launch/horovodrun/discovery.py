@@ -1,8 +1,9 @@
 """Decide what `edl-discover` prints: how many workers horovodrun shall start on each host.
 
 Horovod's driver calls `edl-discover` once a second. The answer is the number of workers that is
-desired for the job in ZooKeeper; before there is a job, it is what horovodrun was started with. If
-ZooKeeper does not answer, the last answer is repeated: it is kept in a file, one for each driver.
+desired for the job in ZooKeeper; before there is a job, it is horovodrun's option -np. If ZooKeeper
+does not answer, the last answer is repeated: it is kept in a file, one for each driver. The main
+entry is :func:`desired_hosts`.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ class DiscoveryState:
     """The contents of the file that `edl-discover` keeps between its calls by one horovodrun.
 
     Attributes:
-        desired: the workers desired on each host, as they were printed last.
-        np: the number of workers with which horovodrun was started.
-        min_np: the least number of workers that horovodrun was given.
+        desired: the number of workers desired on each host, by host, as it was printed last.
+        np: the number of workers with which horovodrun was started (its -np).
+        min_np: the smallest number of workers that horovodrun allows; ``np`` if it was given none.
         max_np: the largest number of workers that horovodrun was given; None if there is no limit.
         job: the name of the job; empty until it is known.
         secret: the secret of the job; empty until it is known.
@@ -53,12 +54,14 @@ class DiscoveryState:
 def desired_hosts(offered: Mapping[str, int], settings: Config, state: Path) -> Mapping[str, int]:
     """Return the number of workers that are desired on each host, by host.
 
-    The result is ``offered`` if no horovodrun is an ancestor of this process.
+    The result is a copy of ``offered`` if no horovodrun is an ancestor of this process. Otherwise
+    the call stores its answer in ``state`` for the next call, and the job's secret once the job is
+    known; it writes the offered slots into the job's records.
 
     Args:
-        offered: the slots of each host that the user offers; if empty, this host offers as many
-            slots as horovodrun may start workers.
-        settings: the settings of this process.
+        offered: the number of slots by host that the user offers; if empty, localhost offers as
+            many slots as horovodrun may start workers.
+        settings: the settings of this process: the time-outs for ZooKeeper.
         state: the directory of edl's state, where the last answer is kept.
 
     Raises:
@@ -86,7 +89,10 @@ def desired_hosts(offered: Mapping[str, int], settings: Config, state: Path) -> 
 
 
 def is_local(host: str) -> bool:
-    """Return whether a host name resolves to an address of this machine."""
+    """Return whether a host name resolves to an IPv4 address of this machine.
+
+    The answer is False for a name that cannot be resolved.
+    """
     try:
         address = socket.gethostbyname(host)
     except OSError:
@@ -96,9 +102,10 @@ def is_local(host: str) -> bool:
 
 
 def read_hosts(path: Path) -> list[str]:
-    """Return the entries of a hosts file, like "node1:4", without the comments after #.
+    """Return the entries of a hosts file, like "node1:4", in order, without the comments after #.
 
-    ``path`` is the file. An entry is the name of a host and its number of slots.
+    ``path`` is the file. Its entries are separated by spaces or newlines; an entry is the name of a
+    host and its number of slots, and is not checked here.
 
     Raises:
         UsageError: the file cannot be read.
@@ -113,10 +120,11 @@ def read_hosts(path: Path) -> list[str]:
 def _first(offered: Mapping[str, int], launcher: Launcher) -> DiscoveryState:
     """Return the state for the first call of `edl-discover` under a horovodrun.
 
-    The desired workers are as many as horovodrun's option -np says, on the offered slots.
+    The desired workers are as many as horovodrun's option -np says, on the offered slots. The job
+    is not known yet. Nothing is stored.
 
     Args:
-        offered: the slots of each host that the user offers; if empty, this host is used.
+        offered: the number of slots by host that the user offers; if empty, localhost is used.
         launcher: the process of horovodrun.
 
     Raises:
@@ -132,19 +140,21 @@ def _first(offered: Mapping[str, int], launcher: Launcher) -> DiscoveryState:
 
 
 def _discovered(offered: Mapping[str, int], slots: int) -> dict[str, int]:
-    """Return the ``offered`` slots by host; if it is empty, ``slots`` slots on localhost."""
+    """Return a copy of ``offered`` (slots by host); if it is empty, localhost with ``slots``."""
     return dict(offered) or {"localhost": slots}
 
 
 def _ask(memory: DiscoveryState, offered: Mapping[str, int], settings: Config) -> DiscoveryState:
     """Return ``memory`` with the workers that are desired by the job's records in ZooKeeper.
 
-    While ZooKeeper does not answer or has no such job, ``memory`` is returned unchanged.
+    If the records say of no host how many workers are desired, the workers of ``memory`` are
+    written there, and the limits of horovodrun, too. If ZooKeeper does not answer within 2 s
+    (``CONNECT_S``), or has no such job, ``memory`` is returned unchanged.
 
     Args:
         memory: the state of the last call of `edl-discover`, with name and secret of the job.
-        offered: the slots of each host that the user offers; they are written into the job's
-            records. If empty, this host is used.
+        offered: the number of slots by host that the user offers; they are written into the job's
+            records. If empty, localhost is used.
         settings: the settings of this process.
     """
     from edl.coordination.access import Access
@@ -168,7 +178,7 @@ def _ask(memory: DiscoveryState, offered: Mapping[str, int], settings: Config) -
 def _file(state: Path, launcher: Launcher) -> Path:
     """Return the path of the file with the last answer of `edl-discover` under one horovodrun.
 
-    Its directory is created.
+    Its directory is created if it does not exist; the file is not.
 
     Args:
         state: the directory of edl's state.
@@ -193,8 +203,11 @@ def _read(file: Path) -> DiscoveryState | None:
 def _write(file: Path, memory: DiscoveryState) -> None:
     """Store ``memory``, the state for the next call, in ``file``: atomically, with mode 0600.
 
-    Nothing is written if the file is up to date. Of the files of earlier drivers beside it, all but
-    the ``KEPT`` newest are removed.
+    Nothing is written if the file has this state already. Before it is written, all but the 20
+    (``KEPT``) newest such files in its directory are removed.
+
+    Raises:
+        OSError: the file cannot be written.
     """
     if _read(file) == memory:
         return
@@ -207,9 +220,10 @@ def _write(file: Path, memory: DiscoveryState) -> None:
 
 
 def _age(path: Path) -> float:
-    """Return the negative modification time of a file, by which the newest file sorts first.
+    """Return minus the modification time of a file, by which the newest file sorts first.
 
-    It is a Unix time in seconds; 0 if the file ``path`` does not exist.
+    The time is in seconds since 1970. The result is 0, which sorts last, if the file ``path`` does
+    not exist.
     """
     try:
         return -path.stat().st_mtime

@@ -11,6 +11,8 @@ driver empties that store whenever it assigns the slots again, so no process, no
 started later, takes the key of an earlier round for a new round. A slot must ask exactly once in a
 round, because the driver would count a second request as another slot's. (Sources:
 horovod/runner/elastic/driver.py, registration.py, rendezvous.py; http/http_server.py.)
+
+The main entry is :class:`Driver`, one in each `edl-worker`.
 """
 
 from __future__ import annotations
@@ -36,14 +38,18 @@ IDENTITY = "/edl/job"
 
 @dataclass(frozen=True)
 class DriverLimits:
-    """How often the driver is asked, and how long its answers may take, in seconds.
+    """The limits for how often a slot asks the driver, and how long an answer may take.
+
+    All are in seconds, except ``polls_per_s``.
 
     Attributes:
-        poll_s: the least time between two requests of one slot.
-        polls_per_s: how many requests all slots together may send in a second.
+        poll_s: the least time between two looks of one slot into the driver's store.
+        polls_per_s: how often all slots together may look into the store in a second; with many
+            slots each waits longer than ``poll_s``.
         gone_s: for how long the driver must refuse connections to count as ended.
         refuse_s: how long :meth:`Driver.refuse` tries to reach the driver.
-        answer_s: how long the driver may take to answer a request for a rank.
+        answer_s: how long the driver may take to answer a request for a rank: a day, because it
+            answers only when all slots have asked.
     """
 
     poll_s: float = 0.25
@@ -61,7 +67,8 @@ class RankAssignment:
         rank: the rank of this slot; negative if the driver does not use it.
         local_size: the number of slots of this host that the driver uses; None if it does not use
             this slot.
-        size: the number of slots that the driver uses on all hosts.
+        size: the number of slots that the driver uses on all hosts; not to be relied on if it does
+            not use this slot.
     """
 
     rank: int
@@ -73,7 +80,8 @@ class Driver:
     """The client of horovodrun's driver for one slot, with a thread that looks for its requests.
 
     A round is one exchange in which the driver assigns all slots again: each slot asks for its
-    rank, and the driver answers when all have asked.
+    rank, and the driver answers when all have asked. After :meth:`start`, the thread asks in each
+    round, once :meth:`allow` has allowed it. Any thread may call the methods.
 
     Args:
         slot: the slot, and the address of the driver.
@@ -81,10 +89,12 @@ class Driver:
             defaults.
 
     Attributes:
-        newest: the newest answer of the driver.
+        newest: the newest answer of the driver; before the first, the rank and sizes with which the
+            driver has started this process.
         asking: whether a request of this slot waits for its answer. Meanwhile this process must not
             end, because the driver would not notice that.
-        answers: False once the driver has left a request of this slot without an answer.
+        answers: True until the driver has once left a request of this slot without an answer; from
+            then on False, and the thread asks no more.
     """
 
     def __init__(self, slot: HorovodSlot, limits: DriverLimits | None = None) -> None:
@@ -106,12 +116,12 @@ class Driver:
         self.asking = False  # waits for an answer; until then the driver counts on us
 
     def start(self, wake: Callable[[], None]) -> None:
-        """Register this process with the driver, and start the thread.
+        """Register this process with the driver, and then start the thread; to be called once.
 
-        ``wake`` is called, in that thread, after each answer of the driver.
+        ``wake`` is called without arguments, in that thread, after each answer of the driver.
 
         Raises:
-            EdlError: the driver does not accept the address of this process.
+            EdlError: the driver does not accept the address of this process; no thread is started.
         """
         from horovod.runner.elastic.worker import WorkerNotificationManager  # a slow import
 
@@ -126,7 +136,10 @@ class Driver:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread; the call does not wait for it."""
+        """Let the thread end after its present request; the call does not wait for it.
+
+        The thread sends no further request for a rank.
+        """
         self._stop.set()
 
     def on_hosts_updated(self, timestamp: int, result: Any) -> None:
@@ -141,21 +154,25 @@ class Driver:
     def ask(self) -> None:
         """Begin a round: all slots ask the driver for their ranks, and it assigns the slots again.
 
-        The call does not wait; the thread of this object notifies the other slots.
+        The call does not wait; the thread of this object notifies the slots, this one included, and
+        tries again until the driver takes the notice. Calls before that begin only one round. After
+        :meth:`begin_no_round` nothing happens.
         """
         self._hosts_changed.set()
 
     def begin_no_round(self) -> None:
         """Forbid this process to begin another round, in which all slots ask for their ranks.
 
-        A round that has begun goes on.
+        It cannot be allowed again. A round that has begun goes on, and rounds that other processes
+        begin are answered.
         """
         self._begins.clear()
 
     def allow(self, allowed: bool, answer: RankAssignment) -> None:
         """Allow or forbid this slot to ask the driver for its rank when a round begins.
 
-        The caller allows it only after it has carried out what the last answer says.
+        At first, and again after each answer, it is forbidden. The caller allows it only after it
+        has carried out what the last answer says. A request that was sent is not taken back.
 
         Args:
             allowed: whether the slot may ask.
@@ -173,7 +190,11 @@ class Driver:
         return since is not None and time.monotonic() - since >= self._limits.gone_s
 
     def asked(self) -> bool:
-        """Return whether a round is open: the slot has to ask for its rank or awaits the answer."""
+        """Return whether a round is open: the slot has to ask for its rank or awaits the answer.
+
+        The call asks the driver, and may take 2 s. The answer is False if the driver does not
+        answer.
+        """
         return self.asking or self._get(ASKED) is not None
 
     # --- which job this driver's is
@@ -181,8 +202,8 @@ class Driver:
     def identify(self, identity: Mapping[str, str]) -> None:
         """Publish the job's identity in the driver's store, for all other processes of this driver.
 
-        The thread repeats it until it succeeds, and after each assignment of ranks, since the
-        driver then empties its store.
+        The call tries it once, for 2 s at most, and raises no error. The thread repeats it until it
+        succeeds, and after each assignment of ranks, since the driver then empties its store.
 
         Args:
             identity: the name, the secret and the ZooKeeper servers of the job, under the keys
@@ -195,8 +216,9 @@ class Driver:
     def refuse(self, reason: str) -> None:
         """Publish in the driver's store that there will be no job, so that no process waits.
 
-        ``reason`` is shown by the other processes. Nothing is done if :meth:`identify` was called
-        before.
+        The call tries for ``refuse_s`` (5) seconds to reach the driver, and raises no error.
+        Nothing is done if :meth:`identify` was called on this object before. ``reason`` is a
+        sentence, which the other processes show (:meth:`identity` raises it there).
         """
         if self._identity is not None:
             return
@@ -206,9 +228,9 @@ class Driver:
             time.sleep(self._limits.poll_s)
 
     def identity(self, timeout_s: float) -> dict[str, str] | None:
-        """Wait for the job's identity that another process has published by :meth:`identify`.
+        """Wait until another process has published the job's identity by :meth:`identify`.
 
-        ``timeout_s`` is the time to wait, in seconds.
+        ``timeout_s`` is the longest time to wait, in seconds; with 0 the driver is asked once.
 
         Returns:
             The name, the secret and the ZooKeeper servers of the job, under the keys ``job``,
@@ -242,10 +264,13 @@ class Driver:
                 self.answers = self._ask()  # to ask again would count twice
 
     def _publish_identity(self) -> bool:
-        """Put the job's identity into the driver's store, unless it is there already.
+        """Put the job's identity into the driver's store, unless this object has put it there.
+
+        After an assignment of ranks it is put there again, because the driver empties its store.
 
         Returns:
-            True if it is there or there is none to publish; False if it must be tried again.
+            True if it is there or there is none to publish; False if the driver did not take it, so
+            that it must be tried again.
         """
         if self._identity_due.is_set() and self._put(IDENTITY, json.dumps(self._identity).encode()):
             self._identity_due.clear()
@@ -254,10 +279,12 @@ class Driver:
     def _ask(self) -> bool:
         """Request this slot's rank from the driver, and store its answer in ``newest``.
 
-        The call waits until all slots have asked.
+        The call waits until all slots have asked, ``answer_s`` (a day) at most. After an answer the
+        slot is forbidden to ask again, the identity is published again, and ``wake`` is called.
 
         Returns:
-            True if the driver has answered; False if it has not, or with an error.
+            True if the driver has answered; False if it has not, or with an error: then ``newest``
+            stays as it is.
         """
         slot = self._slot
         path = f"/rank_and_size/{slot.host}:{slot.slot}"
@@ -289,11 +316,12 @@ class Driver:
     def _request(self, method: Callable[..., tuple[int, bytes]], *words: Any) -> bytes | None:
         """Send a request to the driver, and return the body of its answer.
 
-        A refused connection is noted, because it may mean that the driver has ended (:attr:`gone`).
+        The time-out is 2 s (``REQUEST_S``). A refused connection is noted, because it may mean that
+        the driver has ended (:attr:`gone`).
 
         Args:
             method: sends the request, a GET or a PUT: called with the driver's address and port,
-                the ``words`` and a time-out in seconds, it returns status and body.
+                the ``words`` and a time-out in seconds, it returns a pair, status and body.
             words: the path, and for a PUT the body to send.
 
         Returns:
@@ -312,7 +340,7 @@ class Driver:
 
 
 def read_identity(address: str, port: int) -> dict[str, str] | None:
-    """Return the identity of the job that a driver of horovodrun runs.
+    """Ask a driver of horovodrun which job it runs, and return the job's identity.
 
     Args:
         address: the IP address of the driver.
@@ -320,7 +348,8 @@ def read_identity(address: str, port: int) -> dict[str, str] | None:
 
     Returns:
         The name, the secret and the ZooKeeper servers of the job, under the keys ``job``,
-        ``secret`` and ``zookeeper``; None if the driver has no job yet, or no driver has that port.
+        ``secret`` and ``zookeeper``; None if the driver has no job (yet), or no driver answers at
+        that port within 2 s.
     """
     identity = _fetched(address, port)
     return identity if _is_identity(identity) else None
@@ -333,8 +362,12 @@ def _is_identity(identity: Mapping[str, str]) -> bool:
 def _fetched(address: str, port: int) -> dict[str, str]:
     """Return the dictionary that a driver's store has under the key ``IDENTITY``.
 
-    ``address`` and ``port`` are those of the driver. The result is empty if there is no such key or
-    the driver does not answer.
+    It has the keys ``job``, ``secret`` and ``zookeeper``, or only ``refused``, the reason why there
+    is no job. It is empty if there is no such key or the driver does not answer within 2 s.
+
+    Args:
+        address: the IP address of the driver.
+        port: the port of the driver.
     """
     try:
         status, body = fetch(address, port, IDENTITY, REQUEST_S)

@@ -22,12 +22,14 @@ class LateStart:
     """A check, made once, whether horovodrun's driver must be asked to assign its slots again.
 
     The driver must be asked if hosts changed before its rank 0 had registered, because it notifies
-    no process of such a change. Only the process that was started as rank 0 makes the check.
+    no process of such a change. Only the process that was started as rank 0 makes the check; in all
+    others the answer is always False. The caller calls :meth:`has_missed_hosts` in each turn, as
+    long as `edl-discover` has not said how many workers are desired.
 
     Args:
-        driver: the client of the driver that started this process.
-        discover_s: the time in seconds to wait for `edl-discover` to say how many workers are
-            desired; if it does, the driver is not asked.
+        driver: the client of the driver that started this process, before its first answer.
+        discover_s: the time in seconds, from the first call of :meth:`has_missed_hosts`, in which
+            the answer is False, so that `edl-discover` can say how many workers are desired.
     """
 
     def __init__(self, driver: Driver, discover_s: float) -> None:
@@ -39,9 +41,10 @@ class LateStart:
     def has_missed_hosts(self, snapshot: Snapshot, now: float) -> bool:
         """Return whether to ask the driver to assign its slots again, for hosts that it missed.
 
-        The answer is True at most once. It is False for ``discover_s`` seconds, and until the job's
-        records have a worker for every slot of the driver's first assignment. If the driver has
-        made another assignment before that, it knew the newest hosts, and the answer stays False.
+        The answer is True at most once; the caller then asks the driver. It is False for
+        ``discover_s`` seconds after the first call, and as long as fewer workers are assigned in
+        the job's records than the driver's first assignment has slots. If the driver has made
+        another assignment before that, it knew the newest hosts, and the answer stays False.
 
         Args:
             snapshot: the job's records.
@@ -63,9 +66,10 @@ class LateStart:
 def _may_be_placed_otherwise(snapshot: Snapshot) -> bool:
     """Return whether the driver, asked to assign its slots again, may place workers differently.
 
-    If horovodrun has no `--reset-limit`, the answer is True. Otherwise each assignment counts
-    towards that limit: then this function runs the host discovery script, and returns whether its
-    hosts lead to other workers by host than those assigned in ``snapshot`` (the job's records).
+    If horovodrun has no `--reset-limit`, or runs on another machine, the answer is True. Otherwise
+    each assignment counts towards that limit: then this function runs the host discovery script,
+    and returns whether its hosts lead to other workers by host than those assigned in ``snapshot``
+    (the job's records). If the script fails, the answer is False.
     """
     launcher = find_launcher()
     limits = launcher.limits() if launcher and launcher.may_limit_resets() else None

@@ -1,4 +1,7 @@
-"""Find the process of horovodrun that started this process, and read its options and its job."""
+"""Find the process of horovodrun that started this process, and read its options and its job.
+
+The main entry is :func:`find_launcher`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ class ElasticLimits:
 
     Attributes:
         np: the number of workers to start with.
-        min_np: the least number of workers.
+        min_np: the least number of workers; ``np`` if horovodrun was given none.
         max_np: the largest number of workers; None for as many as there are slots.
         reset_limit: how often the driver may assign the slots again; None for no limit.
         discovery: the command line of the host discovery script; empty if there is none.
@@ -39,11 +42,12 @@ class ElasticLimits:
 
 @dataclass(frozen=True)
 class Launcher:
-    """A process of horovodrun that is an ancestor of this process.
+    """A process of horovodrun that is an ancestor of this process, as :func:`find_launcher` saw it.
 
     Attributes:
         pid: the process id.
-        started: an id of its start, which differs from that of any other process with that pid.
+        started: an id of its start, which differs from that of any other process with that pid,
+            also on another machine.
         command: the words of its command line.
     """
 
@@ -54,7 +58,8 @@ class Launcher:
     def limits(self) -> ElasticLimits | None:
         """Return the options of horovodrun, parsed from its command line by Horovod's own parser.
 
-        The result is None if the command line cannot be parsed or has no number of workers.
+        Nothing is asked of the process itself. The result is None if the command line cannot be
+        parsed or has no number of workers (-np).
         """
         from horovod.runner.launch import parse_args  # a slow import
 
@@ -78,12 +83,15 @@ class Launcher:
     def may_limit_resets(self) -> bool:
         """Return whether horovodrun may have been given --reset-limit, also shortened to --res.
 
-        That option limits how often the driver assigns its slots again.
+        That option limits how often the driver assigns its slots again. Any word of the command
+        line that begins with --res makes the answer True, also one of the training script.
         """
         return any(word.startswith("--res") for word in self.command)
 
     def identity(self) -> dict[str, str] | None:
-        """Return the identity of the job that this horovodrun's driver runs.
+        """Ask this horovodrun's driver which job it runs, and return the job's identity.
+
+        The driver is looked for at all TCP ports at which the process listens; each may take 2 s.
 
         Returns:
             The name, the secret and the ZooKeeper servers of the job, under the keys ``job``,
@@ -100,10 +108,11 @@ class Launcher:
 
 
 def discovered(limits: ElasticLimits) -> dict[str, int] | None:
-    """Run the host discovery script, as the driver does once a second; return the slots by host.
+    """Run the host discovery script once, as the driver does once a second; return slots by host.
 
     ``limits`` has the script's command line, and the slots of a host for which it prints no number.
-    The result is None if the script fails or takes longer than ``DISCOVERY_S`` seconds.
+    The result is None if the script fails, prints something else than hosts, or takes longer than
+    30 s (``DISCOVERY_S``).
     """
     try:
         done = subprocess.run(
@@ -124,9 +133,10 @@ def discovered(limits: ElasticLimits) -> dict[str, int] | None:
 
 
 def find_launcher() -> Launcher | None:
-    """Return the horovodrun process that is an ancestor of this process on this machine.
+    """Return the horovodrun process that is the nearest such ancestor of this process.
 
-    The result is None if there is none: horovodrun was not used, or runs on another machine.
+    The result is None if no ancestor on this machine is one: horovodrun was not used, or runs on
+    another machine.
     """
     for process in psutil.Process().parents():
         try:
@@ -144,6 +154,9 @@ def _started(pid: int) -> str:
 
     It consists of the id of the machine's boot and the clock ticks from the boot to the start, so
     it stays the same when the wall clock is changed.
+
+    Raises:
+        OSError: there is no such process.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().partition("-")[0]
     after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -151,13 +164,16 @@ def _started(pid: int) -> str:
 
 
 def _is_horovodrun(word: str) -> bool:
-    """Return whether ``word``, one word of a command line, names the program horovodrun."""
+    """Return whether ``word``, one word of a command line, is horovodrun or a path that ends so."""
     return Path(word).name == "horovodrun"
 
 
 @contextmanager
 def _arguments(words: tuple[str, ...]) -> Iterator[None]:
-    """While entered, make ``words`` the command line arguments of this process."""
+    """Return a context manager; while it is entered, ``sys.argv`` of this process is ``words``.
+
+    The first word is the name of the program. On leaving, the former list is restored.
+    """
     before = sys.argv
     sys.argv = list(words)
     try:

@@ -51,15 +51,16 @@ STDOUT = 1
 
 
 class SlotSupervisor(Supervisor[SlotState]):
-    """The launcher of the worker in one slot of horovodrun.
+    """The launcher of the worker in one slot of horovodrun, the main object of an `edl-worker`.
 
-    ``run()`` returns the exit code that the driver gets. In all methods ``snapshot`` is the newest
-    copy of the job's records in ZooKeeper, and ``now`` is the monotonic clock in seconds.
+    ``run()``, called once in the main thread, does all the work and returns the exit code that the
+    driver gets. In all methods ``snapshot`` is the newest copy of the job's records in ZooKeeper,
+    and ``now`` is the monotonic clock in seconds.
 
     Args:
         store: the records of the job; its session is open.
-        driver: the client of horovodrun's driver. Its newest answer must have been written to the
-            job's records as assigned workers.
+        driver: the client of horovodrun's driver, which was started. Its newest answer must have
+            been written to the job's records as assigned workers.
         host: the name of this host, as horovodrun has it.
         slot: the number of the slot on this host, from 0.
         command: the command of the training process.
@@ -106,9 +107,10 @@ class SlotSupervisor(Supervisor[SlotState]):
         self._waits_said = False
 
     def run(self) -> int:
-        """Run until the job is over or the driver has taken the slot back.
+        """Run until the job is over, the driver has taken the slot back, or a signal ends it.
 
-        The result is the exit code that the driver gets.
+        At the end the worker is killed if it still runs. The result is the exit code of this
+        process, which the driver gets.
         """
         self._word_since = time.monotonic()
         return super().run()
@@ -147,11 +149,13 @@ class SlotSupervisor(Supervisor[SlotState]):
     # --- the driver
 
     def _follow_driver(self, snapshot: Snapshot, now: float) -> None:
-        """Carry out the driver's newest answer; after that, allow the next request for a rank.
+        """Carry out the driver's newest answer; in later turns, allow the next request for a rank.
 
         To carry out an answer is to write the number of workers that it assigns to this host into
-        the job's records. ``snapshot`` is their present copy; ``now`` is the monotonic clock, in
-        seconds.
+        the job's records. The request is allowed once no slot that the driver took back has been
+        in use for ``freed_s`` (1) second, and while the driver needs this process; once the job is
+        over, this process begins no round. ``snapshot`` has the job's records; ``now`` is the
+        monotonic clock, in seconds.
         """
         said = self._driver.newest
         if said is not self._word:
@@ -184,7 +188,8 @@ class SlotSupervisor(Supervisor[SlotState]):
         """Return whether to carry out the driver's answer later, since workers move to other hosts.
 
         They move if the answer takes workers from this host, and fewer workers would then be
-        assigned in the job than are desired. The answer waits ``move_s`` seconds at most.
+        assigned in the job than are desired. Then the answer waits until other hosts have got
+        workers, but at most ``move_s`` (10) seconds after this method first saw it.
 
         Args:
             said: the newest answer of the driver.
@@ -199,10 +204,11 @@ class SlotSupervisor(Supervisor[SlotState]):
         return waits and now - self._said_since < self._own.limits.move_s
 
     def _outlive_driver(self, snapshot: Snapshot) -> None:
-        """Set the job to STOPPING if the driver of horovodrun has ended while the job was running.
+        """Set the job to STOPPING if the driver of horovodrun has ended and the job is RUNNING.
 
-        When horovodrun ends, its processes on other hosts run on, although their ssh has ended;
-        they see the job's state and stop. ``snapshot`` has the job's records.
+        The driver has ended if its port has refused connections for 3 s. When horovodrun ends, its
+        processes on other hosts run on, although their ssh has ended; they see the job's state and
+        stop. ``snapshot`` has the job's records.
         """
         if self._driver.gone and snapshot.job.state is JobState.RUNNING:
             reason = f"horovodrun has ended: nobody listens at {snapshot.job.driver}"
@@ -213,8 +219,9 @@ class SlotSupervisor(Supervisor[SlotState]):
         """Ask the driver to assign the slots again if it has missed a change of hosts.
 
         The driver misses a change that comes while its rank 0 starts. With `edl-discover`, the
-        job's records have the desired workers: the driver is asked if it has not assigned these.
-        With another discovery script, the driver is asked at most once, after the start
+        job's records have the desired workers: the driver is asked, once for each change of them,
+        if it has not assigned them ``follow_s`` (15) seconds later; only one `edl-worker` of the
+        job asks. With another discovery script, the driver is asked at most once, after the start
         (:class:`~edl.launch.horovodrun.late_start.LateStart`). ``snapshot`` has the job's records;
         ``now`` is the monotonic clock, in seconds.
         """
@@ -239,8 +246,9 @@ class SlotSupervisor(Supervisor[SlotState]):
         The driver, which then uses no host with a dead edl-worker, is asked to assign the slots
         again if the workers on the other hosts suffice to train, or if too few workers are left
         anyway. The assigned number of workers becomes 0 on a host if all its edl-workers have died
-        and the driver no longer uses it. ``snapshot`` has the job's records; ``now`` is the
-        monotonic clock, in seconds.
+        and the driver no longer uses it. The user is told once what is done. Nothing is done if the
+        job is over or the driver does not need this process. ``snapshot`` has the job's records;
+        ``now`` is the monotonic clock, in seconds.
         """
         lost_slots, size = self._lost_slots, self._word.size
         if snapshot.job.state.over or not self._counts:
@@ -260,8 +268,11 @@ class SlotSupervisor(Supervisor[SlotState]):
     def _handle_signal(self, snapshot: Snapshot | None, now: float) -> None:
         """End the worker after a signal, and later lower the host's desired number of workers by 1.
 
-        The number is lowered only if this process still runs after ``shutdown_s`` seconds: a
-        horovodrun that ends sends signals to all slots, and none of them is to be removed.
+        It is called in every turn; without a signal it ends nothing. The worker gets SIGTERM in the
+        same turn. The number is lowered only if this process still runs after ``shutdown_s`` (6)
+        seconds, because a horovodrun that ends sends signals to all slots, and none of them is to
+        be removed. It is not lowered for a signal within 2 s after an answer of the driver, which
+        counts as the driver's own.
 
         Args:
             snapshot: the job's records; None while ZooKeeper is away.
@@ -288,9 +299,9 @@ class SlotSupervisor(Supervisor[SlotState]):
     def _look_who_reads(self, now: float) -> None:
         """Forbid this slot to ask the driver for its rank once the ssh that started it has ended.
 
-        That ssh reads this process's output. The driver takes the end of the ssh for the end of
-        this process, and would count a request of this slot as another slot's. ``now`` is the
-        monotonic clock, in seconds.
+        That ssh reads this process's standard output: if its pipe has no reader, the ssh has ended.
+        The driver takes the end of the ssh for the end of this process, and would count a request
+        of this slot as another slot's. ``now`` is the monotonic clock, in seconds.
         """
         if self._unread_since is None and is_unread(STDOUT):
             self._unread_since = now
@@ -331,9 +342,9 @@ class SlotSupervisor(Supervisor[SlotState]):
             now: the monotonic clock, in seconds.
 
         Returns:
-            ``code``, or another exit code that tells the driver how the job ended; None while the
-            driver waits for requests of other slots, because until then it would not notice the
-            exit of this process.
+            ``code``; 1 if the driver has given up the job, or has left a request of this slot
+            without an answer for 60 s; None, so that this process runs on, while the driver waits
+            for requests of other slots: until then it would not notice the exit of this process.
         """
         if not (snapshot.job.state.over and self._counts and self._asked()):
             return self._say_end(snapshot, code)
@@ -349,9 +360,10 @@ class SlotSupervisor(Supervisor[SlotState]):
         return decision.exit_code
 
     def _asked(self) -> bool:
-        """Return whether the driver waits for this slot to ask for its rank.
+        """Return whether the driver waits for this slot to ask for its rank, or is being asked.
 
-        If it does not wait, the slot is also forbidden to ask, so that this process may end.
+        If it is not, the slot is also forbidden to ask, so that this process may end; then the
+        driver is looked at a second time.
         """
         if self._driver.asked():
             return True
@@ -361,8 +373,9 @@ class SlotSupervisor(Supervisor[SlotState]):
     def _say_end(self, snapshot: Snapshot, code: int) -> int:
         """Show how the job has ended, and return the exit code for the driver.
 
-        It is ``code``, or 1 if the driver itself has given up the job. ``snapshot`` has the job's
-        records.
+        The user is told if the job has failed, if horovodrun will end with an error although the
+        job has finished, or if the driver has given up the job. In the last case the result is 1,
+        otherwise ``code``. ``snapshot`` has the job's records.
         """
         job, lost_slots = snapshot.job, self._lost_slots
         if job.state is JobState.FAILED:

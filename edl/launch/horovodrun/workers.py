@@ -19,13 +19,17 @@ from edl.launch.workers import Workers
 
 
 class SlotWorkers(Workers):
-    """The worker process of one slot of horovodrun; at most one runs at a time.
+    """The worker process of one slot of horovodrun; the caller starts at most one at a time.
+
+    The worker is always started by ``exec``, never forked from a template. It is a child of this
+    process: the kernel kills it when this process dies.
 
     Args:
         command: the command of the training process.
         cwd: its working directory.
-        environment: its environment variables; each start attempt gets some variables in addition.
-        logs: the directory for the files into which workers write the stacks of their threads.
+        environment: all its environment variables; each start attempt gets some in addition.
+        logs: the directory for the files into which workers write the stacks of their threads; it
+            is made if it does not exist.
     """
 
     def __init__(
@@ -52,7 +56,8 @@ class SlotWorkers(Workers):
     def termination_message(self, attempt_id: str) -> str:
         """Return the line of a worker's standard error that best explains why the worker exited.
 
-        ``attempt_id`` is the id of the worker's start attempt. The method may be called
-        only once for each attempt.
+        To be called once for each start attempt, after the worker has ended. It waits up to 2 s for
+        the rest of the output. The result is empty if no line explains it. ``attempt_id`` is the id
+        of the start attempt.
         """
         return self._tees.pop(attempt_id).finish()

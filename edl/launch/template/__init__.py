@@ -3,7 +3,8 @@
 A forked worker does not spend seconds on importing its framework. It is a child of the launcher
 with a process group of its own, and behaves like a worker that was started by ``exec``.
 :mod:`edl.launch.template.main` is the program of the template process; this module is the
-launcher's side.
+launcher's side. Its main class, :class:`Template`, is one template process. A launcher uses it by
+:class:`edl.launch.template.keeper.TemplateKeeper`, which also replaces a template that has died.
 
 A launcher without a template, or with a template that does not answer, starts its workers by
 ``exec``.
@@ -40,18 +41,29 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class TemplateError(Exception):
-    """The error that this template process can fork no more workers; another one may be started."""
+    """The error that one template process can fork no more workers; another one may be started."""
 
 
 class TemplateRefused(TemplateError):
-    """The error that workers with the imports of this job cannot be forked from any template."""
+    """The error that workers with the imports of a job cannot be forked from any template.
+
+    :meth:`Template.look` raises it; the text is the reason, a clause.
+    """
 
 
 def why_none(command: Sequence[str], search_path: str | None) -> str:
     """Return why the workers of ``command`` cannot be forked from a template; empty if they can.
 
-    A template is a Python process that has imported what the workers import. ``search_path`` is the
-    PATH with which the interpreter in ``command`` is looked up; None for this process's PATH.
+    They can if ``command`` runs a script, a module or code with the Python interpreter of this very
+    process. A template is a Python process that has imported what the workers import.
+
+    Args:
+        command: the program and its arguments; not empty.
+        search_path: the PATH with which the interpreter in ``command`` is looked up; None for the
+            PATH of this process.
+
+    Returns:
+        The reason, a clause for the user.
     """
     python = parse_command(command)
     if python is None:
@@ -67,9 +79,10 @@ def why_none(command: Sequence[str], search_path: str | None) -> str:
 
 
 def _is_own_interpreter(program: str) -> bool:
-    """Return whether ``program`` is the Python interpreter that runs this process.
+    """Return whether ``program``, a path, is the Python interpreter that runs this process.
 
-    An interpreter of another virtual environment is not, even if it is the same file.
+    An interpreter of another virtual environment is not, even if it is the same file; another name
+    of it in the same directory (``python3``) is.
     """
     mine, theirs = Path(sys.executable), Path(program).absolute()
     same_place = mine.parent.resolve() == theirs.parent.resolve()
@@ -80,6 +93,15 @@ class Child:
     """A child process of this process that :mod:`subprocess` has not started, known by its ``pid``.
 
     Its methods do what the methods of :class:`subprocess.Popen` do. Any thread may call them.
+    Creating the object starts nothing: :meth:`Template.fork` has started the process.
+
+    Args:
+        pid: the pid of the child process.
+
+    Attributes:
+        pid: the same.
+        returncode: the exit code, -N if signal N killed the process; None until :meth:`poll` or
+            :meth:`wait` has seen the end.
     """
 
     def __init__(self, pid: int) -> None:
@@ -88,11 +110,18 @@ class Child:
         self.returncode: int | None = None  # -9: SIGKILL; None: its end was not seen
 
     def poll(self) -> int | None:
-        """Return the exit code of the process (-N if signal N killed it); None while it runs."""
+        """Return the exit code of the process (-N if signal N killed it); None while it runs.
+
+        It does not wait: the result is also None while another thread waits for the end. A process
+        that has ended is reaped.
+        """
         return self._reap(os.WNOHANG)
 
     def wait(self) -> int:
-        """Wait until the process has ended, and return its exit code (-N if signal N killed it)."""
+        """Wait until the process has ended, and return its exit code (-N if signal N killed it).
+
+        There is no time limit. The process is reaped.
+        """
         code = self._reap(0)
         assert code is not None
         return code
@@ -123,14 +152,19 @@ class Child:
 class Template:
     """A template process, which has imported what workers import, as its launcher sees it.
 
-    ``ready`` is True once the process can fork workers. Creating the object starts the process.
+    Creating the object starts the process and does not wait until it can fork. Call :meth:`look`
+    again and again until ``ready`` is True; from then on :meth:`fork` starts workers. After a
+    TemplateError call :meth:`close`. One thread calls all methods.
 
     Args:
         command: the command of the job; :func:`why_none` must return an empty string for it.
         cwd: the working directory of the job.
-        environment: the variables that all workers have.
-        imports: the file into which a worker has written which modules it had imported.
-        log: the file for what the imports print.
+        environment: all environment variables of the process, those that all workers have.
+        imports: the file into which a worker has written which modules it had imported; it exists.
+        log: the file to which the output of the imports is appended.
+
+    Attributes:
+        ready: whether the process can fork workers, as far as :meth:`look` has read.
 
     Raises:
         OSError: the operating system cannot start the process.
@@ -192,12 +226,14 @@ class Template:
         return self._process.pid
 
     def look(self) -> None:
-        """Read a message of the template process, if there is one; it does not wait.
+        """Read one message of the template process, if one has come; it does not wait.
 
-        The message that workers can be forked sets ``ready`` to True.
+        The message that workers can be forked sets ``ready`` to True. It also reaps processes that
+        an earlier :meth:`fork` has left as children of this process.
 
         Raises:
-            TemplateError: the template has ended or does not answer.
+            TemplateError: the template process has ended, which the call waits for up to 5 s, or
+                the connection to it is broken.
             TemplateRefused: no worker can be forked after these imports; the text has the reason.
         """
         self._reap_orphans()
@@ -223,12 +259,16 @@ class Template:
         cwd: Path | None = None,
         gives_template: bool = False,
     ) -> Child:
-        """Start a worker by a fork of the template process, and return the worker.
+        """Start a worker by a fork of the template process, and return the worker's process.
+
+        The call takes some 20 ms, and 5 s (``FORK_S``) at most. ``ready`` must be True. The worker
+        is a child of this process, not of the template process.
 
         Args:
-            environment: the variables of the worker.
-            log: the file for the output of the worker.
-            started: a function that is called with the pid of the worker before its script begins.
+            environment: all environment variables of the worker.
+            log: the file to which the output of the worker is appended.
+            started: a function that is called in this process, by this call, with the pid of the
+                worker; the worker's script begins only after it has returned.
             command: a command to run instead of the job's; empty for the job's.
             cwd: a working directory instead of the job's; None for the job's.
             gives_template: whether the new process gets a template of its own, with the same
@@ -270,7 +310,10 @@ class Template:
         return child
 
     def close(self) -> None:
-        """End the template process; the workers that were forked from it go on."""
+        """Kill the template process; the workers that were forked from it go on.
+
+        The call waits up to 5 s for its end. The object can then only be dropped.
+        """
         self._control.close()
         self._end()
 
@@ -278,6 +321,7 @@ class Template:
         """Reap ended processes that became children of this process during :meth:`fork`.
 
         They were started by workers that died during that call, and would stay zombies otherwise.
+        Those that still run are left for the next call; it does not wait.
         """
         for pid in list(self._orphans):
             try:
@@ -288,9 +332,10 @@ class Template:
                 self._orphans.discard(pid)
 
     def _end(self) -> int | None:
-        """Kill the template process, and return its exit code.
+        """Kill the template process unless it has ended, and return its exit code.
 
-        The result is None if the process has not ended within ``END_S`` seconds.
+        The call waits for the end. The result is None if the process has not ended within 5 s
+        (``END_S``).
         """
         deadline = time.monotonic() + END_S
         while (code := self._process.poll()) is None and time.monotonic() < deadline:
@@ -308,7 +353,10 @@ def _parsed(command: Sequence[str]) -> PythonCommand:
 
 @contextmanager
 def _in_memory(text: str) -> Iterator[int]:
-    """While entered, provide the descriptor of a file in memory that contains ``text``."""
+    """Return a context manager that gives the descriptor of a file in memory with ``text``.
+
+    The file is in UTF-8 and has its position at the end. On leaving, the descriptor is closed.
+    """
     descriptor = os.memfd_create("edl-order", os.MFD_CLOEXEC)
     try:
         with open(descriptor, "w", encoding="utf-8", closefd=False) as file:
@@ -329,7 +377,10 @@ def _children() -> set[int]:
 
 @contextmanager
 def _adopting_orphans() -> Iterator[None]:
-    """While entered, make this process the parent of descendants whose own parent ends.
+    """Return a context manager; while it is entered, this process adopts orphaned descendants.
+
+    It becomes the parent of each descendant whose own parent ends, and keeps those children after
+    leaving.
 
     Raises:
         OSError: the operating system does not support that.

@@ -24,12 +24,15 @@ DEATHS = 3  # after so many in a row, without a worker forked between, no other 
 class TemplateKeeper:
     """The owner of one launcher's template process, which forks workers; it starts and replaces it.
 
+    The launcher calls :meth:`look` in each turn of its loop, and :meth:`fork` when it starts a
+    worker. Creating the object starts no process.
+
     Args:
         command: the command of the job.
         cwd: the working directory of the job.
-        environment: the variables that all workers have.
+        environment: all environment variables that the workers have in common.
         logs: the directory for the list of imports and for what the imports print.
-        wanted: whether the user wants a template.
+        wanted: whether the user wants a template; if not, there will be none.
 
     Attributes:
         why_none: why this launcher has no template and will not get one; empty if it may have one.
@@ -60,7 +63,8 @@ class TemplateKeeper:
     def imports(self) -> Path | None:
         """The file into which a worker is to write the names of the modules that it has imported.
 
-        It is None if the list is not needed: it exists, the template runs, or there will be none.
+        It is None if the list is not needed: it exists, the template runs, or there will be no
+        template.
         """
         known = self.why_none or self._template or self._imports.exists()
         return None if known else self._imports
@@ -76,10 +80,12 @@ class TemplateKeeper:
         return self._template is not None and self._template.ready
 
     def look(self) -> None:
-        """Start the template process if it does not run, else read its messages; it does not wait.
+        """Start the template process if there is none, else read a message of it; raise no error.
 
-        The process starts once a worker has written its list of imports. If it has died, the next
-        call may start another one, up to ``DEATHS`` times in a row.
+        The process starts once a worker has written its list of imports. If the process has died or
+        refuses, the call ends it, which takes up to 5 s, and the next call may start another one.
+        After three deaths (``DEATHS``) in a row, without a worker forked between, or after a
+        refusal, there is none any more, and ``why_none`` has the reason.
         """
         if self.why_none:
             return
@@ -96,13 +102,17 @@ class TemplateKeeper:
     ) -> Child | None:
         """Start a worker by a fork of the template process.
 
+        The call takes 5 s at most for the fork.
+
         Args:
-            environment: the variables of the worker.
-            log: the file for the output of the worker.
-            started: called with the pid of the worker before its script begins.
+            environment: all environment variables of the worker.
+            log: the file to which the output of the worker is appended.
+            started: called in this process with the pid of the worker, before its script begins.
 
         Returns:
-            The worker; None if the template cannot fork now, and the caller is to use ``exec``.
+            The worker's process; None if the template cannot fork now (none is ready, or it does
+            not answer and was ended): then no worker was started, and the caller is to use
+            ``exec``.
 
         Raises:
             OSError: the worker cannot be started in any way now: this process has no file
@@ -121,19 +131,26 @@ class TemplateKeeper:
     def disable(self, why: str) -> None:
         """End the template process for good; every later worker is started by ``exec``.
 
-        ``why`` is the reason, which ``why_none`` has from then on.
+        ``why`` is the reason, a clause for the user, which ``why_none`` has from then on. Workers
+        that were forked before go on.
         """
         self.close()
         self.why_none = why
 
     def close(self) -> None:
-        """End the template process; the workers that were forked from it go on."""
+        """End the template process, if one runs; the workers that were forked from it go on.
+
+        The call waits up to 5 s for its end. A later :meth:`look` may start another one.
+        """
         if self._template is not None:
             self._template.close()
             self._template = None
 
     def remove_imports(self) -> None:
-        """Remove the list of imports: it contains environment variables that the script set."""
+        """Remove the file with the list of imports: it has environment variables of the script.
+
+        Nothing is done if there is no such file.
+        """
         self._imports.unlink(missing_ok=True)
 
     def _start(self) -> None:

@@ -55,11 +55,13 @@ def serve(descriptor: int, imports: str) -> dict[str, Any]:
     """Import the modules of a worker, report to the launcher, and fork a worker at each order.
 
     An order is the launcher's message that describes one worker. The template process never returns
-    from this function: it exits when the launcher closes the socket.
+    from this function: it exits when the launcher closes the socket, or after the report if no
+    worker can be forked after these imports. The kernel kills it when the launcher dies.
 
     Args:
         descriptor: the file descriptor of the socket to the launcher.
-        imports: the path of the file with the list of modules, written by a worker.
+        imports: the path of the file that a worker has written, JSON: ``modules`` (the names, in
+            the order of import), ``environment`` and ``own`` (the script's modules with paths).
 
     Returns:
         The order, a dictionary with the keys named in this module's docstring. The function returns
@@ -90,11 +92,14 @@ def _fork_at_orders(control: socket.socket, launcher: int) -> dict[str, Any]:
     """Fork a worker at each order of the launcher; return the order in the new worker.
 
     An order is the launcher's message that describes one worker. The template process itself does
-    not return: it exits once the socket is closed.
+    not return: it exits once the socket is closed, or at a message without three descriptors.
 
     Args:
         control: the socket to the launcher.
         launcher: the pid of the launcher.
+
+    Returns:
+        The order, in the new worker, which has closed ``control``.
     """
     while True:
         message, ancillary, _, _ = socket.recv_fds(control, _PACKET, 3)
@@ -109,11 +114,12 @@ def _fork_at_orders(control: socket.socket, launcher: int) -> dict[str, Any]:
 
 
 def _yield_to_others(nice: int) -> None:
-    """Lower the priority of this process for at most ``YIELDS_S`` seconds.
+    """Lower the priority of this process to the lowest for at most 20 s (``YIELDS_S``).
 
-    Nothing is done if the priority could not be restored. The time is limited because imports at
-    the lowest priority, beside workers that use all processors, would take minutes. ``nice`` is the
-    priority (nice value) to restore.
+    The call returns at once. A SIGALRM restores the priority after that time; the caller does so
+    earlier if it needs it no longer. Nothing is done if the priority could not be restored, as for
+    an ordinary user. The time is limited because imports at the lowest priority, beside workers
+    that use all processors, would take minutes. ``nice`` is the priority (nice value) to restore.
     """
     if (trial := os.fork()) == 0:
         try:
@@ -131,15 +137,17 @@ def _yield_to_others(nice: int) -> None:
 def _import_all(modules: list[str], environment: dict[str, str | None]) -> str:
     """Import ``modules`` in order, with the environment variables that a worker's script had set.
 
-    A module that cannot be imported is skipped with a message. This process's own environment is
-    restored at the end.
+    A module that is imported already is skipped, and one that cannot be imported is skipped with a
+    message on the standard output. This process's own environment is restored at the end.
 
     Args:
         modules: the names of the modules.
-        environment: the values of the variables; None for one that the script has removed.
+        environment: the values of the variables; None for one that the script has removed. The
+            other variables of this process stay.
 
     Returns:
-        The name of the first module whose import has started a thread; empty if none has.
+        The name of the first module whose import has started a thread; "site, at the start of
+        Python" if there was one before; empty if there is none.
     """
     before = dict(os.environ)
     _set_environment({**before, **environment})
@@ -175,12 +183,14 @@ def _threads() -> int:
 def _why_no_fork(culprit: str, own: dict[str, str], control: socket.socket) -> str:
     """Return why no worker can be forked from this process; empty if workers can be forked.
 
-    Threads that a library ends before each fork, as OpenBLAS does, are no obstacle.
+    The reason is a clause for the user, such as a thread, a GPU, socket, pipe or memory that all
+    workers would share. Threads that a library ends before each fork, as OpenBLAS does, are no
+    obstacle: a process is forked on trial first.
 
     Args:
         culprit: the module that has started a thread, as :func:`_import_all` returns it.
-        own: the modules of the script with their paths. A worker must not find modules of these
-            names that were imported from other files.
+        own: the absolute path of each module of the script, by name. A worker must not find modules
+            of these names that were imported from other files.
         control: the socket to the launcher, the only socket that may be open.
     """
     if shadowed := next((name for name, path in own.items() if _is_other(name, path)), ""):
@@ -201,9 +211,9 @@ def _why_no_fork(culprit: str, own: dict[str, str], control: socket.socket) -> s
 
 
 def _is_other(name: str, path: str) -> bool:
-    """Return whether a module has been imported, and from another file than ``path``.
+    """Return whether the module ``name`` has been imported, and from another file than ``path``.
 
-    ``name`` is the name of the module.
+    ``path`` is absolute. A module that has no file counts as another one.
     """
     spec = getattr(sys.modules.get(name), "__spec__", None)
     origin = getattr(spec, "origin", None)
@@ -217,11 +227,12 @@ _OF_A_TRIAL = {
 
 
 def _tried() -> int:
-    """Fork a process on trial, and return its exit code.
+    """Fork a process on trial, wait for its end, and return its exit code.
 
-    The code is 0 if workers can be forked, ``_BAD_CUDA`` if CUDA is in use already, ``_NAMELESS``
-    if the kernel does not let a forked process show its own environment in ``/proc``. Any other
-    code means that the trial failed.
+    The code is 0 if forked processes can use CUDA and show their own environment in ``/proc``,
+    ``_BAD_CUDA`` if PyTorch uses CUDA already, ``_NAMELESS`` if the kernel does not let a forked
+    process show its own environment. Any other code (-N: killed by signal N) means that the trial
+    failed.
     """
     if (trial := os.fork()) == 0:
         code = 2
@@ -241,8 +252,8 @@ def _tried() -> int:
 def _shared_descriptors(control: socket.socket) -> Iterator[str]:
     """Yield the names of open GPU devices, sockets and pipes that forked workers must not share.
 
-    A name is that of the link in ``/proc/self/fd``, like "socket:[4711]". The socket ``control`` to
-    the launcher is left out.
+    A name is the target of a link in ``/proc/self/fd``, like "socket:[4711]". The socket
+    ``control`` to the launcher is left out; ordinary files are, too.
     """
     for name in os.listdir("/proc/self/fd"):
         if int(name) == control.fileno():
@@ -258,8 +269,9 @@ def _shared_descriptors(control: socket.socket) -> Iterator[str]:
 def _fork(launcher: int) -> bool:
     """Fork a child of the launcher; return True in the child, False in the template process.
 
-    ``launcher`` is the pid of the launcher, which adopts the child. The child leads a session of
-    its own.
+    ``launcher`` is the pid of the launcher, which must adopt orphans meanwhile. The function
+    returns in the child once the launcher is its parent; if that takes longer than 10 s
+    (``DEADLINE_S``), the child exits. The child leads a session of its own.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -281,14 +293,18 @@ def _fork(launcher: int) -> bool:
 def _become_worker(order_file: int, log: int, answer: int) -> dict[str, Any]:
     """Give this forked process the state that ``exec`` would have given it; return its order.
 
-    The state is its output, working directory, environment and name, and random numbers of its own.
-    The order is the launcher's message that describes the worker. The process exits if the launcher
-    does not confirm within ``DEADLINE_S`` seconds that it knows the process.
+    The state is an empty standard input, the log as output, its working directory, environment and
+    name, and random numbers of its own. The order is the launcher's message that describes the
+    worker. First this process tells the launcher its pid; it exits with 1 if the launcher does not
+    confirm that within 10 s (``DEADLINE_S``).
 
     Args:
-        order_file: the file descriptor of the file with the order.
-        log: the file descriptor of the log.
-        answer: the file descriptor of the socket to the launcher.
+        order_file: the file descriptor of the file with the order, in JSON.
+        log: the file descriptor of the log; it is closed.
+        answer: the file descriptor of the socket to the launcher; it is closed.
+
+    Returns:
+        The order; if its ``template`` is True, what :func:`_give_template` returns.
     """
     with socket.socket(fileno=answer) as launcher:
         launcher.settimeout(DEADLINE_S)
@@ -323,8 +339,9 @@ def _give_template(order: dict[str, Any]) -> dict[str, Any]:
     """Fork a second template for this process, which still has a single thread; return its order.
 
     This is for tests, whose launchers are themselves forked from a template (``tests/forked.py``).
-    In a worker that is forked later from the second template, the function returns the order of
-    that worker. ``order`` is the launcher's message that describes this process.
+    This process gets the socket to that template and its pid in the variable ``INHERITED``. In a
+    worker that is forked later from the second template, the function returns the order of that
+    worker. ``order`` is the launcher's message that describes this process.
     """
     launcher, (ours, theirs) = os.getpid(), socket.socketpair(type=socket.SOCK_SEQPACKET)
     pid = os.fork()
@@ -342,7 +359,8 @@ def _give_template(order: dict[str, Any]) -> dict[str, Any]:
 def _draw_anew() -> None:
     """Give this process its own seed for NumPy and its own key for :mod:`multiprocessing`.
 
-    Python's own generator gets a new seed after each fork by itself.
+    Nothing is done for one of these modules that is not imported. Python's own generator gets a new
+    seed after each fork by itself.
     """
     if numpy := sys.modules.get("numpy.random"):
         numpy.seed()
@@ -357,7 +375,8 @@ def _draw_anew() -> None:
 def _prctl(*arguments: Any) -> int:
     """Call the system call ``prctl``, which changes a property of this process.
 
-    The result is that of the call, -1 for an error. Missing arguments are 0.
+    ``arguments`` are up to five integers, or ctypes arrays, of which the address is passed; missing
+    ones are 0. The result is that of the call, -1 for an error; no error is raised.
     """
     values = [one if isinstance(one, ctypes.Array) else ctypes.c_ulong(one) for one in arguments]
     values += [ctypes.c_ulong(0)] * (5 - len(values))
@@ -369,7 +388,13 @@ def _show_as(command: list[str], environment: dict[str, str]) -> None:
 
     Linux reads both from the memory of the process (``/proc/PID/cmdline``, ``/proc/PID/environ``),
     at addresses that a process may move. If the kernel does not allow that, the process keeps the
-    arguments and environment of its template there.
+    arguments and environment of its template there, and no error is raised. The real environment
+    and ``sys.argv`` do not change.
+
+    Args:
+        command: the words of the command line; not empty. The process gets the name of the program
+            in the first one, up to 15 bytes.
+        environment: the variables by name.
     """
     global _shown
     words = [os.fsencode(word) for word in command]
@@ -400,7 +425,8 @@ def _run(order: dict[str, Any]) -> None:
     """Run the script, module or code that an order names as ``__main__``, as the interpreter does.
 
     ``order`` is the launcher's message that describes the worker: ``main`` says which of the three
-    it is, ``target`` which one, and ``arguments`` are its arguments.
+    it is, ``target`` which one, and ``arguments`` are its arguments. The function returns when the
+    script has run to its end. An error of the script goes on to the caller.
 
     Raises:
         SystemExit: the script ends the process, or (with code 2) its file cannot be read.
@@ -440,7 +466,10 @@ def _run(order: dict[str, Any]) -> None:
 
 
 def _is_importable(path: str) -> bool:
-    """Return whether ``path`` is a directory or an archive, of which Python runs ``__main__``."""
+    """Return whether ``path`` can be on Python's module search path: a directory or a zip archive.
+
+    Of such a path Python runs the module ``__main__``; whether it has one is not checked.
+    """
     for hook in sys.path_hooks:
         try:
             hook(path)
@@ -463,10 +492,14 @@ def _run_module(name: str, arguments: list[str], alter_argv: bool = True) -> Non
     """Run the module ``name`` as ``__main__``, as ``python -m`` does.
 
     Args:
-        name: the name of the module.
+        name: the name of the module, or of a package with a ``__main__``.
         arguments: the arguments of the module.
-        alter_argv: whether to set ``sys.argv`` to them, and to put the working directory at the
-            head of the module search path.
+        alter_argv: whether to set ``sys.argv`` to the module's path and ``arguments``, and to put
+            the working directory at the head of the module search path. If False, the caller has
+            set both.
+
+    Raises:
+        SystemExit: the module ends the process, or cannot be found.
     """
     import runpy
 
@@ -477,15 +510,19 @@ def _run_module(name: str, arguments: list[str], alter_argv: bool = True) -> Non
 
 
 def _exec(text: str | bytes, path: str, module: types.ModuleType) -> None:
-    """Compile and run the source ``text`` as the content of ``module``.
+    """Compile the source ``text``, and run it with the names of ``module`` as its globals.
 
-    ``path`` is the path of its file, for tracebacks.
+    ``path`` is the path of its file, for tracebacks; the file is not read. An error of the source
+    goes on to the caller.
     """
     _showing(lambda: exec(compile(text, path, "exec", dont_inherit=True), module.__dict__))
 
 
 def _showing(run: Callable[[], object]) -> None:
-    """Call ``run``; if it raises an error, leave the frames of this file out of the traceback."""
+    """Call ``run``; if it raises an error, let Python print it without the frames of this file.
+
+    The error goes on to the caller, and ``sys.excepthook`` is replaced for that.
+    """
     try:
         run()
     except SystemExit:
