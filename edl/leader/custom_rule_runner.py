@@ -1,6 +1,7 @@
 """Call a user's scaling rule in a thread of its own, because it may be slow.
 
-If the leader waited for the rule, it would notice a broken ring too late.
+If the leader waited for the rule, it would notice a broken ring too late. The main entry is
+:class:`CustomRuleRunner`.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ class CustomRuleRunner:
     its turns, from one thread.
 
     Args:
-        rule: The name of the user's function, the number of steps between two calls of it, and how
-            long to wait for its answer.
+        rule: The module and name of the user's function, the number of steps between two calls of
+            it, and how many seconds to wait for its answer.
     """
 
     def __init__(self, rule: CustomRule) -> None:
@@ -36,18 +37,26 @@ class CustomRuleRunner:
     def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:
         """Return the number of workers that the user's function has answered, or the present one.
 
-        The present number is returned until a new answer has come. The function is called in a
-        thread, once in ``every_steps`` steps of the job (a number in the policy).
+        The function is called in a thread when ``every_steps`` steps (a number in the policy) have
+        completed since its last call or since the number of workers changed, unless a change of the
+        workers is under way. Each call of this object waits up to 0.05 s for its answer. The one
+        that sees the answer returns it, once; all others return the present number of workers and
+        ``state``.
 
         Args:
-            now: The observation of the job that the function gets when it is called.
-            state: The state that the function returned with its last answer; the function gets it
-                back.
-            now_s: How long the job has trained, in seconds; the function gets it as well.
+            now: The observation of the job; the function gets the one with which it is called.
+            state: The state that the function returned with its last answer; the function gets a
+                copy of it.
+            now_s: The seconds since training began, in which the job had workers; the function
+                gets it as well.
+
+        Returns:
+            The number of workers, the reason as a clause, and the state for the next call.
 
         Raises:
-            UsageError: the function cannot be imported, has failed, gave no answer in time, or gave
-                an answer that is not valid.
+            UsageError: the function cannot be imported, has failed, gave no answer within
+                ``deadline_s`` of the policy, or gave an answer that is not a size above 0, a
+                reason and a state.
         """
         rule, question = self._rule, self._question
         if question is None:
@@ -72,16 +81,19 @@ class CustomRuleRunner:
 class _RuleCall:
     """One call of a user's rule in a thread, and its answer or error.
 
+    Creating the object starts the thread. ``answer`` and ``error`` are to be read once ``over`` is
+    set.
+
     Attributes:
         asked_s: When the call began, in seconds of the job's training.
-        over: Set when the call has ended.
-        answer: What the function returned.
-        error: What the function raised, or None.
+        over: An event that is set when the call has ended.
+        answer: What the function returned, unchecked; None before that or after an error.
+        error: What the import or the function raised; None if nothing was raised (yet).
 
     Args:
-        rule: Names the user's function.
+        rule: Names the user's function, and its module, which is imported in the thread.
         now: The observation of the job that the function gets.
-        state: The state that the function returned the last time.
+        state: The state that the function returned the last time; the function may change it.
         now_s: How long the job has trained, in seconds.
     """
 
@@ -96,7 +108,10 @@ class _RuleCall:
         threading.Thread(target=self._run, name="edl-policy", daemon=True).start()
 
     def _run(self) -> None:
-        """Import the user's function, call it, and keep what it returns or raises."""
+        """Import the user's function, call it, and keep what it returns or raises; raise nothing.
+
+        ``over`` is set at the end.
+        """
         rule, now, state = self._ask
         try:
             function = getattr(importlib.import_module(rule.module), rule.function)

@@ -1,7 +1,7 @@
 """Find out which workers are dead and which hold up the job, by asking the workers over HTTP.
 
 This module asks; :mod:`edl.core.job.liveness` and :mod:`edl.core.job.stall` decide what the answers
-mean.
+mean. The main entry is :class:`FailureDetector`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ from edl.http.client import Health, ask_all
 
 @dataclass(frozen=True)
 class ProgressReport:
-    """The progress of the job, and the id of the worker that reported it."""
+    """The progress of the job, as one worker reports it.
+
+    Attributes:
+        worker: The id of the worker that reported it.
+        progress: The worker's counters after its last complete step; ``updated_at`` is on the
+            leader's clock. Its ``generation`` is 0 if the worker has not been in a ring.
+    """
 
     worker: int
     progress: WorkerProgress
@@ -32,14 +38,17 @@ class ProgressReport:
 class FailureDetector:
     """The checks that a leader makes on the workers of its job; only its daemon thread uses it.
 
+    In each turn the leader calls :meth:`look`, then :meth:`dead` and :meth:`stall`. These only
+    report: the leader evicts.
+
     Args:
-        config: The configuration of the leader's process.
-        worker: The id of the leader, a worker itself.
-        run: The identifier of the start of the job; answers from workers of another start do not
-            count.
-        progress: Returns the progress of the leader's own training.
-        activity: Returns what the leader's own training thread does at the moment.
-        limits: How long a worker must be silent to count as dead, and how long to wait for answers.
+        config: The configuration of the leader's process: time limits.
+        worker: The id of the worker that leads.
+        run: The identifier of this start of the job; an answer with another one proves that the
+            worker that was asked is gone.
+        progress: Returns the progress of the leader's own training; called in the daemon thread.
+        activity: Returns what the leader's own training thread does at the moment; called there.
+        limits: How long a ring must complete no step, and how long to wait for answers.
         clock: Returns the time in seconds; only differences count.
     """
 
@@ -73,17 +82,19 @@ class FailureDetector:
     def newest_report(self) -> ProgressReport:
         """The newest progress of the job that this leader knows, with the worker that reported it.
 
-        Once this leader is in a ring, it is the leader's own progress; before, it is the progress
-        that a member of the ring has reported.
+        Once this leader has been in a ring, it is the leader's own progress; before, it is the
+        newest that a member of the ring has reported, or the leader's own with counters of 0 if
+        none has.
         """
         own = self._own_progress()
         return ProgressReport(self._worker, own) if own.generation else self._newest_report
 
     def look(self, snapshot: Snapshot) -> None:
-        """Ask the members of the ring for the job's progress, if this leader was never in a ring.
+        """Ask the members of the ring for the job's progress, if this leader is a newcomer.
 
-        It is called once a turn of the leader, before the other methods. ``snapshot`` is the state
-        of the job in ZooKeeper.
+        A newcomer was never in a ring and is not one of the members; otherwise no worker is asked.
+        The call waits for the answers, about 0.5 s at most. It is called once a turn of the leader,
+        before the other methods. ``snapshot`` is the state of the job in ZooKeeper.
         """
         generation = snapshot.generation
         ring = (generation.previous or generation.members) if generation is not None else ()
@@ -97,13 +108,18 @@ class FailureDetector:
     ) -> tuple[dict[int, str], frozenset[int]]:
         """Ask the workers that are suspected to be dead, and return the ones that are.
 
+        Suspected are members of a ring that is broken, stands still or is about to change, the
+        newcomers, and members that have left ZooKeeper. The call waits for their answers, about
+        0.5 s at most.
+
         Args:
             snapshot: The state of the job in ZooKeeper.
             generation_s: How many seconds ago the present generation was first seen.
 
         Returns:
-            The proof of death of each dead worker, as a sentence by worker id; and the ids of the
-            workers that gave no answer in time, which may be alive.
+            A pair: the proof of death of each dead worker, as a sentence by worker id; and the ids
+            of all workers that gave no answer in time. Only those among them that are also in the
+            first part are proved to be dead; the others may be alive.
         """
         idle = self._idle()
         now = self._clock()
@@ -125,9 +141,14 @@ class FailureDetector:
     def stall(self, snapshot: Snapshot) -> Stall | None:
         """Return which workers hold up a ring that should train, or None if there is no stall.
 
-        There is no stall while steps complete, or while the job pauses because it has too few
-        workers. Workers that are dead or have ended are never named. ``snapshot`` is the state of
-        the job in ZooKeeper.
+        There is no stall while steps complete, while the job pauses because it has too few workers,
+        or once it is over. In a stall the call asks all members over HTTP, about 0.5 s at most.
+        Workers that were evicted, or whose process has ended, are never named. ``snapshot`` is the
+        state of the job in ZooKeeper.
+
+        Returns:
+            The workers to blame (perhaps none), which of them to evict, and the reason; None if
+            there is no stall.
         """
         generation, progress = snapshot.generation, self.newest_report.progress
         quiet_s = min(self._quiet_s, self._clock() - self._since)
@@ -174,22 +195,26 @@ class FailureDetector:
     def _step_of(self, worker: int, answers: Mapping[int, Health]) -> int:
         """Return the last complete step of ``worker``: this leader's own, or the one in its answer.
 
-        ``answers`` has the answers of the other workers, by id. The step is 0 if the answer of
-        ``worker`` does not name one.
+        ``answers`` has the answers of the other workers, by id. The step is 0 if ``worker`` gave no
+        answer, or one without a step.
         """
         own = self._own_progress()
         progress = own if worker == self._worker else _progress(answers[worker], self._clock())
         return progress.step if progress is not None else 0
 
     def _ask(self, ports: Mapping[int, tuple[str, int]], snapshot: Snapshot) -> dict[int, Health]:
-        """Ask the workers at ``ports`` for their health, and return the answers by worker id.
+        """Ask the workers at ``ports`` for their health, and return the results by worker id.
 
-        A worker that has no member node in ``snapshot`` and did not answer within the last
-        ``silence_s`` seconds counts as silent without being asked again.
+        All are asked at the same time, and the call waits for them. A worker that has no member
+        node in ``snapshot`` and was asked in vain less than ``silence_s`` (1) second ago is not
+        asked again: its result is SILENT.
 
         Args:
-            ports: Address and port of each worker, by id.
+            ports: A pair, address and port, of each worker, by id.
             snapshot: The state of the job in ZooKeeper.
+
+        Returns:
+            A result for each worker in ``ports``.
         """
         since = self._clock() - self._limits.silence_s
         members = {member.id for member in snapshot.members}
@@ -201,7 +226,11 @@ class FailureDetector:
         return answers | {w: Health(Liveness.SILENT) for w in ports if w in silent}
 
     def _listen(self, ring: Sequence[RingMember]) -> None:
-        """Ask the members of ``ring`` for their progress; keep the first answer with a step."""
+        """Ask all members of ``ring`` for their progress, and keep one as the newest report.
+
+        It is that of the first member, in the order of ``ring``, whose answer shows that it has
+        been in a ring; without such an answer the former report is kept.
+        """
         ports = {member.id: (member.address, member.port) for member in ring}
         answers, now = ask_all(ports, self._limits.answer_s), self._clock()
         reports = {w: _progress(health, now) for w, health in answers.items()}
@@ -212,11 +241,18 @@ class FailureDetector:
 
     @property
     def _quiet_s(self) -> float:
-        """The number of seconds since the last step completed, by the newest report."""
+        """The number of seconds since the last step completed, by the newest report.
+
+        Before the first step it is the time since ``updated_at`` of that report.
+        """
         return self._clock() - self.newest_report.progress.updated_at
 
     def _idle(self) -> RingIdle:
-        """Return how long ago the ring completed its last step, for the rules on dead workers."""
+        """Return how long ago the ring completed its last step, for the rules on dead workers.
+
+        The result also has the usual time of a step, what this leader's training thread does, and
+        the time limits, which are longer if this leader is a newcomer that has heard of no ring.
+        """
         progress, doing = self.newest_report.progress, self._own_activity().doing
         observed = f"; in step {progress.step + 1} w{self._worker} is {doing}"
         deaf = self._outside and not progress.generation
@@ -225,7 +261,7 @@ class FailureDetector:
 
 
 def _activity(health: Health) -> Activity | None:
-    """Return what the worker that answered ``health`` does; None if it did not say so."""
+    """Return what the worker with the answer ``health`` does; None without (a valid) answer."""
     if health.liveness is not Liveness.ALIVE:
         return None
     try:
@@ -235,9 +271,10 @@ def _activity(health: Health) -> Activity | None:
 
 
 def _progress(health: Health, now_s: float) -> WorkerProgress | None:
-    """Return the progress in an answer, with its time on the leader's clock; None if it has none.
+    """Return the progress in an answer, with its time on the leader's clock.
 
-    ``health`` is the answer of a worker, and ``now_s`` the time when it came, in seconds.
+    The result is None if there is no answer, or no valid progress in it. ``health`` is the answer
+    of a worker, and ``now_s`` the time when it came, in seconds of the leader's clock.
     """
     report: Mapping[str, object] = health.report
     quiet_s = report.get("quiet_s")

@@ -1,7 +1,8 @@
 """Do a daemon's work while its worker leads: read the job's state, decide, write the decision, log.
 
 The decision is made by :func:`edl.core.job.membership.decide`, not here. All that the next leader
-needs is in ZooKeeper; only how long each fact about the job has been true it measures again.
+needs is in ZooKeeper; only how long each fact about the job has been true it measures again. The
+main entry is :class:`LeaderTerm`.
 """
 
 from __future__ import annotations
@@ -51,17 +52,23 @@ EVICTED_KEPT = 20  # evictions of exited workers: agents read there why a proces
 class LeaderTerm:
     """The work of a leader during one term; call :meth:`turn` when the job may have changed.
 
+    One object is made for each term, when the election was won; that queues the event about the new
+    leader. Only the daemon thread uses it, and calls the functions below.
+
     Args:
         config: The configuration of the leader's process.
         store: The job in ZooKeeper.
-        leadership: The term, as the election returned it.
+        leadership: The term, as the election returned it: its number, and what proves to ZooKeeper
+            that it is not over.
         worker: The id of the worker that leads.
         progress: Returns the progress of this worker's own training.
         activity: Returns what this worker's training thread does at the moment.
-        ring: Returns what the step records in this worker's ring say about all workers' speeds.
+        ring: Returns a summary of the last step records in this worker's ring: the speeds of all
+            workers, the batches, the noise; an empty one if this worker is in no ring.
         log: Queues an event for the event log of the job.
-        write_events: Writes the queued events to ZooKeeper.
-        request_batch: Sets the global batch that this worker's step records shall ask for; 0: none.
+        write_events: Writes the queued events to ZooKeeper; called at the beginning of each turn.
+        request_batch: Sets the global batch, in samples, that this worker's next step records shall
+            ask for; 0: none. Called in each turn that changes no membership.
         clock: Returns the time in seconds; only differences count.
     """
 
@@ -121,17 +128,24 @@ class LeaderTerm:
         """Read the state of the job, decide on its membership, and write the decision, once.
 
         If the membership needs no change, the job's policy decides on size, batch and slow workers.
+        The decision and its events are written in one transaction before the call returns. The turn
+        also writes the queued events and, if it is time, the summary of the training. It asks
+        suspected workers over HTTP, which may take a second.
 
         Args:
-            wake: Called when the state of the job has changed, so that another turn is due.
+            wake: Called without arguments when another turn is due: by this call after it has
+                written a decision, and later, in another thread, once the state that was read has
+                changed. It must not block.
 
         Returns:
             After how many seconds another turn is due although the state has not changed, because
             a time limit is over then; infinite if a turn as often as usual is enough.
 
         Raises:
-            LeadershipLost: another worker leads; nothing was written.
-            CoordinationError: ZooKeeper is away; the next turn tries again.
+            LeadershipLost: the term is over; the decision was not written.
+            UnknownJob: the job is not in ZooKeeper.
+            CoordinationError: ZooKeeper is away, or the state has changed since it was read; the
+                next turn tries again.
         """
         self._write_events()
         snapshot = self._store.snapshot(wake)
@@ -160,8 +174,10 @@ class LeaderTerm:
     def _follow_policy(self, snapshot: Snapshot, wake: Callable[[], None]) -> None:
         """Let the job's policy change the size, the batch or a slow worker, and write the change.
 
-        A policy that has failed is switched off. ``snapshot`` is the state of the job in ZooKeeper;
-        ``wake`` makes the leader take another turn.
+        A change of the workers and its events are written before the call returns; the batch goes
+        into this worker's next step records; events without a change are only queued. A policy that
+        has failed is switched off in ZooKeeper. ``snapshot`` is the state of the job in ZooKeeper;
+        ``wake``, called after a decision was written, makes the leader take another turn.
         """
         report = self._detector.newest_report
         sample, left = report.progress.sample(report.worker), report.progress.left
@@ -193,10 +209,12 @@ class LeaderTerm:
     def _look_for_stall(self, snapshot: Snapshot) -> dict[int, str]:
         """Check whether the ring stalls; log each worker that holds it up, once in a stall.
 
-        ``snapshot`` is the state of the job in ZooKeeper.
+        "Log" means to queue an event. The reason is kept for the summary of the training, until a
+        turn without a stall. ``snapshot`` is the state of the job in ZooKeeper.
 
         Returns:
-            The workers to evict because they hold up the ring: the reason by worker id.
+            The workers to evict because they hold up the ring: the reason by worker id; empty if
+            there are none. The caller evicts them.
         """
         stall = self._detector.stall(snapshot)
         if stall is None:
@@ -212,7 +230,7 @@ class LeaderTerm:
     def _look_for_pause(self, snapshot: Snapshot) -> str:
         """Return why the job pauses, if it has too few workers; log that once in a generation.
 
-        ``snapshot`` is the state of the job in ZooKeeper.
+        "Log" means to queue an event. ``snapshot`` is the state of the job in ZooKeeper.
 
         Returns:
             The sentence that says why the job pauses; empty if it does not.
@@ -226,9 +244,11 @@ class LeaderTerm:
 
     @staticmethod
     def _completed(decision: MembershipDecision) -> MembershipDecision:
-        """Return the decision with the present time, and with a random scope for its generation.
+        """Return ``decision`` with the present time in its change of the desired workers, if any.
 
-        The scope is a name that nobody can guess: the generation's place in the rendezvous store.
+        Its new generation, if any, gets a random scope: a name that nobody can guess, which begins
+        the keys of this generation in the rendezvous store. Without either, the result is
+        ``decision`` as it is.
         """
         if decision.change and decision.change.moves:
             decision = replace(decision, change=decision.change.at(time.time()))
@@ -238,9 +258,11 @@ class LeaderTerm:
         return replace(decision, generation=replace(decision.generation, scope=scope))
 
     def _events_of(self, decision: MembershipDecision, snapshot: Snapshot) -> Iterator[Event]:
-        """Yield the events that report ``decision`` in the event log.
+        """Yield the events that report ``decision`` in the event log; the caller writes them.
 
-        ``snapshot`` is the state of the job in ZooKeeper on which the decision was made.
+        They come in the order: the new generation, the change of the desired workers, slots given
+        back, evictions by worker id, answers to drains. ``snapshot`` is the state of the job in
+        ZooKeeper on which the decision was made.
         """
         if decision.generation is not None:
             new = decision.generation
@@ -271,12 +293,13 @@ class LeaderTerm:
             yield self._event(DrainDetails(f"w{answer.worker}", answer.accepted), answer.outcome)
 
     def _event(self, details: Details, reason: str, generation: int | None = None) -> Event:
-        """Return an event with the present time and the newest step known.
+        """Return an event with the present time and the newest step that this leader knows of.
 
         Args:
             details: The typed content of the event.
             reason: What happened and why, as a sentence.
-            generation: The number of the generation to name; None: that of the newest report.
+            generation: The number of the generation to name; None: the one in the newest report of
+                a worker's progress, 0 if there is none.
         """
         progress = self._detector.newest_report.progress
         number = progress.generation if generation is None else generation
@@ -285,8 +308,10 @@ class LeaderTerm:
     def _put_status(self, snapshot: Snapshot) -> None:
         """Write the summary of the training to ZooKeeper, if it is due.
 
-        It is due every ``status_period_s`` seconds, a setting of the job. Old events and evictions
-        are removed at the same time. ``snapshot`` is the state of the job in ZooKeeper.
+        It is due every ``status_period_s`` seconds, a setting of the job. Then all but the newest
+        2,000 events, and old evictions, are removed, too. If this leader knows of no progress, the
+        former summary is written again with speed 0 and the new reason, and nothing is removed.
+        ``snapshot`` is the state of the job in ZooKeeper.
         """
         now = self._clock()
         if now - self._status_at < self._config.job_settings.status_period_s:
@@ -315,7 +340,11 @@ class LeaderTerm:
 
 
 class _Rate:
-    """A meter of the training speed over the last 3 seconds, by one worker's count of samples."""
+    """A meter of the training speed over about the last 3 seconds, by one worker's counts.
+
+    Attributes:
+        newest: The speed in samples per second that :meth:`of` returned last; 0 before.
+    """
 
     WINDOW_S = 3.0
 
@@ -326,6 +355,9 @@ class _Rate:
 
     def of(self, worker: int, total: int, now: float) -> float:
         """Add a count of trained samples, and return the speed in samples per second.
+
+        It is the average from the oldest count of the last 3 seconds to this one, and at least
+        between the last two counts; 0 for the first count of a worker.
 
         Args:
             worker: The id of the worker that counted. If it is not the one of the last call, the

@@ -1,7 +1,8 @@
 """Apply a job's policy in each turn of the leader: its size, global batch and slow workers.
 
-Nothing is written here. :class:`edl.leader.leader.LeaderTerm` writes the results, fenced like
-everything that a leader writes.
+The main entry is :class:`PolicyLoop`. Nothing is written here:
+:class:`edl.leader.leader.LeaderTerm` writes the results, in transactions that fail if another
+worker has become the leader.
 """
 
 from __future__ import annotations
@@ -41,14 +42,17 @@ class PolicyResult:
     """The decisions of one turn of a job's policy.
 
     Attributes:
-        says: What the policy wants and why, for people; empty if the job has no policy.
-        news: Events for the event log (details and reason of each), to be written together with the
-            decision if there is one.
-        decision: A decision to carry out, or None.
-        learned: The scaling profile (throughput by number of workers), if it is time to write it to
-            ZooKeeper, else None.
-        batch: The global batch that the job shall use, in samples; 0 leaves that to the script.
-        failed: Why the policy cannot go on and has to be switched off; empty if it can.
+        says: What the policy wants and why, for people; empty if it says nothing.
+        news: Events for the event log, each a pair of details and reason: to be written in one
+            transaction with the decision, or logged alone if there is none.
+        decision: A decision to carry out: a new number of workers, the replacement of a slow
+            worker, or the end of such a request. None: nothing is to change.
+        learned: The scaling profile (throughput by number of workers) to write to ZooKeeper,
+            because 10 s have passed or a change was decided; None: it is not to be written now.
+        batch: The global batch that the job shall use, in samples; 0: the present one stays, or
+            the script chooses it.
+        failed: Why the policy cannot go on and has to be switched off, a clause; empty if it can.
+            The other attributes are empty then.
     """
 
     says: str = ""
@@ -64,10 +68,14 @@ class PolicyLoop:
 
     Args:
         store: The job in ZooKeeper.
-        wait_s: How long to wait for the replacement of a slow worker, in seconds.
-        ring: Returns what the step records in this worker's ring say: the times of all workers,
-            which of them are slow, the batch sizes.
+        wait_s: How long to wait until the replacement of a slow worker joins, in seconds; after
+            that the request is taken back.
+        ring: Returns what the last step records in this worker's ring say: the times of all
+            workers, which of them are slow, the batch sizes; called once in each turn.
         clock: Returns the time in seconds; only differences count.
+
+    Attributes:
+        size: The part that chooses the number of workers, and keeps the scaling profile.
     """
 
     def __init__(
@@ -95,10 +103,13 @@ class PolicyLoop:
     ) -> PolicyResult:
         """Record the newest measurements; if the job has a policy, return what it decides.
 
-        The caller writes the decisions.
+        The measurements go into the scaling profile in memory. The caller writes the result to
+        ZooKeeper, and calls :meth:`written` after it has written the profile. The policy is not
+        followed while the job does not train or is profiled. A policy that cannot be read is
+        reported by ``failed`` of the result, and not raised.
 
         Args:
-            snapshot: The state of the job in ZooKeeper.
+            snapshot: The state of the job in ZooKeeper, with the text of its policy.
             now: The newest progress of the ring; None if no worker has reported any.
             left: How many samples are to be trained until the job ends; None if that is not known.
             samples_per_s: The speed of all workers together in samples per second, for the event
@@ -106,6 +117,9 @@ class PolicyLoop:
 
         Returns:
             The decisions on the size of the job, its global batch and its slow workers.
+
+        Raises:
+            CoordinationError: ZooKeeper is away: the profile there is read in the first turns.
         """
         kept = snapshot.policy
         if (kept.text, kept.off) != (self._kept.text, self._kept.off):
@@ -137,8 +151,9 @@ class PolicyLoop:
     ) -> PolicyResult:
         """Return a change of the job's size by ``policy``, or the replacement of a slow worker.
 
-        Slow workers are looked at only in a turn without a new suggestion for the size. The caller
-        writes the result.
+        The measurement ``now`` is recorded first. Slow workers are looked at only in a turn without
+        a new suggestion for the size, and only if ``policy`` has a rule for them. The caller writes
+        the result.
 
         Args:
             snapshot: The state of the job in ZooKeeper.
@@ -148,6 +163,9 @@ class PolicyLoop:
             left: How many samples are to be trained until the job ends; None if that is not known.
             samples_per_s: The speed of all workers together in samples per second, for the event
                 log.
+
+        Returns:
+            The result without a global batch; without any decision if ``policy`` is None.
         """
         wish = self.size.turn(snapshot, policy, now, left, ring.size_changes)
         if wish.failed:
@@ -180,12 +198,14 @@ class PolicyLoop:
     ) -> PolicyResult:
         """Return ``found`` with the global batch to use, if edl chooses the job's global batch.
 
-        A new choice is made every ``CHOICE_S`` seconds.
+        A new choice is made every 5 s (``CHOICE_S``); the turns between repeat the last one. A
+        choice that is new adds an event. If the script chooses the batch, or the sizes of the
+        batches are not known, the result is ``found``.
 
         Args:
             found: What this turn has decided so far.
             ring: What the step records say, with the present batch sizes.
-            now: The observation of the job to choose from; None leaves ``found`` as it is.
+            now: The observation of the job to choose from; None: the result is ``found``.
         """
         if now is None or ring.batching is None or not ring.batching.is_chosen:
             return found
@@ -202,6 +222,7 @@ class PolicyLoop:
     def written(self, learned: ScalingProfile) -> None:
         """Note that the scaling profile in :attr:`PolicyResult.learned` was written to ZooKeeper.
 
+        The next one is due 10 s later, and the times of replacements in it count from now on.
         ``learned`` is that profile.
         """
         self.size.note(replaced=learned.replaced)
@@ -210,6 +231,7 @@ class PolicyLoop:
     def _may_follow(self, snapshot: Snapshot) -> bool:
         """Return whether the job may follow its policy: it trains, and is not being profiled.
 
+        It trains if it is RUNNING, has a ring, and does not pause because it has too few workers.
         `edl profile` sets the sizes of the job one after the other to measure them. ``snapshot`` is
         the state of the job in ZooKeeper.
         """
@@ -226,7 +248,8 @@ class PolicyLoop:
 def _chosen(now: Observation) -> BatchDecision:
     """Return the global batch to use, chosen from the observation ``now`` of the job.
 
-    It is 0, so the present batch is kept, if the model of the step time gives no finite numbers.
+    The result has the batch in samples of all workers together, and the reason. The batch is 0, so
+    the present one stays, if the model of the step time gives no finite numbers (which is logged).
     """
     try:
         return choose_batch(now)
@@ -236,6 +259,9 @@ def _chosen(now: Observation) -> BatchDecision:
 
 
 def _details(finding: StragglerReport) -> StragglerDetails:
-    """Return the details of the event that reports the slow workers named in ``finding``."""
+    """Return the details of the event that reports the slow workers named in ``finding``.
+
+    These are the workers' names, their host, what they are slow at, and their relative speed.
+    """
     workers = tuple(f"w{worker}" for worker in finding.workers)
     return StragglerDetails(workers, finding.host, str(finding.at), round(finding.speed, 3))

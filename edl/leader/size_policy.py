@@ -1,8 +1,9 @@
 """Choose the size of a job in each turn of the leader.
 
-A turn observes the job, asks the rule of its policy, and changes the desired workers. The rules are
-pure functions (:mod:`edl.core.policy`). The scaling profile of a job (its throughput by number of
-workers), and the state of its rule, are in ZooKeeper, where the next leader finds them.
+A turn observes the job, asks the rule of its policy, and returns a change of the desired workers,
+which the leader writes. The rules are pure functions (:mod:`edl.core.policy`). The scaling profile
+of a job (its throughput by number of workers), and the state of its rule, are in ZooKeeper, where
+the next leader finds them. The main entry is :class:`SizePolicy`.
 """
 
 from __future__ import annotations
@@ -42,11 +43,14 @@ class SizeOutcome:
     """The decisions of one turn of the size policy.
 
     Attributes:
-        suggestion: The size that the job shall have, and why; None without a policy or a ring.
-        is_news: Whether the suggestion differs from the one before, so that it is worth an event.
-        change: The change of the desired workers, or None.
-        learned: The scaling profile, if it is time to write it to ZooKeeper, else None.
-        failed: Why the policy cannot go on and has to be switched off; empty if it can.
+        suggestion: The size that the job shall have, and why; None without a ring, or without a
+            policy that has a rule for the size, or if that has failed.
+        is_news: Whether the suggestion is worth an event: it differs from the one before, or comes
+            with a change.
+        change: The change of the desired workers to write; None: they stay as they are.
+        learned: The scaling profile to write to ZooKeeper, because 10 s have passed or there is a
+            change; None: it is not to be written now.
+        failed: Why the policy cannot go on and has to be switched off, a clause; empty if it can.
     """
 
     suggestion: Suggestion | None = None
@@ -59,8 +63,10 @@ class SizeOutcome:
 class SizePolicy:
     """The part of a job's policy that chooses its size; only the leader's daemon thread calls it.
 
+    The leader calls :meth:`turn` in each of its turns, one object for each term.
+
     Args:
-        store: The job in ZooKeeper.
+        store: The job in ZooKeeper, which is only read.
         clock: Returns the time in seconds; only differences count.
     """
 
@@ -81,14 +87,19 @@ class SizePolicy:
     def learned(self) -> ScalingProfile:
         """The scaling profile of the job: its measured throughput by number of workers.
 
-        It is read from ZooKeeper as long as this leader has recorded nothing.
+        It is read from ZooKeeper at each use as long as this leader has recorded nothing; an empty
+        one if nothing was measured.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
         """
         return self._learned or self._store.policy.learned()
 
     def note(self, **changes: Any) -> None:
-        """Set fields of the scaling profile :attr:`learned`.
+        """Replace fields of the scaling profile :attr:`learned` in memory; nothing is written.
 
-        ``changes`` has the new values by the names of the fields of :class:`ScalingProfile`.
+        ``changes`` has the new values by the names of the fields of :class:`ScalingProfile`, such
+        as ``noise``.
         """
         self._learned = replace(self.learned, **changes)
 
@@ -102,18 +113,21 @@ class SizePolicy:
     ) -> SizeOutcome:
         """Record the newest measurement; return the size that the policy's rule suggests.
 
-        The caller writes the change.
+        The measurement goes into :attr:`learned`. The caller writes the change. An error of the
+        rule is not raised, but returned as ``failed``.
 
         Args:
             snapshot: The state of the job in ZooKeeper.
             policy: The policy that the job follows now; None if it has none, does not train, or is
-                profiled.
+                profiled: then the measurement is recorded and nothing suggested.
             now: The newest progress of the ring; None if no worker has reported any.
             left: How many samples are to be trained until the job ends; None if that is not known.
-            wishes: How many workers more, or fewer, the script of each worker asks for.
+            wishes: For each worker, in rank order, how many workers more (or fewer, below 0) its
+                script asks for; empty if that is not known.
 
         Returns:
-            The suggested size and, if the size has to change, the change of the desired workers.
+            The suggested size and, if the size has to change and no change of the workers is under
+            way, the change of the desired workers.
         """
         learned = self._learn(snapshot, now)
         if policy is not self._policy:
@@ -161,7 +175,8 @@ class SizePolicy:
     def observation(self, snapshot: Snapshot, left: float | None) -> Observation | None:
         """Return the observation of the job from which the global batch is chosen.
 
-        It has the number of workers, the slots, and the measurements of the scaling profile.
+        It has the number of workers in the ring, the number of slots of all hosts, and the
+        measurements of the scaling profile. Nothing is recorded.
 
         Args:
             snapshot: The state of the job in ZooKeeper.
@@ -185,14 +200,16 @@ class SizePolicy:
     ) -> Observation:
         """Return the observation of the job that the rule for its size gets.
 
-        It has the number of workers, the slots, and the measurements of the scaling profile.
+        It has the number of workers in the ring (0 without a ring), the number of slots of all
+        hosts that the job may use, and the measurements of the scaling profile.
 
         Args:
             snapshot: The state of the job in ZooKeeper.
             learned: The scaling profile of the job.
             left: How many samples are to be trained until the job ends; None if that is not known.
-            awaits: Whether workers are about to join or to leave.
-            wishes: How many workers more, or fewer, the script of each worker asks for.
+            awaits: Whether a change of the workers is under way.
+            wishes: For each worker, in rank order, how many workers more (or fewer, below 0) its
+                script asks for; empty if that is not known.
         """
         np = len(snapshot.generation.members) if snapshot.generation is not None else 0
         slots = sum(host.slots for host in snapshot.available)
@@ -200,17 +217,24 @@ class SizePolicy:
         return learned.observation(np, snapshot.job.sizes, slots, awaits, left, wishes, filled)
 
     def written(self) -> None:
-        """Note that the scaling profile :attr:`learned` was written to ZooKeeper just now."""
+        """Note that the scaling profile :attr:`learned` was written to ZooKeeper just now.
+
+        It is due again 10 s later.
+        """
         self._written_s = self._clock()
 
     def _learn(self, snapshot: Snapshot, now: ProgressSample | None) -> ScalingProfile:
         """Add the measurement ``now`` and the time since the last turn to the scaling profile.
 
-        The profile is the job's throughput by number of workers. ``snapshot`` is the state of the
-        job in ZooKeeper; ``now`` is None if no worker has reported any progress.
+        The profile is the job's throughput by number of workers. A measurement that equals the last
+        one is not added again, and time counts only while the job has a ring. ``snapshot`` is the
+        state of the job in ZooKeeper; ``now`` is None if no worker has reported any progress.
 
         Returns:
             The new value of :attr:`learned`.
+
+        Raises:
+            CoordinationError: ZooKeeper is away; it is read until something was measured.
         """
         if self._learned is None or not self._learned.seen:  # it may have been resumed just now
             self._learned = self._resumed(self._store.policy.learned())
@@ -230,7 +254,8 @@ class SizePolicy:
     def _with_profile(self, learned: ScalingProfile) -> ScalingProfile:
         """Return the profile ``learned`` with the sizes added that only `edl profile` has measured.
 
-        The results of `edl profile` are read every ``PROFILE_S`` seconds.
+        The results of `edl profile` are read from ZooKeeper every 30 s (``PROFILE_S``). In the
+        calls between, or without results, the profile is returned unchanged.
         """
         if self._clock() < self._profile_due_s:
             return learned
@@ -242,7 +267,7 @@ class SizePolicy:
         """Return the scaling profile to use: ``kept``, from ZooKeeper, or this leader's own.
 
         It is ``kept`` if that has measurements (perhaps put there from a checkpoint), or if this
-        leader has no profile of its own.
+        leader has no profile of its own; otherwise this leader's own.
         """
         own = self._learned
         if own is None or kept.seen:
@@ -250,9 +275,10 @@ class SizePolicy:
         return own
 
     def _is_news(self, np: int, found: Suggestion) -> bool:
-        """Return whether a suggestion differs from the last one in size or reason.
+        """Return whether a suggestion differs from that of the last call; remember this one.
 
-        Only the text before the first colon of the reason is compared.
+        The present size, the suggested size and the text of the reason before its first colon are
+        compared. The first call returns True.
 
         Args:
             np: The present number of workers.
@@ -265,28 +291,33 @@ class SizePolicy:
     def _due(self, learned: ScalingProfile) -> ScalingProfile | None:
         """Return the scaling profile ``learned`` if it is time to write it to ZooKeeper, else None.
 
-        It is time ``KEEP_S`` (10) seconds after the last write.
+        It is time 10 s (``KEEP_S``) after the last write or, before the first, after this object
+        was made.
         """
         return learned if self._clock() - self._written_s >= KEEP_S else None
 
 
 def _rule(policy: PolicyFile) -> Rule | None:
-    """Return the rule by which ``policy`` chooses the number of workers; None: it has none.
+    """Return the rule by which ``policy`` chooses the number of workers; None if it has none.
 
-    A user's function is wrapped, so that it runs in the background.
+    A user's function is wrapped in a new :class:`CustomRuleRunner`, so that it runs in the
+    background.
     """
     return CustomRuleRunner(policy.size) if isinstance(policy.size, CustomRule) else policy.size
 
 
 def _coming(snapshot: Snapshot, generation: Generation) -> tuple[Mapping[str, int], bool]:
-    """Return how many workers each host has or can get, and whether a change is under way.
+    """Return how many of the desired workers each host has or can get, and whether that changes.
 
-    A change is under way if the sum differs from the size of the generation, or a member has not
-    entered the ring. A host without an agent can get no workers.
+    A host without an agent can get no workers: of its desired workers, only members count.
 
     Args:
         snapshot: The state of the job in ZooKeeper.
         generation: The newest generation.
+
+    Returns:
+        A pair: the number of workers by host; and whether a change is under way, because their sum
+        differs from the size of the generation, or a member has not entered the ring.
     """
     coming = attainable(snapshot, generation.members, snapshot.desired.hosts)
     awaits = sum(coming.values()) != len(generation.members) or not _all_in(snapshot)
@@ -296,7 +327,8 @@ def _coming(snapshot: Snapshot, generation: Generation) -> tuple[Mapping[str, in
 def _all_in(snapshot: Snapshot) -> bool:
     """Return whether all members of the newest generation have entered its ring.
 
-    ``snapshot`` is the state of the job in ZooKeeper.
+    ``snapshot`` is the state of the job in ZooKeeper; it must have a generation. A member whose
+    ZooKeeper session has ended counts as not entered.
     """
     generation = snapshot.generation
     assert generation is not None

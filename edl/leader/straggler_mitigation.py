@@ -1,7 +1,7 @@
 """Report slow workers, and replace the slowest ones by workers on other hosts.
 
 Until it is replaced, a slow worker trains smaller batches than the others; it chooses their size
-itself (:mod:`edl.worker.ring_watch`).
+itself (:mod:`edl.worker.ring_watch`). The main entry is :class:`StragglerMitigation`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ class MitigationResult:
     """The decisions of one turn about slow workers.
 
     Attributes:
-        says: Which workers are slow and what is done about them, for people; empty if none is.
-        findings: New findings (which workers are slow, at what, and how slow), each with a sentence
-            for people that also says what is done about it.
-        decision: A decision to carry out, or None.
-        replaced: When a worker of each host was last replaced, in seconds of the job's training, if
-            a new replacement begins; else None.
+        says: Which workers are slow and what is done about them, for people; empty if none is slow,
+            or in the turn in which a request is taken back.
+        findings: New findings, each a pair: the finding (which workers are slow, at what, and how
+            slow), and a sentence for people that also says what is done about it.
+        decision: A decision to carry out, which requests a replacement or takes the request back;
+            None: neither.
+        replaced: If a replacement is requested now, the time of the last replacement on each host
+            that had one lately, this one included, in seconds of the job's training; else None.
     """
 
     says: str = ""
@@ -41,10 +43,11 @@ class MitigationResult:
 class StragglerMitigation:
     """The part of a leader that reports slow workers and replaces them by workers on other hosts.
 
-    Only its daemon thread calls it.
+    It only decides; the leader writes the decisions. Only the leader's daemon thread calls it.
 
     Args:
-        wait_s: How long to wait for a replacement, in seconds; after that the slow worker stays.
+        wait_s: How long to wait until a replacement joins, in seconds; after that the slow worker
+            stays.
         clock: Returns the time in seconds; only differences count.
     """
 
@@ -64,16 +67,19 @@ class StragglerMitigation:
     ) -> MitigationResult:
         """Decide which slow worker to replace, and which findings to report.
 
-        At most one worker is replaced at a time: the result asks for a new worker on another host.
-        If none joins within ``wait_s`` seconds, the result takes the request back.
+        At most one worker is replaced at a time: the result requests a new worker on another host,
+        and the slow one leaves when that joins. If none joins within ``wait_s`` seconds, the result
+        only takes the request back. Findings about workers that are no longer members of the ring
+        are ignored.
 
         Args:
             now: The state of the job in ZooKeeper.
             rule: The rule on slow workers in the job's policy.
             care: The findings of this worker's training thread: which workers are slow, and which
-                of them to replace.
-            replaced: When a worker of each host was last replaced, on the clock of ``now_s``.
-            now_s: How long the job has trained, in seconds.
+                of them to replace, the first choice first.
+            replaced: When a worker of each host was last replaced, by host, on the clock of
+                ``now_s``.
+            now_s: The seconds since training began, in which the job had workers.
         """
         open_ = [request for request in now.requests if request.kind == RequestKind.REPLACE]
         if late := self._late(open_):
@@ -109,16 +115,18 @@ class StragglerMitigation:
     ) -> tuple[tuple[StragglerReport, str], ...]:
         """Return the findings to report: new ones, and those whose treatment has changed.
 
-        The treatment of a slow worker is a smaller batch or its replacement.
+        The treatment of a slow worker is a smaller batch or its replacement. The findings are
+        compared with those of the last call, and remembered for the next.
 
         Args:
-            says: The present findings, each with its sentence for people.
-            care: The share of a batch that each slow worker trains.
+            says: All present findings, each a pair with its sentence for people.
+            care: Has the share of a batch that each slow worker trains.
             done: What is done to replace a worker, as a clause by worker id.
             members: The ids of the workers in the generation.
 
         Returns:
-            Each finding with its sentence; for each recovered worker a finding with the speed 1.0.
+            Pairs of a finding and its sentence, the present ones first. Workers of a former finding
+            that are in none now, and are still members, get a finding with the speed 1.0.
         """
         before = self._said
         self._said = {
@@ -140,14 +148,18 @@ class StragglerMitigation:
     def _replace(
         self, now: Snapshot, worker: int, care: Mitigation, recent: Mapping[str, float]
     ) -> MembershipDecision | None:
-        """Return the decision to replace a slow worker; None if no other host has room.
+        """Return the decision to replace a slow worker; None if it cannot be replaced.
+
+        It cannot if no host that is considered has a free slot, if it is no member of the ring, or
+        if the launcher places the workers itself (horovodrun).
 
         Args:
             now: The state of the job in ZooKeeper.
             worker: The id of the slow worker.
-            care: The findings about slow workers; a host of which all workers are slow gets no
-                replacement.
-            recent: When a worker of each host was replaced lately; these hosts get none either.
+            care: The findings about slow workers; a host of which all workers are slow is not
+                considered.
+            recent: When a worker of each host was replaced, for hosts where that was less than
+                ``again_s`` of the policy ago; these are not considered either.
         """
         slow = {finding.host for finding in care.findings if finding.host}
         found = replacement(now, worker, slow | recent.keys())
@@ -162,9 +174,10 @@ class StragglerMitigation:
         return MembershipDecision(reason, change=change if change else None, asks=(ask,))
 
     def _late(self, requests: list[Request]) -> Request | None:
-        """Return the first of ``requests`` that is open for more than ``wait_s`` seconds, or None.
+        """Return the first of ``requests`` that is open for ``wait_s`` seconds or more, or None.
 
-        The time counts from when this leader first saw the request.
+        The time counts from the call in which this leader first saw the request. ``requests`` are
+        all open requests for replacements; a request that is not among them is forgotten.
         """
         now_s = self._clock()
         self._since = {r.number: self._since.get(r.number, now_s) for r in requests}
@@ -174,9 +187,11 @@ class StragglerMitigation:
     def _taken_back(self, now: Snapshot, late: Request) -> MembershipDecision:
         """Return the decision to take back a request for a replacement; the slow worker stays.
 
+        The decision answers the request, and moves the desired worker back to the slow one's host.
+
         Args:
             now: The state of the job in ZooKeeper.
-            late: The request.
+            late: The request, open for too long.
         """
         outcome = f"no replacement of w{late.worker} came within {self._wait_s:g} s; it stays"
         answer = Request(
@@ -190,16 +205,19 @@ class StragglerMitigation:
 
 
 def _on_its_way(request: Request) -> str:
-    """Return the sentence that says that a worker is being replaced, as ``request`` asks."""
+    """Return the clause that says on which host a worker is being replaced, as ``request`` asks."""
     return f"w{request.worker} is replaced on host {request.host}"
 
 
 def _doing(finding: StragglerReport, care: Mitigation, done: Mapping[int, str]) -> str:
     """Return what is done about the slow workers of ``finding``, as the end of a sentence.
 
+    The text begins with "; ", such as "; trains 0.70 of a batch in each step". It is empty if
+    nothing is done and there is nothing to explain.
+
     Args:
         finding: The finding: which workers are slow, and at what.
-        care: The share of a batch that each slow worker trains.
+        care: Has the share of a batch that each slow worker trains.
         done: What is done to replace a worker, as a clause by worker id.
     """
     parts = []
