@@ -1,7 +1,8 @@
 """Send messages of different lengths in one allgather, each as int64 numbers after its length.
 
 In Horovod's allgather each worker may contribute a different number of rows. So one collective
-carries the messages of all workers, and a short message is not padded to the longest one.
+carries the messages of all workers, and a short message is not padded to the longest one. The
+sender calls :func:`pack_frame`, and each receiver calls :func:`unpack` on the gathered vector.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ WORD_BYTES = 8  # the size of an integer in a Table
 def pack_frame(payload: bytes | memoryview) -> Table:
     """Return ``payload`` as a vector of int64: its length in bytes, then its bytes, 8 to a number.
 
-    The last number is padded with zero bytes.
+    The last number is padded with zero bytes. The vector is a copy, in this machine's byte order;
+    for an empty payload it has one number, 0.
     """
     size = len(payload)
     frame: Table = np.empty(1 + -(-size // WORD_BYTES), dtype=np.int64)
@@ -30,7 +32,11 @@ def pack_frame(payload: bytes | memoryview) -> Table:
 
 
 def unpack(frames: Table) -> list[bytes]:
-    """Return the payloads in ``frames``, a concatenation of vectors made by :func:`pack_frame`."""
+    """Return the payloads in ``frames``, a concatenation of vectors made by :func:`pack_frame`.
+
+    They come in the order of the vectors, so by rank after an allgather, as copies. The content of
+    ``frames`` is not checked.
+    """
     payloads, at = [], 0
     data = np.ascontiguousarray(frames).view(np.uint8)
     while at < len(frames):
@@ -41,6 +47,9 @@ def unpack(frames: Table) -> list[bytes]:
 
 
 def split_bytes(data: bytes, sizes: Sequence[int]) -> list[bytes]:
-    """Cut ``data`` into consecutive pieces, one for each number of bytes in ``sizes``."""
+    """Cut ``data`` into consecutive pieces, one for each number of bytes in ``sizes``, in order.
+
+    Bytes after the last piece are left out; if ``data`` is too short, so are the last pieces.
+    """
     ends = list(itertools.accumulate(sizes))
     return [data[end - size : end] for size, end in zip(sizes, ends, strict=True)]

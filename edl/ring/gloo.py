@@ -2,7 +2,7 @@
 
 The members of a ring find each other through the rendezvous store (a key-value store over HTTP) in
 the daemon of rank 0, see :mod:`edl.ring.rendezvous`. Each generation has its own scope there, an
-unguessable prefix of the keys.
+unguessable prefix of the keys. The main entry is :func:`gloo_ring`.
 """
 
 from __future__ import annotations
@@ -42,16 +42,22 @@ class Binding(Collectives, Protocol):
     def init(self) -> None:
         """Call ``hvd.init()``, which builds the ring that the HOROVOD_... variables describe.
 
+        It returns when all members are connected. The caller has set the variables, and no other
+        ring is open in this process.
+
         Raises:
-            CollectiveFailed: Horovod could not build the ring.
+            CollectiveFailed: Horovod could not build the ring; :meth:`shutdown` must be called.
         """
 
     def shutdown(self) -> None:
-        """Leave the ring by ``hvd.shutdown()``."""
+        """Leave the ring by ``hvd.shutdown()``, which ends it for all members.
+
+        Without a ring it does nothing.
+        """
 
 
 def gloo_ring(binding: Binding, address: str, go_timeout_s: float = 10.0) -> Ring:
-    """Return a ring that communicates by Horovod over Gloo; it is not connected yet.
+    """Return a new Ring object that communicates by Horovod over Gloo; it is not connected yet.
 
     Args:
         binding: Horovod's binding for the framework of the script.
@@ -60,7 +66,7 @@ def gloo_ring(binding: Binding, address: str, go_timeout_s: float = 10.0) -> Rin
             ring tells newcomers that the members begin to build the next ring.
 
     Raises:
-        ConfigError: the environment lets Horovod communicate by another library than Gloo.
+        ConfigError: a HOROVOD_... variable of this process names another library than Gloo.
     """
     refuse_other_libraries(config.environment())
     return Ring(binding, GlooConnection(binding, address, go_timeout_s))
@@ -69,7 +75,9 @@ def gloo_ring(binding: Binding, address: str, go_timeout_s: float = 10.0) -> Rin
 class GlooConnection:
     """The connections of this worker to the other members of its ring, by Horovod over Gloo.
 
-    It implements :class:`edl.ring.ring.RingConnection`.
+    It implements :class:`edl.ring.ring.RingConnection`: one object serves all rings of a worker,
+    one after the other, and a Ring calls it. The training thread calls all methods; any thread may
+    call :meth:`cut`.
 
     Args:
         binding: Horovod's binding for the framework of the script.
@@ -87,12 +95,15 @@ class GlooConnection:
     def open(self, where: WorkerTopology, generation: Generation | None) -> None:
         """Build the ring of ``generation`` with ``hvd.init()``, with the rank in ``where``.
 
+        The call sets HOROVOD_... variables of this process, and returns when all members are
+        connected. The former ring must have been closed.
+
         Args:
             where: the rank of this worker, and its place among the hosts.
             generation: the generation whose members form the ring; None: a ring of one worker.
 
         Raises:
-            CollectiveFailed: Horovod could not build the ring.
+            CollectiveFailed: Horovod could not build the ring; ``hvd.shutdown()`` was called.
         """
         rendezvous: dict[str, str] = {}
         store_port, user = 0, config.environment()
@@ -135,24 +146,30 @@ class GlooConnection:
         config.set_environment({"HOROVOD_ELASTIC": "1"})
 
     def close(self) -> None:
-        """Leave the ring with ``hvd.shutdown()``."""
+        """Leave the ring with ``hvd.shutdown()``, which ends it for all members.
+
+        It is also called for a ring that was cut.
+        """
         self._binding.shutdown()
         self._sockets.forget()
 
     def cut(self) -> None:
         """Cut this worker's connections to the ring, or those being made while the ring is built.
 
-        Every collective of the ring then fails on all members. Safe from any thread.
+        Every collective of the ring then fails on all members. Without connections nothing is done.
+        Safe from any thread.
         """
         self._sockets.shut()
 
     def announce_switch(self, generation: Generation) -> None:
         """Tell the newcomers of ``generation`` that its old members begin to build its ring.
 
-        The message is a key in the rendezvous store of rank 0's daemon.
+        The message is a key that is put into the rendezvous store of rank 0's daemon before the
+        call returns. It is sent once; an answer with an error status is ignored.
 
         Raises:
-            RendezvousFailed: the daemon of rank 0 refuses the connection, so its worker is gone.
+            RendezvousFailed: the daemon of rank 0 refuses the connection, so its worker is gone, or
+                no answer came within ``go_timeout_s``.
         """
         root = generation.members[0]
         path = client.rendezvous_path(root.port, generation.scope, GO)
@@ -164,8 +181,12 @@ class GlooConnection:
     def wait_for_announcement(self, generation: Generation) -> bool:
         """Wait up to 2 s for the old members to begin to build the ring of ``generation``.
 
+        Newcomers call it again and again. It asks rank 0's daemon; if that cannot be asked, the
+        call returns after 0.05 s.
+
         Returns:
-            True if they have announced it; False after 2 s, or if rank 0's daemon does not answer.
+            True if they have announced it by :meth:`announce_switch`; False after 2 s, or if rank
+            0's daemon refuses the connection or answers otherwise.
         """
         root = generation.members[0]
         path = client.rendezvous_path(root.port, generation.scope, GO)
@@ -182,14 +203,16 @@ def files_of_ring(user: Mapping[str, str], generation: int | None) -> dict[str, 
 
     Horovod empties a file that it opens, and each ring opens its files. So the number of the
     generation is put into the file name: ``timeline.json`` becomes ``timeline.g3.json``. A ring of
-    one worker writes no file.
+    one worker writes no file. A timeline that waits for ``hvd.start_timeline()`` (DYNAMIC) stays
+    so.
 
     Args:
         user: the environment variables that the user has set, by name.
         generation: the number of the ring's generation; None: a ring of one worker.
 
     Returns:
-        The value of each of the two variables, by name; None: the variable is to be unset.
+        Both names with their values; None: the variable is to be unset, as is one that the user has
+        not set.
     """
     values: dict[str, str | None] = {}
     for name in FILES:
@@ -228,7 +251,8 @@ def _interface_for(address: str) -> str:
     Gloo takes the first address of a network interface. If ``address`` is the first of its
     interface, the value is the interface's name. Otherwise it is ``address`` itself, which a
     patched Horovod accepts; for an unpatched Horovod the value is the interface's name, and the
-    ring then uses the interface's first address and not ``address``.
+    ring then uses the interface's first address and not ``address``. If no interface of this host
+    has ``address``, the value is ``address`` itself.
     """
     for name, entries in psutil.net_if_addrs().items():
         own = [entry.address for entry in entries if entry.family == socket.AF_INET]

@@ -1,7 +1,7 @@
 """Simulate rings inside one process, whose members are threads: a test decides when rings break.
 
-A loopback ring fails as Horovod over Gloo does (docs/explanation/failures.md), which the workers
-rely on:
+A test makes a :class:`LoopbackNetwork` and a ring for each thread. A loopback ring fails as Horovod
+over Gloo does (docs/explanation/failures.md), which the workers rely on:
 
 1. All members execute the collectives of a ring in one order. When a member dies during a
    collective, some survivors may have its result and others not; no survivor lacks more than one
@@ -15,8 +15,8 @@ rely on:
 5. A rendezvous is complete when all members have come. It fails when the daemon of the member of
    rank 0 aborts it, when the process of this member is gone, or at the time-out.
 
-The ``choose`` of the :class:`LoopbackNetwork` decides what these rules leave open. Its ``disturb``
-is called before and after each contribution: there a test delays, kills, cuts, or raises
+The ``choose`` of the network decides what these rules leave open. Its ``disturb`` is called before
+and after each contribution, and with the result: there a test delays, kills, cuts, or raises
 :class:`CollectiveFailed`.
 """
 
@@ -44,7 +44,7 @@ INIT = "init"  # the name of the rendezvous and the connections, for `disturb`
 
 
 class Killed(BaseException):
-    """The exception that ends the thread of a member whose death a test simulates."""
+    """The exception that methods of a :class:`LoopbackMember` raise after its simulated death."""
 
 
 class Phase(Enum):
@@ -64,8 +64,8 @@ class CollectivePoint(NamedTuple):
 
     Attributes:
         worker: the worker id of the member.
-        generation: the number of the generation of the member's ring.
-        name: the name of the collective; ``INIT`` for the building of a ring.
+        generation: the number of the generation of the member's ring; 0 in a ring of one worker.
+        name: the name of the collective; ``INIT`` ("init") for the building of a ring.
         phase: how far the member is in the collective.
     """
 
@@ -82,11 +82,11 @@ class _Operation:
     Attributes:
         name: the name of the collective, the same on all members.
         kind: "allgather", "broadcast" or "average".
-        contributions: by rank, the member's data, and a tuple that must be equal on all members:
-            the kind, then dtype and shape, or the root of a broadcast.
-        index: its place in the order of the ring's complete collectives; -1: not complete yet.
-        refusal: why the contributions do not fit together; empty: they do.
-        result: the result, once complete; else None.
+        contributions: by rank, a pair: the member's data, and a tuple that must be equal on all
+            members (the kind, then dtype and shape, or the root of a broadcast).
+        index: its place, from 0, among the ring's complete collectives; -1: not complete yet.
+        refusal: why the contributions do not fit together; empty: they do, or it is not complete.
+        result: the result for all members, once complete; else None.
     """
 
     name: str
@@ -132,8 +132,8 @@ class _Wire:
     def break_(self, reason: str, choose: Callable[[int], int]) -> None:
         """Break the ring because of ``reason``: no further collective is completed in it.
 
-        Which members still have the results of the newest collectives is decided by calls of
-        ``choose(n)``, which returns a number from 0 to n - 1.
+        Which members still get the results of the newest complete collectives is decided by calls
+        of ``choose(n)``, which returns a number from 0 to n - 1. A second call does nothing.
         """
         if self.broken:
             return
@@ -165,15 +165,15 @@ class _Room:
 
 
 class LoopbackNetwork:
-    """All loopback rings of one process, with their members and rendezvous.
+    """All loopback rings of one test, with their members and rendezvous; any thread may call it.
 
     Args:
         clock: the clock by which members wait.
         choose: a function that returns a number from 0 to its argument minus 1. It decides what the
             rules in the module's docstring leave open, such as which survivors have the last
-            result.
+            result. The default always returns 0.
         disturb: a function that the thread of a member calls at each :class:`CollectivePoint`,
-            without a lock; it may raise an exception there.
+            without a lock; it may raise an exception there. The default does nothing.
         timeout_s: how long a member waits in a collective or a rendezvous, in seconds.
     """
 
@@ -210,9 +210,10 @@ class LoopbackNetwork:
     # --- what happens to members, and to the daemons that keep a rendezvous
 
     def lose(self, worker: int) -> None:
-        """Simulate the death of the worker with the id ``worker``.
+        """Simulate the death of the worker with the id ``worker``, for good.
 
-        Its ring breaks, and the rendezvous that its daemon serves fail.
+        Its ring breaks and the rendezvous that its daemon serves fail, before the call returns. In
+        the worker's thread, the present or next call of its member raises :class:`Killed`.
         """
         with self.changed:
             self.lost.add(worker)
@@ -226,12 +227,12 @@ class LoopbackNetwork:
     def freeze(self, worker: int) -> None:
         """Simulate that the process of worker id ``worker`` hangs with its connections open.
 
-        The caller must stop the worker's thread itself.
+        Its daemon no longer answers. The caller must stop the worker's thread itself.
         """
         self.frozen.add(worker)
 
     def thaw(self, worker: int) -> None:
-        """End the simulated hang of worker id ``worker`` that :meth:`freeze` began."""
+        """End the simulated hang of worker id ``worker`` that :meth:`freeze` began, if any."""
         with self.changed:
             self.frozen.discard(worker)
             self.changed.notify_all()
@@ -266,8 +267,8 @@ class LoopbackNetwork:
     def enter(self, generation: Generation, rank: int, worker: int) -> _Room:
         """Record that a member has come to the rendezvous of ``generation``; return the rendezvous.
 
-        When the last member has come, the ring's connections are made. The caller holds the
-        network's lock.
+        It does not wait. When the last member has come, the ring's connections are made. If the
+        result is ``aborted``, the member was not recorded. The caller holds the network's lock.
 
         Args:
             generation: the generation whose ring is built.
@@ -295,7 +296,7 @@ class LoopbackNetwork:
         """Announce that the old members of ``generation``, ``worker`` among them, build its ring.
 
         Raises:
-            RendezvousFailed: the member of rank 0 is lost or frozen.
+            RendezvousFailed: the member of rank 0 is lost, or is frozen and not ``worker``.
         """
         keeper = generation.members[0].id
         if keeper in self.lost or (keeper in self.frozen and keeper != worker):
@@ -308,7 +309,7 @@ class LoopbackNetwork:
         """Wait up to 2 s until ``generation`` was announced by :meth:`announce_switch`.
 
         Returns:
-            Whether it was; False also if the member of rank 0 is lost or frozen.
+            True if it was, also before the call; False if not, or if rank 0 is lost or frozen.
         """
         number, keeper = generation.number, generation.members[0].id
         with self.changed:
@@ -324,8 +325,9 @@ class LoopbackNetwork:
 class LoopbackMember:
     """One worker's connection to its loopback ring, and the collectives in this ring.
 
-    It implements :class:`edl.ring.ring.Collectives` and :class:`edl.ring.ring.RingConnection`.
-    Tests average gradients by :meth:`average_start` and :meth:`average_finish`.
+    It implements :class:`edl.ring.ring.Collectives` and :class:`edl.ring.ring.RingConnection` for
+    the worker's thread. After :meth:`LoopbackNetwork.lose` its methods raise :class:`Killed`. Tests
+    average gradients by :meth:`average_start` and :meth:`average_finish`.
 
     Args:
         network: the network that holds the ring.
@@ -344,8 +346,8 @@ class LoopbackMember:
     def is_missed_in(self, name: str) -> bool:
         """Return whether other members wait in an open collective for this member's contribution.
 
-        Args:
-            name: the beginning of the collective's name; collectives of other names are ignored.
+        ``name`` is the beginning of the collective's name; others are ignored. Without a ring the
+        answer is False.
         """
         open_ = self._wire.open.values() if self._wire is not None else ()
         return any(
@@ -362,7 +364,7 @@ class LoopbackMember:
             generation: the generation whose members form the ring; None: a ring of one worker.
 
         Raises:
-            CollectiveFailed: the rendezvous has failed.
+            CollectiveFailed: the rendezvous has failed, or timed out after ``timeout_s``.
             Killed: :meth:`LoopbackNetwork.lose` was called for this worker.
         """
         network = self._network
@@ -393,11 +395,9 @@ class LoopbackMember:
     def _connected(self, room: _Room) -> _Wire:
         """Return the connections that the rendezvous ``room`` has made.
 
-        If the ring broke right after the rendezvous, the network's ``choose`` decides whether it
-        fails.
-
         Raises:
-            CollectiveFailed: there is no ring, or this member could not connect.
+            CollectiveFailed: not all members have come, this member was cut, or the ring broke
+                right after the rendezvous and the network's ``choose`` decided so.
         """
         wire = room.wire
         if self._cut or wire is None:
@@ -408,7 +408,7 @@ class LoopbackMember:
         return wire
 
     def close(self) -> None:
-        """Leave the ring in order, which ends it for the other members, too."""
+        """Leave the ring in order, which ends it for the others; wait while one of them hangs."""
         network, wire = self._network, self._wire
         self._check_alive()
         if wire is None:
@@ -423,7 +423,7 @@ class LoopbackMember:
         self._wire = None
 
     def cut(self) -> None:
-        """Break this member's ring, or the rendezvous in which a ring is being built."""
+        """Break this member's ring, or leave the rendezvous in which it waits; from any thread."""
         with self._network.changed:
             self.let_go(f"w{self._worker} has cut its connections")
             self._network.changed.notify_all()
@@ -463,14 +463,17 @@ class LoopbackMember:
     # --- collectives
 
     def allgather_start(self, row: Array, name: str) -> Any:
-        """Contribute the rows ``row`` to the allgather ``name``; return a handle to wait for."""
+        """Contribute a copy of ``row`` (1 or more rows) to the allgather ``name``; return a handle.
+
+        If the ring is broken or closed, this call or the waiting one raises CollectiveFailed.
+        """
         return self._start("allgather", name, row, row.dtype, row.shape[1:])
 
     def allgather_finish(self, handle: Any) -> Array:
         """Wait for the allgather of ``handle``, and return the rows of all members in rank order.
 
         Raises:
-            CollectiveFailed: the ring is broken.
+            CollectiveFailed: the ring is broken, closed, or breaks now after ``timeout_s``.
             UsageError: the rows of the members differ in dtype or in the shape of a row.
         """
         rows: Array = self._finish(handle)
@@ -479,23 +482,24 @@ class LoopbackMember:
     def broadcast_bytes(self, payload: bytes, root: int, name: str) -> bytes:
         """Return the ``payload`` of rank ``root``; those of the other members are ignored.
 
-        All members call it with the same ``name`` for the collective.
+        All members call it with the same ``name`` and ``root``; it waits for all.
 
         Raises:
-            CollectiveFailed: the ring is broken.
+            CollectiveFailed: the ring is broken, closed, or breaks now after ``timeout_s``.
+            UsageError: the members name different roots.
         """
         data = np.frombuffer(payload, dtype=np.uint8)
         return bytes(self._finish(self._start("broadcast", name, data, root)).tobytes())
 
     def average_start(self, array: Array, name: str) -> Any:
-        """Contribute ``array`` to the average called ``name``; return a handle to wait for."""
+        """Contribute a copy of ``array`` to the average ``name``; return a handle to wait for."""
         return self._start("average", name, array, array.dtype, array.shape)
 
     def average_finish(self, handle: Any) -> Array:
         """Wait for the collective of ``handle``, and return the mean of all members' arrays.
 
         Raises:
-            CollectiveFailed: the ring is broken.
+            CollectiveFailed: the ring is broken, closed, or breaks now after ``timeout_s``.
             UsageError: the arrays of the members differ in shape or dtype.
         """
         average: Array = self._finish(handle)

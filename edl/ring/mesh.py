@@ -11,8 +11,9 @@ member has published for all others. With edl's patch bulk-rendezvous it makes t
   ``rank`` itself is empty.
 
 An answer is the length of each of its ``size`` entries (32 bits, the high byte first), then the
-entries: 4 + 136 bytes a member. This module only computes; :mod:`edl.ring.rendezvous` waits for the
-values.
+entries: for addresses 4 + 136 bytes a member. This module only computes; :mod:`edl.ring.rendezvous`
+calls :func:`question` for each key that is asked for, waits for the values, and calls
+:meth:`MeshRequest.answer`.
 """
 
 from __future__ import annotations
@@ -57,11 +58,16 @@ class MeshRequest:
     def answer(self, values: Sequence[bytes]) -> bytes:
         """Return the store's answer to the request: the length of each entry, then the entries.
 
+        There is one entry for each member, in rank order: its host name, or the address that it
+        has published for ``rank`` (empty for ``rank`` itself). Lengths are 32 bits, high byte
+        first.
+
         Args:
-            values: the stored values of :attr:`keys`, in the same order.
+            values: the stored values of :attr:`keys`, in the same order, one for each member.
 
         Raises:
-            RingError: the values do not hold one address for each other member.
+            RingError: the request is for addresses, and the values are not all equally long with
+                one address for each other member.
         """
         if self.rank < 0:
             return struct.pack(f"!{self.size}I", *map(len, values)) + b"".join(values)
@@ -81,10 +87,10 @@ class MeshRequest:
 
 
 def question(key: str) -> MeshRequest | None:
-    """Parse ``key`` as a request for a whole mesh.
+    """Parse ``key``, without the generation's scope, as a request for a whole mesh.
 
     Returns:
-        The request; None if ``key`` is an ordinary key, with one value.
+        The request; None if ``key`` is an ordinary key, whose value a member has put.
 
     Raises:
         RingError: the mesh has fewer than 2 or more than 1,024 members, or the asking rank is
