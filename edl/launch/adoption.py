@@ -46,12 +46,12 @@ class RunningWorker:
 
     @property
     def pid(self) -> int:
-        """The process id of the worker."""
+        """The process id of the worker; once it has ended, another process may have this id."""
         return self.process.pid
 
     @property
     def age_s(self) -> float:
-        """The time since the worker process was created, in seconds."""
+        """The time since the worker process was created, in seconds; 0 at least."""
         return max(0.0, time.time() - self.process.create_time())
 
     def poll(self) -> int | None:

@@ -2,7 +2,7 @@
 
 :mod:`edl.core.host.agent` decides which workers to start and to end. This module carries that out,
 takes over the workers of an earlier agent, lets the host join and leave the job, and shows the
-job's output and events. If an agent dies, its workers train on.
+job's output and events. If an agent dies, its workers train on. The main entry is :class:`Agent`.
 """
 
 from __future__ import annotations
@@ -310,8 +310,8 @@ class Agent(Supervisor[AgentState]):
     def _note_devices(self, snapshot: Snapshot) -> None:
         """Update this host's record with the devices that the job may use here, and those in use.
 
-        The record is written before the agent decides about starts. ``snapshot`` has the job's
-        records.
+        Only the record in memory changes; the loop then writes it, before it decides about starts.
+        ``snapshot`` has the job's records.
         """
         own, assigned = self._own, snapshot.assigned
         here = [member for member in foreign(snapshot, own) if member.host == own.host]
@@ -498,10 +498,10 @@ class Agent(Supervisor[AgentState]):
         self._changed.set()
 
     def _leave_again(self, snapshot: Snapshot) -> None:
-        """Set the desired workers of this leaving host to 0 again if they have been raised.
+        """Set the desired workers of this host to 0 again if it leaves and they have been raised.
 
-        A process that did not know that this host leaves may have requested workers here.
-        ``snapshot`` has the job's records.
+        A process that did not know that this host leaves may have requested workers here. If the
+        job needs the workers, only the user is told. ``snapshot`` has the job's records.
         """
         name = self._host.name
         if (
@@ -523,9 +523,9 @@ class Agent(Supervisor[AgentState]):
         return self._store.set_desired(change, RequestedBy.LAUNCHER, why, terms).desired.hosts
 
     def _put_host(self) -> None:
-        """Write the record of this host; workers may be started on the devices that it has.
+        """Write the record of this host into ZooKeeper; then workers may start on its devices.
 
-        After an error the next turn writes it again, before it decides about starts.
+        After an error, which is raised, the next turn writes it before it decides about starts.
         """
         host = self._host
         self._store.hosts.put(host)

@@ -1,4 +1,7 @@
-"""Check that the user's command can run on this host, before any worker is started."""
+"""Check that the user's command can run on this host, before any worker is started.
+
+The main entry is :func:`check_command`.
+"""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ class UnresponsiveWorkers:
     """A detector of the workers on one host that do not answer, which also records where they hang.
 
     Args:
-        store: the records of the job.
-        host: the name of the host.
+        store: the job's records in ZooKeeper, to which events are added.
+        host: the name of the host, for the events.
         workers: the worker processes of the launcher that owns this object.
         stack_signal: the number of the signal that makes a worker write the stacks of its threads;
             0 if no signal does.

@@ -2,7 +2,8 @@
 
 :func:`submitter_agent` is for the host that created the job, :func:`joining_agent` for a host that
 adds itself to a job that runs, and :func:`agent_of_run` for a host that joins one run of a job and
-no other. They return an :class:`Agent` that was not started.
+no other. They return an :class:`~edl.launch.agent.Agent`, which does nothing until its ``run()`` is
+called.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Display:
-    """The screen or files on which an agent shows its job.
+    """The objects by which an agent shows its job to the user.
 
     Attributes:
-        output: shows the lines of the workers and of the agent itself.
+        output: shows the lines of the workers and of the agent itself; the agent enters it.
         on_snapshot: called with the job's records each time the agent has read them; None to call
             nothing.
     """
@@ -238,7 +239,10 @@ def _host_of(record: Job, settings: Config, slots: int | None, zookeeper: str) -
 
 
 def _offer(here: Host, record: Job) -> str:
-    """Return the line that says how many slots this host, ``here``, offers to a job."""
+    """Return the clause that says how many slots this host, ``here``, offers to a job.
+
+    ``record`` is the record of the job.
+    """
     return f"host {here.name} offers {counted(here.slots, 'slot')} to job {record.name}"
 
 

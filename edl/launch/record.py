@@ -95,12 +95,12 @@ def slot_disabled(store: JobStore, host: str, slot: int, reason: str, snapshot: 
 def no_template(store: JobStore, host: str, why: str, snapshot: Snapshot) -> None:
     """Record as an event that a host has no template, a process that forks workers.
 
-    The host then starts each worker by ``exec``.
+    The host then starts each worker by ``exec``. The caller calls this once.
 
     Args:
         store: the records of the job.
         host: the name of the host.
-        why: the reason, in words.
+        why: the reason, as a clause that ends the sentence of the event.
         snapshot: the job's records, which give the event its generation and step.
     """
     reason = f"host {host} starts each worker anew, which takes longer than from a template: {why}"
@@ -126,7 +126,7 @@ def worker_frozen(
         store: the records of the job.
         process: the process of the worker.
         host: the name of the host on which it runs.
-        stacks: the path of the file with the stacks of its threads.
+        stacks: the path of the file with the stacks of its threads, on that host.
         snapshot: the job's records, which give the event its generation and step.
     """
     reason = f"{process.name} on {host} does not answer; where its threads are: {stacks}"

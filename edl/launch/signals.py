@@ -1,4 +1,7 @@
-"""Handle the signals that ask a command to end, so that the command can end in its own way."""
+"""Handle the signals that ask a command to end, so that the command can end in its own way.
+
+The main entry is :func:`handled`; ``TO_END`` has these signals: SIGTERM, SIGINT and SIGHUP.
+"""
 
 from __future__ import annotations
 
@@ -40,5 +43,5 @@ def handled(numbers: Iterable[signal.Signals], handler: Handler) -> Iterator[Non
 
 
 def _ignored_by_nohup(number: signal.Signals) -> bool:
-    """Return whether ``number`` is SIGHUP and is ignored, as it is under `nohup`."""
+    """Return whether ``number`` is SIGHUP and this process ignores it, as it does under `nohup`."""
     return number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN

@@ -3,7 +3,7 @@
 Meanwhile the job's records in ZooKeeper do not change. If agents of other hosts are registered, the
 agent that has told the workers writes the end of the job when ZooKeeper is back. Until then the
 agents of the other hosts wait: they start no worker once they see how their workers have ended
-(:func:`edl.core.host.job_end.told_to_end`).
+(:func:`edl.core.host.job_end.told_to_end`). The main entry is :class:`StopWithoutZooKeeper`.
 """
 
 from __future__ import annotations

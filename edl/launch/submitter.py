@@ -1,7 +1,8 @@
 """Record which process on this host is the agent that `edl run` started for a job.
 
 The record is a file in the job's log directory. A command that wants to end the job while ZooKeeper
-is away finds the agent there, if it runs on the same host.
+is away finds the agent there, if it runs on the same host. The agent enters :func:`written_down`;
+the command calls :func:`submitters`.
 """
 
 from __future__ import annotations

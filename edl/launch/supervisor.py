@@ -188,10 +188,10 @@ class Supervisor(ABC, Generic[State]):
 
     @abstractmethod
     def _say(self, text: str, for_all: bool = False) -> None:
-        """Show the sentence ``text`` to the user.
+        """Show the sentence ``text`` to the user, each time it is called.
 
         If ``for_all`` is True, all launchers of the job have this sentence to show, and a subclass
-        may let only one of them do it.
+        may let only one of them do it; if False, only this launcher has it.
         """
 
     @abstractmethod
@@ -327,9 +327,10 @@ class Supervisor(ABC, Generic[State]):
             yield event
 
     def _end_without_job(self, why: str) -> int:
-        """Kill the workers of a job that was removed or replaced, and return the exit code.
+        """Kill the workers of a job that was removed or replaced, and return 1, the exit code.
 
-        ``why`` is the sentence that says what became of the job.
+        The call waits until they have ended, 10 s at most. ``why`` is the sentence, shown to the
+        user, that says what became of the job.
         """
         self._workers.kill_all(self._own.limits.killed_s)
         self._say(f"{why}; its workers on this host were ended")
@@ -338,7 +339,7 @@ class Supervisor(ABC, Generic[State]):
     def _alone(self, now: float) -> int | None:
         """Do a turn of the loop while ZooKeeper is away: workers train on, and none is started.
 
-        ``now`` is the monotonic clock, in seconds.
+        The first such turn tells the user. ``now`` is the monotonic clock, in seconds.
 
         Returns:
             The exit code if the launcher has to end now; None to go on.

@@ -1,4 +1,7 @@
-"""Copy the standard error of a child process unchanged to another file, and keep its last lines."""
+"""Copy the standard error of a child process unchanged to another file, and keep its last lines.
+
+The main entry is :class:`Tee`.
+"""
 
 from __future__ import annotations
 

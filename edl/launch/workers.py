@@ -221,7 +221,10 @@ class Workers:
         return orphans
 
     def watch(self, orphans: Iterable[RunningWorker]) -> None:
-        """Watch the workers ``orphans``, which an earlier agent left, from now on."""
+        """Watch the workers ``orphans``, which an earlier agent left, in addition from now on.
+
+        They are not children of this process: ``on_exit`` is not called for them.
+        """
         self._running |= {one.attempt_id: one for one in orphans}
 
     def release(self) -> None:
@@ -252,7 +255,8 @@ class Workers:
     def stacks_of(self, attempt_id: str) -> Path:
         """Return the path of the file into which a worker writes the stacks of its threads.
 
-        ``attempt_id`` is the id of the worker's start attempt.
+        The file exists once the worker can write them at a signal. ``attempt_id`` is the id of the
+        worker's start attempt.
         """
         return self._logs / f"{attempt_id}.stacks"
 
@@ -266,7 +270,7 @@ class Workers:
     def _trained_of(self, attempt_id: str) -> Path:
         """Return the path of the file that a worker creates when it has trained its first step.
 
-        ``attempt_id`` is the id of the worker's start attempt.
+        The file is not written again. ``attempt_id`` is the id of the worker's start attempt.
         """
         return self._logs / f"{attempt_id}.trained"
 
@@ -419,7 +423,7 @@ def _put_aside(logs: Path) -> None:
 
 
 def _age_s(path: Path) -> float | None:
-    """Return the time since the file ``path`` was last written, in seconds.
+    """Return the time since the file ``path`` was last written, in seconds, at least 0.
 
     The result is None if the file does not exist or cannot be read.
     """
@@ -490,10 +494,10 @@ def _lives(orphan: RunningWorker) -> bool:
 
 
 def signal_group(pid: int, number: signal.Signals) -> None:
-    """Send a signal to a process group; nothing happens if the group has ended.
+    """Send a signal to all processes of a group; nothing happens if the group has ended.
 
     Args:
-        pid: the pid of the process that leads the group.
+        pid: the pid of the process that leads the group; the process itself may have ended.
         number: the signal.
     """
     try:

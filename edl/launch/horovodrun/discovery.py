@@ -192,7 +192,7 @@ def _file(state: Path, launcher: Launcher) -> Path:
 def _read(file: Path) -> DiscoveryState | None:
     """Return the state that the last call of `edl-discover` stored in ``file``.
 
-    The result is None if there is no such file or its content is not valid.
+    The result is None if there is no such file, or it cannot be read or has no valid content.
     """
     try:
         return DiscoveryState(**json.loads(file.read_text()))

@@ -143,7 +143,9 @@ class Driver:
         self._stop.set()
 
     def on_hosts_updated(self, timestamp: int, result: Any) -> None:
-        """Begin a round; Horovod calls this method in a thread when the hosts have changed.
+        """Begin a round, as :meth:`ask` does; Horovod calls this when the hosts have changed.
+
+        It calls it in a thread of its own, in the process with rank 0, and it does not wait.
 
         The arguments are Horovod's and are not used: ``timestamp`` (when hosts changed) has whole
         seconds, which are too coarse to compare; ``result`` says whether hosts were added or
@@ -185,7 +187,10 @@ class Driver:
 
     @property
     def gone(self) -> bool:
-        """Whether the driver has ended: its port has refused connections for ``gone_s`` seconds."""
+        """Whether the driver has ended: its port has refused connections for ``gone_s`` seconds.
+
+        It is False while the driver is only busy or out of reach, and before :meth:`start`.
+        """
         since = self._refused_since
         return since is not None and time.monotonic() - since >= self._limits.gone_s
 

@@ -3,7 +3,8 @@
 The driver notifies rank 0 of a change of hosts. A change that comes before rank 0 has registered is
 lost: the driver notifies no process of it later. So the process that was started as rank 0 asks the
 driver once to assign the slots again, unless `edl-discover` is used, which says how many workers
-are desired. That new assignment leaves the ranks as they are, and no worker stops for it.
+are desired. That new assignment leaves the ranks as they are, and no worker stops for it. The main
+entry is :class:`LateStart`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 `edl-worker` is the process between the driver of horovodrun and the training process of a slot.
 :mod:`edl.core.host.horovodrun_slot` decides what to do. This module carries that out, follows the
 driver, and finds `edl-worker` processes that have died. The driver takes the end of an `edl-worker`
-for the end of its slot or of the job, so this process ends only when that is right.
+for the end of its slot or of the job, so this process ends only when that is right. The main entry
+is :class:`SlotSupervisor`.
 """
 
 from __future__ import annotations
@@ -309,7 +310,10 @@ class SlotSupervisor(Supervisor[SlotState]):
 
     @property
     def _counts(self) -> bool:
-        """Whether the driver needs this process: it uses this slot, and the slot's ssh runs."""
+        """Whether the driver needs this process: it uses this slot, and the slot's ssh runs.
+
+        It uses the slot if the newest answer that was carried out says so.
+        """
         return self._word.local_size is not None and self._unread_since is None
 
     def _alone(self, now: float) -> int | None:

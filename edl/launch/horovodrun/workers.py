@@ -3,7 +3,7 @@
 The worker dies with its `edl-worker`, because the driver counts the slot as failed when
 `edl-worker` dies. The worker has the standard output of `edl-worker`, so that horovodrun shows it
 as usual. Its standard error is copied through `edl-worker`, which keeps the last lines: they say
-why the worker has ended.
+why the worker has ended. The one class is :class:`SlotWorkers`.
 """
 
 from __future__ import annotations

@@ -203,15 +203,16 @@ class Template:
 
     @classmethod
     def inherited(cls, command: Sequence[str], cwd: Path, descriptor: int, pid: int) -> Self:
-        """Return the template that this process got when it was itself forked; it is ready.
+        """Return an object for the template that this process got when it was itself forked.
 
-        Only tests, whose launchers are forked from a template, use it.
+        It is ready; no process is started. Only tests, whose launchers are forked from a template,
+        use it.
 
         Args:
             command: the command of the job.
             cwd: the working directory of the job.
-            descriptor: the file descriptor of a socket to the template.
-            pid: the pid of the template process.
+            descriptor: the file descriptor of a socket to the template, which the object owns.
+            pid: the pid of the template process, a child of this process.
         """
         self = cls.__new__(cls)
         self._command, self._cwd = tuple(command), cwd
@@ -345,7 +346,7 @@ class Template:
 
 
 def _parsed(command: Sequence[str]) -> PythonCommand:
-    """Return ``command`` parsed as a command of Python, which it must be."""
+    """Return ``command`` parsed as a command of Python, which it must be (it is only asserted)."""
     python = parse_command(command)
     assert python is not None
     return python
@@ -367,7 +368,10 @@ def _in_memory(text: str) -> Iterator[int]:
 
 
 def _children() -> set[int]:
-    """Return the pids of this process's children; ended ones that were not reaped are included."""
+    """Return the pids of this process's children; ended ones that were not reaped are included.
+
+    The result is empty if the kernel does not list the children of a process.
+    """
     found: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):  # the thread has ended, or an old kernel has no list

@@ -1,7 +1,8 @@
 """Keep one template process (which forks workers) for a launcher: start, replace and end it.
 
 The template does not slow the job's first steps: it starts only after a worker has trained a step
-and has written a file with the modules that it had imported by then.
+and has written a file with the modules that it had imported by then. The main entry is
+:class:`TemplateKeeper`.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class TemplateKeeper:
 
     @property
     def ready(self) -> bool:
-        """Whether the next worker can be forked from the template."""
+        """Whether the next worker can be forked from the template, as :meth:`look` saw it last."""
         return self._template is not None and self._template.ready
 
     def look(self) -> None:

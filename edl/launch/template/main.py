@@ -19,7 +19,8 @@ Messages on the socket are JSON, one in a packet:
    answers, and ends at once when the launcher has closed the socket.
 
 The worker is a child of the launcher, not of this process: it is forked by an intermediate process
-that ends at once, while the launcher adopts orphans (``PR_SET_CHILD_SUBREAPER``).
+that ends at once, while the launcher adopts orphans (``PR_SET_CHILD_SUBREAPER``). The main function
+is :func:`serve`; in the new worker, what it returns is run as the script.
 """
 
 from __future__ import annotations
@@ -169,14 +170,14 @@ def _import_all(modules: list[str], environment: dict[str, str | None]) -> str:
 
 
 def _set_environment(values: Mapping[str, str | None]) -> None:
-    """Make ``values`` the whole environment of this process; a value of None leaves it out."""
+    """Make ``values`` the whole environment of this process; a name with value None is left out."""
     for name in os.environ.keys() - {name for name, value in values.items() if value is not None}:
         del os.environ[name]
     os.environ.update({name: value for name, value in values.items() if value is not None})
 
 
 def _threads() -> int:
-    """Return the number of threads of this process."""
+    """Return the number of threads of this process, with the main thread and those of C code."""
     return len(os.listdir("/proc/self/task"))
 
 
