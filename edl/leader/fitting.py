@@ -1,4 +1,7 @@
-"""Fit the model of a job's step time in a thread, so that the leader does not wait for it."""
+"""Fit the model of a job's step time in a thread, so that the leader does not wait for it.
+
+The main entry is :class:`Fitting`.
+"""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class LeaderTerm:
 
     @property
     def term(self) -> int:
-        """The number of this term."""
+        """The number of this term, which is larger than that of each earlier leader."""
         return self._decisions.term
 
     def turn(self, wake: Callable[[], None]) -> float:

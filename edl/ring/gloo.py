@@ -36,7 +36,7 @@ class Binding(Collectives, Protocol):
     """The interface of a Horovod binding (PyTorch's or TensorFlow's) that a ring uses.
 
     It has Horovod's ``init()`` and ``shutdown()``, and the allgather and the broadcast by which edl
-    sends its own messages.
+    sends its own messages. The training thread calls all methods.
     """
 
     def init(self) -> None:
@@ -233,7 +233,8 @@ def refuse_other_libraries(user: Mapping[str, str]) -> None:
         user: the environment variables that the user has set, by name.
 
     Raises:
-        ConfigError: HOROVOD_CONTROLLER or HOROVOD_CPU_OPERATIONS names another library.
+        ConfigError: HOROVOD_CONTROLLER or HOROVOD_CPU_OPERATIONS names another library. It may be
+            missing, empty, or "gloo" in upper or lower case.
     """
     for name in LIBRARIES:
         library = user.get(name, "")

@@ -64,7 +64,7 @@ class CollectivePoint(NamedTuple):
 
     Attributes:
         worker: the worker id of the member.
-        generation: the number of the generation of the member's ring; 0 in a ring of one worker.
+        generation: the number of the generation of the member's ring; 0: it has no generation.
         name: the name of the collective; ``INIT`` ("init") for the building of a ring.
         phase: how far the member is in the collective.
     """
@@ -98,7 +98,7 @@ class _Operation:
 
 
 class _Wire:
-    """The connections of one ring, with the collectives that are under way in it.
+    """The connections of one ring, with the collectives under way; all its members share it.
 
     Args:
         generation: the number of the ring's generation.
@@ -197,12 +197,12 @@ class LoopbackNetwork:
         self._gone_to: set[int] = set()  # generations whose old members are switching
 
     def ring(self, worker: int) -> Ring:
-        """Return a ring, not connected yet, for the thread of the worker with the id ``worker``."""
+        """Return a new Ring, not connected yet, for the thread of the worker of id ``worker``."""
         member = self.member(worker)
         return Ring(member, member)
 
     def member(self, worker: int) -> LoopbackMember:
-        """Return the LoopbackMember of the worker id ``worker``; the first call makes it."""
+        """Return the LoopbackMember of worker id ``worker``; only the first call makes one."""
         if worker not in self._members:
             self._members[worker] = LoopbackMember(self, worker)
         return self._members[worker]
@@ -450,7 +450,7 @@ class LoopbackMember:
         """Announce that the old members of ``generation`` begin to build its ring.
 
         Raises:
-            RendezvousFailed: the member of rank 0 is lost or frozen.
+            RendezvousFailed: the member of rank 0 is lost, or frozen and not this one.
         """
         self._check_alive()
         self._network.announce_switch(self._worker, generation)
@@ -551,11 +551,8 @@ class LoopbackMember:
     def _reach(self, name: str, phase: Phase) -> None:
         """Call the test's ``disturb`` at one point of a collective; it may delay or raise.
 
-        If it raises CollectiveFailed, this member's connections are cut.
-
-        Args:
-            name: the name of the collective.
-            phase: how far this member is in the collective.
+        If it raises CollectiveFailed, this member's connections are cut. ``name`` is that of the
+        collective; ``phase`` says how far this member is in it.
 
         Raises:
             Killed: :meth:`LoopbackNetwork.lose` was called for this worker.
@@ -578,7 +575,8 @@ class LoopbackMember:
 def _carry_out(operation: _Operation) -> None:
     """Compute and store the result of ``operation``, to which all members have contributed.
 
-    If the contributions do not fit together, ``operation.refusal`` gets the reason instead.
+    If the contributions do not fit together, ``operation.refusal`` gets the reason instead. The
+    contributions are dropped in both cases.
     """
     data = [operation.contributions[rank] for rank in sorted(operation.contributions)]
     forms = _differing(form for _, form in data)

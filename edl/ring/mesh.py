@@ -38,11 +38,11 @@ class MeshRequest:
     """A request of one member to the rendezvous store for the values of all members of a mesh.
 
     With a rank it asks for the addresses at which each other member expects a connection from
-    that rank; with rank -1 it asks for the host names of all members.
+    that rank; with rank -1 it asks for the host names of all members. :func:`question` makes it.
 
     Attributes:
         scope: Horovod's scope of the mesh, which stands after the generation's scope in the path.
-        size: the number of members of the mesh.
+        size: the number of members of the mesh, from 2 to 1,024.
         rank: the rank of the member that asks; -1: a request for host names.
     """
 
@@ -52,7 +52,10 @@ class MeshRequest:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys in the store whose values the answer needs, one for each rank, in rank order."""
+        """The keys in the store whose values the answer needs, one for each rank, in rank order.
+
+        They begin with :attr:`scope`, and lack the generation's scope.
+        """
         return _keys(f"{self.scope}/{'rank_' if self.rank < 0 else ''}", self.size)
 
     def answer(self, values: Sequence[bytes]) -> bytes:
