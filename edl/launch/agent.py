@@ -165,8 +165,8 @@ class Agent(Supervisor[AgentState]):
 
         The wait ends when the agent is no longer listed, at the latest after ``former_s`` (60) s if
         it died on this host. One at another address may have died with its machine, which this host
-        replaces: the wait then ends after ``former_sessions`` (2) session time-outs. The method
-        returns at once if the other agent runs on this host, if ZooKeeper is away, or at SIGINT,
+        replaces: then the limit is ``former_sessions`` (2) session time-outs. The method returns at
+        once if the other agent still runs on this host, if ZooKeeper is away, or at SIGINT,
         SIGTERM or SIGHUP. It raises no error: registering does if the agent is still listed.
         """
         began, limits = time.monotonic(), self._own.limits
@@ -379,10 +379,7 @@ class Agent(Supervisor[AgentState]):
 
         Each turn repeats it for ``former_s`` (60) seconds until all are desired: the workers of a
         dead host that this host replaces may count until the dead host's session ends.
-
-        Args:
-            snapshot: the job's records.
-            now: the agent's monotonic clock, in seconds.
+        ``snapshot`` has the job's records; ``now`` is the agent's monotonic clock, in seconds.
         """
         asked, got, name = self._host.requested_np, self._got_np, self._host.name
         if not asked or self._signals or snapshot.job.state is not JobState.RUNNING:
@@ -462,8 +459,10 @@ class Agent(Supervisor[AgentState]):
     def _handle_drain(self, snapshot: Snapshot) -> None:
         """Let this host leave the job if `edl drain --host` requests it in ``snapshot``.
 
-        ``snapshot`` has the job's records. If the job needs the workers, the host stays: the user
-        is told why, and the request is removed from the host's record.
+        To leave is to write that no workers are desired on this host and that it has no slots; the
+        agent ends once its workers have left. If too few workers would be left in the job, the host
+        stays: the user is told why, and the request is removed from the host's record.
+        ``snapshot`` has the job's records.
         """
         here = next((host for host in snapshot.hosts if host.name == self._host.name), None)
         if here is None or not here.leaving or self._own.draining or snapshot.job.state.over:

@@ -366,8 +366,8 @@ class SlotSupervisor(Supervisor[SlotState]):
     def _asked(self) -> bool:
         """Return whether the driver waits for this slot to ask for its rank, or is being asked.
 
-        If it is not, the slot is also forbidden to ask, so that this process may end; then the
-        driver is looked at a second time.
+        If neither is so, the slot is also forbidden to ask, so that this process may end, and the
+        driver is looked at a second time: the result is what that shows.
         """
         if self._driver.asked():
             return True

@@ -41,7 +41,10 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class TemplateError(Exception):
-    """The error that one template process can fork no more workers; another one may be started."""
+    """The error that one template process can fork no more workers; another one may be started.
+
+    :meth:`Template.look` and :meth:`Template.fork` raise it; the text is the reason, a clause.
+    """
 
 
 class TemplateRefused(TemplateError):
