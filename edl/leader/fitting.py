@@ -66,7 +66,7 @@ class Fitting:
         return None
 
     def _fit(self) -> None:
-        """Fit the model to the measurements that :meth:`look` has put down, and keep it for it.
+        """Fit the model to the measurements of the last :meth:`look`, and keep it for the next one.
 
         If the measurements fit no model, a warning is logged and none is kept.
         """

@@ -362,7 +362,7 @@ class _Rate:
         Args:
             worker: The id of the worker that counted. If it is not the one of the last call, the
                 earlier counts are dropped.
-            total: How many samples all workers have trained together, by that count.
+            total: How many samples all workers have trained since this worker joined, as it counts.
             now: The time of the count in seconds.
         """
         if worker != self._worker:

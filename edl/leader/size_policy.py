@@ -307,7 +307,7 @@ def _rule(policy: PolicyFile) -> Rule | None:
 
 
 def _coming(snapshot: Snapshot, generation: Generation) -> tuple[Mapping[str, int], bool]:
-    """Return how many of the desired workers each host has or can get, and whether that changes.
+    """Return how many of its desired workers each host has or can get, and if a change is going on.
 
     A host without an agent can get no workers: of its desired workers, only members count.
 
@@ -316,8 +316,9 @@ def _coming(snapshot: Snapshot, generation: Generation) -> tuple[Mapping[str, in
         generation: The newest generation.
 
     Returns:
-        A pair: the number of workers by host; and whether a change is under way, because their sum
-        differs from the size of the generation, or a member has not entered the ring.
+        A pair: the number of workers by host; and whether a change of the workers is going on: the
+        sum of these numbers differs from the size of the generation, or a member has not entered
+        the ring.
     """
     coming = attainable(snapshot, generation.members, snapshot.desired.hosts)
     awaits = sum(coming.values()) != len(generation.members) or not _all_in(snapshot)

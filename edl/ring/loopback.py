@@ -408,7 +408,7 @@ class LoopbackMember:
         return wire
 
     def close(self) -> None:
-        """Leave the ring in order, which ends it for the others; wait while one of them hangs."""
+        """Leave the ring in order, which ends it; while a member hangs, wait ``timeout_s`` at most."""
         network, wire = self._network, self._wire
         self._check_alive()
         if wire is None:
