@@ -219,11 +219,11 @@ class Agent(Supervisor[AgentState]):
     def _make_way(self, error: UsageError) -> int | None:
         """End this agent, which was away for so long that another agent has taken its place.
 
-        The other agent has the workers, too, unless it is that of a later run of the job: then the
-        workers are killed.
+        The workers run on, and the other agent has taken them over. If the job was started again
+        meanwhile, they are killed instead: the other agent is that of a later run.
 
         Args:
-            error: says which agent has the place.
+            error: the error of registering, which says which agent has the place.
 
         Returns:
             The exit code; None if ZooKeeper went away before that is known.

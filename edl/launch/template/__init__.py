@@ -66,7 +66,7 @@ def why_none(command: Sequence[str], search_path: str | None) -> str:
             PATH of this process.
 
     Returns:
-        The reason, a clause for the user.
+        The reason, a clause for the user, or an empty string.
     """
     python = parse_command(command)
     if python is None:
@@ -230,14 +230,14 @@ class Template:
         return self._process.pid
 
     def look(self) -> None:
-        """Read one message of the template process, if one has come; it does not wait.
+        """Read one message of the template process, if one has come; it does not wait for one.
 
         The message that workers can be forked sets ``ready`` to True. It also reaps processes that
         an earlier :meth:`fork` has left as children of this process.
 
         Raises:
-            TemplateError: the template process has ended, which the call waits for up to 5 s, or
-                the connection to it is broken.
+            TemplateError: the connection to the process is broken, or the process has closed it;
+                then the process is killed before, which takes up to 5 s.
             TemplateRefused: no worker can be forked after these imports; the text has the reason.
         """
         self._reap_orphans()
