@@ -212,8 +212,8 @@ class LoopbackNetwork:
     def lose(self, worker: int) -> None:
         """Simulate the death of the worker with the id ``worker``, for good.
 
-        Its ring breaks and the rendezvous that its daemon serves fail, before the call returns. In
-        the worker's thread, the present or next call of its member raises :class:`Killed`.
+        Its ring breaks and the rendezvous that its daemon serves fail, before the call returns. The
+        next call of its member raises :class:`Killed`; one that waits now may raise another error.
         """
         with self.changed:
             self.lost.add(worker)
@@ -408,7 +408,7 @@ class LoopbackMember:
         return wire
 
     def close(self) -> None:
-        """Leave the ring in order, which ends it; while a member hangs, wait ``timeout_s`` at most."""
+        """Leave the ring in order, and so end it; if one hangs, wait up to ``timeout_s`` for it."""
         network, wire = self._network, self._wire
         self._check_alive()
         if wire is None:
