@@ -2,11 +2,11 @@
 
 A worker writes to a log file, not to a pipe, so that it can go on when the agent has died. The
 agent reads the log files, and leaves out the errors and warnings of Horovod's C++ code, which come
-when a ring breaks. Only one thread writes to the terminal, and no other thread waits for it. So a
-terminal or pipe that nobody reads (``edl run | less``, Ctrl-S) delays no decision of the agent.
-While it is not read, the workers' lines wait in their files, and the newest 1,000 of the agent's
-own lines in memory. No method of :class:`Output`, the main entry, raises an error when the terminal
-or the pipe is closed.
+when a ring breaks. Only one thread writes lines (a thread of rich draws the progress bars on a
+terminal), and no other thread waits for it. So a terminal or pipe that nobody reads (``edl run |
+less``, Ctrl-S) delays no decision of the agent. While it is not read, the workers' lines wait in
+their files, and the newest 1,000 of the agent's own lines in memory. The main entry is
+:class:`Output`: its methods raise no error when the terminal or the pipe is closed.
 """
 
 from __future__ import annotations
