@@ -66,6 +66,9 @@ class PolicyResult:
 class PolicyLoop:
     """The policy of a job as one leader applies it, turn by turn; only its daemon thread calls it.
 
+    There is one object for each term. Its :meth:`turn` is called in each turn of the leader that
+    changes no membership.
+
     Args:
         store: The job in ZooKeeper.
         wait_s: How long to wait until the replacement of a slow worker joins, in seconds; after

@@ -63,7 +63,8 @@ class SizeOutcome:
 class SizePolicy:
     """The part of a job's policy that chooses its size; only the leader's daemon thread calls it.
 
-    The leader calls :meth:`turn` in each of its turns, one object for each term.
+    There is one object for each term. Its :meth:`turn` is called in each turn of the leader that
+    changes no membership.
 
     Args:
         store: The job in ZooKeeper, which is only read.
