@@ -20,7 +20,7 @@ from edl.coordination.cluster_nodes import ClusterNodes
 from edl.coordination.election import Election
 from edl.coordination.events import EventLogNodes
 from edl.coordination.nodes import Values, content, record, record_or_none
-from edl.coordination.reads import OnChange, children, exists, get
+from edl.coordination.reads import OnChange, children, exists, get, ignore_changes
 from edl.coordination.session import Refused
 from edl.coordination.wire import encode
 from edl.core.cluster.events import ClusterEvent, ClusterEventKind
@@ -141,6 +141,19 @@ class ClusterStore:
                 break
         return found
 
+    def settings(self) -> ClusterRecord:
+        """Return how the cluster decides.
+
+        Raises:
+            UnknownCluster: the cluster does not exist.
+            CoordinationError: ZooKeeper is away.
+        """
+        path = self.paths.cluster
+        answer = self.nodes.read(get(path))[0]
+        if answer is None:
+            raise self.nodes.unknown()
+        return record(ClusterRecord, (path, answer[0]))
+
     def jobs(self) -> tuple[StoredJob, ...]:
         """Read the jobs of the cluster, ended ones too, and return them in the order of submission.
 
@@ -178,6 +191,23 @@ class ClusterStore:
         path = self.paths.secret(job)
         secret = content(path, self.nodes.read(get(path))[0]).get("secret")
         return None if secret is None else str(secret)
+
+    def secrets(self, jobs: Iterable[str]) -> dict[str, str]:
+        """Return the secrets of the runs of ``jobs``, by job; a job without one is not in it.
+
+        Secrets that were read are kept until they change.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+        """
+        names = list(jobs)
+        there = self.nodes.read(*(children(self.paths.job(n), ignore_changes) for n in names))
+        having = [n for n, nodes in zip(names, there, strict=True) if "secret" in (nodes or ())]
+        paths = [self.paths.secret(name) for name in having]
+        answers = self.nodes.read(*(get(path, ignore_changes) for path in paths))
+        found = zip(having, paths, answers, strict=True)
+        contents = {name: content(path, answer) for name, path, answer in found}
+        return {name: str(one["secret"]) for name, one in contents.items() if one}
 
     def _changed(self) -> None:
         """Count a change of a node that was read, and call ``on_change``, if it is not None.

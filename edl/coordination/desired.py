@@ -13,6 +13,8 @@ from dataclasses import replace
 
 from edl.coordination.nodes import JobNodes, Values
 from edl.coordination.paths import JobPaths
+from edl.coordination.reads import get
+from edl.coordination.wire import decode, encode
 from edl.core.events import Event
 from edl.core.job import desired
 from edl.core.job.borrowing import NO_LEASE_TERMS, LeaseTerms, describe_returned, without_reclaimed
@@ -73,6 +75,44 @@ def set_desired(
     read = (p.desired, p.assigned, p.generation, p.status, hold, p.policy)
     nodes.change_together(read, change)
     return made[-1]
+
+
+def place_run(nodes: JobNodes, devices: DeviceSets, version: int, why: str) -> bool:
+    """Let a job have a worker on each of ``devices`` and none elsewhere, for the cluster's leader.
+
+    The desired and the assigned workers, and the event, are one transaction.
+
+    Args:
+        nodes: The nodes of the job, which belong to the run that is to be placed.
+        devices: The devices that the job may use, by host; other hosts keep theirs, and get no
+            worker.
+        version: The version of the record ``assigned`` from which this was decided.
+        why: A clause that begins the sentence of the event.
+
+    Returns:
+        False, with nothing written, if that record has another version.
+
+    Raises:
+        UnknownJob: the job does not exist, or has another run.
+        CoordinationError: ZooKeeper is away.
+    """
+    p = nodes.paths
+    paths = (p.desired, p.assigned, p.generation, p.status)
+    answers = nodes.read(*map(get, paths))
+    if None in answers:
+        raise nodes.unknown()
+    versions = {path: answer[1].version for path, answer in zip(paths, answers, strict=True)}
+    found = {path: decode(path, answer[0]) for path, answer in zip(paths, answers, strict=True)}
+    if versions[p.assigned] != version:
+        return False
+
+    def choose(now: Mapping[str, int]) -> Placement:
+        return {**dict.fromkeys(now, 0), **{host: len(own) for host, own in devices.items()}}
+
+    change = _changed(p, found, choose, RequestedBy.CLUSTER, why, devices=devices)
+    new, event = _written(p, found, change)
+    writes = [(path, encode(values), versions[path]) for path, values in new.items()]
+    return not writes or nodes.try_write(writes, event)
 
 
 def record_returned(nodes: JobNodes, done: Reclaim) -> None:

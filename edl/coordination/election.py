@@ -27,7 +27,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from kazoo.client import KazooClient, TransactionRequest
 from kazoo.exceptions import BadVersionError, NoNodeError
@@ -43,7 +43,6 @@ logger = logging.getLogger(__name__)
 
 ATTEMPTS = 10  # each is lost only to another candidate that came or went at the same time
 
-_FENCE = 2  # operations of a leader's transaction that come before its writes
 _FENCED: tuple[type[Exception], ...] = (NoNodeError, BadVersionError)
 
 
@@ -375,8 +374,13 @@ class Leadership:
         term: The number of the term, from 1.
         node: The path of the leader's own node below the election node.
         leader_path: The path of the leader node.
-        leader_version: The version that the leader node has got by the start of the term.
+        leader_version: The version of the leader node since the term started.
+
+    Attributes:
+        CHECKS: The number of operations of the fence, which come before a leader's writes.
     """
+
+    CHECKS: ClassVar[int] = 2
 
     def __init__(
         self, session: Session, term: int, node: str, leader_path: str, leader_version: int
@@ -421,17 +425,29 @@ class Leadership:
         try:
             self._session.transact("write as the leader", partial(self._build, writes=writes))
         except Refused as refused:
-            if refused.index < _FENCE and isinstance(refused.error, _FENCED):
-                raise LeadershipLost(self.term) from refused
-            raise Refused(refused.index - _FENCE, refused.error) from refused
+            raise self.checked(refused) from refused
 
-    def _build(self, transaction: TransactionRequest, writes: Sequence[Write]) -> None:
-        """Add the fence, and then the leader's ``writes``, to ``transaction``.
+    def add_fence(self, transaction: TransactionRequest) -> None:
+        """Add the fence to ``transaction``: two checks that fail when the term is over.
 
-        The fence is two checks: the leader's own node exists, and the leader node has not changed.
+        See rule 3 of the module. The session of the transaction must be able to read the election.
         """
         transaction.check(self.node, -1)
         transaction.check(self._leader_path, self._leader_version)
+
+    def checked(self, refused: Refused) -> Refused:
+        """Return the error of a transaction that began with the fence, as one without the fence.
+
+        Raises:
+            LeadershipLost: the fence has refused the transaction, because the term is over.
+        """
+        if refused.index < self.CHECKS and isinstance(refused.error, _FENCED):
+            raise LeadershipLost(self.term) from refused
+        return Refused(refused.index - self.CHECKS, refused.error)
+
+    def _build(self, transaction: TransactionRequest, writes: Sequence[Write]) -> None:
+        """Add the leader's ``writes`` to ``transaction``, after the fence."""
+        self.add_fence(transaction)
         for write in writes:
             if write.delete:
                 transaction.delete(write.path, write.version)

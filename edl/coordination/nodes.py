@@ -166,15 +166,32 @@ class Nodes(ABC, Generic[P]):
             ]
             if not writes:
                 return old
-            build = partial(self._write, writes=writes, event=event)
-            try:
-                self.session.transact(f"write {paths[0]}", build)
-            except Refused as refused:
-                if self.fence is not None and refused.is_missing(0):
-                    raise self.unknown() from None
-                continue  # another writer was faster
-            return {**old, **new}
+            if self.try_write(writes, event):
+                return {**old, **new}
         raise self.changed_too_often(paths[0])
+
+    def try_write(self, writes: Sequence[tuple[str, bytes, int]], event: Record | None) -> bool:
+        """Write several nodes and append an event, in one transaction, or do nothing.
+
+        Args:
+            writes: Path, new data and expected version of each node to write; at least one.
+            event: The event to append to the log; None: no event is appended.
+
+        Returns:
+            False, with nothing written, if a node does not have the expected version.
+
+        Raises:
+            EdlError: the :attr:`fence` does not exist; the error of :meth:`unknown`.
+            CoordinationError: ZooKeeper is away.
+        """
+        build = partial(self._write, writes=writes, event=event)
+        try:
+            self.session.transact(f"write {writes[0][0]}", build)
+        except Refused as refused:
+            if self.fence is not None and refused.is_missing(0):
+                raise self.unknown() from None
+            return False  # another writer was faster
+        return True
 
     def changed_too_often(self, path: str) -> CoordinationError:
         """Return the error to raise when others changed the node ``path`` at each attempt."""

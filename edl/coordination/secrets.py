@@ -1,4 +1,4 @@
-"""Keep the secrets of jobs on this machine, in files that only this user can read.
+"""Keep the secrets of jobs and clusters on this machine, in files that only this user can read.
 
 `edl run` makes the secret of a job (:func:`new_secret`, :func:`announce`, :func:`keep`); other
 commands of the same user find it here (:func:`candidates`). Two files under the state directory of
@@ -8,6 +8,9 @@ edl hold the secrets:
 - ``jobs/<job>/secrets``: that secret and those of earlier jobs of that name, the newest last. A job
   of the same name may live in another ZooKeeper, and only a process that has the secret of an ended
   job can replace it.
+
+Those of clusters are kept in the same way, in ``clusters/<cluster>``. The functions take
+``of=CLUSTERS`` for them.
 
 A worker gets the secret as EDL_SECRET in its environment; it is never on a command line.
 """
@@ -21,6 +24,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+JOBS, CLUSTERS = "jobs", "clusters"  # folders in the state directory
 RANDOM_BYTES = 32
 TRIED = 8  # earlier secrets of a name that are tried
 KEPT = 64  # secrets of a name that are kept
@@ -31,8 +35,8 @@ def new_secret() -> str:
     return secrets.token_hex(RANDOM_BYTES)
 
 
-def announce(state: Path, job: str, secret: str) -> None:
-    """Add ``secret`` to the stored secrets of ``job`` as the newest, before the job is created.
+def announce(state: Path, job: str, secret: str, of: str = JOBS) -> None:
+    """Add ``secret`` to the stored secrets of ``job``, before the job is created with it.
 
     The current secret of the name stays (see :func:`keep`). If the secret were stored later and the
     process died in between, nobody could open the job again. The newest 64 secrets of a name are
@@ -42,33 +46,33 @@ def announce(state: Path, job: str, secret: str) -> None:
         state: The state directory of edl.
         job: The name of the job.
         secret: The secret that the job is about to be created with.
+        of: ``CLUSTERS`` for a cluster; ``job`` is its name then.
     """
-    directory = _directory(state, job)
+    directory = _directory(state, job, of)
     earlier = [one for one in _lines(directory / "secrets") if one != secret][1 - KEPT :]
     _replace(directory / "secrets", [*earlier, secret])
 
 
-def keep(state: Path, job: str, secret: str) -> Path:
-    """Make ``secret`` the current secret of jobs named ``job`` on this host, and store it.
-
-    It replaces the current secret of that name, which stays among the stored ones.
+def keep(state: Path, job: str, secret: str, of: str = JOBS) -> Path:
+    """Make ``secret`` the current secret of jobs named ``job`` on this host.
 
     Args:
         state: The state directory of edl.
         job: The name of the job.
         secret: The secret of the job that was started or joined.
+        of: ``CLUSTERS`` for a cluster; ``job`` is its name then.
 
     Returns:
         The path of the file that holds the current secret.
     """
-    announce(state, job, secret)
-    path = _directory(state, job) / "secret"
+    announce(state, job, secret, of)
+    path = _directory(state, job, of) / "secret"
     _replace(path, [secret])
     return path
 
 
-def candidates(state: Path, job: str, configured: str | None) -> list[str]:
-    """Return the secrets that may open ``job``, the likeliest first and each once.
+def candidates(state: Path, job: str, configured: str | None, of: str = JOBS) -> list[str]:
+    """Return the stored secrets that may open ``job``, the likeliest first and each once.
 
     The order is: ``configured``, the current one of that name on this host (see :func:`keep`), and
     the 8 newest stored ones of that name, from new to old. The list is empty if there are none.
@@ -77,30 +81,28 @@ def candidates(state: Path, job: str, configured: str | None) -> list[str]:
         state: The state directory of edl.
         job: The name of the job.
         configured: The secret in the configuration of this process; None or empty: there is none.
+        of: ``CLUSTERS`` for a cluster; ``job`` is its name then.
     """
-    directory = state / "jobs" / job
+    directory = state / of / job
     kept = _lines(directory / "secret") + _lines(directory / "secrets")[::-1][:TRIED]
     return list(dict.fromkeys([*([configured] if configured else []), *kept]))
 
 
-def stored(state: Path, names: Iterable[str]) -> set[str]:
-    """Return the names of jobs, among ``names``, for which this user has stored a secret.
+def stored(state: Path, names: Iterable[str], of: str = JOBS) -> set[str]:
+    """Return those of ``names``, of jobs, for which ``state`` has a secret.
 
-    Another user's job may have such a name, too.
-
-    Args:
-        state: The state directory of edl.
-        names: The names of jobs.
+    ``state`` is the state directory of edl. Another user's job may have such a name, too. With
+    ``of=CLUSTERS`` they are names of clusters.
     """
-    return {name for name in names if (state / "jobs" / name / "secrets").exists()}
+    return {name for name in names if (state / of / name / "secrets").exists()}
 
 
-def _directory(state: Path, job: str) -> Path:
-    """Return the directory with the secrets of the job named ``job``; create it if missing.
+def _directory(state: Path, job: str, of: str) -> Path:
+    """Return the directory with the secrets of ``job``; create it if missing.
 
-    ``state`` is the state directory of edl.
+    ``state`` is the state directory of edl, and ``of`` the folder in it.
     """
-    path = state / "jobs" / job
+    path = state / of / job
     path.mkdir(parents=True, exist_ok=True)
     return path
 

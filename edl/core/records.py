@@ -131,12 +131,14 @@ class JobEnd:
 class RequestedBy(StrEnum):
     """The party that set the desired number of workers last.
 
-    ``PERSON``: a person or a program. ``LAUNCHER``: a host came or left, or a slot was disabled.
+    ``PERSON``: a person or a program. ``CLUSTER``: the leader of the cluster that the job belongs
+    to. ``LAUNCHER``: a host came or left, or a slot was disabled.
     ``PROFILE``: `edl profile` measures other sizes. ``POLICY``: the job's policy. ``LEADER``: the
     leader, because a worker that left after a signal or a drain is not replaced.
     """
 
     PERSON = "person"  # a person, or a program, chose a size or moves workers; a profile keeps it
+    CLUSTER = "cluster"  # the cluster that the job belongs to gives it other slots
     LAUNCHER = "launcher"  # a host comes or leaves, or a slot of it is disabled
     PROFILE = "profile"  # measures other sizes for a while
     POLICY = "policy"  # the job's own rule finds another size better

@@ -73,7 +73,7 @@ class JobStatus(TrainingStatus):
         "host -> workers wanted there; none under horovodrun without `edl-discover`",
     ]
     desired_by: Annotated[
-        str, "who asked for that: `person`, `launcher`, `profile`, `policy` or `leader`"
+        str, "who asked for that: `person`, `cluster`, `launcher`, `profile`, `policy` or `leader`"
     ]
     desired_reason: Annotated[str, "why"]
     borrowed: Annotated[

@@ -1,0 +1,62 @@
+"""Fence all transactions of a session by the term of a leader that was elected elsewhere.
+
+The leader of a cluster writes into the nodes of jobs, too: it creates, places and stops their runs.
+Such a write must do nothing once another controller leads. So the session with which it writes
+there proves the secret of the cluster beside those of the jobs, and each of its transactions checks
+the cluster's election, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kazoo.client import TransactionRequest
+
+from edl.coordination.election import Leadership
+from edl.coordination.session import Refused, Session
+from edl.errors import CoordinationError
+
+
+class FencedSession(Session):
+    """A session whose transactions change nothing once the term of a leader is over.
+
+    Before :meth:`lead` it can only read.
+    """
+
+    _leadership: Leadership | None = None
+
+    def lead(self, leadership: Leadership) -> None:
+        """Fence all transactions by the term of ``leadership`` from now on.
+
+        Whatever was written before the term has begun can be read in this session afterwards.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+        """
+        # Another server of ZooKeeper than that of the election may be some writes behind.
+        path = leadership.node.rpartition("/")[0]
+        self.call("catch up", lambda client: client.sync_async(path), repeat=True)
+        self._leadership = leadership
+
+    def transact(self, what: str, build: Callable[[TransactionRequest], None]) -> list[Any]:
+        """Do all operations of a transaction, or none of them; return their results in order.
+
+        The arguments and errors are those of :meth:`Session.transact`.
+
+        Raises:
+            LeadershipLost: the term is over; nothing was done.
+        """
+        leadership = self._leadership
+        if leadership is None:
+            raise CoordinationError(f"cannot {what}: this session writes for no leader")
+
+        def fenced(transaction: TransactionRequest) -> None:
+            leadership.add_fence(transaction)
+            build(transaction)
+
+        try:
+            results = super().transact(what, fenced)
+        except Refused as refused:
+            raise leadership.checked(refused) from refused
+        return results[leadership.CHECKS :]
