@@ -45,6 +45,7 @@ VERBS = {  # module of edl.cli, and the function or the group of verbs in it
     "checkpoint": ("checkpoint", "app"),
     "simulate": ("simulate", "simulate"),
     "zookeeper": ("zookeeper", "app"),
+    "cluster": ("cluster", "app"),
 }
 # Names of older versions, which work for one release more and are in no help.
 OLD_VERBS = {"lend": "borrow"}

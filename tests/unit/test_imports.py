@@ -10,6 +10,7 @@
     errors, secret_file, core's records (a job's settings are declared there) <- config
     all these
       <- http, ring, checkpoint  <- coordination  <- leader, launch, client, chaos
+    launch, client <- scheduler
     core, config, ring, checkpoint <- worker <- daemon <- framework <- torch, tensorflow
     errors, config <- data <- framework
     errors, core/step <- schedules <- core/policy, torch, tensorflow
@@ -65,6 +66,7 @@ MAY_IMPORT = {
     "launch": PLANES - {"ring", "checkpoint"},
     "client": PLANES - {"ring", "checkpoint"},
     "chaos": PLANES - {"checkpoint"},
+    "scheduler": PLANES - {"ring", "checkpoint"} | {"launch", "client"},
     "worker": BASE | CORE | {"ring", "checkpoint"},
     "daemon": PLANES | {"leader", "chaos", "worker"},
     "data": {"errors", "config"},
@@ -72,7 +74,7 @@ MAY_IMPORT = {
     "figures": {"errors"},
     "diagnose": {"errors", "figures"},
     "install": {"errors", "config", "horovod_build"},
-    "cli": PLANES | {"launch", "client", "chaos", "install", "figures"},
+    "cli": PLANES | {"launch", "client", "scheduler", "chaos", "install", "figures"},
 }
 MAY_IMPORT["cli"] |= {"simulator", "simulator/published"}
 MAY_IMPORT["framework"] = MAY_IMPORT["daemon"] | {"daemon", "data", "diagnose"}

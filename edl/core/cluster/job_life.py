@@ -24,6 +24,7 @@ from edl.core.record import Record
 from edl.errors import IllegalTransition
 
 MOST_BACK_OFF_S = 300.0  # the longest wait before a job is tried again
+_TOKEN_LENGTH = 24  # hexadecimal digits of a run's token
 STABLE_S = MOST_BACK_OFF_S  # after so long in training a failure counts as the first one again
 
 
@@ -302,3 +303,12 @@ def run_token(order: int, number: int) -> str:
         number: the number of the run, from 1.
     """
     return f"{order:016x}{number:08x}"
+
+
+def run_order(token: str) -> int:
+    """Return the place of a run's job in the order of submission; -1 if no cluster made the run.
+
+    Args:
+        token: the token of the run, as :func:`run_token` returns it.
+    """
+    return int(token[:16], 16) if len(token) == _TOKEN_LENGTH else -1

@@ -15,8 +15,10 @@ from edl.core.cluster.elastic_tiresias import ElasticTiresias
 from edl.core.cluster.fifo import Fifo
 from edl.core.cluster.jsa import LARGEST, RANDOM, SMALLEST, Jsa
 from edl.core.cluster.max_min import MaxMin
+from edl.core.cluster.records import ClusterRecord
 from edl.core.cluster.state import ClusterPolicy
 from edl.core.cluster.tiresias import Tiresias
+from edl.core.settings import check_settings
 from edl.errors import UsageError
 
 Registry = Mapping[str, tuple[ClusterPolicy, str]]
@@ -66,3 +68,44 @@ def policy_named(
     changes = {key: value for key, value in given.items() if key in own and value is not None}
     found: ClusterPolicy = replace(rule, **changes) if changes else rule
     return found
+
+
+def policy_of(settings: ClusterRecord) -> ClusterPolicy:
+    """Return the policy of a live cluster, with the parameters that its ``settings`` give.
+
+    Raises:
+        UsageError: there is no such policy, it has no such parameter, or a value is not allowed.
+    """
+    return with_parameters(settings.policy, settings.parameters)
+
+
+def with_parameters(name: str, parameters: Mapping[str, Any]) -> ClusterPolicy:
+    """Return the policy that is registered as ``name``, with other values of some parameters.
+
+    Args:
+        name: a key of :data:`POLICIES`.
+        parameters: the values by the name of the parameter.
+
+    Raises:
+        UsageError: there is no such policy, it has no such parameter, or a value is not allowed.
+    """
+    rule: Any = policy_named(name)
+    known = {one.name: getattr(rule, one.name) for one in fields(rule) if one.metadata}
+    for key, value in parameters.items():
+        if key not in known:
+            have = f"its parameters are {', '.join(known)}" if known else "it has no parameters"
+            raise UsageError(f"the policy {name} has no parameter {key!r}; {have}")
+        if type(value) is not type(known[key]) and not _is_number(value, known[key]):
+            raise UsageError(
+                f"the parameter {key} of the policy {name} is {value!r}; it must be like "
+                f"{known[key]!r}"
+            )
+    changed: Any = replace(rule, **parameters)
+    check_settings(changed)
+    found: ClusterPolicy = changed
+    return found
+
+
+def _is_number(value: object, known: object) -> bool:
+    """Return whether ``value`` is a whole number for a parameter like ``known``, a float."""
+    return isinstance(known, float) and isinstance(value, int) and not isinstance(value, bool)

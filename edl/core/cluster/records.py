@@ -48,6 +48,35 @@ class ClusterRecord(Record):
     limit_s: float = 300.0
 
 
+@dataclass(frozen=True)
+class ControllerRecord(Record):
+    """The record of a controller, at its node of the election and, with its term, of the leader.
+
+    Attributes:
+        controller: the name of the controller, which no other process has.
+        host: the name of its machine.
+        pid: the process id there.
+        address: the network address at which it listens; empty: it does not.
+        port: the port at which it listens. While a process listens there, the controller lives.
+        version: the version of edl.
+        format: the format of the records that it reads and writes.
+        term: the number of its term, if it leads; 0: it does not.
+    """
+
+    controller: str = ""
+    host: str = ""
+    pid: int = 0
+    address: str = ""
+    port: int = 0
+    version: str = ""
+    format: int = FORMAT
+    term: int = 0
+
+    def __str__(self) -> str:
+        """Return the controller as messages name it."""
+        return f"process {self.pid} on {self.host}"
+
+
 class Goal(StrEnum):
     """What a user wants of a job: that it runs, that it is halted, or that it is gone.
 

@@ -1,0 +1,265 @@
+"""Run a controller of a cluster: it stands for election, and plans while it leads.
+
+One turn of the leader reads the cluster and the runs of its jobs, plans
+(:mod:`edl.core.cluster.plan`), writes the plan in one transaction under its fence, and then carries
+out the plan's orders. Nothing is kept in memory that the next leader would need. Any step may be
+the last one of this process: the next turn, of whichever controller, does what is left.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import replace
+
+from edl.coordination.access import Access
+from edl.coordination.cluster_nodes import open_cluster
+from edl.coordination.cluster_store import ClusterSnapshot, ClusterStore
+from edl.coordination.cluster_writer import (
+    ClusterWriter,
+    allocation_write,
+    assigned_write,
+    event_write,
+    jobs_to_remove,
+    life_write,
+)
+from edl.coordination.election import Election, Leadership, Write
+from edl.coordination.fenced_session import FencedSession
+from edl.coordination.session import Session
+from edl.core.cluster.events import ClusterEventKind
+from edl.core.cluster.plan import ClusterPlan, plan
+from edl.core.cluster.policies import policy_of
+from edl.core.cluster.records import ControllerRecord
+from edl.core.cluster.run_records import RunRecords
+from edl.core.cluster.view import ClusterView, JobView
+from edl.errors import CoordinationError, LeadershipLost
+from edl.scheduler.runs import RunReader, RunWriter
+from edl.scheduler.wakeup import Wakeup
+
+logger = logging.getLogger(__name__)
+
+SESSION_S = 2.0  # a controller that is silent for so long does not lead any more
+LOOK_S = 5.0  # the longest time between two looks, though nothing is seen to change
+AGAIN_S = 0.5  # between two tries while ZooKeeper is away
+HOUSEKEEPING_S = 60.0  # between two removals of what is old
+
+Say = Callable[[str], None]
+
+
+class Controller:
+    """A controller of a cluster, in one process.
+
+    Args:
+        hosts: The ZooKeeper servers.
+        access: The name and the secret of the cluster.
+        about: The record of this controller.
+        say: Shows a sentence to whoever has started this process.
+        connect_timeout_s: How long to wait for the first connection to ZooKeeper, in seconds.
+    """
+
+    def __init__(
+        self,
+        hosts: str,
+        access: Access,
+        about: ControllerRecord,
+        say: Say,
+        connect_timeout_s: float = 10.0,
+    ) -> None:
+        self._access = access
+        self._about = about
+        self._say = say
+        self._said = ""
+        self._wakeup = Wakeup()
+        self._stopping = False
+        self._session = Session(hosts, SESSION_S, connect_timeout_s)
+        self._run_session = FencedSession(hosts, SESSION_S, connect_timeout_s)
+        self._term: ControllerTerm | None = None
+
+    def stop(self) -> None:
+        """Let :meth:`run` resign and return soon; safe in a signal handler."""
+        self._stopping = True
+        self._wakeup.set()
+
+    def run(self) -> None:
+        """Take part in the election and lead when it is won, until :meth:`stop`.
+
+        Raises:
+            ZooKeeperUnreachable: no ZooKeeper answers at the start.
+            UnknownCluster: there is no such cluster.
+            AccessDenied: the cluster has another secret.
+        """
+        with ExitStack() as stack:
+            for session in (self._session, self._run_session):
+                stack.enter_context(session)
+                session.add_listener(lambda _: self._wakeup.set())
+            store = ClusterStore(
+                open_cluster(self._session, self._access),
+                by=f"the controller {self._about.controller}",
+                on_change=self._wakeup.set,
+            )
+            self._run_session.identify(self._access)
+            election = store.election(self._about.controller, self._about.to_json())
+            while not self._stopping:
+                self._wakeup.wait(self._turn(store, election))
+            self._resign(election)
+
+    def _turn(self, store: ClusterStore, election: Election) -> float:
+        """Do one turn; return how long to wait for a change before the next one, in seconds."""
+        try:
+            election.enter()
+            leadership = election.leads(self._wakeup.set)
+            if leadership is None:
+                self._term = None
+                return self._follow(store)
+            if self._term is None or self._term.number != leadership.term:
+                self._term = self._begin(store, leadership)
+            return self._term.turn()
+        except LeadershipLost as error:
+            self._term = None
+            self._say_once(f"{error}")
+            return 0.0
+        except CoordinationError as error:
+            self._say_once(f"cannot plan: {error}")
+            return AGAIN_S
+        except Exception as error:  # whatever a policy does: jobs go on, and the next turn may work
+            logger.exception("a turn has failed")
+            self._say_once(f"cannot plan: {error!r}; the log has more")
+            return LOOK_S
+
+    def _begin(self, store: ClusterStore, leadership: Leadership) -> ControllerTerm:
+        """Begin to lead."""
+        self._run_session.lead(leadership)
+        term = ControllerTerm(store, leadership, self._run_session, self._wakeup.set, self._say)
+        term.begin(self._about)
+        self._say_once(f"leads cluster {self._access.job} in term {leadership.term}")
+        return term
+
+    def _follow(self, store: ClusterStore) -> float:
+        """Wait for the leader's end."""
+        leader = ControllerRecord.from_json(store.snapshot().leader)
+        self._say_once(f"waits: {leader} leads cluster {self._access.job}")
+        return LOOK_S
+
+    def _resign(self, election: Election) -> None:
+        """Stop being a candidate, so that another controller leads at once."""
+        try:
+            election.leave()
+        except CoordinationError as error:
+            logger.info("could not resign, so the session has to end: %s", error)
+
+    def _say_once(self, sentence: str) -> None:
+        """Show a sentence unless it was the last one."""
+        if sentence != self._said:
+            self._said = sentence
+            self._say(sentence)
+
+
+class ControllerTerm:
+    """What the leader of a cluster does during one term.
+
+    Args:
+        store: The cluster, in a session of its own secret.
+        leadership: The term.
+        session: The session in which runs are read and written, fenced by the term.
+        wake: Called when something has changed that a plan follows from.
+        say: Shows a sentence to whoever has started this process.
+    """
+
+    def __init__(
+        self,
+        store: ClusterStore,
+        leadership: Leadership,
+        session: FencedSession,
+        wake: Callable[[], None],
+        say: Say,
+    ) -> None:
+        self.number = leadership.term
+        self._store = store
+        self._say = say
+        self._writer = ClusterWriter(store, leadership)
+        self._reader = RunReader(session, wake)
+        self._runs = RunWriter(session)
+        self._tidied_s = 0.0  # by the monotonic clock
+
+    def begin(self, about: ControllerRecord) -> None:
+        """Log that the term has begun."""
+        event = self._store.event(
+            ClusterEventKind.LEADER,
+            f"{about} leads in term {self.number}, with edl {about.version}",
+        )
+        self._writer.commit([event_write(self._store.paths, event)])
+
+    def turn(self) -> float:
+        """Read, plan, write and carry out; return how long to wait for a change, in seconds.
+
+        Raises:
+            LeadershipLost: the term is over.
+            CoordinationError: ZooKeeper is away; call it again.
+        """
+        snapshot = self._store.snapshot()
+        secrets = self._store.secrets(job.name for job in snapshot.jobs)
+        view = cluster_view(snapshot, self._reader.read(secrets))
+        now_s = time.time()
+        found = plan(view, policy_of(snapshot.settings), now_s)
+        if found.writes and not self._writer.commit(list(self._writes(snapshot, found))):
+            return 0.0  # something has changed: look again
+        for change in found.changes:
+            self._say(f"job {change.job}: {change.before} -> {change.after}: {change.reason}")
+        self._carry_out(snapshot, found)
+        if not found.acts:
+            self._tidy(snapshot, secrets)
+        return max(0.0, min(LOOK_S, found.next_s - time.time()))
+
+    def _writes(self, snapshot: ClusterSnapshot, found: ClusterPlan) -> Iterable[Write]:
+        """Yield the writes of a plan, and of the events that tell of it."""
+        paths, store = self._store.paths, self._store
+        jobs = {job.name: job for job in snapshot.jobs}
+        hosts = {host.name: host for host in snapshot.hosts}
+        for name, life in found.lives.items():
+            yield life_write(paths, jobs[name], life)
+        for name, assigned in found.assigned.items():
+            yield assigned_write(paths, hosts[name], assigned)
+        if found.allocation is not None:
+            yield allocation_write(paths, found.allocation, snapshot.allocation_version)
+        for change in found.changes:
+            reason = f"{change.before} -> {change.after}: {change.reason}"
+            yield event_write(paths, store.event(ClusterEventKind.STATE, reason, job=change.job))
+
+    def _carry_out(self, snapshot: ClusterSnapshot, found: ClusterPlan) -> None:
+        """Carry out the orders of a plan, one after another."""
+        jobs = {job.name: job for job in snapshot.jobs}
+        for order in found.orders:
+            secret = self._writer.job_secret(order.job)
+            refused = self._runs.carry_out(order, jobs[order.job].manifest, secret)
+            if refused:
+                self._say(f"job {order.job}: {type(order).__name__} was refused: {refused}")
+
+    def _tidy(self, snapshot: ClusterSnapshot, secrets: dict[str, str]) -> None:
+        """Remove the records of old jobs and events, now and then."""
+        for job in jobs_to_remove(snapshot.jobs):
+            secret = secrets.get(job.name)
+            if secret is None or self._runs.remove(job.name, secret):
+                self._writer.remove_job(job)
+        if time.monotonic() - self._tidied_s >= HOUSEKEEPING_S:
+            self._tidied_s = time.monotonic()
+            self._writer.trim_events()
+
+
+def cluster_view(snapshot: ClusterSnapshot, runs: dict[str, RunRecords]) -> ClusterView:
+    """Return what a plan is made of, from what was read.
+
+    Args:
+        snapshot: the cluster.
+        runs: the runs of its jobs, by job.
+    """
+
+    def with_run(job: JobView) -> JobView:
+        run = runs.get(job.name)
+        if run is None:
+            return job
+        return replace(job, run=run.view, measured=run.measured(job.order))
+
+    jobs = tuple(with_run(job.view) for job in snapshot.jobs)
+    return ClusterView(jobs, snapshot.hosts, snapshot.settings, snapshot.allocation)

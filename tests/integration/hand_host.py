@@ -1,0 +1,81 @@
+"""A host of a cluster by hand: it obeys its assignment with real agents, and reports what lives."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from cli_shell import Running, Shell
+
+from edl.coordination.access import Access
+from edl.coordination.cluster_host import HostOwner, HostRegistration
+from edl.coordination.cluster_nodes import open_cluster
+from edl.coordination.cluster_store import ClusterStore
+from edl.coordination.session import Session
+from edl.core.cluster.records import HostOffer, HostReport, JobReport
+
+POLL_S = 0.05
+
+
+@dataclass
+class HandHost:
+    """What `edl host` does, for one test: no death of its own, no adoption.
+
+    Use it as a context manager.
+    """
+
+    shell: Shell
+    access: Access
+    name: str
+    slots: int
+    agents: dict[tuple[str, str], Running] = field(default_factory=dict)  # by job and run
+    obeys: bool = True
+
+    def __enter__(self) -> HandHost:
+        self._session = Session(self.shell.environment["EDL_ZOOKEEPER"], 10.0)
+        self._session.start()
+        self.store = ClusterStore(open_cluster(self._session, self.access), by="a test")
+        self._end = threading.Event()
+        owner = HostOwner(self.name, "here", 1)
+        self._registration = HostRegistration(self.store.nodes, self.name, owner)
+        self._registration.register(HostOffer(self.slots), lambda _: False)
+        self._thread = threading.Thread(target=self._obey, name=f"host {self.name}")
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join(30.0)
+        self._session.close()
+        for agent in self.agents.values():
+            agent.process.kill()
+
+    def _obey(self) -> None:
+        while not self._end.wait(POLL_S):
+            if self.obeys:
+                self._turn()
+
+    def _turn(self) -> None:
+        assigned, version = self._registration.assigned()
+        wanted = {(job, one.run): one for job, one in assigned.jobs.items() if not one.ends}
+        for job, run in wanted.keys() - self.agents.keys():
+            self.agents[job, run] = self._start(job, run)
+        for key in self.agents.keys() - wanted.keys():
+            self.agents[key].process.kill()
+        reports = {}
+        for (job, run), agent in self.agents.items():
+            code = agent.process.poll()
+            if code is None or (job, run) in wanted:
+                reports[job] = JobReport(run, code is None, code)
+        self._registration.report(HostReport(version, reports))
+
+    def _start(self, job: str, run: str) -> Running:
+        secret = self.store.secret(job)
+        assert secret is not None
+        environment = self.shell.environment
+        self.shell.environment = {**environment, "EDL_SECRET": secret}
+        words = ("--job", job, "--run", run, "--host", self.name, "--slots", str(self.slots))
+        try:
+            return self.shell.start("agent", *words, "--json")
+        finally:
+            self.shell.environment = environment
