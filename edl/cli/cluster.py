@@ -11,11 +11,13 @@ from typing import Annotated
 
 import typer
 
+from edl import config
 from edl.cli.common import AddressOption, ZooKeeperOption
 from edl.client.clusters import DEFAULT_NAME, access_to_start
 from edl.client.connection import connected
 from edl.core.cluster.policies import with_parameters
 from edl.core.cluster.records import ClusterRecord, ControllerRecord
+from edl.launch.address import own_address
 from edl.scheduler.controller import Controller
 
 app = typer.Typer(
@@ -59,6 +61,7 @@ def start(
         controller=f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}",
         host=socket.gethostname(),
         pid=os.getpid(),
+        address=own_address(address or config.load().address, "", hosts),
         version=metadata.version("edl-horovod"),
     )
     controller = Controller(hosts, access, about, _say)

@@ -248,6 +248,20 @@ class Election:
         before = candidates if mine is None else candidates[: candidates.index(mine)]
         return [candidate_of(name) for name in before]
 
+    def records_ahead(self) -> list[Mapping[str, Any]]:
+        """Return the records of the candidates before this one, the leader's first.
+
+        If this is no candidate, those of all candidates are returned. The errors are those of
+        :meth:`ahead`.
+        """
+        candidates = self._candidates()
+        mine = self._mine(candidates)
+        before = candidates if mine is None else candidates[: candidates.index(mine)]
+        paths = [f"{self.path}/{name}" for name in before]
+        answers = self.session.read_all("read candidates", [get(path) for path in paths])
+        found = zip(paths, answers, strict=True)
+        return [decode(path, answer[0]) for path, answer in found if answer is not None]
+
     def remove(self, candidate: str) -> bool:
         """Remove a candidate from the election, which ends its term if it leads.
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from edl.coordination.access import Access
 from edl.coordination.cluster_nodes import open_cluster
+from edl.coordination.cluster_runs import RunReader, cluster_view
 from edl.coordination.cluster_store import ClusterSnapshot, ClusterStore
 from edl.coordination.cluster_writer import (
     ClusterWriter,
@@ -32,16 +33,16 @@ from edl.core.cluster.events import ClusterEventKind
 from edl.core.cluster.plan import ClusterPlan, plan
 from edl.core.cluster.policies import policy_of
 from edl.core.cluster.records import ControllerRecord
-from edl.core.cluster.run_records import RunRecords
-from edl.core.cluster.view import ClusterView, JobView
-from edl.errors import CoordinationError, LeadershipLost
-from edl.scheduler.runs import RunReader, RunWriter
+from edl.errors import CoordinationError, EdlError, LeadershipLost
+from edl.scheduler.liveness import LivenessProbe, LivenessServer
+from edl.scheduler.runs import RunWriter
 from edl.scheduler.wakeup import Wakeup
 
 logger = logging.getLogger(__name__)
 
 SESSION_S = 2.0  # a controller that is silent for so long does not lead any more
 LOOK_S = 5.0  # the longest time between two looks, though nothing is seen to change
+FOLLOW_S = 0.25  # the same of a controller that does not lead: so soon it notices a death
 AGAIN_S = 0.5  # between two tries while ZooKeeper is away
 HOUSEKEEPING_S = 60.0  # between two removals of what is old
 
@@ -76,6 +77,7 @@ class Controller:
         self._session = Session(hosts, SESSION_S, connect_timeout_s)
         self._run_session = FencedSession(hosts, SESSION_S, connect_timeout_s)
         self._term: ControllerTerm | None = None
+        self._probe = LivenessProbe()
 
     def stop(self) -> None:
         """Let :meth:`run` resign and return soon; safe in a signal handler."""
@@ -91,6 +93,7 @@ class Controller:
             AccessDenied: the cluster has another secret.
         """
         with ExitStack() as stack:
+            port = stack.enter_context(LivenessServer(self._about.address)).port
             for session in (self._session, self._run_session):
                 stack.enter_context(session)
                 session.add_listener(lambda _: self._wakeup.set())
@@ -100,7 +103,8 @@ class Controller:
                 on_change=self._wakeup.set,
             )
             self._run_session.identify(self._access)
-            election = store.election(self._about.controller, self._about.to_json())
+            about = replace(self._about, port=port)
+            election = store.election(about.controller, about.to_json())
             while not self._stopping:
                 self._wakeup.wait(self._turn(store, election))
             self._resign(election)
@@ -112,7 +116,7 @@ class Controller:
             leadership = election.leads(self._wakeup.set)
             if leadership is None:
                 self._term = None
-                return self._follow(store)
+                return self._follow(election)
             if self._term is None or self._term.number != leadership.term:
                 self._term = self._begin(store, leadership)
             return self._term.turn()
@@ -123,6 +127,9 @@ class Controller:
         except CoordinationError as error:
             self._say_once(f"cannot plan: {error}")
             return AGAIN_S
+        except EdlError as error:
+            self._say_once(f"cannot plan: {error}")
+            return LOOK_S
         except Exception as error:  # whatever a policy does: jobs go on, and the next turn may work
             logger.exception("a turn has failed")
             self._say_once(f"cannot plan: {error!r}; the log has more")
@@ -136,11 +143,15 @@ class Controller:
         self._say_once(f"leads cluster {self._access.job} in term {leadership.term}")
         return term
 
-    def _follow(self, store: ClusterStore) -> float:
-        """Wait for the leader's end."""
-        leader = ControllerRecord.from_json(store.snapshot().leader)
-        self._say_once(f"waits: {leader} leads cluster {self._access.job}")
-        return LOOK_S
+    def _follow(self, election: Election) -> float:
+        """Wait for the end of the leader, and remove dead controllers from the election."""
+        ahead = [ControllerRecord.from_json(one) for one in election.records_ahead()]
+        if ahead:
+            self._say_once(f"waits: {ahead[0]} leads cluster {self._access.job}")
+        for dead in self._probe.dead(ahead):
+            if election.remove(dead.controller):
+                self._say(f"the controller of {dead} has died")
+        return FOLLOW_S
 
     def _resign(self, election: Election) -> None:
         """Stop being a candidate, so that another controller leads at once."""
@@ -245,21 +256,3 @@ class ControllerTerm:
         if time.monotonic() - self._tidied_s >= HOUSEKEEPING_S:
             self._tidied_s = time.monotonic()
             self._writer.trim_events()
-
-
-def cluster_view(snapshot: ClusterSnapshot, runs: dict[str, RunRecords]) -> ClusterView:
-    """Return what a plan is made of, from what was read.
-
-    Args:
-        snapshot: the cluster.
-        runs: the runs of its jobs, by job.
-    """
-
-    def with_run(job: JobView) -> JobView:
-        run = runs.get(job.name)
-        if run is None:
-            return job
-        return replace(job, run=run.view, measured=run.measured(job.order))
-
-    jobs = tuple(with_run(job.view) for job in snapshot.jobs)
-    return ClusterView(jobs, snapshot.hosts, snapshot.settings, snapshot.allocation)

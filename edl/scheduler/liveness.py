@@ -1,0 +1,112 @@
+"""Find out at once that the process of another controller has died.
+
+ZooKeeper ends the session of a dead controller after its time-out only. So each controller listens
+on a port, and those that wait ask the ports of those before them in the election. Where nobody
+listens any more, the process is dead, and may be removed from the election: that is safe, because
+the fence refuses later writes of a removed leader.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Self
+
+from edl.core.cluster.records import ControllerRecord
+from edl.errors import UsageError
+
+logger = logging.getLogger(__name__)
+
+ASK_S = 0.5  # for the port of another controller to answer
+BACKLOG = 64
+
+
+class LivenessServer:
+    """A port at which this process listens as long as it lives; use it as a context manager.
+
+    It closes each connection at once.
+
+    Args:
+        address: The address to listen on.
+
+    Attributes:
+        port: The port, which the system chooses.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._socket = socket.socket()
+        self._thread = threading.Thread(target=self._answer, name="edl-liveness", daemon=True)
+        self.port = 0
+
+    def __enter__(self) -> Self:
+        """Begin to listen.
+
+        Raises:
+            UsageError: this machine has no such address.
+        """
+        try:
+            self._socket.bind((self._address, 0))
+        except OSError as error:
+            self._socket.close()
+            raise UsageError(
+                f"cannot listen at {self._address}: {error.strerror}; give --address with an "
+                "address of this machine"
+            ) from None
+        self._socket.listen(BACKLOG)
+        self.port = self._socket.getsockname()[1]
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # this wakes the thread
+        self._socket.close()
+        self._thread.join(ASK_S)
+
+    def _answer(self) -> None:
+        """Accept and close connections, until the socket is closed."""
+        while True:
+            try:
+                self._socket.accept()[0].close()
+            except OSError:
+                return
+
+
+class LivenessProbe:
+    """A probe for dead controllers, which remembers which ports have answered."""
+
+    def __init__(self) -> None:
+        self._answered: set[str] = set()
+
+    def dead(self, controllers: Iterable[ControllerRecord]) -> list[ControllerRecord]:
+        """Return those of ``controllers`` at whose port nobody listens any more.
+
+        A controller that has never answered here is not among them: what refuses the connection may
+        be a firewall.
+        """
+        found = []
+        for one in controllers:
+            refused = _is_refused(one)
+            if refused is False:
+                self._answered.add(one.controller)
+            elif refused and one.controller in self._answered:
+                found.append(one)
+        return found
+
+
+def _is_refused(controller: ControllerRecord) -> bool | None:
+    """Return whether the port of ``controller`` refuses a connection; None if nobody can say."""
+    if not controller.port:
+        return None
+    try:
+        socket.create_connection((controller.address, controller.port), ASK_S).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError as error:
+        logger.debug("%s does not answer: %s", controller, error)
+        return None
+    return False
