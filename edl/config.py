@@ -49,6 +49,7 @@ class Config:
     """
 
     job: str | None = None
+    cluster: str | None = None  # that commands are about; None: the only one that the user knows
     zookeeper: str | None = None  # "host:port,host:port"; None: the local server of this user
     host: str = ""  # logical host name of this process; default: the machine's
     address: str = ""  # of this host, for other workers; empty: the launcher finds it

@@ -6,6 +6,8 @@ of the cluster, a client, or the owner of the host)::
     /edl/clusters/<cluster>/
         cluster        ClusterRecord: how the leader decides; clients; compare-and-set
         allocation     AllocationRecord: the policy's last decision; empty before it; the leader
+        reasons        JobReasons: why each job has what it has; empty before the first; the
+                       leader, at most once a second
         leader         the leader; empty before the first term; written when a term starts
         election/<controller>-<token>-<sequence>   ephemeral; a candidate; the lowest leads
         keys/<digest>  {job}: which job was submitted with the key
@@ -47,6 +49,7 @@ class ClusterPaths:
         self.root = f"{CLUSTERS}/{self.name}"
         self.cluster = f"{self.root}/cluster"
         self.allocation = f"{self.root}/allocation"
+        self.reasons = f"{self.root}/reasons"
         self.leader = f"{self.root}/leader"
         self.election = f"{self.root}/election"
         self.keys = f"{self.root}/keys"
@@ -57,7 +60,7 @@ class ClusterPaths:
     @property
     def fixed(self) -> tuple[str, ...]:
         """The paths of all nodes that exist from the creation of the cluster on, parents first."""
-        values = (self.cluster, self.allocation, self.leader, self.election)
+        values = (self.cluster, self.allocation, self.reasons, self.leader, self.election)
         return (self.root, *values, self.keys, self.jobs, self.hosts, self.events)
 
     def key(self, key: str) -> str:

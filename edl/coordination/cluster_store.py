@@ -33,6 +33,7 @@ from edl.core.cluster.records import (
     HostAssignment,
     HostOffer,
     HostReport,
+    JobReasons,
     Wanted,
 )
 from edl.core.cluster.view import HostView, JobView
@@ -208,6 +209,28 @@ class ClusterStore:
         found = zip(having, paths, answers, strict=True)
         contents = {name: content(path, answer) for name, path, answer in found}
         return {name: str(one["secret"]) for name, one in contents.items() if one}
+
+    def hosts(self) -> tuple[HostView, ...]:
+        """Return the hosts of the cluster, in the order of their names.
+
+        Raises:
+            UnknownCluster: the cluster does not exist.
+            CoordinationError: ZooKeeper is away.
+        """
+        names = self.nodes.read(children(self.paths.hosts))[0]
+        if names is None:
+            raise self.nodes.unknown()
+        return self._hosts(names, None)
+
+    def reasons(self) -> JobReasons:
+        """Return what the leader says of each job; before its first plan, the default.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+        """
+        path = self.paths.reasons
+        found = record_or_none(JobReasons, path, self.nodes.read(get(path))[0])
+        return JobReasons() if found is None else found
 
     def _changed(self) -> None:
         """Count a change of a node that was read, and call ``on_change``, if it is not None.

@@ -19,7 +19,7 @@ from edl.coordination.session import Refused
 from edl.coordination.wire import encode
 from edl.core.cluster.events import ClusterEvent, ClusterEventKind
 from edl.core.cluster.job_life import JobLife, LifeResult, LifeState
-from edl.core.cluster.records import AllocationRecord, Goal, HostAssignment
+from edl.core.cluster.records import AllocationRecord, Goal, HostAssignment, JobReasons
 from edl.core.cluster.view import HostView
 from edl.errors import CoordinationError
 
@@ -60,6 +60,11 @@ def allocation_write(paths: ClusterPaths, allocation: AllocationRecord, version:
         version: The version of the node ``allocation`` as it was read.
     """
     return Write(paths.allocation, allocation.to_json(), version)
+
+
+def reasons_write(paths: ClusterPaths, reasons: JobReasons) -> Write:
+    """Return the write of what the leader says of each job, for people and programs that ask."""
+    return Write(paths.reasons, reasons.to_json())
 
 
 def event_write(paths: ClusterPaths, event: ClusterEvent) -> Write:

@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from edl.config import Config, load
-from edl.coordination.secrets import KEPT, TRIED, announce, candidates, keep, new_secret
+from edl.coordination.secrets import (
+    CLUSTERS,
+    KEPT,
+    TRIED,
+    announce,
+    candidates,
+    keep,
+    new_secret,
+    stored,
+)
 from edl.daemon.daemon import Daemon
 from edl.errors import ConfigError
 from edl.launch.workers import log_directory
@@ -47,6 +56,15 @@ def test_earlier_ones_are_tried_after_the_newest(tmp_path: Path) -> None:
     assert len((tmp_path / "jobs/digits/secrets").read_text().split()) == KEPT
     keep(tmp_path, "digits", made[-1])
     assert candidates(tmp_path, "digits", made[-1])[0] == made[-1]
+
+
+def test_those_of_clusters_are_kept_apart(tmp_path: Path) -> None:
+    path = keep(tmp_path, "lab", SECRET, CLUSTERS)
+    assert path == tmp_path / "clusters" / "lab" / "secret"
+    assert candidates(tmp_path, "lab", None, CLUSTERS) == [SECRET]
+    assert candidates(tmp_path, "lab", None) == []
+    assert stored(tmp_path, ["lab", "lib"], CLUSTERS) == {"lab"}
+    assert stored(tmp_path, ["lab", "lib"]) == set()
 
 
 def test_it_outlives_the_logs_of_its_job(tmp_path: Path) -> None:

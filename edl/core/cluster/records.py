@@ -233,3 +233,29 @@ class AllocationRecord(Record):
     reasons: Mapping[str, str] = field(default_factory=dict)
     state: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     problem: str = ""
+
+
+@dataclass(frozen=True)
+class JobReasons(Record):
+    """The record of what the leader says of each job, at the node ``reasons`` of the cluster.
+
+    Only people and programs that ask read it; no decision is made from it. The leader writes it
+    after a plan, if the reasons have changed, and at most once a second.
+
+    Attributes:
+        at_s: when the plan was made.
+        reasons: job -> why it has what it has, or its place in the queue and why it waits: the
+            ``reasons`` of :class:`edl.core.cluster.plan.ClusterPlan`. Jobs that have ended may be
+            left out.
+    """
+
+    at_s: float = 0.0
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+    def reason(self, job: str, since_s: float) -> str:
+        """Return the reason of ``job``; empty if there is none, or if it is outdated.
+
+        ``since_s`` is when the job entered its present state. A reason from before that is about
+        another state.
+        """
+        return self.reasons.get(job, "") if self.at_s >= since_s else ""
