@@ -36,6 +36,29 @@ JobArgument = Annotated[
         show_default=False,
     ),
 ]
+ClusterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="NAME",
+        help="The cluster. Default: EDL_CLUSTER, else the only one whose secret this user has.",
+        show_default=False,
+    ),
+]
+MaybeClusterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="NAME",
+        help="JOB is one of this cluster. Without it, JOB is one of the cluster in EDL_CLUSTER, or "
+        "of the only one whose secret this user has, if that has a job of this name; else it is "
+        "one of `edl run`. With '': it is one of `edl run`.",
+        show_default=False,
+    ),
+]
+ClusterJobArgument = Annotated[
+    str, typer.Argument(metavar="JOB", help="Name of a job of the cluster.", show_default=False)
+]
 HostOption = Annotated[
     str | None,
     typer.Option("--host", help="Name of this host in the job.", show_default=False),

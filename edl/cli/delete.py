@@ -1,26 +1,36 @@
-"""`edl delete`: remove jobs that have ended from ZooKeeper."""
+"""`edl delete`: end jobs of a cluster for good, and remove jobs that have ended."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
-from edl.cli.common import ZooKeeperOption
+from edl.cli.common import MaybeClusterOption, ZooKeeperOption
+from edl.client.cluster_connection import store_of_job
 from edl.client.connection import choose_job, connected
 from edl.coordination.lifecycle import delete_ended, unknown_job
+from edl.core.cluster.records import Goal
 
 
 def delete(
-    jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="Names of ended jobs.")],
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="Names of the jobs.")],
+    cluster: MaybeClusterOption = None,
     zookeeper: ZooKeeperOption = None,
 ) -> None:
     """Remove ended jobs from ZooKeeper, with their events. Checkpoints and logs stay.
 
-    A job whose processes have all died counts as ended. Stops at the first that is not removed.
+    A job of a cluster need not have ended: it stops with a checkpoint first. A job of `edl run`
+    must have.
     """
     with connected(zookeeper) as session:
         for name in jobs:
+            of_cluster = store_of_job(session, name, cluster)
+            if of_cluster is not None:
+                of_cluster.change_wanted(name, lambda before: replace(before, goal=Goal.GONE))
+                typer.echo(f"job {name} is to be gone")
+                continue
             store = choose_job(session, name)
             if not delete_ended(session, store.paths):
                 raise unknown_job(session, store.paths)

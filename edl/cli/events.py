@@ -9,9 +9,21 @@ from typing import Annotated
 
 import typer
 
-from edl.cli.common import FOLLOW_S, JobArgument, JsonOption, ZooKeeperOption, console
+from edl.cli.cluster_table import event_line
+from edl.cli.common import (
+    FOLLOW_S,
+    JobArgument,
+    JsonOption,
+    MaybeClusterOption,
+    ZooKeeperOption,
+    console,
+)
+from edl.client import cluster_waiting
+from edl.client.cluster_connection import store_of_job
 from edl.client.connection import choose_job, connected
-from edl.client.events import flat
+from edl.client.events import flat, flat_of_cluster
+from edl.coordination.cluster_store import ClusterStore
+from edl.core.cluster.job_life import LifeState
 from edl.core.event_text import cost
 from edl.core.events import Event
 from edl.launch.output import wrapped
@@ -23,10 +35,18 @@ def events(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on until the job ends.")
     ] = False,
+    cluster: MaybeClusterOption = None,
     zookeeper: ZooKeeperOption = None,
 ) -> None:
-    """Show the event log of a job, the oldest event first: what has happened, and why."""
+    """Show the event log of a job or of a cluster: what has happened, and why.
+
+    Without JOB and with --cluster, or EDL_CLUSTER, it is that of the cluster, with all its jobs.
+    """
     with connected(zookeeper) as session:
+        of_cluster = store_of_job(session, job, cluster)
+        if of_cluster is not None:
+            _show_of_cluster(of_cluster, job, as_json, follow)
+            return
         store = choose_job(session, job, ended=True)
         last, width = -1, console().width if console().is_terminal else None
         while True:
@@ -37,6 +57,28 @@ def events(
             if over or not follow:
                 return
             time.sleep(FOLLOW_S)
+
+
+def _show_of_cluster(store: ClusterStore, job: str | None, as_json: bool, follow: bool) -> None:
+    """Show the events of a cluster.
+
+    Args:
+        store: the records of the cluster.
+        job: the name of the job whose events are shown; None for all.
+        as_json: whether each event is printed as JSON.
+        follow: whether to go on, until the job has ended.
+    """
+    last, width = -1, console().width if console().is_terminal else None
+    while True:
+        # Read before the events, so that none is missed.
+        over = job is not None and store.job(job).life.state is LifeState.ENDED
+        for number, event in cluster_waiting.events(store, job, last):
+            last = number
+            text = json.dumps(flat_of_cluster(number, event)) if as_json else ""
+            typer.echo(text or event_line(event, width))
+        if over or not follow:
+            return
+        time.sleep(FOLLOW_S)
 
 
 def aligned(event: Event, width: int | None = None) -> str:

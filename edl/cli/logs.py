@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated
@@ -12,8 +12,12 @@ from typing import Annotated
 import typer
 
 from edl import config
-from edl.cli.common import FOLLOW_S, ZooKeeperOption
+from edl.cli.common import FOLLOW_S, MaybeClusterOption, ZooKeeperOption
+from edl.client.cluster_connection import store_of_job
+from edl.client.cluster_waiting import UNSEEN
 from edl.client.connection import choose_job, connected
+from edl.coordination.session import Session
+from edl.core.cluster.job_life import LifeState
 from edl.core.host.worker_hosts import addresses, worker_hosts
 from edl.core.snapshot import Snapshot
 from edl.errors import AccessDenied, CoordinationError, EdlError, UsageError, some
@@ -35,6 +39,7 @@ def logs(
     previous: Annotated[
         bool, typer.Option("--previous", "-p", help="Of the run before, of the same name.")
     ] = False,
+    cluster: MaybeClusterOption = None,
     zookeeper: ZooKeeperOption = None,
 ) -> None:
     """Show what workers on this host have written, also those that ended; Horovod's lines included.
@@ -60,16 +65,31 @@ def logs(
     here = [*_named(directory)]
     if not here or worker not in (None, *here):
         if not previous:  # ZooKeeper knows the newest run of that name only
-            _look_elsewhere(zookeeper, job, worker, here)
+            _look_elsewhere(zookeeper, cluster, job, worker, here)
         raise UsageError(_missing(job, worker, here))
     with closing(_LogFiles(directory, worker)) as files:
         if follow:
             with connected(zookeeper) as session:
-                store = choose_job(session, job)
-                while not store.snapshot().job.state.over:
+                is_over = _end(session, job, cluster)
+                while not is_over():
                     files.show(finish=False)
                     time.sleep(FOLLOW_S)
         files.show(finish=True)
+
+
+def _end(session: Session, job: str, cluster: str | None) -> Callable[[], bool]:
+    """Return a function that says whether a job has ended; one of a cluster may have several runs.
+
+    Args:
+        session: the session to read with.
+        job: the name of the job.
+        cluster: the name of its cluster, as `--cluster` gives it; None: not given.
+    """
+    of_cluster = store_of_job(session, job, cluster)
+    if of_cluster is not None:
+        return lambda: of_cluster.job(job).life.state is LifeState.ENDED
+    store = choose_job(session, job)
+    return lambda: store.snapshot().job.state.over
 
 
 class _LogFiles:
@@ -123,7 +143,11 @@ class _LogFiles:
 
 
 def _look_elsewhere(
-    zookeeper: str | None, job: str, worker: str | None, here: Sequence[str]
+    zookeeper: str | None,
+    cluster: str | None,
+    job: str,
+    worker: str | None,
+    here: Sequence[str],
 ) -> None:
     """Raise an error that names the host with the log of a worker, if ZooKeeper knows it.
 
@@ -131,15 +155,18 @@ def _look_elsewhere(
 
     Args:
         zookeeper: the ZooKeeper servers, ``host:port,...``; None for the configured ones.
+        cluster: the name of the job's cluster, as `--cluster` gives it; None: not given.
         job: the name of the job.
         worker: the name of the worker; None for the logs of all workers.
         here: the names of the workers whose logs are on this host, for the message.
 
     Raises:
-        EdlError: the log is on another host, or the job's records could not be read.
+        EdlError: the job is one of a cluster and has not started yet, the log is on another host,
+            or the job's records could not be read.
     """
     try:
         with connected(zookeeper) as session:
+            _check_started(session, job, cluster)
             store = choose_job(session, job)
             now = store.snapshot()
             hosts = worker_hosts(now, (event for _, event in store.events.read()))
@@ -153,6 +180,14 @@ def _look_elsewhere(
     if hosts:
         at = [_with_address(host, now) for host in sorted({*hosts.values()})]
         raise EdlError(_elsewhere(job, worker, at, now.assigned.by_slot))
+
+
+def _check_started(session: Session, job: str, cluster: str | None) -> None:
+    """Raise an EdlError if a job of a cluster was never started; arguments as of :func:`_end`."""
+    store = store_of_job(session, job, cluster)
+    if store is not None and not (life := store.job(job).life).run:
+        why = life.reason or UNSEEN
+        raise EdlError(f"job {job} has not started yet, so it has no logs: {life.state}, {why}")
 
 
 def _with_address(host: str, now: Snapshot) -> str:

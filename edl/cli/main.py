@@ -35,6 +35,14 @@ VERBS = {  # module of edl.cli, and the function or the group of verbs in it
     "profile": ("profile", "profile"),
     "policy": ("policy", "policy"),
     "stop": ("stop", "stop"),
+    "submit": ("submit", "submit"),
+    "list": ("list_jobs", "list_jobs"),
+    "show": ("show", "show"),
+    "wait": ("wait", "wait"),
+    "halt": ("halting", "halt"),
+    "resume": ("halting", "resume"),
+    "priority": ("priority", "priority"),
+    "undrain": ("undrain", "undrain"),
     "delete": ("delete", "delete"),
     "events": ("events", "events"),
     "logs": ("logs", "logs"),
@@ -151,8 +159,12 @@ def _let_know_secret(command: Any) -> None:
         _let_know_secret(one)
     if not any("--zookeeper" in parameter.opts for parameter in command.params):
         return
+    of_cluster = any("--cluster" in parameter.opts for parameter in command.params)
+    takes_jobs = not of_cluster or any("'':" in (p.help or "") for p in command.params)
+    what = " or ".join(["job's"] * takes_jobs + ["cluster's"] * of_cluster)
     text = (
-        "A file or pipe with the job's secret, for example copied from the host of `edl run`. "
+        f"A file or pipe with the {what} secret, for example copied from the host of "
+        f"`edl {'run' if takes_jobs else 'cluster start'}`. "
         "Default: EDL_SECRET_FILE or EDL_SECRET, or what this user's state directory has."
     )
     option = TyperOption(

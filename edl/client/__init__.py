@@ -2,7 +2,7 @@
 
 ::
 
-    from edl.client import Job, submit
+    from edl.client import Cluster, Job, submit
 
     with Job("digits") as job:
         job.scale_out(2, timeout_s=300)
@@ -12,9 +12,15 @@
     with submit(["python", "train.py"], {"a": 2, "b": 2}, name="letters", max_np=8):
         ...  # run `edl join --job letters --host a` on host a, and likewise on b
 
-Many commands of the command line make these calls and print the results. No framework (PyTorch,
+    with Cluster("lab") as cluster:
+        name = cluster.submit("job.yaml", key="letters-7")
+        cluster.wait(name, timeout_s=3600)
+
+The commands of the command line make these calls and print the results. No framework (PyTorch,
 TensorFlow) is imported.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from edl.client.borrowing import Reclaimed
 from edl.client.job import Job
@@ -24,7 +30,11 @@ from edl.core.job.migration import Migration
 from edl.core.job.profile import Curve, Point
 from edl.core.status import JobStatus
 
+if TYPE_CHECKING:
+    from edl.client.cluster import Cluster as Cluster
+
 __all__ = [
+    "Cluster",
     "Curve",
     "Job",
     "JobStatus",
@@ -34,3 +44,12 @@ __all__ = [
     "Resize",
     "submit",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import :class:`Cluster` when it is first used, which takes 50 ms that other clients save."""
+    if name == "Cluster":
+        from edl.client.cluster import Cluster
+
+        return Cluster
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -87,8 +87,8 @@ def choose_job(
         name: the name of the job; None for the only job that runs.
         ended: whether, without a name and without a running job, the only job that has ended is
             chosen.
-        secret: the secret of the job; None for that in the settings, such as EDL_SECRET. The ones
-            that this user has stored are tried, too.
+        secret: the secret of the job; None for EDL_SECRET or the secret that this user has stored,
+            or else that of the run of a job of the cluster that is known here.
 
     Raises:
         AccessDenied: the job exists and its secret is not known here.
@@ -106,6 +106,8 @@ def choose_job(
         return store
     known = [access for one in meant for access in _known(one, given)]
     mine = unlock(session, known)
+    if name is not None and meant and name not in mine:
+        mine = unlock(session, [Access(name, one) for one in _of_cluster(session, name)])
     if store is None:
         store = JobStore(session, _only(list_jobs(session, mine), len(mine) < len(names), ended))
     elif meant and store.name not in mine:
@@ -125,6 +127,20 @@ def _known(job: str, secret: str | None) -> list[Access]:
         secret: the secret that the user gave; None if there is none.
     """
     return [Access(job, one) for one in candidates(config.state_dir(), job, secret)]
+
+
+def _of_cluster(session: Session, job: str) -> list[str]:
+    """Return the secret of a job that is one of the cluster that is known here; else nothing.
+
+    `edl status` and others then show the run of a job that `edl submit` has submitted.
+    """
+    from edl.client.cluster_connection import knows_clusters, store_of_job  # takes 20 ms
+
+    if not knows_clusters():
+        return []
+    store = store_of_job(session, job, None)
+    secret = None if store is None else store.secret(job)
+    return [] if secret is None else [secret]
 
 
 def _only(jobs: Sequence[Job], others: bool, ended: bool) -> str:

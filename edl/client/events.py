@@ -1,10 +1,11 @@
-"""Convert an event of a job for other programs, as `edl events --json` prints it (:func:`flat`)."""
+"""Convert an event of a job or cluster for other programs, as `edl events --json` prints it."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import Any
 
+from edl.core.cluster.events import ClusterEvent
 from edl.core.events import Event
 
 
@@ -21,4 +22,20 @@ def flat(event: Event) -> dict[str, Any]:
         "step": event.step,
         "reason": event.reason,
         **event.details.to_json(),
+    }
+
+
+def flat_of_cluster(number: int, event: ClusterEvent) -> dict[str, Any]:
+    """Return an event of a cluster as a dictionary that can be written as JSON.
+
+    It has ``number``, ``time`` (ISO 8601, UTC), ``kind``, ``job``, ``host``, ``reason`` and ``by``.
+    """
+    return {
+        "number": number,
+        "time": datetime.fromtimestamp(event.time_s, UTC).isoformat(),
+        "kind": str(event.kind),
+        "job": event.job,
+        "host": event.host,
+        "reason": event.reason,
+        "by": event.by,
     }

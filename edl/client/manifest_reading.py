@@ -1,13 +1,45 @@
-"""Read the manifest of a job, which describes a job for a cluster, from a file."""
+"""Read the manifest of a job, as `edl submit` and programs give it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from os import PathLike, fspath
 from pathlib import Path
+from typing import Any
 
 from edl import config
 from edl.core.cluster.manifest import JobManifest
-from edl.core.cluster.manifest_file import MOST_BYTES, decoded_manifest, parse_manifest
+from edl.core.cluster.manifest_file import (
+    MOST_BYTES,
+    decoded_manifest,
+    manifest_of_values,
+    parse_manifest,
+)
 from edl.errors import ManifestError
+
+AnyManifest = JobManifest | Mapping[str, Any] | str | PathLike[str]
+"""A manifest; its values by key; its text, which has several lines; or the path of its file."""
+
+
+def job_manifest(given: AnyManifest) -> JobManifest:
+    """Return the manifest that ``given`` is or names, with absolute paths.
+
+    A relative ``cwd`` begins at the working directory of this process, and ``~`` is the home of
+    this user.
+
+    Raises:
+        ManifestError: the file cannot be read, or this is not a manifest.
+        ConfigError: a path begins with ``~``, and this user has no home directory.
+    """
+    if isinstance(given, JobManifest):
+        manifest = given
+    elif isinstance(given, Mapping):
+        manifest = manifest_of_values(given)
+    elif isinstance(given, str) and "\n" in given:
+        manifest = parse_manifest(given, "the manifest")
+    else:
+        return read_job_manifest(fspath(given))
+    return manifest.with_absolute_paths(str(Path.cwd()), config.home_dir)
 
 
 def read_job_manifest(path: str | Path) -> JobManifest:

@@ -1,4 +1,4 @@
-"""Read durations as people write them: "500ms", "5s", "15m", "2h", "1d"; "5" means 5 seconds."""
+"""Read and write durations as people do: "500ms", "5s", "15m", "2h", "1d"; "5" means 5 seconds."""
 
 from __future__ import annotations
 
@@ -12,3 +12,14 @@ def seconds(text: str) -> float | None:
     """Return the duration that ``text`` describes, in seconds; None if it describes none."""
     match = _DURATION.fullmatch(text.strip())
     return None if match is None else float(match[1]) * _SECONDS[match[2]]
+
+
+def rounded(duration_s: float) -> str:
+    """Return a duration, in seconds, in its largest whole unit: "3d", "2h", "15m", "5s".
+
+    Below three of a unit the next smaller one is used: "47h", "119s". A negative one counts as 0.
+    """
+    for unit in ("d", "h", "m"):
+        if (count := int(duration_s / _SECONDS[unit])) >= 3:
+            return f"{count}{unit}"
+    return f"{max(0, int(duration_s))}s"

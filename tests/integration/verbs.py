@@ -31,6 +31,7 @@ SHORT = {
     "profile",
 }
 SHORT |= {"reclaim", "scale", "status", "stop"}
+SHORT |= {"submit", "list", "show", "wait", "halt", "resume", "priority", "undrain"}
 
 
 class Verbs:

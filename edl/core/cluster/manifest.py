@@ -26,6 +26,7 @@ from edl.core.record import Record
 from edl.core.sizes import Sizes
 
 MOST_WORKERS = 100_000  # of one job; a plan may go through all sizes
+MOST_PRIORITY = 1_000_000  # and as much below 0
 MOST_ITEMS = 1000  # of a list
 
 VARIABLE_RULE = "letters, digits and underscores, not beginning with a digit"
@@ -179,8 +180,8 @@ class JobManifest(Record):
     priority: Annotated[
         int,
         Meta(
-            ge=-1_000_000,
-            le=1_000_000,
+            ge=-MOST_PRIORITY,
+            le=MOST_PRIORITY,
             description="jobs of a higher priority come first; it can be changed later",
         ),
     ] = 0

@@ -58,7 +58,20 @@ def parse_manifest(text: str, source: str) -> JobManifest:
             the wrong type or is out of range; or values contradict each other.
     """
     _check_size(len(text.encode("utf-8", "replace")), source)
-    root = parse_yaml(text, source)
+    return _checked(parse_yaml(text, source), source)
+
+
+def manifest_of_values(values: Mapping[str, Any]) -> JobManifest:
+    """Return the manifest with these ``values`` by key, as a program has them.
+
+    Raises:
+        ManifestError: the same errors as those of :func:`parse_manifest`, without a line.
+    """
+    return _checked(_as_yaml(values, ()), "")
+
+
+def _checked(root: YamlValue, source: str) -> JobManifest:
+    """Return the manifest with the values in ``root``; see :func:`parse_manifest`."""
     if not isinstance(root.content, dict):
         what = f"the manifest is {_described(root)}; write `key: value` lines: {SHORTEST}"
         raise ManifestError(source, root.line, what)
@@ -66,6 +79,24 @@ def parse_manifest(text: str, source: str) -> JobManifest:
     if (problem := first_problem(manifest)) is not None:
         raise ManifestError(source, _line(root, problem.key), problem.message, _name(problem.key))
     return manifest
+
+
+def _as_yaml(value: Any, key: _Key) -> YamlValue:
+    """Return ``value``, which a program gave under ``key``, as if it stood in a file.
+
+    Raises:
+        ManifestError: it is neither a mapping, a list, a text, a number, true, false nor none.
+    """
+    if isinstance(value, Mapping):
+        return YamlValue(0, {str(k): _as_yaml(one, (*key, str(k))) for k, one in value.items()})
+    if isinstance(value, list | tuple):
+        return YamlValue(0, [_as_yaml(one, (*key, n)) for n, one in enumerate(value)])
+    if isinstance(value, str):
+        return YamlValue(0, value)
+    if value is None or isinstance(value, bool | int | float):
+        return YamlValue(0, "" if value is None else str(value).lower(), plain=True)
+    what = f"{_name(key)} is of type {type(value).__name__}"
+    raise ManifestError("", 0, f"{what}; give texts, numbers, lists and mappings", _name(key))
 
 
 def _check_size(size: int, source: str) -> None:

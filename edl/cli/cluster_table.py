@@ -1,0 +1,176 @@
+"""Write what is known of the jobs of a cluster as text for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import yaml
+
+from edl.core.cluster.events import ClusterEvent
+from edl.core.cluster.job_life import LifeState
+from edl.core.cluster.job_status import ClusterJobDetails, ClusterJobStatus
+from edl.core.cluster.manifest import JobManifest
+from edl.core.cluster.records import Goal
+from edl.core.duration import rounded
+from edl.core.plural import by_host, counted, verb
+from edl.launch.output import wrapped
+
+ENDED_SHOWN = 10  # jobs that have ended, the newest, if the user did not ask for a state
+_GAP = "  "  # between two columns
+
+
+def job_table(jobs: Sequence[ClusterJobStatus], now_s: float, width: int | None) -> list[str]:
+    """Return lines with a row for each of ``jobs``, under a row of titles.
+
+    Args:
+        jobs: the jobs.
+        now_s: the time, in seconds since 1970.
+        width: the width of the terminal in columns, in which reasons are broken at words; None for
+            one line a job.
+    """
+    rows: list[tuple[str, ...]] = [("JOB", "STATE", "SLOTS", "PRIORITY", "QUEUE", "AGE", "REASON")]
+    rows += [(*_columns(job), rounded(now_s - job.submitted_s), job.reason) for job in jobs]
+    if all(job.queue == "default" for job in jobs):
+        rows = [(*row[:4], *row[5:]) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [text.ljust(size) for text, size in zip(row[:-1], widths, strict=False)]
+        head = "".join(f"{cell}{_GAP}" for cell in cells)
+        line = f"{head}{row[-1]}"
+        lines.append(line if width is None else wrapped(line, width, len(head)))
+    return lines
+
+
+def newest_ended(jobs: Sequence[ClusterJobStatus]) -> tuple[list[ClusterJobStatus], int]:
+    """Return ``jobs`` with ``ENDED_SHOWN`` of those that have ended, and how many are left out."""
+    ended = [job for job in jobs if job.state is LifeState.ENDED]
+    by_end = sorted(ended, key=lambda job: job.ended_s)
+    old = {job.name for job in by_end[: max(0, len(ended) - ENDED_SHOWN)]}
+    return [job for job in jobs if job.name not in old], len(old)
+
+
+def state_line(job: ClusterJobStatus) -> str:
+    """Return the state of ``job`` and its reason as one line, as `edl submit --watch` shows it."""
+    return f"{job.outcome}: {job.reason}"
+
+
+def details_text(details: ClusterJobDetails, now_s: float, width: int | None) -> str:
+    """Return all that is known of a job as text: its state, manifest and history.
+
+    Arguments ``now_s`` and ``width`` are those of :func:`job_table`.
+    """
+    rows = _rows(details, now_s)
+    size = max(map(len, rows)) + len(_GAP)
+    lines = [f"{title.ljust(size)}{text}" for title, text in rows.items()]
+    lines = [line if width is None else wrapped(line, width, size) for line in lines]
+    manifest = yaml.safe_dump(
+        _given(details.manifest), sort_keys=False, default_flow_style=None, allow_unicode=True
+    )
+    lines += ["", "manifest", *(f"  {line}" for line in manifest.splitlines()), "", "history"]
+    lines += [
+        f"  {event_line(event, None if width is None else width - 2)}" for event in details.history
+    ]
+    return "\n".join(lines)
+
+
+def event_line(event: ClusterEvent, width: int | None) -> str:
+    """Return an event of a cluster as text: local time, kind, reason, and who has written it.
+
+    With a ``width`` in columns, the text is broken at words; None for one line.
+    """
+    clock = datetime.fromtimestamp(event.time_s).strftime("%m-%d %H:%M:%S")
+    about = f"{event.job or event.host}: " if event.job or event.host else ""
+    head = f"{clock}  {event.kind:<9}  "
+    by = f" [{event.by}]" if event.by else ""
+    line = f"{head}{about}{event.reason}{by}"
+    return line if width is None else wrapped(line, width, len(head))
+
+
+def _columns(job: ClusterJobStatus) -> tuple[str, str, str, str, str]:
+    """Return name, state, slots, priority and queue of ``job`` for its row."""
+    slots = f"{job.slots}/{_range(job.min, job.max)}"
+    return job.name, job.outcome, slots, str(job.priority), job.queue
+
+
+def _range(least: int, most: int) -> str:
+    """Return two limits as text: "1-4", or "2" if they are the same."""
+    return f"{least}-{most}" if least < most else str(most)
+
+
+def _rows(details: ClusterJobDetails, now_s: float) -> dict[str, str]:
+    """Return the rows about the state of a job, by title; ``now_s`` is the time since 1970."""
+    job = details.job
+    since = f", for {rounded(now_s - job.since_s)}" if job.since_s else ""
+    rows = {
+        "job": job.name,
+        "state": f"{job.outcome}{since}: {job.reason}",
+        "wanted": "" if job.wanted is Goal.RUN else _wanted(job),
+        "slots": f"{job.slots} of {_range(job.min, job.max)}, {job.np} wanted{_where(details)}",
+        "priority": f"{job.priority}, queue {job.queue}",
+        "submitted": f"{_moment(job.submitted_s)}, {rounded(now_s - job.submitted_s)} ago",
+        "started": _moment(job.started_s) if job.started_s else "",
+        "ended": f"{_moment(job.ended_s)}, exit code {job.exit_code}" if job.ended_s else "",
+        "runs": f"{_runs(details)}; {details.slot_s:,.0f} slot-seconds",
+        "next start": _next_start(details, now_s),
+    }
+    return {title: text for title, text in rows.items() if text}
+
+
+def _wanted(job: ClusterJobStatus) -> str:
+    """Return what users want of ``job`` if that is not that it runs."""
+    return "that it halts" if job.wanted is Goal.HALT else "that it is gone"
+
+
+def _where(details: ClusterJobDetails) -> str:
+    """Return the slots of a job by host, as the end of a clause; empty if it has none."""
+    if not details.devices:
+        return ""
+    has = by_host({host: len(devices) for host, devices in details.devices.items()})
+    back = {host: len(devices) for host, devices in details.leaving.items()}
+    return f" ({has}{f'; giving back {by_host(back)}' if back else ''})"
+
+
+def _runs(details: ClusterJobDetails) -> str:
+    """Return how many runs a job had, how many have failed, and the token of the last."""
+    job = details.job
+    failed = f", {job.failures} failed" if job.failures else ""
+    token = f"; the last one is {details.run}" if details.run else ""
+    return f"{job.runs}{failed}{token}"
+
+
+def _next_start(details: ClusterJobDetails, now_s: float) -> str:
+    """Return for how long a job that waits is not started again; empty if it may be started."""
+    left_s = details.not_before_s - now_s
+    waits = details.job.state is LifeState.QUEUED and left_s > 0
+    return f"not in the next {rounded(left_s)}" if waits else ""
+
+
+def _moment(time_s: float) -> str:
+    """Return a time in seconds since 1970 as local date and time."""
+    return datetime.fromtimestamp(time_s).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _given(manifest: JobManifest) -> Mapping[str, Any]:
+    """Return the values of ``manifest`` that are not the defaults, as a user writes them."""
+    usual = JobManifest("", (), 0, 0).to_json()
+    return _differing(manifest.to_json(), usual)
+
+
+def _differing(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of ``values`` that differ from the ``usual`` ones, at any depth."""
+    found = {}
+    for key, value in values.items():
+        other = usual.get(key)
+        if value != other:
+            both = isinstance(value, Mapping) and isinstance(other, Mapping)
+            found[key] = _differing(value, other) if both and other else value
+    return found
+
+
+def left_out(count: int) -> str:
+    """Return the sentence that says that ``count`` jobs that have ended are not shown."""
+    more = counted(count, "more job")
+    return f"{more} {verb(count, 'has', 'have')} ended: `edl list --state ended`"

@@ -1,0 +1,81 @@
+"""`edl submit`: submit a job to a cluster."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from edl.cli.cluster_table import state_line
+from edl.cli.common import ClusterOption, JsonOption, ZooKeeperOption
+from edl.client.cluster import Cluster
+from edl.client.cluster_waiting import wait_exit_code
+from edl.core.cluster.job_status import ClusterJobStatus
+
+STANDARD_INPUT = "-"
+
+
+def submit(
+    manifest: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE", help="The job's manifest; -: standard input.", show_default=False
+        ),
+    ],
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--key",
+            metavar="TEXT",
+            help="Names this submission: the same key again is the same job.",
+            show_default=False,
+        ),
+    ] = None,
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch", "-w", help="Show its place in the queue and why it waits, until it trains."
+        ),
+    ] = False,
+    timeout_s: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout", help="With --watch: seconds to wait. Default: none.", show_default=False
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+    cluster: ClusterOption = None,
+    zookeeper: ZooKeeperOption = None,
+) -> None:
+    """Submit a job to a cluster; it starts when it gets slots.
+
+    Returns as soon as the job is in ZooKeeper. With --watch it ends with 0 when the job trains; if
+    it ends or is halted before that, as `edl wait`.
+    """
+    given = manifest if manifest != STANDARD_INPUT else _standard_input()
+    with Cluster(cluster, zookeeper) as client:
+        name = client.submit(given, key)
+        if not watch:
+            if as_json:
+                typer.echo(json.dumps(client.show(name).job.to_json()))
+            else:
+                typer.echo(f"job {name} is submitted to cluster {client.name}")
+            return
+
+        def show(now: ClusterJobStatus) -> None:
+            typer.echo(json.dumps(now.to_json()) if as_json else f"{name}  {state_line(now)}")
+
+        try:
+            end = client.wait_until_running(name, timeout_s, show)
+        except KeyboardInterrupt:
+            print(f"edl: interrupted; job {name} stays submitted", file=sys.stderr)
+            raise typer.Exit(130) from None
+    if end.is_over:
+        raise typer.Exit(wait_exit_code(end))
+
+
+def _standard_input() -> str:
+    """Return the text of standard input, which ends with a newline."""
+    return f"{sys.stdin.read()}\n"

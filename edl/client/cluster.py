@@ -1,0 +1,290 @@
+"""A cluster as an object for Python programs: each command for users is a method."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from os import PathLike, fspath
+from typing import Self
+
+from edl import config
+from edl.client import cluster_waiting
+from edl.client.cluster_connection import cluster_store
+from edl.client.cluster_waiting import OnStatus, described, ignore_status
+from edl.client.connection import connected
+from edl.client.manifest_reading import AnyManifest, job_manifest
+from edl.coordination.cluster_store import ClusterStore
+from edl.coordination.cluster_submission import submit_job
+from edl.core.cluster.events import ClusterEvent
+from edl.core.cluster.job_life import LifeResult, LifeState
+from edl.core.cluster.job_status import ClusterJobDetails, ClusterJobStatus
+from edl.core.cluster.manifest import MOST_PRIORITY
+from edl.core.cluster.records import Goal, Wanted
+from edl.core.job.placement import whole
+from edl.errors import UsageError
+
+STATES: tuple[str, ...] = (*LifeState, *LifeResult)
+"""The words that :meth:`Cluster.list` takes as a state: ``finished`` is a job that has ended so."""
+
+
+class Cluster:
+    """A client of the cluster ``name``, or of the only one that this user knows if it is None.
+
+    Each call opens a ZooKeeper session and closes it; as a context manager the cluster keeps one
+    session open for all calls. An object must not be shared between threads.
+
+    Args:
+        name: the name of the cluster; None for EDL_CLUSTER, or else the only cluster in this
+            ZooKeeper whose secret is known here.
+        zookeeper: the ZooKeeper servers, "host:port,host:port"; None for EDL_ZOOKEEPER, or else the
+            local server of this user.
+        secret: the secret of the cluster; None for the one in ``secret_file``.
+        secret_file: a file, or a pipe, with the secret of the cluster, which other users cannot
+            read; None for EDL_SECRET or EDL_SECRET_FILE, or the secret in this user's state
+            directory.
+
+    Besides the errors that are listed with it, each call may raise UnknownCluster, AccessDenied,
+    ZooKeeperUnreachable, and CoordinationError if ZooKeeper goes away during the call. All errors
+    are EdlErrors. What a call changes is written when it returns; the same call again changes
+    nothing more.
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        zookeeper: str | None = None,
+        *,
+        secret: str | None = None,
+        secret_file: str | PathLike[str] | None = None,
+    ) -> None:
+        self._name = name
+        self._zookeeper = zookeeper
+        self._secret = secret
+        self._secret_file = None if secret_file is None else fspath(secret_file)
+        self._open = ExitStack()
+        self._kept: ClusterStore | None = None
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.enter_context(self._open.pop_all())  # what is kept already
+            self._kept = stack.enter_context(self._connect())
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the session that the context manager keeps; closing it twice is harmless."""
+        self._kept = None
+        self._open.close()
+
+    @property
+    def name(self) -> str:
+        """The name of the cluster."""
+        with self._store() as store:
+            return store.paths.name
+
+    # --- jobs ---
+
+    def submit(self, manifest: AnyManifest, key: str | None = None) -> str:
+        """Submit a job, unless that was done with the same key, and return its name.
+
+        Args:
+            manifest: the manifest; its values by key; its text; or the path of its file.
+            key: a text that the caller has chosen for this submission. Without it, a call that is
+                repeated because its answer was lost may find that the name is taken.
+
+        Raises:
+            ManifestError: the manifest cannot be read, or a value is not allowed.
+            UsageError: a job of that name has not ended, another manifest was submitted with the
+                key, or the cluster has as many jobs as it may have.
+            CoordinationError: the job may have been submitted or not: try again with the same key.
+        """
+        asked = job_manifest(manifest)
+        with self._store() as store:
+            return submit_job(store, asked, key)
+
+    def list(
+        self, queue: str | None = None, state: str | None = None
+    ) -> tuple[ClusterJobStatus, ...]:
+        """Return the state of each job, in the order of submission.
+
+        Args:
+            queue: the name of a queue, for the jobs of that queue only; None for all.
+            state: a state, for jobs in that state only: one of ``STATES``; None for all.
+
+        Raises:
+            UsageError: there is no such state.
+        """
+        if state is not None and state not in STATES:
+            raise UsageError(f"there is no state {state!r}; use one of {', '.join(STATES)}")
+        with self._store() as store:
+            said = store.status()
+            found = [described(job, said) for job in store.jobs()]
+        return tuple(
+            job
+            for job in found
+            if queue in (None, job.queue) and state in (None, str(job.state), job.outcome)
+        )
+
+    def show(self, job: str) -> ClusterJobDetails:
+        """Return all that is known of the job named ``job``.
+
+        Raises:
+            UnknownJob: the cluster has no such job.
+        """
+        with self._store() as store:
+            return cluster_waiting.details(store, job, time.time())
+
+    def events(
+        self, job: str | None = None, after: int = -1
+    ) -> tuple[tuple[int, ClusterEvent], ...]:
+        """Return the events of the cluster, as pairs of a number and an event, the oldest first.
+
+        The cluster keeps its newest 10,000 events.
+
+        Args:
+            job: the name of a job, for events about that job only; None for all.
+            after: only events with a greater number are returned.
+
+        Raises:
+            UnknownJob: the cluster has no such job, and no event about one.
+        """
+        with self._store() as store:
+            found = cluster_waiting.events(store, job, after)
+            if job is not None and not found:
+                store.job(job)
+            return tuple(found)
+
+    def wait(
+        self, job: str, timeout_s: float | None = None, on_status: OnStatus = ignore_status
+    ) -> ClusterJobStatus:
+        """Wait until a job has ended, or a user has halted it; return its state then.
+
+        Args:
+            job: the name of the job.
+            timeout_s: the time to wait, in seconds; None to wait as long as ZooKeeper answers: a
+                call without an answer for 10 minutes ends.
+            on_status: called with the state of the job at first, and whenever it or its reason has
+                changed.
+
+        Raises:
+            UnknownJob: the cluster has no such job, it was removed, or a new job has its name.
+            TimedOut: the job goes on after ``timeout_s``.
+        """
+        with self._store() as store:
+            return cluster_waiting.wait_for_job(
+                store, job, lambda now: now.is_over, timeout_s, on_status
+            )
+
+    def wait_until_running(
+        self, job: str, timeout_s: float | None = None, on_status: OnStatus = ignore_status
+    ) -> ClusterJobStatus:
+        """Wait until a job trains, or has ended or halted before that; return its state then.
+
+        The arguments and the errors are those of :meth:`wait`.
+        """
+        with self._store() as store:
+            return cluster_waiting.wait_for_job(
+                store,
+                job,
+                lambda now: now.is_over or now.state is LifeState.RUNNING,
+                timeout_s,
+                on_status,
+            )
+
+    def halt(self, job: str) -> Wanted:
+        """Let a job stop with a checkpoint and keep its place; return what is wanted of it now.
+
+        :meth:`resume` lets it go on.
+
+        Raises:
+            UnknownJob: the cluster has no such job.
+            UsageError: the job has ended, or is being deleted.
+        """
+        return self._want(job, lambda before: replace(before, goal=Goal.HALT))
+
+    def resume(self, job: str) -> Wanted:
+        """Let a halted job go on from its newest checkpoint when it gets slots.
+
+        The result and the errors are those of :meth:`halt`.
+        """
+        return self._want(job, lambda before: replace(before, goal=Goal.RUN))
+
+    def delete(self, job: str) -> Wanted:
+        """End a job for good, or remove the records of one that has ended.
+
+        A job that trains stops with a checkpoint first. Checkpoints and logs stay. The result is
+        that of :meth:`halt`.
+
+        Raises:
+            UnknownJob: the cluster has no such job.
+        """
+        return self._want(job, lambda before: replace(before, goal=Goal.GONE))
+
+    def priority(self, job: str, priority: int) -> Wanted:
+        """Change the priority of a job; jobs of a higher one come first.
+
+        The result and the errors are those of :meth:`halt`.
+        """
+        wanted = whole(priority)
+        if abs(wanted) > MOST_PRIORITY:
+            raise UsageError(
+                f"the priority is {wanted}; it must lie between -{MOST_PRIORITY} and "
+                f"{MOST_PRIORITY}"
+            )
+        return self._want(job, lambda before: replace(before, priority=wanted))
+
+    # --- hosts ---
+
+    def drain(self, host: str, timeout_s: float | None = None) -> None:
+        """Let a host have no jobs: those there shrink, or move to other hosts.
+
+        Args:
+            host: the name of the host.
+            timeout_s: the time to wait until no job has anything there, in seconds; None to return
+                as soon as the request is written.
+
+        Raises:
+            UsageError: the cluster has no such host.
+            TimedOut: jobs have something there after ``timeout_s``; they go on leaving.
+        """
+        with self._store() as store:
+            cluster_waiting.drain_host(store, host, timeout_s)
+
+    def undrain(self, host: str) -> None:
+        """Let a host that was drained have jobs again; ``host`` is its name.
+
+        Raises:
+            UsageError: the cluster has no such host.
+        """
+        with self._store() as store:
+            store.set_drained(host, False)
+
+    # --- the way there ---
+
+    def _want(self, job: str, change: Callable[[Wanted], Wanted]) -> Wanted:
+        """Change what users want of ``job``, and return what is wanted then."""
+        with self._store() as store:
+            return store.change_wanted(job, change)
+
+    @contextmanager
+    def _store(self) -> Iterator[ClusterStore]:
+        """Provide the records of the cluster in the session that is kept open, or in a new one."""
+        if self._kept is not None:
+            yield self._kept
+            return
+        with self._connect() as store:
+            yield store
+
+    @contextmanager
+    def _connect(self) -> Iterator[ClusterStore]:
+        """Provide the records of the cluster in a new ZooKeeper session."""
+        secret = self._secret
+        if self._secret_file is not None:
+            secret = config.load(secret=secret, secret_file=self._secret_file).secret
+        with connected(self._zookeeper) as session:
+            yield cluster_store(session, self._name, secret)

@@ -1,0 +1,238 @@
+"""Read what a cluster says of its jobs and hosts, and wait with a deadline until it is so."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from edl.client.waiting import USUAL, ClientLimits
+from edl.coordination.cluster_store import ClusterStore, StoredJob
+from edl.core.cluster.events import ClusterEvent, ClusterEventKind
+from edl.core.cluster.job_life import LifeResult, LifeState
+from edl.core.cluster.job_status import ClusterJobDetails, ClusterJobStatus
+from edl.core.cluster.records import ClusterStatus
+from edl.core.host.exit_codes import EXIT_CODES, AgentEnd
+from edl.errors import CoordinationError, TimedOut, UnknownJob
+
+UNSEEN = "no controller of the cluster has seen it yet"
+AWAY_S = 600.0  # without an answer of ZooKeeper, after which a wait without a time limit ends
+
+TIMED_OUT = 124  # the exit code of `edl wait` whose time is over; that of timeout(1)
+HALTED = EXIT_CODES[AgentEnd.STOPPED]  # of `edl wait` for a job that a user has halted
+DELETED = EXIT_CODES[AgentEnd.NO_SUCH_JOB]  # of `edl wait` for a job that a user has deleted
+
+OnStatus = Callable[[ClusterJobStatus], None]  # called when the state or its reason has changed
+T = TypeVar("T")
+
+
+def ignore_status(_status: ClusterJobStatus) -> None:
+    """Do nothing with a state: the ``on_status`` of callers that want none."""
+
+
+def described(job: StoredJob, said: ClusterStatus) -> ClusterJobStatus:
+    """Return the state of ``job`` for users.
+
+    The reason is the newest that the leader has ``said``, or else the one in the job's record.
+    """
+    manifest, life, wanted = job.manifest, job.life, job.wanted
+    reason = said.reason(job.name, life.since_s) if life.state is not LifeState.ENDED else ""
+    return ClusterJobStatus(
+        name=job.name,
+        state=life.state,
+        reason=reason or life.reason or UNSEEN,
+        wanted=wanted.goal,
+        result=life.result,
+        exit_code=life.exit_code,
+        slots=life.slots,
+        min=manifest.min,
+        max=manifest.max,
+        np=manifest.requested_np,
+        priority=wanted.priority,
+        queue=manifest.queue,
+        submitted_s=job.submitted_s,
+        since_s=life.since_s,
+        started_s=life.started_s,
+        ended_s=life.ended_s,
+        runs=life.runs,
+        failures=life.failures,
+    )
+
+
+def details(store: ClusterStore, name: str, now_s: float) -> ClusterJobDetails:
+    """Return all that is known of the job called ``name``; ``now_s`` is the time since 1970.
+
+    Raises:
+        UnknownJob: the cluster has no such job.
+        CoordinationError: ZooKeeper is away.
+    """
+    job, said, hosts = store.job(name), store.status(), store.hosts()
+    entries = {host.name: host.assigned.jobs[name] for host in hosts if name in host.assigned.jobs}
+    return ClusterJobDetails(
+        job=described(job, said),
+        manifest=job.manifest,
+        run=job.life.run,
+        devices={host: one.devices for host, one in entries.items() if one.devices},
+        leaving={host: one.leaving for host, one in entries.items() if one.leaving},
+        not_before_s=job.life.not_before_s,
+        slot_s=job.life.attained_s(now_s),
+        history=_since_submission([event for _, event in events(store, name)]),
+    )
+
+
+def events(
+    store: ClusterStore, job: str | None = None, after: int = -1
+) -> list[tuple[int, ClusterEvent]]:
+    """Return the events of the cluster, or those about ``job``, with a number above ``after``.
+
+    Raises:
+        UnknownCluster: the cluster does not exist.
+        CoordinationError: ZooKeeper is away.
+    """
+    found = store.events.read(after)
+    return [one for one in found if job is None or one[1].job == job]
+
+
+def wait_for_job(
+    store: ClusterStore,
+    name: str,
+    is_so: Callable[[ClusterJobStatus], bool],
+    timeout_s: float | None,
+    on_status: OnStatus,
+    limits: ClientLimits = USUAL,
+) -> ClusterJobStatus:
+    """Wait until something is so about a job, and return its state then.
+
+    Args:
+        store: the records of the cluster.
+        name: the name of the job.
+        is_so: returns whether a state is the one waited for.
+        timeout_s: the time to wait, in seconds; None for no limit but that of ``AWAY_S`` without an
+            answer of ZooKeeper.
+        on_status: called with the first state, and whenever the state or its reason has changed.
+        limits: has the time between two readings.
+
+    Raises:
+        TimedOut: it was not so within ``timeout_s``.
+        UnknownJob: the cluster has no such job, it was removed, or a new job has its name.
+        CoordinationError: ZooKeeper did not answer for ``AWAY_S``.
+    """
+    order: int | None = None
+    said: tuple[object, str] | None = None
+
+    def look() -> ClusterJobStatus:
+        nonlocal order, said
+        job = store.job(name)
+        if order not in (None, job.order):
+            raise UnknownJob(name, (name,))
+        order = job.order
+        now = described(job, store.status())
+        if said != (now.state, now.reason):
+            said = (now.state, now.reason)
+            on_status(now)
+        return now
+
+    for found in _looks(look, timeout_s, limits):
+        if is_so(found):
+            return found
+    raise TimedOut(name, _late(name, timeout_s, said))
+
+
+def drain_host(store: ClusterStore, host: str, timeout_s: float | None) -> None:
+    """Let a host have no jobs; see :meth:`edl.client.cluster.Cluster.drain`."""
+    store.set_drained(host, True)
+    if timeout_s is not None:
+        _wait_for_empty_host(store, host, timeout_s)
+
+
+def _wait_for_empty_host(
+    store: ClusterStore, host: str, timeout_s: float, limits: ClientLimits = USUAL
+) -> None:
+    """Wait until no job has anything on the host called ``host``; a host without records has none.
+
+    Raises:
+        TimedOut: jobs had something there after ``timeout_s``, in seconds.
+        CoordinationError: ZooKeeper did not answer for all that time.
+    """
+    jobs: list[str] = []
+
+    def look() -> list[str]:
+        nonlocal jobs
+        jobs = [job for one in store.hosts() if one.name == host for job in one.assigned.jobs]
+        return jobs
+
+    for found in _looks(look, timeout_s, limits):
+        if not found:
+            return
+    there = ", ".join(sorted(jobs))
+    raise TimedOut(
+        there,
+        f"host {host} is drained, and after {timeout_s:g} s it still has {there}; they go on "
+        "leaving",
+    )
+
+
+def wait_exit_code(job: ClusterJobStatus) -> int:
+    """Return the exit code of `edl wait` for a ``job`` that is over.
+
+    It is 0 if the job has finished; if it has failed the exit code of its last run, or 1 if that
+    is 0; 90 if a user has halted it; 94 if a user has deleted it.
+    """
+    codes: Mapping[LifeResult | None, int] = {
+        LifeResult.FINISHED: 0,
+        LifeResult.FAILED: job.exit_code or 1,
+        LifeResult.DELETED: DELETED,
+        None: HALTED,
+    }
+    return codes[job.result]
+
+
+def _looks(look: Callable[[], T], timeout_s: float | None, limits: ClientLimits) -> Iterator[T]:
+    """Yield what ``look`` returns again and again, until the time is up.
+
+    While ZooKeeper does not answer, nothing is yielded, and the time runs on.
+
+    Args:
+        look: reads something of ZooKeeper.
+        timeout_s: the time in seconds after which it ends; None for no limit.
+        limits: has the time between two readings.
+
+    Raises:
+        CoordinationError: ZooKeeper did not answer at the end of the time, or for ``AWAY_S``.
+    """
+    begun = answered = time.monotonic()
+    while True:
+        away: CoordinationError | None = None
+        try:
+            found = look()
+        except CoordinationError as error:
+            away = error
+        else:
+            answered = time.monotonic()
+            yield found
+        now = time.monotonic()
+        is_late = timeout_s is not None and now - begun >= timeout_s
+        if away is not None and (is_late or now - answered >= AWAY_S):
+            raise away
+        if is_late:
+            return
+        time.sleep(limits.poll_s)
+
+
+def _late(name: str, timeout_s: float | None, said: tuple[object, str] | None) -> str:
+    """Return the sentence for a wait for the job ``name`` that was over after ``timeout_s``.
+
+    ``said`` is the last state of the job and its reason; None: it was never read.
+    """
+    state = "" if said is None else f": it is {said[0]} ({said[1]})"
+    return f"job {name} is not so far after {timeout_s:g} s{state}; it goes on"
+
+
+def _since_submission(history: Sequence[ClusterEvent]) -> tuple[ClusterEvent, ...]:
+    """Return the events of ``history``, since the last submission of their job."""
+    found: list[ClusterEvent] = []
+    for event in history:
+        if event.kind is ClusterEventKind.SUBMITTED:
+            found = []
+        found.append(event)
+    return tuple(found)
