@@ -11,9 +11,8 @@ from typing import Self
 
 from edl import config
 from edl.client import cluster_waiting
-from edl.client.cluster_connection import cluster_store
 from edl.client.cluster_waiting import OnStatus, described, ignore_status
-from edl.client.connection import connected
+from edl.client.clusters import connected_cluster
 from edl.client.manifest_reading import AnyManifest, job_manifest
 from edl.coordination.cluster_store import ClusterStore
 from edl.coordination.cluster_submission import submit_job
@@ -122,7 +121,7 @@ class Cluster:
         if state is not None and state not in STATES:
             raise UsageError(f"there is no state {state!r}; use one of {', '.join(STATES)}")
         with self._store() as store:
-            said = store.status()
+            said = store.reasons()
             found = [described(job, said) for job in store.jobs()]
         return tuple(
             job
@@ -286,5 +285,5 @@ class Cluster:
         secret = self._secret
         if self._secret_file is not None:
             secret = config.load(secret=secret, secret_file=self._secret_file).secret
-        with connected(self._zookeeper) as session:
-            yield cluster_store(session, self._name, secret)
+        with connected_cluster(self._name, self._zookeeper, secret) as store:
+            yield store

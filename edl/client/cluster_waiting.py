@@ -11,7 +11,7 @@ from edl.coordination.cluster_store import ClusterStore, StoredJob
 from edl.core.cluster.events import ClusterEvent, ClusterEventKind
 from edl.core.cluster.job_life import LifeResult, LifeState
 from edl.core.cluster.job_status import ClusterJobDetails, ClusterJobStatus
-from edl.core.cluster.records import ClusterStatus
+from edl.core.cluster.records import JobReasons
 from edl.core.host.exit_codes import EXIT_CODES, AgentEnd
 from edl.errors import CoordinationError, TimedOut, UnknownJob
 
@@ -30,7 +30,7 @@ def ignore_status(_status: ClusterJobStatus) -> None:
     """Do nothing with a state: the ``on_status`` of callers that want none."""
 
 
-def described(job: StoredJob, said: ClusterStatus) -> ClusterJobStatus:
+def described(job: StoredJob, said: JobReasons) -> ClusterJobStatus:
     """Return the state of ``job`` for users.
 
     The reason is the newest that the leader has ``said``, or else the one in the job's record.
@@ -66,7 +66,7 @@ def details(store: ClusterStore, name: str, now_s: float) -> ClusterJobDetails:
         UnknownJob: the cluster has no such job.
         CoordinationError: ZooKeeper is away.
     """
-    job, said, hosts = store.job(name), store.status(), store.hosts()
+    job, said, hosts = store.job(name), store.reasons(), store.hosts()
     entries = {host.name: host.assigned.jobs[name] for host in hosts if name in host.assigned.jobs}
     return ClusterJobDetails(
         job=described(job, said),
@@ -126,7 +126,7 @@ def wait_for_job(
         if order not in (None, job.order):
             raise UnknownJob(name, (name,))
         order = job.order
-        now = described(job, store.status())
+        now = described(job, store.reasons())
         if said != (now.state, now.reason):
             said = (now.state, now.reason)
             on_status(now)

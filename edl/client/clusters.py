@@ -23,13 +23,18 @@ DEFAULT_NAME = "main"  # of the cluster that `edl cluster start` creates
 
 
 @contextmanager
-def connected_cluster(name: str | None, zookeeper: str | None = None) -> Iterator[ClusterStore]:
+def connected_cluster(
+    name: str | None, zookeeper: str | None = None, secret: str | None = None
+) -> Iterator[ClusterStore]:
     """While entered, provide a cluster in a ZooKeeper session.
 
     Args:
-        name: the name of the cluster; None for the only one whose secret is known here.
+        name: the name of the cluster; None for that of EDL_CLUSTER, or else the only one whose
+            secret is known here.
         zookeeper: the ZooKeeper servers, ``host:port,...``; None for those of EDL_ZOOKEEPER, or
             else the local server of this user.
+        secret: the secret of the cluster; None for that of EDL_SECRET or of its file, or else one
+            in this user's state directory.
 
     Raises:
         UnknownCluster: there is no such cluster.
@@ -39,28 +44,37 @@ def connected_cluster(name: str | None, zookeeper: str | None = None) -> Iterato
         ZooKeeperUnreachable: ZooKeeper does not answer.
     """
     with connected(zookeeper) as session:
-        access = known_access(session, name)
-        store = ClusterStore(open_cluster(session, access), by=user_here())
-        check_format(access.job, store.settings())
-        yield store
+        yield open_cluster_store(session, name, secret)
 
 
-def known_access(session: Session, name: str | None) -> Access:
+def open_cluster_store(
+    session: Session, name: str | None, secret: str | None = None
+) -> ClusterStore:
+    """Return the records of a cluster, which ``session`` then belongs to.
+
+    The arguments and errors are those of :func:`connected_cluster`.
+    """
+    access = known_access(session, name, secret)
+    store = ClusterStore(open_cluster(session, access), by=user_here())
+    check_format(access.job, store.settings())
+    return store
+
+
+def known_access(session: Session, name: str | None, secret: str | None = None) -> Access:
     """Return the name and the secret of a cluster that exists, as far as they are known here.
 
-    The secret is that of EDL_SECRET or of its file, or else one in this user's state directory. The
-    arguments and errors are those of :func:`connected_cluster`.
+    The arguments and errors are those of :func:`connected_cluster`.
     """
-    names = cluster_names(session)
+    names, name = cluster_names(session), name or config.load().cluster
     if name is not None:
         ClusterPaths(name)
         if name not in names:
             raise UnknownCluster(name, names)
-        found = _opened(session, [name])
+        found = known_accesses(session, [name], secret)
         if not found:
             raise AccessDenied(name, _unknown_secret(name))
         return found[0]
-    found = _opened(session, names)
+    found = known_accesses(session, names, secret)
     if len(found) == 1:
         return found[0]
     if found:
@@ -72,6 +86,20 @@ def known_access(session: Session, name: str | None) -> Access:
             "--cluster and its secret by --secret-file"
         )
     raise UsageError("there is no cluster; start one with `edl cluster start`")
+
+
+def known_accesses(session: Session, names: Sequence[str], secret: str | None) -> list[Access]:
+    """Return the accesses of those clusters called ``names`` that a known secret opens.
+
+    ``secret`` is the one that the user gave; None for that of this process's configuration.
+    """
+    given, state = secret or config.load().secret, config.state_dir()
+    known = [Access(n, one) for n in names for one in candidates(state, n, given, of=CLUSTERS)]
+    session.identify(*known)
+    roots = [acl(ClusterPaths(name).root) for name in names]
+    acls = dict(zip(names, session.read_open("read ACLs", roots), strict=True))
+    opens = {one.job: one for one in known if acls[one.job] and one.opens(acls[one.job][0])}
+    return [opens[name] for name in names if name in opens]
 
 
 def access_to_start(session: Session, name: str, settings: ClusterRecord) -> tuple[Access, bool]:
@@ -130,17 +158,6 @@ def user_here() -> str:
     except (KeyError, OSError):  # a container's user that has no entry in /etc/passwd
         user = "somebody"
     return f"{user}@{socket.gethostname()}"
-
-
-def _opened(session: Session, names: Sequence[str]) -> list[Access]:
-    """Return the accesses of those clusters called ``names`` that a known secret opens."""
-    given, state = config.load().secret, config.state_dir()
-    known = [Access(n, one) for n in names for one in candidates(state, n, given, of=CLUSTERS)]
-    session.identify(*known)
-    roots = [acl(ClusterPaths(name).root) for name in names]
-    acls = dict(zip(names, session.read_open("read ACLs", roots), strict=True))
-    opens = {one.job: one for one in known if acls[one.job] and one.opens(acls[one.job][0])}
-    return [opens[name] for name in names if name in opens]
 
 
 def _unknown_secret(name: str) -> str:

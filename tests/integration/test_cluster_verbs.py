@@ -23,14 +23,14 @@ from edl.coordination.cluster_store import ClusterStore
 from edl.coordination.cluster_writer import (
     ClusterWriter,
     life_write,
-    status_write,
+    reasons_write,
 )
 from edl.coordination.secrets import CLUSTERS, keep
 from edl.coordination.session import Session
 from edl.core.cluster.job_life import LifeEvent
 from edl.core.cluster.records import (
     ClusterRecord,
-    ClusterStatus,
+    JobReasons,
 )
 from edl.errors import (
     ManifestError,
@@ -65,8 +65,8 @@ class Leader:
         assert self.writer.commit([life_write(self.store.paths, stored, life)])
 
     def says(self, **reasons: str) -> None:
-        status = ClusterStatus(time.time(), reasons)
-        assert self.writer.commit([status_write(self.store.paths, status)])
+        said = JobReasons(time.time(), reasons)
+        assert self.writer.commit([reasons_write(self.store.paths, said)])
 
 
 @pytest.fixture(autouse=True)
