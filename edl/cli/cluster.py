@@ -2,39 +2,57 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import uuid
+from collections.abc import Sequence
+from datetime import datetime
 from importlib import metadata
 from typing import Annotated
 
 import typer
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from edl import config
-from edl.cli.common import AddressOption, ZooKeeperOption
-from edl.client.clusters import DEFAULT_NAME, access_to_start
+from edl.cli.common import AddressOption, ClusterOption, JsonOption, ZooKeeperOption, console
+from edl.client.cluster_plans import (
+    plan_now,
+    plan_with_host,
+    set_policy_of_cluster,
+    status_of_cluster,
+)
+from edl.client.clusters import DEFAULT_NAME, access_to_start, connected_cluster
 from edl.client.connection import connected
-from edl.core.cluster.policies import with_parameters
+from edl.core.cluster.cluster_status import ClusterStatus, JobPlan
+from edl.core.cluster.policies import POLICIES, with_parameters
 from edl.core.cluster.records import ClusterRecord, ControllerRecord
+from edl.core.plural import by_host, counted, verb
+from edl.errors import UsageError
 from edl.launch.address import own_address
 from edl.scheduler.controller import Controller
 
 app = typer.Typer(
     help="A cluster shares hosts among elastic jobs.",
     no_args_is_help=True,
+    add_completion=False,
     rich_markup_mode=None,
 )
-
-
-@app.callback()
-def _cluster() -> None:
-    """Share hosts among elastic jobs."""
+ParametersOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PARAMETER=VALUE", help="A parameter of that policy."),
+]
 
 
 @app.command()
 def start(
-    name: Annotated[str, typer.Option("--name", help="Name of the cluster.")] = DEFAULT_NAME,
+    name: Annotated[
+        str, typer.Option("--name", "--cluster", help="Name of the cluster.")
+    ] = DEFAULT_NAME,
     policy: Annotated[
         str | None,
         typer.Option(
@@ -71,6 +89,166 @@ def start(
     _say("has ended")
 
 
+@app.command()
+def status(
+    cluster: ClusterOption = None,
+    as_json: JsonOption = False,
+    zookeeper: ZooKeeperOption = None,
+) -> None:
+    """Show which controller leads, the hosts and the slots in use, and how many jobs there are."""
+    with connected_cluster(cluster, zookeeper) as store:
+        now = status_of_cluster(store)
+    if as_json:
+        typer.echo(json.dumps(now.to_json()))
+    else:
+        console().print(status_table(now))
+
+
+@app.command()
+def plan(
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            "--policy",
+            help="Name of another policy. Default: that of the cluster.",
+            show_default=False,
+        ),
+    ] = None,
+    parameters: ParametersOption = None,
+    cluster: ClusterOption = None,
+    as_json: JsonOption = False,
+    zookeeper: ZooKeeperOption = None,
+) -> None:
+    """Show which slots each job would get if the policy were asked now; nothing is changed."""
+    if parameters and policy is None:
+        raise UsageError("--set needs --policy; name the policy whose parameters you give")
+    values = parameters_of(policy, parameters or []) if policy is not None else {}
+    with connected_cluster(cluster, zookeeper) as store:
+        _show(plan_now(store, policy, values), as_json)
+
+
+@app.command("what-if")
+def what_if(
+    add_host: Annotated[
+        int, typer.Option("--add-host", metavar="SLOTS", min=1, help="A host with so many slots.")
+    ],
+    label: Annotated[
+        list[str] | None,
+        typer.Option("--label", metavar="KEY=VALUE", help="A label of that host."),
+    ] = None,
+    cluster: ClusterOption = None,
+    as_json: JsonOption = False,
+    zookeeper: ZooKeeperOption = None,
+) -> None:
+    """Show which slots each job would get if there were another host; nothing is changed."""
+    labels = dict(_pair(text, "--label gpu=h100") for text in label or [])
+    with connected_cluster(cluster, zookeeper) as store:
+        _show(plan_with_host(store, add_host, labels), as_json)
+
+
+@app.command()
+def policy(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME [PARAMETER=VALUE]...]",
+            help="Another policy, with parameters that are not to be as registered.",
+            show_default=False,
+        ),
+    ] = None,
+    cluster: ClusterOption = None,
+    zookeeper: ZooKeeperOption = None,
+) -> None:
+    """Show by which policy the cluster gives slots, or change it while jobs run."""
+    name, texts = (words[0], words[1:]) if words else (None, [])
+    values = {} if name is None else parameters_of(name, texts)
+    with connected_cluster(cluster, zookeeper) as store:
+        now = store.settings() if name is None else set_policy_of_cluster(store, name, values)
+    changed = "".join(f" {key}={value}" for key, value in sorted(now.parameters.items()))
+    typer.echo(f"policy: {now.policy}{changed}")
+    typer.echo(POLICIES[now.policy][1] if now.policy in POLICIES else "this edl does not have it")
+
+
+def parameters_of(policy: str, texts: Sequence[str]) -> dict[str, object]:
+    """Return the parameters that a user gives for the policy named ``policy``, by name.
+
+    Args:
+        policy: the name of the policy.
+        texts: the parameters, like "patience=3".
+
+    Raises:
+        UsageError: there is no such policy, it has no such parameter, or a value is not allowed.
+    """
+    rule, found = with_parameters(policy, {}), {}
+    for text in texts:
+        key, value = _pair(text, f"edl cluster policy {policy} patience=3")
+        found[key] = _value(value, getattr(rule, key, None))
+    with_parameters(policy, found)
+    return found
+
+
+def status_table(now: ClusterStatus) -> RenderableType:
+    """Lay out the status of a cluster for a terminal."""
+    head = Table.grid(padding=(0, 2))
+    head.add_column(style="bold")
+    head.add_column()
+    jobs = ", ".join(f"{count} {state}" for state, count in now.jobs.items()) or "none"
+    waits = f"; {counted(now.waiting, 'more controller')} {verb(now.waiting, 'waits', 'wait')}"
+    rows = {
+        "cluster": now.cluster,
+        "leader": f"{now.leader or 'nobody leads now'}, term {now.term}"
+        + (waits if now.waiting else ""),
+        "policy": now.policy + "".join(f" {k}={v}" for k, v in sorted(now.parameters.items())),
+        "slots": f"{now.used} of {now.slots} in use",
+        "jobs": jobs,
+        "ZooKeeper": now.zookeeper,
+    }
+    if now.problem:
+        rows["problem"] = now.problem
+    for name, value in rows.items():
+        head.add_row(name, Text(value))
+    hosts = Table("host", "state", "slots", "used", "jobs", box=box.SIMPLE_HEAD, pad_edge=False)
+    for host in now.hosts:
+        cells = host.host, host.state, str(host.slots), str(host.used), by_host(host.jobs)
+        hosts.add_row(*map(Text, cells))
+    return Group(head, hosts) if now.hosts else head
+
+
+def _show(found: Sequence[JobPlan], as_json: bool) -> None:
+    """Print what a plan means for each job, as JSON if ``as_json``, else as a table."""
+    if as_json:
+        typer.echo(json.dumps([one.to_json() for one in found]))
+        return
+    if not found:
+        typer.echo("there is no job that has not ended")
+        return
+    table = Table("job", "state", "now", "planned", "why", box=box.SIMPLE_HEAD, pad_edge=False)
+    for one in found:
+        cells = one.job, one.state, by_host(one.now) or "-", by_host(one.planned) or "-"
+        table.add_row(*map(Text, cells), Text(one.reason))
+    console().print(table)
+
+
+def _pair(text: str, example: str) -> tuple[str, str]:
+    """Return the key and the value of ``text``, like "gpu=h100"; ``example`` is for the error."""
+    key, equals, value = text.partition("=")
+    if not key or not equals or not value:
+        raise UsageError(f"{text!r} is no KEY=VALUE; write it like `{example}`")
+    return key, value
+
+
+def _value(text: str, known: object) -> object:
+    """Return the value of a parameter that a user gives as ``text``.
+
+    It has the type of ``known``, the registered value, if the text can be read so.
+    """
+    try:
+        found: object = json.loads(text)
+    except ValueError:
+        return text
+    return float(found) if isinstance(known, float) and isinstance(found, int) else found
+
+
 def _say(sentence: str) -> None:
-    """Print a line of what the controller does."""
-    print(sentence, flush=True)
+    """Print a line of what the controller does, with the time."""
+    print(f"{datetime.now().astimezone():%H:%M:%S} {sentence}", flush=True)

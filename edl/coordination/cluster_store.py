@@ -17,9 +17,10 @@ from kazoo.client import TransactionRequest
 from kazoo.exceptions import NodeExistsError, NoNodeError
 
 from edl.coordination.cluster_nodes import ClusterNodes
-from edl.coordination.election import Election
+from edl.coordination.election import Election, candidate_of
 from edl.coordination.events import EventLogNodes
 from edl.coordination.nodes import Values, content, record, record_or_none
+from edl.coordination.paths import sequence
 from edl.coordination.reads import OnChange, children, exists, get, ignore_changes
 from edl.coordination.session import Refused
 from edl.coordination.wire import encode
@@ -453,6 +454,18 @@ class ClusterStore:
             record=about,
             missing=self.nodes.unknown,
         )
+
+    def controllers(self) -> list[str]:
+        """Return the names of the controllers that stand for election, the leader first.
+
+        Raises:
+            UnknownCluster: the cluster does not exist.
+            CoordinationError: ZooKeeper is away.
+        """
+        names = self.nodes.read(children(self.paths.election))[0]
+        if names is None:
+            raise self.nodes.unknown()
+        return [candidate_of(name) for name in sorted(names, key=sequence)]
 
     def add_event(self, transaction: TransactionRequest, event: ClusterEvent) -> None:
         """Add to ``transaction`` a write that appends ``event`` to the cluster's event log."""

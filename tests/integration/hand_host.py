@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from cli_shell import Running, Shell
 
@@ -11,8 +12,10 @@ from edl.coordination.access import Access
 from edl.coordination.cluster_host import HostOwner, HostRegistration
 from edl.coordination.cluster_nodes import open_cluster
 from edl.coordination.cluster_store import ClusterStore
+from edl.coordination.secrets import keep
 from edl.coordination.session import Session
 from edl.core.cluster.records import HostOffer, HostReport, JobReport
+from edl.errors import EdlError
 
 POLL_S = 0.05
 
@@ -42,6 +45,16 @@ class HandHost:
         self._thread = threading.Thread(target=self._obey, name=f"host {self.name}")
         self._thread.start()
         return self
+
+    def size(self, job: str) -> int:
+        """Return the number of workers in the ring of a job that trains; else 0."""
+        try:
+            status = self.shell.status(job)
+        except EdlError:
+            return 0
+        active = [one for one in status["members"] if one["stage"] == "active"]
+        whole = status["world_size"] == len(active) == len(status["members"])
+        return len(active) if whole and status["state"] == "running" else 0
 
     def __exit__(self, *_: object) -> None:
         self._end.set()
@@ -73,6 +86,7 @@ class HandHost:
         secret = self.store.secret(job)
         assert secret is not None
         environment = self.shell.environment
+        keep(Path(environment["XDG_STATE_HOME"]) / "edl", job, secret)  # for the shell
         self.shell.environment = {**environment, "EDL_SECRET": secret}
         words = ("--job", job, "--run", run, "--host", self.name, "--slots", str(self.slots))
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import time
@@ -18,6 +19,7 @@ from edl.coordination.cluster_submission import submit_job
 from edl.coordination.secrets import new_secret
 from edl.core.cluster.job_life import LifeResult, LifeState
 from edl.core.cluster.manifest import JobManifest
+from edl.core.cluster.records import Goal
 
 pytestmark = pytest.mark.integration
 __all__ = ["shell"]
@@ -32,8 +34,8 @@ def cluster(shell: Shell) -> Shell:
     return shell
 
 
-def start(shell: Shell) -> Running:
-    return shell.start("cluster", "start", "--name", "lab", "--policy", "fifo")
+def start(shell: Shell, policy: str = "fifo") -> Running:
+    return shell.start("cluster", "start", "--name", "lab", "--policy", policy)
 
 
 def manifest(shell: Shell, name: str, *options: str, **changes: Any) -> JobManifest:
@@ -52,6 +54,17 @@ def until_state(store: ClusterStore, job: str, state: LifeState) -> StoredJob:
     return found[0]
 
 
+def until_slots(host: HandHost, **slots: int) -> None:
+    """Wait until the jobs train with so many workers each, and have no other devices."""
+
+    def is_so() -> bool:
+        [view] = host.store.snapshot().hosts
+        owned = {job: len(one.devices) for job, one in view.assigned.jobs.items()}
+        return owned == slots == {job: host.size(job) for job in slots}
+
+    until(is_so, WAIT_S, lambda: f"not {slots}: {host.store.snapshot().hosts}")
+
+
 def test_a_job_runs_to_its_end(cluster: Shell) -> None:
     controller = start(cluster)
     controller.expect("leads cluster lab in term 1")
@@ -65,6 +78,69 @@ def test_a_job_runs_to_its_end(cluster: Shell) -> None:
     assert controller.wait() == 0
     assert "job j: queued -> starting" in controller.output
     assert events[0][0] == "leader"
+
+
+def test_slots_move_between_jobs(cluster: Shell) -> None:
+    """And back; a job is halted, resumed, and deleted."""
+    controller = start(cluster, "max_min")
+    controller.expect("leads cluster lab in term 1")
+    end = cluster.directory / "end"
+    with HandHost(cluster, LAB, "a", 4) as host:
+        submit_job(host.store, manifest(cluster, "x", "--until", str(end)))
+        until_slots(host, x=4)
+        submit_job(host.store, manifest(cluster, "y", "--until", str(end)))
+        until_slots(host, x=2, y=2)
+        for goal, state in ((Goal.HALT, LifeState.HALTED), (Goal.RUN, LifeState.RUNNING)):
+            host.store.change_wanted("x", lambda now, goal=goal: replace(now, goal=goal))
+            until_state(host.store, "x", state)
+            until_slots(host, **({"y": 4} if goal is Goal.HALT else {"x": 2, "y": 2}))
+        host.store.change_wanted("y", lambda now: replace(now, goal=Goal.GONE))
+        until_slots(host, x=4)
+        assert until_state(host.store, "y", LifeState.ENDED).life.result is LifeResult.DELETED
+        end.touch()
+        assert until_state(host.store, "x", LifeState.ENDED).life.result is LifeResult.FINISHED
+        until_slots(host)
+    controller.process.terminate()
+    assert controller.wait() == 0
+    print(controller.output)
+
+
+def test_it_is_shown_and_changed_while_jobs_run(cluster: Shell) -> None:
+    controller = start(cluster)
+    controller.expect("leads cluster lab in term 1")
+
+    def said(*words: str) -> str:
+        done = cluster.edl("cluster", *words, "--cluster", "lab")
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    with HandHost(cluster, LAB, "a", 4) as host:
+        submit_job(host.store, manifest(cluster, "x"))
+        until_slots(host, x=4)
+        submit_job(host.store, manifest(cluster, "y"))
+        now = json.loads(said("status", "--json"))
+        assert (now["used"], now["slots"], now["policy"], now["term"]) == (4, 4, "fifo", 1)
+        assert f"process {controller.process.pid}" in now["leader"]
+        assert now["hosts"][0]["jobs"] == {"x": 4}
+
+        def planned(*words: str) -> dict[str, Any]:
+            plans = json.loads(said(*words, "--json"))
+            return {one["job"]: one["planned"] for one in plans}
+
+        assert planned("plan") == {"x": {"a": 4}, "y": {}}
+        assert planned("plan", "--policy", "max_min") == {"x": {"a": 2}, "y": {"a": 2}}
+        assert planned("what-if", "--add-host", "8") == {"x": {"a": 4}, "y": {"new": 4}}
+        rule = "in the order of submission; a job that does not fit holds up later ones"
+        assert said("policy") == f"policy: fifo\n{rule}\n"
+        assert said("policy", "max_min").startswith("policy: max_min\n")
+        until_slots(host, x=2, y=2)
+        assert "there is no policy 'maxmin'" in cluster.edl("cluster", "policy", "maxmin").stderr
+        for job in ("x", "y"):
+            host.store.change_wanted(job, lambda now: replace(now, goal=Goal.GONE))
+        until_slots(host)
+    print(said("status"), said("plan"))
+    controller.process.terminate()
+    assert controller.wait() == 0
 
 
 def test_another_one_leads_when_the_leader_dies(cluster: Shell) -> None:

@@ -31,7 +31,8 @@ SHORT = {
     "profile",
 }
 SHORT |= {"reclaim", "scale", "status", "stop"}
-SHORT |= {"submit", "list", "show", "wait", "halt", "resume", "priority", "undrain"}
+SHORT |= {"cluster", "submit", "list", "show", "wait", "halt", "resume", "priority", "undrain"}
+LONG = ("cluster", "start")
 
 
 class Verbs:
@@ -50,7 +51,8 @@ class Verbs:
 
     def takes(self, words: Sequence[str], environment: Mapping[str, str]) -> bool:
         """Whether this verb can do with what is imported here."""
-        return bool(words) and words[0] in SHORT and environment.get("PYTHONPATH") == self._path
+        is_short = bool(words) and words[0] in SHORT and tuple(words[:2]) != LONG
+        return is_short and environment.get("PYTHONPATH") == self._path
 
     def run(
         self,

@@ -1,0 +1,156 @@
+"""Define what is shown of a cluster, and of a plan that is not carried out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from edl.core.cluster.job_life import LifeState
+from edl.core.cluster.plan import ClusterPlan
+from edl.core.cluster.records import ControllerRecord, HostOffer
+from edl.core.cluster.view import ClusterView, HostView
+from edl.core.record import Record
+
+
+@dataclass(frozen=True)
+class HostStatus(Record):
+    """One host of a cluster as `edl cluster status` shows it; each field says its meaning."""
+
+    host: Annotated[str, "its name"]
+    state: Annotated[str, "`offers` slots, `drained`, or `silent`: it has no offer now"]
+    slots: Annotated[int, "slots that it offers"]
+    used: Annotated[int, "slots that jobs have, those that are being given back included"]
+    jobs: Annotated[Mapping[str, int], "job -> its slots here"]
+    labels: Annotated[Mapping[str, str], "its labels"]
+    kind: Annotated[str, "the kind of machine; empty: not given"]
+
+
+@dataclass(frozen=True)
+class ClusterStatus(Record):
+    """The status of a cluster as `edl cluster status` shows it; each field says its meaning."""
+
+    cluster: Annotated[str, "its name"]
+    leader: Annotated[str, "the controller that leads; empty: none does now"]
+    term: Annotated[int, "of the newest leader"]
+    waiting: Annotated[int, "controllers that wait to lead"]
+    policy: Annotated[str, "the policy that gives slots to jobs"]
+    parameters: Annotated[Mapping[str, Any], "its parameters, where they were changed"]
+    problem: Annotated[str, "why the policy's newest decision is not used; empty: it is"]
+    slots: Annotated[int, "slots that hosts offer"]
+    used: Annotated[int, "slots that jobs have"]
+    jobs: Annotated[Mapping[str, int], "state -> number of jobs in it"]
+    hosts: Annotated[tuple[HostStatus, ...], "its hosts, see below"]
+    zookeeper: Annotated[str, "where this was read"]
+
+
+@dataclass(frozen=True)
+class JobPlan(Record):
+    """What a plan means for one job, as `edl cluster plan` shows it; each field says its meaning.
+
+    Jobs that have ended are in no plan.
+    """
+
+    job: Annotated[str, "its name"]
+    state: Annotated[LifeState, "its state now"]
+    now: Annotated[Mapping[str, int], "host -> slots that it has"]
+    planned: Annotated[Mapping[str, int], "host -> slots that it is to have"]
+    reason: Annotated[str, "why, or why it waits and where in the queue"]
+
+
+def cluster_status(
+    cluster: str,
+    view: ClusterView,
+    leader: ControllerRecord | None,
+    controllers: int,
+    zookeeper: str,
+) -> ClusterStatus:
+    """Return the status of a cluster.
+
+    Args:
+        cluster: the name of the cluster.
+        view: its jobs and hosts.
+        leader: the record of the newest leader; None: there was none.
+        controllers: the number of controllers in the election; 0: nobody leads.
+        zookeeper: where this was read.
+    """
+    hosts = tuple(_host_status(host) for host in view.hosts)
+    states = Counter(str(job.life.state) for job in view.jobs)
+    return ClusterStatus(
+        cluster=cluster,
+        leader=str(leader) if leader is not None and controllers else "",
+        term=leader.term if leader is not None else 0,
+        waiting=max(0, controllers - 1),
+        policy=view.settings.policy,
+        parameters=view.settings.parameters,
+        problem=view.allocation.problem,
+        slots=sum(host.slots for host in hosts),
+        used=sum(host.used for host in hosts),
+        jobs={state: states[state] for state in map(str, LifeState) if states[state]},
+        hosts=hosts,
+        zookeeper=zookeeper,
+    )
+
+
+def job_plans(view: ClusterView, found: ClusterPlan) -> tuple[JobPlan, ...]:
+    """Return what the plan ``found`` means for each job of ``view``, in the order of submission."""
+    targets = (found.allocation or view.allocation).targets
+    return tuple(
+        JobPlan(
+            job=job.name,
+            state=job.life.state,
+            now=slots_of(view, job.name),
+            planned=dict(targets.get(job.name, {})),
+            reason=found.reasons.get(job.name, ""),
+        )
+        for job in view.jobs
+        if job.life.state is not LifeState.ENDED
+    )
+
+
+def slots_of(view: ClusterView, job: str) -> dict[str, int]:
+    """Return the slots that ``job`` has and is to keep, by host."""
+    found = {}
+    for host in view.hosts:
+        entry = host.assigned.jobs.get(job)
+        if entry is not None and not entry.ends:
+            found[host.name] = len(entry.devices) - len(entry.leaving)
+    return {host: slots for host, slots in found.items() if slots}
+
+
+def with_new_decision(view: ClusterView) -> ClusterView:
+    """Return ``view`` with nothing else but that the policy is to be asked at once."""
+    return replace(view, allocation=replace(view.allocation, inputs=""))
+
+
+def with_new_host(view: ClusterView, slots: int, labels: Mapping[str, str]) -> ClusterView:
+    """Return ``view`` with one more host.
+
+    Args:
+        view: the cluster.
+        slots: the slots of the new host.
+        labels: its labels.
+    """
+    name, number = "new", 1
+    while name in view.host_named:
+        number += 1
+        name = f"new-{number}"
+    added = HostView(name, HostOffer(slots, labels=labels))
+    return replace(view, hosts=sorted((*view.hosts, added), key=lambda host: host.name))
+
+
+def _host_status(host: HostView) -> HostStatus:
+    """Return the status of a host."""
+    offer = host.offer
+    state = "silent" if offer is None else "drained" if host.drained else "offers"
+    jobs = {name: len(entry.devices) for name, entry in sorted(host.assigned.jobs.items())}
+    return HostStatus(
+        host=host.name,
+        state=state,
+        slots=len(offer.numbers) if offer is not None else 0,
+        used=sum(jobs.values()),
+        jobs=jobs,
+        labels=offer.labels if offer is not None else {},
+        kind=offer.kind if offer is not None else "",
+    )
