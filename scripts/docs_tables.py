@@ -19,6 +19,7 @@ import typer
 
 from edl.cli.main import app
 from edl.core.cluster.job_life import TRANSITIONS
+from edl.core.cluster.job_status import ClusterJobDetails, ClusterJobStatus
 from edl.core.cluster.manifest import BatchRange, JobManifest, PolicyHints
 from edl.core.cluster.manifest_schema import manifest_schema
 from edl.core.events import DETAILS, EventKind, SwitchParts
@@ -33,7 +34,7 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 BLOCK = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 SCHEMA = DOCS / "reference" / "manifest.schema.json"
 # Options that mean the same everywhere; docs/reference/commands.md says so once, above the table.
-EVERYWHERE = {"--zookeeper", "--secret-file", "--json", "--help"}
+EVERYWHERE = {"--zookeeper", "--secret-file", "--cluster", "--json", "--help"}
 
 
 def main() -> None:
@@ -263,9 +264,21 @@ def agent_result() -> str:
     return _table(("field", "meaning"), _meanings(AgentResult))
 
 
+def cluster_job() -> str:
+    """Return the table of what is told of each job of a cluster."""
+    return _table(("field", "meaning"), _meanings(ClusterJobStatus))
+
+
+def cluster_job_details() -> str:
+    """Return the table of what is told of one job of a cluster."""
+    return _table(("field", "meaning"), _meanings(ClusterJobDetails))
+
+
 TABLES = {
     "agent-ends": agent_ends,
     "agent-result": agent_result,
+    "cluster-job": cluster_job,
+    "cluster-job-details": cluster_job_details,
     "commands": commands,
     "events": events,
     "job-life": job_life,

@@ -41,7 +41,8 @@ ClusterOption = Annotated[
     typer.Option(
         "--cluster",
         metavar="NAME",
-        help="The cluster. Default: EDL_CLUSTER, else the only one whose secret this user has.",
+        help="Name of the cluster. Default: EDL_CLUSTER, else the only one whose secret is known "
+        "here.",
         show_default=False,
     ),
 ]
@@ -50,9 +51,9 @@ MaybeClusterOption = Annotated[
     typer.Option(
         "--cluster",
         metavar="NAME",
-        help="JOB is one of this cluster. Without it, JOB is one of the cluster in EDL_CLUSTER, or "
-        "of the only one whose secret this user has, if that has a job of this name; else it is "
-        "one of `edl run`. With '': it is one of `edl run`.",
+        help="JOB is one of this cluster. Default: JOB is one of the cluster in EDL_CLUSTER, or of "
+        "the only one whose secret is known here, if that has a job of this name, else one of "
+        "`edl run`. '': it is one of `edl run`.",
         show_default=False,
     ),
 ]

@@ -10,7 +10,7 @@ import typer
 
 from edl.cli.common import ZooKeeperOption, worker_number
 from edl.client import Job
-from edl.client.cluster_connection import known_store, knows_clusters
+from edl.client.cluster_access import known_store, knows_clusters
 from edl.client.cluster_waiting import drain_host
 from edl.client.connection import connected
 from edl.client.job import ANSWER_S, TIMEOUT_S
@@ -40,9 +40,8 @@ def drain(
         typer.Option(
             "--cluster",
             metavar="NAME",
-            help="HOST is a host of this cluster. Without it, a single word that is no worker (w3, "
-            "3) is a host of the cluster in EDL_CLUSTER, or of the only one whose secret this user "
-            "has.",
+            help="HOST is one of this cluster. Default: a single word that is no worker (w3, 3) is "
+            "a host of the cluster in EDL_CLUSTER, or of the only one whose secret is known here.",
             show_default=False,
         ),
     ] = None,

@@ -19,7 +19,7 @@ from edl.cli.common import (
     console,
 )
 from edl.client import cluster_waiting
-from edl.client.cluster_connection import store_of_job
+from edl.client.cluster_access import store_of_job
 from edl.client.connection import choose_job, connected
 from edl.client.events import flat, flat_of_cluster
 from edl.coordination.cluster_store import ClusterStore

@@ -15,12 +15,16 @@ from edl.client.cluster import STATES, Cluster
 
 def list_jobs(
     queue: Annotated[
-        str | None, typer.Option("--queue", help="Only jobs of this queue.", show_default=False)
+        str | None,
+        typer.Option("--queue", metavar="NAME", help="Only jobs of it.", show_default=False),
     ] = None,
     state: Annotated[
         str | None,
         typer.Option(
-            "--state", help=f"Only jobs in this state: {', '.join(STATES)}.", show_default=False
+            "--state",
+            metavar="STATE",
+            help=f"Only jobs in it: {', '.join(STATES)}.",
+            show_default=False,
         ),
     ] = None,
     as_json: JsonOption = False,

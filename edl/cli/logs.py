@@ -13,7 +13,7 @@ import typer
 
 from edl import config
 from edl.cli.common import FOLLOW_S, MaybeClusterOption, ZooKeeperOption
-from edl.client.cluster_connection import store_of_job
+from edl.client.cluster_access import store_of_job
 from edl.client.cluster_waiting import UNSEEN
 from edl.client.connection import choose_job, connected
 from edl.coordination.session import Session

@@ -42,7 +42,10 @@ def submit(
     timeout_s: Annotated[
         float | None,
         typer.Option(
-            "--timeout", help="With --watch: seconds to wait. Default: none.", show_default=False
+            "--timeout",
+            metavar="SECONDS",
+            help="With --watch: how long to wait. Default: as long as it takes.",
+            show_default=False,
         ),
     ] = None,
     as_json: JsonOption = False,

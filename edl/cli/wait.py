@@ -21,7 +21,8 @@ def wait(
         float | None,
         typer.Option(
             "--timeout",
-            help="Seconds to wait. Default: as long as it takes.",
+            metavar="SECONDS",
+            help="How long to wait. Default: as long as it takes.",
             show_default=False,
         ),
     ] = None,

@@ -11,7 +11,7 @@ from typing import Self
 
 from edl import config
 from edl.client import cluster_waiting
-from edl.client.cluster_waiting import OnStatus, described, ignore_status
+from edl.client.cluster_waiting import JobCondition, OnStatus, described, ignore_status
 from edl.client.clusters import connected_cluster
 from edl.client.manifest_reading import AnyManifest, job_manifest
 from edl.coordination.cluster_store import ClusterStore
@@ -175,9 +175,7 @@ class Cluster:
             TimedOut: the job goes on after ``timeout_s``.
         """
         with self._store() as store:
-            return cluster_waiting.wait_for_job(
-                store, job, lambda now: now.is_over, timeout_s, on_status
-            )
+            return cluster_waiting.wait_for_job(store, job, JobCondition.ENDS, timeout_s, on_status)
 
     def wait_until_running(
         self, job: str, timeout_s: float | None = None, on_status: OnStatus = ignore_status
@@ -188,11 +186,7 @@ class Cluster:
         """
         with self._store() as store:
             return cluster_waiting.wait_for_job(
-                store,
-                job,
-                lambda now: now.is_over or now.state is LifeState.RUNNING,
-                timeout_s,
-                on_status,
+                store, job, JobCondition.TRAINS, timeout_s, on_status
             )
 
     def halt(self, job: str) -> Wanted:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
 from typing import TypeVar
 
 from edl.client.waiting import USUAL, ClientLimits
@@ -21,6 +22,19 @@ AWAY_S = 600.0  # without an answer of ZooKeeper, after which a wait without a t
 TIMED_OUT = 124  # the exit code of `edl wait` whose time is over; that of timeout(1)
 HALTED = EXIT_CODES[AgentEnd.STOPPED]  # of `edl wait` for a job that a user has halted
 DELETED = EXIT_CODES[AgentEnd.NO_SUCH_JOB]  # of `edl wait` for a job that a user has deleted
+
+
+class JobCondition(Enum):
+    """What a wait for a job waits for; the value is the clause that it is not so."""
+
+    TRAINS = "does not train"
+    ENDS = "has not ended"
+
+    @property
+    def state(self) -> LifeState:
+        """The state that is waited for."""
+        return LifeState.RUNNING if self is JobCondition.TRAINS else LifeState.ENDED
+
 
 OnStatus = Callable[[ClusterJobStatus], None]  # called when the state or its reason has changed
 T = TypeVar("T")
@@ -96,7 +110,7 @@ def events(
 def wait_for_job(
     store: ClusterStore,
     name: str,
-    is_so: Callable[[ClusterJobStatus], bool],
+    until: JobCondition,
     timeout_s: float | None,
     on_status: OnStatus,
     limits: ClientLimits = USUAL,
@@ -106,7 +120,7 @@ def wait_for_job(
     Args:
         store: the records of the cluster.
         name: the name of the job.
-        is_so: returns whether a state is the one waited for.
+        until: what is waited for; also the end of the job, of whatever kind.
         timeout_s: the time to wait, in seconds; None for no limit but that of ``AWAY_S`` without an
             answer of ZooKeeper.
         on_status: called with the first state, and whenever the state or its reason has changed.
@@ -133,9 +147,9 @@ def wait_for_job(
         return now
 
     for found in _looks(look, timeout_s, limits):
-        if is_so(found):
+        if found.is_over or found.state is until.state:
             return found
-    raise TimedOut(name, _late(name, timeout_s, said))
+    raise TimedOut(name, _late(name, until, timeout_s, said))
 
 
 def drain_host(store: ClusterStore, host: str, timeout_s: float | None) -> None:
@@ -219,13 +233,15 @@ def _looks(look: Callable[[], T], timeout_s: float | None, limits: ClientLimits)
         time.sleep(limits.poll_s)
 
 
-def _late(name: str, timeout_s: float | None, said: tuple[object, str] | None) -> str:
+def _late(
+    name: str, until: JobCondition, timeout_s: float | None, said: tuple[object, str] | None
+) -> str:
     """Return the sentence for a wait for the job ``name`` that was over after ``timeout_s``.
 
     ``said`` is the last state of the job and its reason; None: it was never read.
     """
     state = "" if said is None else f": it is {said[0]} ({said[1]})"
-    return f"job {name} is not so far after {timeout_s:g} s{state}; it goes on"
+    return f"job {name} {until.value} after {timeout_s:g} s{state}; it goes on"
 
 
 def _since_submission(history: Sequence[ClusterEvent]) -> tuple[ClusterEvent, ...]:

@@ -38,7 +38,7 @@ from edl.core.cluster.records import (
     Wanted,
 )
 from edl.core.cluster.view import HostView, JobView
-from edl.errors import CoordinationError, UnknownCluster, UsageError
+from edl.errors import FEW, CoordinationError, UnknownCluster, UsageError, nearest
 
 MOST_JOBS = 1500  # in one cluster, the ended ones included; ZooKeeper has all in memory
 PASSES = 20  # over nodes that others change meanwhile
@@ -421,8 +421,9 @@ class ClusterStore:
         if names is None:
             raise self.nodes.unknown()
         if host not in names:
-            known = f"; its hosts: {', '.join(sorted(names))}" if names else ""
-            raise UsageError(f"{self.nodes.what} has no host named {host!r}{known}")
+            raise UsageError(
+                f"{self.nodes.what} has no host named {host!r}{_known_hosts(host, names)}"
+            )
         if (there is not None) is drained:
             return False
         try:
@@ -531,6 +532,15 @@ def _check_change(job: str, life: JobLife, before: Wanted, after: Wanted) -> Non
         raise UsageError(f"job {job} has ended ({how}); submit it again to run it once more")
     if before.goal is Goal.GONE and after.goal is not Goal.GONE:
         raise UsageError(f"job {job} is being deleted; submit it again when it is gone")
+
+
+def _known_hosts(host: str, names: Sequence[str]) -> str:
+    """Return the end of a message about ``host``, which is not among the hosts ``names``."""
+    if not names:
+        return "; start one with `edl host`"
+    if len(names) <= FEW:
+        return f"; its hosts: {', '.join(sorted(names))}"
+    return f"; the nearest of {len(names)}: {', '.join(nearest(host, sorted(names)))}"
 
 
 def _described(before: Wanted, after: Wanted) -> str:

@@ -35,6 +35,7 @@ from edl.core.cluster.policies import policy_of
 from edl.core.cluster.records import ControllerRecord
 from edl.errors import CoordinationError, EdlError, LeadershipLost
 from edl.scheduler.liveness import LivenessProbe, LivenessServer
+from edl.scheduler.reason_writer import ReasonWriter
 from edl.scheduler.runs import RunWriter
 from edl.scheduler.wakeup import Wakeup
 
@@ -192,6 +193,7 @@ class ControllerTerm:
         self._writer = ClusterWriter(store, leadership)
         self._reader = RunReader(session, wake)
         self._runs = RunWriter(session)
+        self._reasons = ReasonWriter(self._writer)
         self._tidied_s = 0.0  # by the monotonic clock
 
     def begin(self, about: ControllerRecord) -> None:
@@ -219,9 +221,11 @@ class ControllerTerm:
         for change in found.changes:
             self._say(f"job {change.job}: {change.before} -> {change.after}: {change.reason}")
         self._carry_out(snapshot, found)
+        lives = {job.name: job.life for job in snapshot.jobs} | dict(found.lives)
+        tell_s = self._reasons.tell(found.reasons, lives, now_s)
         if not found.acts:
             self._tidy(snapshot, secrets)
-        return max(0.0, min(LOOK_S, found.next_s - time.time()))
+        return max(0.0, min(LOOK_S, tell_s, found.next_s - time.time()))
 
     def _writes(self, snapshot: ClusterSnapshot, found: ClusterPlan) -> Iterable[Write]:
         """Yield the writes of a plan, and of the events that tell of it."""

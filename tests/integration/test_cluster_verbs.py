@@ -1,10 +1,12 @@
 """What users ask of a cluster, with `edl.client.Cluster` and the command line, on a real ZooKeeper.
 
-No controller runs: the test writes what the leader would write.
+No controller and no host process runs: the test writes what they would write.
 """
 
 from __future__ import annotations
 
+import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,28 +14,41 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made import make_job
 
 from edl import config
 from edl.cli.main import invoke
 from edl.client import Cluster
 from edl.coordination.access import Access
-from edl.coordination.cluster_host import HostOwner
+from edl.coordination.cluster_host import HostOwner, HostRegistration
 from edl.coordination.cluster_nodes import create_cluster, open_cluster
 from edl.coordination.cluster_store import ClusterStore
 from edl.coordination.cluster_writer import (
     ClusterWriter,
+    assigned_write,
+    jobs_to_remove,
     life_write,
     reasons_write,
 )
-from edl.coordination.secrets import CLUSTERS, keep
+from edl.coordination.job_store import JobStore
+from edl.coordination.secrets import CLUSTERS, JOBS, keep
 from edl.coordination.session import Session
-from edl.core.cluster.job_life import LifeEvent
+from edl.core.cluster.job_life import LifeEvent, LifeState
 from edl.core.cluster.records import (
     ClusterRecord,
+    Goal,
+    HostAssignment,
+    HostOffer,
+    JobAssignment,
     JobReasons,
+    Wanted,
 )
+from edl.core.records import JobState
 from edl.errors import (
-    ManifestError,
+    AccessDenied,
+    TimedOut,
+    UnknownCluster,
+    UnknownJob,
     UsageError,
 )
 
@@ -42,7 +57,11 @@ pytestmark = pytest.mark.integration
 SECRET = "fedcba9876543210" * 4
 LAB = Access("lab", SECRET)
 DIGITS = "name: digits\ncommand: [python, train.py]\nmin: 1\nmax: 4\n"
-OWNER = HostOwner("token", "here", 1)
+START = (LifeEvent.START,)
+TRAIN = (LifeEvent.START, LifeEvent.TRAIN)
+FINISH = (*TRAIN, LifeEvent.FINISH)
+
+Verb = Callable[..., tuple[int, str, str]]
 
 
 class Leader:
@@ -56,7 +75,7 @@ class Leader:
         assert leadership is not None
         self.writer = ClusterWriter(self.store, leadership)
 
-    def lives(self, job: str, *events: LifeEvent, **changes: Any) -> None:
+    def live(self, job: str, *events: LifeEvent, **changes: Any) -> None:
         """Let ``events`` happen to a job."""
         stored = self.store.job(job)
         life = stored.life
@@ -64,14 +83,19 @@ class Leader:
             life = life.after(event, f"a test lets it {event}", time.time(), **changes)
         assert self.writer.commit([life_write(self.store.paths, stored, life)])
 
-    def says(self, **reasons: str) -> None:
+    def say(self, **reasons: str) -> None:
         said = JobReasons(time.time(), reasons)
         assert self.writer.commit([reasons_write(self.store.paths, said)])
+
+    def assign(self, host: str, **jobs: JobAssignment) -> None:
+        [found] = [one for one in self.store.hosts() if one.name == host]
+        record = HostAssignment(jobs)
+        assert self.writer.commit([assigned_write(self.store.paths, found, record)])
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zk_hosts: str) -> Path:
-    """Give the test a user of its own, who knows this ZooKeeper."""
+    """Give the test a user of its own, who knows this ZooKeeper and has `job.yaml`."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("EDL_ZOOKEEPER", zk_hosts)
     for name in ("EDL_SECRET", "EDL_SECRET_FILE", "EDL_CLUSTER"):
@@ -102,8 +126,8 @@ def lab(leader: Leader) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def edl(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Run a verb; return its exit code, output, and what it said of an error."""
+def edl(capsys: pytest.CaptureFixture[str]) -> Verb:
+    """Run a verb; return its exit code, output, and the sentence of an error."""
 
     def run(*words: str) -> tuple[int, str, str]:
         capsys.readouterr()
@@ -114,10 +138,60 @@ def edl(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str
     return run
 
 
+@pytest.fixture
+def host(leader: Leader) -> str:
+    """Register the host `node1`."""
+    owner = HostOwner("token", "here", 1)
+    registration = HostRegistration(leader.store.nodes, "node1", owner)
+    registration.register(HostOffer(4), lambda _: True)
+    return "node1"
+
+
+@pytest.fixture
+def run_of_digits(leader: Leader, lab: Cluster, zk_hosts: str) -> Iterator[None]:
+    """Let the cluster's job `digits` have a run, which this user's state directory knows not."""
+    lab.submit("job.yaml")
+    secret = leader.writer.job_secret("digits")
+    with Session(zk_hosts, session_timeout_s=2.0, access=Access("digits", secret)) as one:
+        JobStore(one, "digits").create(make_job(name="digits"), {"node1": 1})
+        yield
+
+
+class TestWhichCluster:
+    def test_the_only_one_that_is_known(self, lab: Cluster) -> None:
+        assert lab.name == "lab"
+        assert Cluster("lab").name == "lab"
+
+    def test_by_name_secret_and_variable(
+        self, leader: Leader, session: Session, home: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        secret = "0123456789abcdef" * 4
+        assert create_cluster(session, Access("attic", secret), ClusterRecord())
+        assert Cluster().name == "lab"
+        with pytest.raises(AccessDenied, match="the secret of cluster attic is not known here"):
+            assert Cluster("attic").name
+        assert Cluster("attic", secret=secret).name == "attic"
+        path = home / "secret"
+        path.write_text(secret)
+        path.chmod(0o600)
+        assert Cluster("attic", secret_file=path).name == "attic"
+        keep(config.state_dir(), "attic", secret, CLUSTERS)
+        with pytest.raises(UsageError, match="there are 2 clusters: name one with --cluster: "):
+            assert Cluster().name
+        monkeypatch.setenv("EDL_CLUSTER", "attic")
+        assert Cluster().name == "attic"
+        with pytest.raises(UnknownCluster, match=r"named 'lob'; known clusters: attic, lab$"):
+            assert Cluster("lob").name
+
+    def test_none(self, home: Path) -> None:
+        with pytest.raises(UsageError, match="there is no cluster; start one with `edl cluster"):
+            Cluster().list()
+
+
 class TestSubmission:
     def test_all_kinds_of_manifests(self, lab: Cluster, home: Path) -> None:
         values = {"name": "b", "command": ["python", "x.py"], "min": 2, "max": 4, "sizes": [2, 4]}
-        assert lab.submit("job.yaml") == "digits"
+        assert lab.submit(Path("job.yaml")) == "digits"
         assert lab.submit(DIGITS.replace("digits", "a")) == "a"
         assert lab.submit(values) == "b"
         assert lab.submit(replace(lab.show("b").manifest, name="c", cwd="sub")) == "c"
@@ -125,20 +199,17 @@ class TestSubmission:
         assert lab.show("digits").manifest.cwd == str(home)
         assert lab.show("c").manifest.cwd == str(home / "sub")
 
-    def test_a_key_is_one_job(self, lab: Cluster, edl: Callable[..., Any]) -> None:
+    def test_a_key_is_one_job(self, lab: Cluster, edl: Verb) -> None:
         for _ in range(2):
-            assert edl("submit", "job.yaml", "--key", "k") == (
-                0,
-                "job digits is submitted to cluster lab\n",
-                "",
-            )
+            answer = edl("submit", "job.yaml", "--key", "k")
+            assert answer == (0, "job digits is submitted to cluster lab\n", "")
         assert len(lab.list()) == 1
         with pytest.raises(UsageError, match="submitted with the same key and another manifest"):
             lab.submit(DIGITS.replace("4", "5"), key="k")
         with pytest.raises(UsageError, match="has a job named 'digits' already, which is queued"):
             lab.submit("job.yaml")
 
-    def test_bad_manifests_are_sentences(self, lab: Cluster, edl: Callable[..., Any]) -> None:
+    def test_bad_manifests_are_sentences(self, lab: Cluster, edl: Verb) -> None:
         Path("bad.yaml").write_text(DIGITS.replace("max: 4", "mx: 4"))
         code, _, error = edl("submit", "bad.yaml")
         assert code == 2
@@ -146,8 +217,248 @@ class TestSubmission:
         code, _, error = edl("submit", "none.yaml")
         assert code == 2
         assert error.startswith("none.yaml: it cannot be read: No such file or directory; name the")
-        with pytest.raises(ManifestError, match=r"^min is 'one'; it must be a whole number"):
-            lab.submit({"name": "a", "command": ["x"], "min": "one", "max": 2})
-        with pytest.raises(ManifestError, match="command is of type set; give texts"):
-            lab.submit({"name": "a", "command": {"x"}, "min": 1, "max": 2})
         assert lab.list() == ()
+
+    def test_watch_shows_the_place_until_it_trains(self, leader: Leader, edl: Verb) -> None:
+        def act() -> None:
+            deadline = time.monotonic() + 20.0
+            while not leader.store.jobs() and time.monotonic() < deadline:
+                time.sleep(0.02)
+            leader.say(digits="place 2 of 3 in the queue: 1 slot is free, and it needs 2")
+            time.sleep(0.3)
+            leader.live("digits", *TRAIN)
+
+        thread = threading.Thread(target=act)
+        thread.start()
+        code, out, _ = edl("submit", "job.yaml", "--watch", "--timeout", "20")
+        thread.join()
+        assert code == 0
+        assert out.splitlines()[-2:] == [
+            "digits  queued: place 2 of 3 in the queue: 1 slot is free, and it needs 2",
+            "digits  running: a test lets it train",
+        ]
+
+
+class TestReading:
+    def test_a_table_and_lines_of_json(self, leader: Leader, lab: Cluster, edl: Verb) -> None:
+        assert edl("list") == (0, "cluster lab has no jobs\n", "")
+        lab.submit("job.yaml")
+        lab.submit(DIGITS.replace("digits", "b") + "queue: night\npriority: 7\n")
+        leader.say(digits="place 1 of 1 in the queue: no host offers slots")
+        leader.live("b", *TRAIN, slots=2)
+        code, out, _ = edl("list")
+        assert code == 0
+        rows = [line.split(maxsplit=6) for line in out.splitlines()]
+        assert rows[0] == ["JOB", "STATE", "SLOTS", "PRIORITY", "QUEUE", "AGE", "REASON"]
+        assert [row[:5] for row in rows[1:]] == [
+            ["digits", "queued", "0/1-4", "0", "default"],
+            ["b", "running", "2/1-4", "7", "night"],
+        ]
+        assert rows[1][6] == "place 1 of 1 in the queue: no host offers slots"
+        assert rows[2][6] == "a test lets it train"
+        lines = edl("list", "--queue", "night", "--json")[1].splitlines()
+        assert [json.loads(line)["name"] for line in lines] == ["b"]
+        assert lab.list(state="queued") == (lab.show("digits").job,)
+        assert edl("list", "--state", "halted")[1] == "cluster lab has no such jobs\n"
+        code, _, error = edl("list", "--state", "idle")
+        assert code == 2
+        assert error.startswith("there is no state 'idle'; use one of queued, starting, ")
+
+    def test_all_of_one_job(self, leader: Leader, lab: Cluster, host: str, edl: Verb) -> None:
+        lab.submit(DIGITS)
+        leader.live("digits", *FINISH)
+        lab.submit(DIGITS + "priority: 3\n")
+        leader.live("digits", *TRAIN, run="r1", runs=1, slots=2)
+        leader.assign(host, digits=JobAssignment("r1", devices=(1, 3), leaving=(3,)))
+        found = lab.show("digits")
+        assert (found.job.state, found.job.slots, found.run) == (LifeState.RUNNING, 2, "r1")
+        assert (found.devices, found.leaving) == ({host: (1, 3)}, {host: (3,)})
+        assert [event.kind for event in found.history] == ["submitted"]
+        code, out, _ = edl("show", "digits")
+        assert code == 0
+        for text in (
+            "state      running, for 0s: a test lets it train",
+            "slots      2 of 1-4, 4 wanted (node1: 2; giving back node1: 1)",
+            "  command: [python, train.py]",
+            "  priority: 3",
+        ):
+            assert text in out
+        said = json.loads(edl("show", "digits", "--json")[1])
+        expected = json.loads(json.dumps(found.to_json()))
+        assert said | {"slot_s": 0.0} == expected | {"slot_s": 0.0}
+
+    def test_an_unknown_job_is_named_with_those_like_it(self, lab: Cluster, edl: Verb) -> None:
+        lab.submit("job.yaml")
+        for verb in ("show", "wait", "halt", "resume"):
+            code, _, error = edl(verb, "digit")
+            assert (code, error) == (94, "there is no job named 'digit'; known jobs: digits")
+        with pytest.raises(UnknownJob):
+            lab.events("digit")
+
+    def test_events(self, lab: Cluster, host: str, edl: Verb) -> None:
+        lab.submit("job.yaml")
+        lab.priority("digits", 5)
+        lab.drain(host)
+        numbers = [number for number, _ in lab.events()]
+        assert [event.kind for _, event in lab.events()] == ["submitted", "wanted", "drain"]
+        assert [number for number, _ in lab.events(after=numbers[0])] == numbers[1:]
+        assert [event.kind for _, event in lab.events("digits")] == ["submitted", "wanted"]
+        lines = edl("events", "--cluster", "lab")[1].splitlines()
+        assert len(lines) == 3
+        assert "drain      node1: host node1 is drained [" in lines[2]
+        [first, _] = edl("events", "digits", "--json")[1].splitlines()
+        assert {"number", "time", "kind", "job", "host", "reason", "by"} == {*json.loads(first)}
+
+
+class TestWaiting:
+    @pytest.mark.parametrize(
+        ("events", "changes", "code"),
+        [
+            (FINISH, {}, 0),
+            ((*TRAIN, LifeEvent.GIVE_UP), {"exit_code": 3}, 3),
+            ((*TRAIN, LifeEvent.GIVE_UP), {}, 1),
+            ((LifeEvent.DELETE,), {}, 94),
+        ],
+    )
+    def test_the_end_gives_the_code(
+        self, leader: Leader, edl: Verb, events: Any, changes: Any, code: int
+    ) -> None:
+        edl("submit", "job.yaml")
+        leader.live("digits", *events, **changes)
+        got, out, _ = edl("wait", "digits")
+        assert got == code
+        result = leader.store.job("digits").life.result
+        assert out == f"job digits {result}: a test lets it {events[-1]}\n"
+        assert json.loads(edl("wait", "digits", "--json")[1])["exit_code"] == (
+            changes.get("exit_code", 0)
+        )
+
+    def test_a_halted_job_is_waited_for_only_while_it_is_to_halt(
+        self, leader: Leader, lab: Cluster, edl: Verb
+    ) -> None:
+        lab.submit("job.yaml")
+        lab.halt("digits")
+        leader.live("digits", LifeEvent.HALT)
+        assert edl("wait", "digits")[0] == 90
+        lab.resume("digits")
+        code, _, error = edl("wait", "digits", "--timeout", "0.1")
+        assert code == 124
+        assert error.startswith("job digits has not ended after 0.1 s: it is halted (")
+        with pytest.raises(TimedOut):
+            lab.wait("digits", timeout_s=0.0)
+
+    def test_another_job_of_that_name(self, leader: Leader, lab: Cluster) -> None:
+        lab.submit("job.yaml")
+
+        def replace_it(_: object) -> None:
+            leader.live("digits", *FINISH)
+            with Cluster() as other:
+                other.submit("job.yaml")
+
+        with pytest.raises(UnknownJob, match="is over, and a new one of that name has taken its"):
+            lab.wait("digits", 20.0, replace_it)
+
+
+class TestWanting:
+    def test_again_changes_nothing_and_answers_the_same(self, lab: Cluster, edl: Verb) -> None:
+        lab.submit("job.yaml")
+        for _ in range(2):
+            assert edl("halt", "digits") == (0, "job digits is to halt\n", "")
+        for _ in range(2):
+            assert lab.resume("digits") == Wanted(Goal.RUN)
+        for _ in range(2):
+            answer = edl("priority", "digits", "-5")
+            assert answer == (0, "job digits has priority -5\n", "")
+        kinds = [event.kind for _, event in lab.events("digits")]
+        assert kinds == ["submitted", "wanted", "wanted", "wanted"]
+
+    def test_what_is_too_late(self, leader: Leader, lab: Cluster, edl: Verb) -> None:
+        lab.submit("job.yaml")
+        with pytest.raises(UsageError, match="the priority is 2000000; it must lie between"):
+            lab.priority("digits", 2_000_000)
+        leader.live("digits", *FINISH)
+        sentence = "job digits has ended (finished); submit it again to run it once more"
+        for words in (("resume", "digits"), ("halt", "digits"), ("priority", "digits", "1")):
+            assert edl(*words) == (2, "", sentence)
+        for _ in range(2):
+            assert edl("delete", "digits") == (0, "job digits is to be gone\n", "")
+        assert [job.name for job in jobs_to_remove(leader.store.jobs())] == ["digits"]
+
+    def test_what_is_being_deleted(self, lab: Cluster, edl: Verb) -> None:
+        lab.submit("job.yaml")
+        assert lab.delete("digits") == Wanted(Goal.GONE)
+        sentence = "job digits is being deleted; submit it again when it is gone"
+        assert edl("resume", "digits") == (2, "", sentence)
+
+
+class TestHosts:
+    def test_drain_and_back(self, leader: Leader, lab: Cluster, host: str, edl: Verb) -> None:
+        for _ in range(2):
+            assert edl("drain", host) == (0, "host node1 is drained\n", "")
+        assert [one.drained for one in leader.store.hosts()] == [True]
+        for _ in range(2):
+            assert edl("undrain", host) == (0, "host node1 may have jobs again\n", "")
+        assert [one.drained for one in leader.store.hosts()] == [False]
+        code, _, error = edl("drain", "node2", "--cluster", "lab")
+        assert (code, error) == (2, "cluster lab has no host named 'node2'; its hosts: node1")
+
+    def test_it_waits_for_an_empty_host(self, leader: Leader, lab: Cluster, host: str) -> None:
+        leader.assign(host, digits=JobAssignment("r1", devices=(0,)))
+        with pytest.raises(TimedOut, match=r"after 0.1 s it still has digits; they go on leaving"):
+            lab.drain(host, timeout_s=0.1)
+        timer = threading.Timer(0.2, leader.assign, [host])
+        timer.start()
+        lab.drain(host, timeout_s=20.0)
+        timer.join()
+
+
+class TestOneWordForBoth:
+    """`edl events`, `delete`, `logs` and `drain` are for jobs of `edl run` as well."""
+
+    @pytest.fixture
+    def own(self, zk_hosts: str) -> Iterator[JobStore]:
+        """Let the job `letters` of `edl run` be there."""
+        secret = "a" * 64
+        keep(config.state_dir(), "letters", secret, JOBS)
+        with Session(zk_hosts, session_timeout_s=2.0, access=Access("letters", secret)) as one:
+            store = JobStore(one, "letters")
+            yield store
+
+    def test_a_job_of_edl_run_is_meant_if_the_cluster_has_none_of_that_name(
+        self, lab: Cluster, own: JobStore, edl: Verb, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        own.create(make_job(name="letters"), {"a": 1})
+        assert edl("events", "letters")[0] == 0
+        code, _, error = edl("events", "letters", "--cluster", "lab")
+        assert code == 94
+        assert error.startswith("there is no job named 'letters'")
+        monkeypatch.setenv("EDL_CLUSTER", "lab")
+        assert edl("events", "letters")[0] == 0
+        own.set_job_state(JobState.STOPPED, "a test")
+        assert edl("delete", "letters") == (0, "job letters is deleted\n", "")
+
+    def test_a_job_of_the_cluster_is_meant_if_it_has_one(
+        self, lab: Cluster, own: JobStore, edl: Verb
+    ) -> None:
+        own.create(make_job(name="letters"), {"a": 1})
+        lab.submit(DIGITS.replace("digits", "letters"))
+        assert "job letters was submitted" in edl("events", "letters")[1]
+        assert "submitted" not in edl("events", "letters", "--cluster", "")[1]
+        code, _, error = edl("logs", "letters")
+        assert code == 1
+        assert error.startswith("job letters has not started yet, so it has no logs: queued, ")
+
+    def test_without_any_cluster(self, edl: Verb) -> None:
+        code, _, error = edl("drain", "node1")
+        assert code == 2
+        assert error.startswith("'node1' is not a worker; write w3, or 3")
+
+    def test_the_run_of_a_job_of_the_cluster_is_open(
+        self, leader: Leader, run_of_digits: None, edl: Verb
+    ) -> None:
+        code, out, _ = edl("status", "digits", "--json")
+        assert (code, json.loads(out)["job"]) == (0, "digits")
+        leader.live("digits", *TRAIN, run="r1")
+        code, _, error = edl("logs", "digits", "w0")
+        assert code == 2
+        assert error.startswith("no worker of job digits has written anything on this host")

@@ -19,7 +19,7 @@ import pytest
 from tfrecords import framed
 
 import edl.data
-from edl.client import Job
+from edl.client import Cluster, Job
 from edl.config import SETTINGS, Config
 from edl.core.events import EventKind
 from edl.install import horovod_patches
@@ -190,7 +190,10 @@ def test_every_public_name_stands_in_the_reference(framework: str, function: str
     assert any(f"edl.{function}" in TEXTS[REFERENCE / page] for page in pages)
 
 
-@pytest.mark.parametrize("call", [name for name in vars(Job) if name[0] != "_"])
+CALLS = [name for kind in (Job, Cluster) for name in vars(kind) if name[0] != "_"]
+
+
+@pytest.mark.parametrize("call", sorted({*CALLS} - {"name"}))
 def test_every_call_of_the_client_stands_in_the_api(call: str) -> None:
     assert call == "close" or re.search(rf"`{call}\(", TEXTS[REFERENCE / "client.md"])
 

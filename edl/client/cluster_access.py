@@ -1,0 +1,182 @@
+"""Find a cluster and its secret, and open it in a session.
+
+A command may be about a job of a cluster or about one of `edl run`. The rule: a job is one of the
+cluster that `--cluster` or EDL_CLUSTER names, or of the only one whose secret is known here, if
+that cluster has a job of this name; else it is one of `edl run`.
+"""
+
+from __future__ import annotations
+
+import getpass
+import socket
+from collections.abc import Sequence
+
+from edl import config
+from edl.coordination.access import Access
+from edl.coordination.cluster_nodes import cluster_names, open_cluster
+from edl.coordination.cluster_paths import ClusterPaths
+from edl.coordination.cluster_store import ClusterStore
+from edl.coordination.reads import acl, exists
+from edl.coordination.secrets import CLUSTERS, candidates, stored
+from edl.coordination.session import Session
+from edl.core.cluster.records import FORMAT, ClusterRecord
+from edl.errors import AccessDenied, UnknownCluster, UsageError, some
+
+NO_CLUSTER = ""  # as `--cluster ''`: a job of no cluster is meant
+
+
+def open_cluster_store(
+    session: Session, name: str | None, secret: str | None = None
+) -> ClusterStore:
+    """Return the records of a cluster, which ``session`` then belongs to.
+
+    Args:
+        session: a session that is connected.
+        name: the name of the cluster; None for that of EDL_CLUSTER, or else the only one whose
+            secret is known here.
+        secret: the secret of the cluster; None for that of EDL_SECRET or of its file, or else one
+            in this user's state directory.
+
+    Raises:
+        UnknownCluster: there is no such cluster.
+        AccessDenied: its secret is not known here.
+        UsageError: no cluster could be chosen, or its records have a format that this edl cannot
+            read.
+        CoordinationError: ZooKeeper is away.
+    """
+    access = known_access(session, name, secret)
+    store = ClusterStore(open_cluster(session, access), by=user_here())
+    check_format(access.job, store.settings())
+    return store
+
+
+def known_access(session: Session, name: str | None, secret: str | None = None) -> Access:
+    """Return the name and the secret of a cluster that exists, as far as they are known here.
+
+    The arguments and errors are those of :func:`open_cluster_store`.
+    """
+    names, name = cluster_names(session), name or config.load().cluster
+    if name is not None:
+        ClusterPaths(name)
+        if name not in names:
+            raise UnknownCluster(name, names)
+        found = known_accesses(session, [name], secret)
+        if not found:
+            raise AccessDenied(name, _unknown_secret(name))
+        return found[0]
+    found = known_accesses(session, names, secret)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        known = some([access.job for access in found])
+        raise UsageError(f"there are {len(found)} clusters: name one with --cluster: {known}")
+    if names:
+        raise UsageError(
+            "no cluster whose secret is known here is there; for another one give its name by "
+            "--cluster and its secret by --secret-file"
+        )
+    raise UsageError("there is no cluster; start one with `edl cluster start`")
+
+
+def known_accesses(session: Session, names: Sequence[str], secret: str | None) -> list[Access]:
+    """Return the accesses of those clusters called ``names`` that a known secret opens.
+
+    ``secret`` is the one that the user gave; None for that of this process's configuration.
+    """
+    given, state = secret or config.load().secret, config.state_dir()
+    known = [Access(n, one) for n in names for one in candidates(state, n, given, of=CLUSTERS)]
+    session.identify(*known)
+    roots = [acl(ClusterPaths(name).root) for name in names]
+    acls = dict(zip(names, session.read_open("read ACLs", roots), strict=True))
+    opens = {one.job: one for one in known if acls[one.job] and one.opens(acls[one.job][0])}
+    return [opens[name] for name in names if name in opens]
+
+
+def store_of_job(session: Session, job: str | None, cluster: str | None) -> ClusterStore | None:
+    """Return the records of the cluster that a command is about; None if it is about no cluster.
+
+    Args:
+        session: a session that is connected.
+        job: the name of the job; None if the command was given none: then the cluster counts only
+            if ``cluster`` or EDL_CLUSTER names it.
+        cluster: the name of the cluster, as `--cluster` gives it; then the job must be one of it.
+            Empty: the job is one of no cluster. None: not given.
+
+    Raises:
+        UnknownCluster, AccessDenied: the cluster that was named does not exist, or its secret is
+            not known here.
+        UnknownJob: ``cluster`` is given, and the cluster has no such job.
+        CoordinationError: ZooKeeper is away.
+    """
+    if cluster == NO_CLUSTER or (job is None and not (cluster or config.load().cluster)):
+        return None
+    store = known_store(session, cluster)
+    if store is None or job is None or _has(store, job):
+        return store
+    if cluster is not None:
+        raise store.nodes.unknown_job(job)
+    return None
+
+
+def known_store(session: Session, cluster: str | None) -> ClusterStore | None:
+    """Return the records of the cluster that is meant where none need be meant; None without one.
+
+    It is the one that ``cluster`` or EDL_CLUSTER names, or else the only one in this ZooKeeper
+    whose secret this user has stored.
+
+    Raises:
+        UnknownCluster, AccessDenied: the cluster that was named does not exist, or its secret is
+            not known here.
+        CoordinationError: ZooKeeper is away.
+    """
+    if named := cluster or config.load().cluster:
+        return open_cluster_store(session, named)
+    if not knows_clusters():
+        return None  # without a question to ZooKeeper
+    mine = sorted(stored(config.state_dir(), cluster_names(session), CLUSTERS))
+    found = known_accesses(session, mine, None)
+    return open_cluster_store(session, found[0].job) if len(found) == 1 else None
+
+
+def knows_clusters() -> bool:
+    """Return whether EDL_CLUSTER names a cluster, or this user has stored the secret of one."""
+    return bool(config.load().cluster) or (config.state_dir() / CLUSTERS).is_dir()
+
+
+def check_format(name: str, settings: ClusterRecord) -> None:
+    """Raise an error if the records of the cluster called ``name`` have another format than ours.
+
+    Args:
+        name: the name of the cluster.
+        settings: its record.
+
+    Raises:
+        UsageError: they have.
+    """
+    if settings.format != FORMAT:
+        raise UsageError(
+            f"cluster {name} has records of format {settings.format}, and this edl reads and "
+            f"writes format {FORMAT}; use the version of edl with which the cluster runs"
+        )
+
+
+def user_here() -> str:
+    """Return this user and machine as the event log names them, like ``ann@node7``."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user that has no entry in /etc/passwd
+        user = "somebody"
+    return f"{user}@{socket.gethostname()}"
+
+
+def _has(store: ClusterStore, job: str) -> bool:
+    """Return whether the cluster of ``store`` has a job of that name."""
+    return store.nodes.read(exists(store.paths.manifest(job)))[0] is not None
+
+
+def _unknown_secret(name: str) -> str:
+    """Return the message for a cluster whose secret is not known here."""
+    return (
+        f"the secret of cluster {name} is not known here; give --secret-file FILE: on the machine "
+        f"where the cluster was started it is in ~/.local/state/edl/clusters/{name}/secret"
+    )

@@ -1,0 +1,51 @@
+"""Write what the leader of a cluster says of each job where people and programs can read it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edl.coordination.cluster_writer import ClusterWriter, reasons_write
+from edl.core.cluster.job_life import JobLife, LifeState
+from edl.core.cluster.records import JobReasons
+
+EVERY_S = 1.0  # the shortest time between two writes
+MOST_CHARACTERS = 300  # of a reason: with 1,500 jobs the record stays below half a megabyte
+
+
+class ReasonWriter:
+    """The reasons that the leader has written last, during one term.
+
+    Args:
+        writer: writes the records of the cluster in this term.
+    """
+
+    def __init__(self, writer: ClusterWriter) -> None:
+        self._writer = writer
+        self._told: Mapping[str, str] | None = None
+        self._at_s = 0.0
+
+    def tell(self, reasons: Mapping[str, str], lives: Mapping[str, JobLife], now_s: float) -> float:
+        """Write ``reasons`` if readers do not have them, but not within a second of the last write.
+
+        Args:
+            reasons: job -> why it has what it has, in a sentence; those of ended jobs are left out.
+            lives: job -> its record.
+            now_s: when the plan was made that they are from, in seconds since 1970.
+
+        Returns:
+            In how many seconds to call this again; infinite if readers have these reasons.
+
+        Raises:
+            LeadershipLost: the term is over.
+            CoordinationError: ZooKeeper is away.
+        """
+        living = {job: life for job, life in lives.items() if life.state is not LifeState.ENDED}
+        cut = {job: why[:MOST_CHARACTERS] for job, why in reasons.items() if job in living}
+        newest_s = max((life.since_s for life in living.values()), default=0.0)
+        if cut == self._told and newest_s <= self._at_s:
+            return float("inf")
+        if 0.0 <= now_s - self._at_s < EVERY_S:
+            return self._at_s + EVERY_S - now_s
+        self._writer.commit([reasons_write(self._writer.paths, JobReasons(now_s, cut))])
+        self._told, self._at_s = cut, now_s
+        return float("inf")
