@@ -17,7 +17,7 @@ def seconds(text: str) -> float | None:
 def rounded(duration_s: float) -> str:
     """Return a duration, in seconds, in its largest whole unit: "3d", "2h", "15m", "5s".
 
-    Below three of a unit the next smaller one is used: "47h", "119s". A negative one counts as 0.
+    Below three of a unit the next smaller one is used: "47h", "119s". A negative duration is "0s".
     """
     for unit in ("d", "h", "m"):
         if (count := int(duration_s / _SECONDS[unit])) >= 3:

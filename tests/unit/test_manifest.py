@@ -10,7 +10,7 @@ import docs_tables
 import pytest
 from jsonschema import Draft202012Validator
 
-from edl.client.manifest_reading import read_job_manifest
+from edl.client.manifest_reading import job_manifest, read_job_manifest
 from edl.core.cluster.manifest import BatchRange, JobManifest, PolicyHints
 from edl.core.cluster.manifest_file import (
     MOST_BYTES,
@@ -263,6 +263,7 @@ def test_a_byte_order_mark_is_no_part_of_it() -> None:
         ({"min": 8}, "min is 8 and max is 4; lower min, or raise max"),
         ({"max": "4"}, "this is not a manifest: Expected `int`, got `str` - at `$.max`"),
         ({"name": "a b"}, "this is not a manifest: Expected `str` matching regex"),
+        ({"command": ("x" * 10**6,)}, "this manifest: it has more than 65536 bytes"),
     ],
 )
 def test_one_that_a_program_has_made(changes: dict[str, Any], sentence: str) -> None:
@@ -295,6 +296,45 @@ def test_a_file_that_cannot_be_read(
 
 
 # --- its schema
+
+
+VALUES = {"name": "digits", "command": ["python", "train.py"], "min": 1, "max": 4}
+
+
+def test_the_values_of_a_program_are_those_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    more = {"batch": {"min": 8, "max": 64, "set_by_policy": True}, "env": {"A": "1.10"}}
+    values = {**VALUES, **more, "np": None, "cwd": "sub", "settings": {"stall_limit_s": 1.5}}
+    values.pop("np")
+    path = tmp_path / "job.yaml"
+    path.write_text(json.dumps(values))
+    found = job_manifest(values)
+    assert found == job_manifest(path) == job_manifest(str(path)) == job_manifest(found)
+    assert found == job_manifest(path.read_text() + "\n")
+    assert (found.cwd, found.env) == (str(tmp_path / "sub"), {"A": "1.10"})
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"min": "one"}, "min is 'one'; it must be a whole number from 1 to 100000"),
+        ({"min": True}, "min is true; it must be a whole number from 1 to 100000"),
+        ({"min": 1.5}, "min is 1.5; it must be a whole number from 1 to 100000"),
+        ({"mx": 4}, "a manifest has no key 'mx'"),
+        ({"max": None}, "max has no value; give one, or leave the key out"),
+        ({"command": {"python"}}, "command is of type set; give texts, numbers, lists and"),
+        ({"command": "python x"}, "command is a text; write a list: command: [python, x]"),
+        ({"batch": {"min": 1}}, "batch.max is missing"),
+        ({"env": {"A": {"B": {"C": {"D": {"E": {"F": {"G": {"H": {}}}}}}}}}}, "env.A... is nested"),
+    ],
+)
+def test_wrong_values_of_a_program(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ManifestError) as caught:
+        job_manifest(VALUES | change)
+    assert str(caught.value).startswith(sentence)
+    assert caught.value.line == 0
 
 
 def test_the_schema_in_the_docs_is_what_the_code_says() -> None:

@@ -18,11 +18,13 @@ import msgspec
 from msgspec import Meta
 
 from edl.core.cluster.manifest import JobManifest, first_problem
-from edl.core.cluster.yaml_text import Scalar, YamlValue, flow_list, parse_yaml
+from edl.core.cluster.yaml_text import DEPTH, Scalar, YamlValue, flow_list, parse_yaml
 from edl.core.policy.reading import near
 from edl.errors import ConfigError, ManifestError
 
 MOST_BYTES = 65536  # of a manifest; ZooKeeper holds at most 1 MB in a node, and all in memory
+
+_JSON_PER_YAML = 4  # the most bytes of JSON that a byte of a manifest's file becomes, about
 
 SHORTEST = "name, command, min and max"
 
@@ -85,8 +87,11 @@ def _as_yaml(value: Any, key: _Key) -> YamlValue:
     """Return ``value``, which a program gave under ``key``, as if it stood in a file.
 
     Raises:
-        ManifestError: it is neither a mapping, a list, a text, a number, true, false nor none.
+        ManifestError: it is neither a mapping, a list, a text, a number, true, false nor none, or
+            it is nested too deeply.
     """
+    if len(key) > DEPTH:
+        raise ManifestError("", 0, f"{_name(key[:2])}... is nested too deeply", _name(key))
     if isinstance(value, Mapping):
         return YamlValue(0, {str(k): _as_yaml(one, (*key, str(k))) for k, one in value.items()})
     if isinstance(value, list | tuple):
@@ -116,6 +121,7 @@ def checked_manifest(manifest: JobManifest) -> JobManifest:
         msgspec.convert(msgspec.to_builtins(manifest), JobManifest)
     except (msgspec.ValidationError, TypeError) as error:
         raise ManifestError("", 0, f"this is not a manifest: {error}") from None
+    _check_size(len(msgspec.json.encode(manifest)) // _JSON_PER_YAML, "this manifest")
     if (problem := first_problem(manifest)) is not None:
         raise ManifestError("", 0, problem.message, _name(problem.key))
     return manifest
