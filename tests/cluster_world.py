@@ -64,6 +64,7 @@ class Request:
     np: int | None = None
     sizes: tuple[int, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
+    start_timeout_s: float = 0.0
     weight: float = 1.0
     after: tuple[str, ...] = ()
     retries: int = 3

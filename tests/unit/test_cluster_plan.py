@@ -167,6 +167,45 @@ def test_a_job_grows_at_once_with_all_its_slots_if_they_come_soon() -> None:
     assert [sum(map(len, order.devices.values())) for order in placed] == [6]
 
 
+def test_a_job_gets_what_was_free_already_as_soon_as_it_trains() -> None:
+    """A job that starts keeps its slots, and a policy is not asked about them until it trains."""
+    world = running(4, a={"max": 4})
+    world.submit("b", max=4)
+    world.until(lambda: world.state("b") is STARTING)
+    world.want("a", Goal.HALT)
+    world.until(lambda: world.slots("b") == 4, rounds=10)
+
+
+def test_workers_that_the_run_itself_does_without_come_back() -> None:
+    world = running(4, a={"max": 4})
+    world.reads_jobs(world.leader)
+    view = world.view(world.leader)
+    [job] = view.jobs
+    assert job.run is not None
+
+    def planned(workers: int, **changes: object) -> tuple[object, ...]:
+        agent = replace(job.run.agents["h0"], **changes)  # type: ignore[union-attr, arg-type]
+        run = replace(job.run, workers={"h0": workers}, agents={"h0": agent})  # type: ignore[type-var]
+        return plan(replace(view, jobs=(replace(job, run=run),)), world.policy, world.now_s).orders
+
+    [order] = planned(3)
+    assert isinstance(order, PlaceRun)
+    assert order.devices == {"h0": (0, 1, 2, 3)}
+    assert planned(4) == planned(3, disabled=1) == planned(3, leaving=True) == ()
+
+
+def test_a_job_that_takes_long_to_start_has_more_time() -> None:
+    world = World(2)
+    world.machines["h0"].broken_for |= {"a", "b"}
+    world.submit("a", max=1)
+    world.submit("b", max=1, start_timeout_s=80.0)
+    world.until(lambda: world.state("a") is QUEUED and world.jobs["a"].life.runs == 1)
+    began_s = world.jobs["b"].life.since_s
+    assert world.now_s - began_s < 65
+    world.until(lambda: world.state("b") is QUEUED)
+    assert 99 < world.now_s - began_s < 105
+
+
 def test_once_all_is_done_nothing_is_written_or_ordered() -> None:
     world = running(4, 2, a={"max": 4}, b={"min": 2, "max": 4}, policy="edl")
     found = world.turn()

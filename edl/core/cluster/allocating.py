@@ -3,8 +3,9 @@
 :func:`allocate` does so. The policies are those of the simulator, unchanged. What they do not know
 is added around them:
 
-1. **When.** The policy is asked when a job or a host has come or gone, when a priority, a limit or
-   the policy itself has changed, and at an interval. In between its last decision stands.
+1. **When.** The policy is asked when a job or a host has come or gone, when a job trains that has
+   just started, when a priority, a limit or the policy itself has changed, and at an interval. In
+   between its last decision stands.
 2. **Priority and labels.** Jobs are asked about in groups: those of a higher priority first; of one
    priority, those whose labels leave them the fewest hosts first. Each group is a cluster of its
    own, with the slots that the groups before it leave.
@@ -105,7 +106,10 @@ def _digest(
         cluster: the cluster, for the kinds of its hosts.
         policy: the policy, whose text has its parameters.
     """
-    jobs = [(one.job.order, one.group, one.most, _own_limits(one, nodes)) for one in active]
+    jobs = [
+        (one.job.order, one.group, one.most, one.is_fixed, _own_limits(one, nodes))
+        for one in active
+    ]
     kinds = [(name, nodes[name], _kind(cluster, name)) for name in nodes]
     return hashlib.sha256(repr((jobs, kinds, policy)).encode()).hexdigest()[:16]
 

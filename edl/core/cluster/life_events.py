@@ -108,10 +108,10 @@ def _starting(
     if facts.slots < job.min_slots:
         why = f"{_hosts_lost(facts)} while it started, and {counted(facts.slots, 'slot')}"
         return PendingEvent(LifeEvent.TAKE_BACK, f"{why} of at least {job.min_slots} are left")
-    waited_s = now_s - job.life.since_s
-    if waited_s >= settings.start_timeout_s:
+    waited_s, limit_s = now_s - job.life.since_s, job.start_limit_s(settings)
+    if waited_s >= limit_s:
         busy = 0 if run is None else sum(len(agent.busy) for agent in run.agents.values())
-        why = f"no ring trained within {settings.start_timeout_s:g} s of its start: workers lived"
+        why = f"no ring trained within {limit_s:g} s of its start: workers lived"
         return PendingEvent(
             LifeEvent.TAKE_BACK, f"{why} in {busy} of its {facts.slots} slots", True
         )

@@ -75,7 +75,7 @@ def _note_idle(draft: Draft, job: JobView) -> None:
         return
     for host, entry in draft.table.entries(job.name, run.token).items():
         since_s = draft.table.note_idle(host, job.name, _is_idle(draft, job, run, host, entry))
-        limit_s = since_s + draft.settings.start_timeout_s
+        limit_s = since_s + job.start_limit_s(draft.settings)
         if since_s and draft.now_s < limit_s:
             draft.times_s.append(limit_s)
         elif since_s:

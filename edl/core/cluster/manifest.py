@@ -255,6 +255,11 @@ class JobManifest(Record):
         """The numbers of workers that the job may have."""
         return Sizes(self.min, self.max, self.sizes, self.size_step)
 
+    @property
+    def start_timeout_s(self) -> float:
+        """In how many seconds all first workers of a run must be ready; then ``min`` are enough."""
+        return self.settings.start_timeout_s
+
     def job_spec(self, resume: str = "auto") -> JobSpec:
         """Return the specification of one run of the job.
 

@@ -176,7 +176,7 @@ def _times_of_job(job: JobView, settings: ClusterRecord) -> Sequence[float]:
     life = job.life
     found = [life.not_before_s, *(limit.until_s for limit in life.limits.values())]
     if life.state is LifeState.STARTING:
-        found.append(life.since_s + settings.start_timeout_s)
+        found.append(life.since_s + job.start_limit_s(settings))
     if life.state is LifeState.HALTING:
         found.append(life.since_s + settings.halt_timeout_s)
     return found

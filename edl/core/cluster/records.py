@@ -27,7 +27,7 @@ class ClusterRecord(Record):
         parameters: the policy's parameters by name, where they differ from the registered ones.
         interval_s: how often the policy is asked although no job and no host has come or gone.
         start_timeout_s: within this time a start must lead to a ring that trains, and a slot to a
-            worker.
+            worker; longer for a job that gives its first workers more time.
         halt_timeout_s: how long a run that was told to stop may take, before its processes are
             ended.
         lost_after_s: how long a host may be without an offer, before the plan does without it.

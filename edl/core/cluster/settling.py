@@ -77,7 +77,8 @@ def _place(draft: Draft, job: JobView, run: RunView, target: Mapping[str, int]) 
     batch = _batch(draft, job)
     present = {host: numbers for host, numbers in run.devices.items() if numbers}
     devices = present if found.devices is None else dict(found.devices)
-    if (devices, batch) != (present, run.batch) and run.state is JobState.RUNNING:
+    differs = (devices, batch) != (present, run.batch) or run.lacks_workers
+    if differs and run.state is JobState.RUNNING:
         every = {host: devices.get(host, ()) for host in sorted({*run.devices, *devices})}
         order = PlaceRun(job.name, run.token, every, run.version, batch, draft.why(job))
         draft.orders.append(order)

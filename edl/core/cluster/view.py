@@ -29,6 +29,8 @@ from edl.core.policy.step_time import StepTimeSample
 from edl.core.records import JobState
 from edl.core.sizes import Sizes
 
+FIRST_STEP = 1.25  # of the time for the first workers: until their ring has trained a step
+
 Devices = Mapping[str, tuple[int, ...]]
 """Host -> the numbers of devices there, sorted."""
 
@@ -81,6 +83,10 @@ class JobRequest(Protocol):
         """The labels that a host must have."""
 
     @property
+    def start_timeout_s(self) -> float:
+        """In how many seconds all first workers must be ready; then fewer are enough."""
+
+    @property
     def weight(self) -> float:
         """The weight of the job in policies that share slots by weight."""
 
@@ -124,10 +130,14 @@ class AgentView:
     Attributes:
         devices: the devices on which the agent may start workers.
         busy: the devices that living processes use.
+        leaving: whether the agent was asked to leave the job.
+        disabled: the number of slots in which it starts no worker any more.
     """
 
     devices: frozenset[int] = frozenset()
     busy: frozenset[int] = frozenset()
+    leaving: bool = False
+    disabled: int = 0
 
 
 @dataclass(frozen=True)
@@ -145,6 +155,8 @@ class RunView:
         agents: host -> the record of the run's agent there; a host without one is not in it.
         batch: the global batch that the run was told to train with, in samples; None: it was told
             nothing.
+        workers: host -> the number of workers that the run is to have there, by that record; None:
+            one for each device.
     """
 
     token: str
@@ -156,6 +168,22 @@ class RunView:
     version: int = 0
     agents: Mapping[str, AgentView] = field(default_factory=dict)
     batch: int | None = None
+    workers: Mapping[str, int] | None = None
+
+    @property
+    def lacks_workers(self) -> bool:
+        """Whether the run is to have fewer workers on a host than it may use devices there.
+
+        Its own leader, or an agent, has lowered the number, because workers or the agent had left.
+        A host whose agent is leaving, or is not there, does not count, nor does a disabled slot.
+        """
+        if self.workers is None:
+            return False
+        here = [(h, one.disabled) for h, one in self.agents.items() if not one.leaving]
+        return any(
+            self.workers.get(host, 0) < len(self.devices.get(host, ())) - disabled
+            for host, disabled in here
+        )
 
     def busy(self, host: str) -> frozenset[int]:
         """Return the devices of ``host`` that, by the agent's record, processes use.
@@ -240,6 +268,14 @@ class JobView:
         """Whether a user wants the job to run, and it is neither halted nor ended."""
         state = self.life.state
         return self.wanted.goal is Goal.RUN and state not in (LifeState.HALTED, LifeState.ENDED)
+
+    def start_limit_s(self, settings: ClusterRecord) -> float:
+        """Return in how many seconds a start must lead to a ring that trains.
+
+        The job's own limit for its first workers comes before, so that it can begin with fewer of
+        them, and not long after it its agents end a run that has too few.
+        """
+        return max(settings.start_timeout_s, FIRST_STEP * self.manifest.start_timeout_s)
 
     @property
     def min_slots(self) -> int:
