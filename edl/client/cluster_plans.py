@@ -117,8 +117,9 @@ def read_view(store: ClusterStore) -> ClusterView:
     session = store.nodes.session
     mine = session.access
     try:
-        secrets = store.secrets(job.name for job in snapshot.jobs)
-        return cluster_view(snapshot, RunReader(session).read(secrets))
+        names = [job.name for job in snapshot.jobs]
+        runs = RunReader(session).read(store.secrets(names))
+        return cluster_view(snapshot, runs, store.measured(names))
     finally:
         if mine is not None:
             session.identify(mine)  # what is written next belongs to the cluster again

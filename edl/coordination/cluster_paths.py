@@ -16,7 +16,8 @@ of the cluster, a client, or the owner of the host)::
         jobs/<job>/wanted     Wanted; clients; compare-and-set
         jobs/<job>/life       JobLife; empty until the leader has seen the job; the leader
         jobs/<job>/secret     {secret}: of the job's runs; the leader creates it once
-        hosts/<host>   HostOwner: the owner of the host, whose writes check this node's version
+        jobs/<job>/measured   MeasuredThroughput: of former runs; absent before there are any
+        hosts/<host>   HostOwner: the process that offers the host; its version is the host's fence
         hosts/<host>/offer    HostOffer; ephemeral; the owner
         hosts/<host>/drained  exists while the host shall have no jobs; clients
         hosts/<host>/assigned HostAssignment; empty until there is one; the leader
@@ -94,6 +95,10 @@ class ClusterPaths:
     def secret(self, job: str) -> str:
         """Return the path of the node with the secret of all runs of the job called ``job``."""
         return f"{self.job(job)}/secret"
+
+    def measured(self, job: str) -> str:
+        """Return the path of the node with what former runs of ``job`` have measured."""
+        return f"{self.job(job)}/measured"
 
     def host(self, name: str) -> str:
         """Return the path of the node above those of the host called ``name``.

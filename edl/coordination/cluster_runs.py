@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from edl.coordination.access import Access
@@ -16,6 +17,7 @@ from edl.coordination.nodes import content, record, record_or_none
 from edl.coordination.paths import JobPaths
 from edl.coordination.reads import OnChange, Read, acl, children, exists, get, ignore_changes
 from edl.coordination.session import Session
+from edl.core.cluster.measured_throughput import MeasuredThroughput, measurements
 from edl.core.cluster.run_records import RunRecords
 from edl.core.cluster.view import ClusterView, JobView
 from edl.core.policy.scaling_profile import ScalingProfile
@@ -158,19 +160,23 @@ def _records(
     )
 
 
-def cluster_view(snapshot: ClusterSnapshot, runs: Mapping[str, RunRecords]) -> ClusterView:
+def cluster_view(
+    snapshot: ClusterSnapshot,
+    runs: Mapping[str, RunRecords],
+    kept: Mapping[str, MeasuredThroughput] = MappingProxyType({}),
+) -> ClusterView:
     """Return what a plan is made of, from what was read.
 
     Args:
         snapshot: the cluster.
         runs: the runs of its jobs, by job.
+        kept: what former runs have measured, by job.
     """
 
     def with_run(job: JobView) -> JobView:
         run = runs.get(job.name)
-        if run is None:
-            return job
-        return replace(job, run=run.view, measured=run.measured(job.order))
+        _, measured = measurements(kept.get(job.name, MeasuredThroughput()), run, job.order)
+        return replace(job, run=None if run is None else run.view, measured=measured)
 
     jobs = tuple(with_run(job.view) for job in snapshot.jobs)
     return ClusterView(jobs, snapshot.hosts, snapshot.settings, snapshot.allocation)

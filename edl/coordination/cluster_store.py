@@ -27,6 +27,7 @@ from edl.coordination.wire import encode
 from edl.core.cluster.events import ClusterEvent, ClusterEventKind
 from edl.core.cluster.job_life import JobLife, LifeState
 from edl.core.cluster.manifest import JobManifest
+from edl.core.cluster.measured_throughput import MeasuredThroughput
 from edl.core.cluster.records import (
     AllocationRecord,
     ClusterRecord,
@@ -202,14 +203,30 @@ class ClusterStore:
         Raises:
             CoordinationError: ZooKeeper is away.
         """
+        found = self._of_jobs("secret", jobs)
+        return {name: str(values["secret"]) for name, values in found.items()}
+
+    def measured(self, jobs: Iterable[str]) -> dict[str, MeasuredThroughput]:
+        """Return what former runs of ``jobs`` have measured, by job; those without it are left out.
+
+        What was read is kept until it changes.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+        """
+        found = self._of_jobs("measured", jobs)
+        return {name: MeasuredThroughput.from_json(values) for name, values in found.items()}
+
+    def _of_jobs(self, node: str, jobs: Iterable[str]) -> dict[str, Values]:
+        """Return the values of the node called ``node`` of each of ``jobs`` that has it, by job."""
         names = list(jobs)
         there = self.nodes.read(*(children(self.paths.job(n), ignore_changes) for n in names))
-        having = [n for n, nodes in zip(names, there, strict=True) if "secret" in (nodes or ())]
-        paths = [self.paths.secret(name) for name in having]
+        having = [n for n, nodes in zip(names, there, strict=True) if node in (nodes or ())]
+        paths = [f"{self.paths.job(name)}/{node}" for name in having]
         answers = self.nodes.read(*(get(path, ignore_changes) for path in paths))
         found = zip(having, paths, answers, strict=True)
         contents = {name: content(path, answer) for name, path, answer in found}
-        return {name: str(one["secret"]) for name, one in contents.items() if one}
+        return {name: values for name, values in contents.items() if values}
 
     def hosts(self) -> tuple[HostView, ...]:
         """Return the hosts of the cluster, in the order of their names.

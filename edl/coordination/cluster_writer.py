@@ -19,6 +19,7 @@ from edl.coordination.session import Refused
 from edl.coordination.wire import encode
 from edl.core.cluster.events import ClusterEvent, ClusterEventKind
 from edl.core.cluster.job_life import JobLife, LifeResult, LifeState
+from edl.core.cluster.measured_throughput import MeasuredThroughput
 from edl.core.cluster.records import AllocationRecord, Goal, HostAssignment, JobReasons
 from edl.core.cluster.view import HostView
 from edl.errors import CoordinationError
@@ -65,6 +66,11 @@ def allocation_write(paths: ClusterPaths, allocation: AllocationRecord, version:
 def reasons_write(paths: ClusterPaths, reasons: JobReasons) -> Write:
     """Return the write of what the leader says of each job, for people and programs that ask."""
     return Write(paths.reasons, reasons.to_json())
+
+
+def secret_write(paths: ClusterPaths, job: str) -> Write:
+    """Return the write of a new secret of ``job``, which must have none."""
+    return Write(paths.secret(job), {"secret": new_secret()}, create=True)
 
 
 def event_write(paths: ClusterPaths, event: ClusterEvent) -> Write:
@@ -155,10 +161,22 @@ class ClusterWriter:
         """
         found = self._store.secret(job)
         if found is None:
-            found = new_secret()
-            if not self.commit([Write(self.paths.secret(job), {"secret": found}, create=True)]):
+            write = secret_write(self.paths, job)
+            if not self.commit([write]):
                 raise CoordinationError(f"the secret of job {job} could not be written; try again")
+            found = str(write.value["secret"])
         return found
+
+    def keep_measured(self, job: str, measured: MeasuredThroughput) -> None:
+        """Write what former runs of ``job`` have measured.
+
+        Raises:
+            CoordinationError: the job was removed, or ZooKeeper is away.
+        """
+        path = self.paths.measured(job)
+        is_new = self._nodes.read(exists(path))[0] is None
+        if not self.commit([Write(path, measured.to_json(), create=is_new)]):
+            raise CoordinationError(f"{path} could not be written; try again")
 
     def remove_job(self, job: StoredJob) -> bool:
         """Remove the records of an ended job and the key it was submitted with, and log an event.

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from edl.coordination.access import Access
 from edl.coordination.cluster_nodes import open_cluster
 from edl.coordination.cluster_runs import RunReader, cluster_view
-from edl.coordination.cluster_store import ClusterSnapshot, ClusterStore
+from edl.coordination.cluster_store import ClusterSnapshot, ClusterStore, StoredJob
 from edl.coordination.cluster_writer import (
     ClusterWriter,
     allocation_write,
@@ -25,14 +25,19 @@ from edl.coordination.cluster_writer import (
     event_write,
     jobs_to_remove,
     life_write,
+    secret_write,
 )
 from edl.coordination.election import Election, Leadership, Write
 from edl.coordination.fenced_session import FencedSession
 from edl.coordination.session import Session
 from edl.core.cluster.events import ClusterEventKind
+from edl.core.cluster.measured_throughput import MeasuredThroughput, measurements
+from edl.core.cluster.orders import CreateRun
 from edl.core.cluster.plan import ClusterPlan, plan
 from edl.core.cluster.policies import policy_of
 from edl.core.cluster.records import ControllerRecord
+from edl.core.cluster.run_records import RunRecords
+from edl.core.cluster.view import ClusterView
 from edl.errors import CoordinationError, EdlError, LeadershipLost
 from edl.scheduler.liveness import LivenessProbe, LivenessServer
 from edl.scheduler.reason_writer import ReasonWriter
@@ -168,6 +173,28 @@ class Controller:
             self._say(sentence)
 
 
+@dataclass(frozen=True)
+class ClusterReading:
+    """What the leader has read in one turn.
+
+    Attributes:
+        snapshot: the cluster.
+        secrets: the secrets of its jobs, by job; a job without one was never started.
+        kept: what former runs have measured, by job.
+        runs: the present or last runs, by job.
+    """
+
+    snapshot: ClusterSnapshot
+    secrets: Mapping[str, str]
+    kept: Mapping[str, MeasuredThroughput]
+    runs: Mapping[str, RunRecords]
+
+    @property
+    def view(self) -> ClusterView:
+        """The cluster as a plan reads it."""
+        return cluster_view(self.snapshot, self.runs, self.kept)
+
+
 class ControllerTerm:
     """What the leader of a cluster does during one term.
 
@@ -211,29 +238,39 @@ class ControllerTerm:
             LeadershipLost: the term is over.
             CoordinationError: ZooKeeper is away; call it again.
         """
-        snapshot = self._store.snapshot()
-        secrets = self._store.secrets(job.name for job in snapshot.jobs)
-        view = cluster_view(snapshot, self._reader.read(secrets))
+        read = self._read()
         now_s = time.time()
-        found = plan(view, policy_of(snapshot.settings), now_s)
-        if found.writes and not self._writer.commit(list(self._writes(snapshot, found))):
+        found = plan(read.view, policy_of(read.snapshot.settings), now_s)
+        if found.writes and not self._writer.commit(list(self._writes(read, found))):
             return 0.0  # something has changed: look again
         for change in found.changes:
             self._say(f"job {change.job}: {change.before} -> {change.after}: {change.reason}")
-        self._carry_out(snapshot, found)
-        lives = {job.name: job.life for job in snapshot.jobs} | dict(found.lives)
+        self._carry_out(read, found)
+        lives = {job.name: job.life for job in read.snapshot.jobs} | dict(found.lives)
         tell_s = self._reasons.tell(found.reasons, lives, now_s)
         if not found.acts:
-            self._tidy(snapshot, secrets)
+            self._tidy(read)
         return max(0.0, min(LOOK_S, tell_s, found.next_s - time.time()))
 
-    def _writes(self, snapshot: ClusterSnapshot, found: ClusterPlan) -> Iterable[Write]:
-        """Yield the writes of a plan, and of the events that tell of it."""
-        paths, store = self._store.paths, self._store
+    def _read(self) -> ClusterReading:
+        """Read the cluster and the runs of its jobs."""
+        snapshot = self._store.snapshot()
+        names = [job.name for job in snapshot.jobs]
+        secrets, kept = self._store.secrets(names), self._store.measured(names)
+        return ClusterReading(snapshot, secrets, kept, self._reader.read(secrets))
+
+    def _writes(self, read: ClusterReading, found: ClusterPlan) -> Iterable[Write]:
+        """Yield the writes of a plan, and of the events that tell of it.
+
+        A job's secret is written before the job is assigned to hosts, which need it.
+        """
+        paths, store, snapshot = self._store.paths, self._store, read.snapshot
         jobs = {job.name: job for job in snapshot.jobs}
         hosts = {host.name: host for host in snapshot.hosts}
         for name, life in found.lives.items():
             yield life_write(paths, jobs[name], life)
+            if life.run and name not in read.secrets:
+                yield secret_write(paths, name)
         for name, assigned in found.assigned.items():
             yield assigned_write(paths, hosts[name], assigned)
         if found.allocation is not None:
@@ -242,19 +279,29 @@ class ControllerTerm:
             reason = f"{change.before} -> {change.after}: {change.reason}"
             yield event_write(paths, store.event(ClusterEventKind.STATE, reason, job=change.job))
 
-    def _carry_out(self, snapshot: ClusterSnapshot, found: ClusterPlan) -> None:
+    def _carry_out(self, read: ClusterReading, found: ClusterPlan) -> None:
         """Carry out the orders of a plan, one after another."""
-        jobs = {job.name: job for job in snapshot.jobs}
+        jobs = {job.name: job for job in read.snapshot.jobs}
         for order in found.orders:
-            secret = self._writer.job_secret(order.job)
-            refused = self._runs.carry_out(order, jobs[order.job].manifest, secret)
+            job = jobs[order.job]
+            secret = read.secrets.get(job.name) or self._writer.job_secret(job.name)
+            if isinstance(order, CreateRun):
+                self._keep_measured(read, job)
+            refused = self._runs.carry_out(order, job.manifest, secret)
             if refused:
                 self._say(f"job {order.job}: {type(order).__name__} was refused: {refused}")
 
-    def _tidy(self, snapshot: ClusterSnapshot, secrets: dict[str, str]) -> None:
+    def _keep_measured(self, read: ClusterReading, job: StoredJob) -> None:
+        """Keep what the last run of ``job`` has measured, before another one takes its place."""
+        kept = read.kept.get(job.name, MeasuredThroughput())
+        now, _ = measurements(kept, read.runs.get(job.name), job.order)
+        if now != kept and (now.steps or now.curve):
+            self._writer.keep_measured(job.name, now)
+
+    def _tidy(self, read: ClusterReading) -> None:
         """Remove the records of old jobs and events, now and then."""
-        for job in jobs_to_remove(snapshot.jobs):
-            secret = secrets.get(job.name)
+        for job in jobs_to_remove(read.snapshot.jobs):
+            secret = read.secrets.get(job.name)
             if secret is None or self._runs.remove(job.name, secret):
                 self._writer.remove_job(job)
         if time.monotonic() - self._tidied_s >= HOUSEKEEPING_S:

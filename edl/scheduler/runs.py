@@ -16,6 +16,7 @@ from edl.coordination.job_store import JobStore
 from edl.coordination.lifecycle import delete_ended
 from edl.coordination.nodes import JobNodes
 from edl.coordination.paths import JobPaths
+from edl.coordination.reads import children
 from edl.coordination.session import Session
 from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.orders import CreateRun, Order, PlaceRun, StopRun
@@ -104,7 +105,7 @@ class RunWriter:
         store = JobStore(self._session, order.job)
         store.nodes.belong_to(order.run)
         try:
-            if order.checkpoint:
+            if order.checkpoint and self._has_processes(store):
                 store.set_job_state(JobState.STOPPING, order.reason)
             else:
                 states = (JobState.RUNNING, JobState.STOPPING)
@@ -112,3 +113,9 @@ class RunWriter:
         except UnknownJob as error:
             logger.info("%s", error)  # another run has its name, or none
         return ""
+
+    @staticmethod
+    def _has_processes(store: JobStore) -> bool:
+        """Return whether a process of the job is registered, which can save a checkpoint or end."""
+        p = store.paths
+        return any(store.nodes.read(children(p.hosts), children(p.members)))

@@ -6,6 +6,7 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import forked
 from cli_shell import Running, Shell
 
 from edl.coordination.access import Access
@@ -39,6 +40,8 @@ class HandHost:
         self._session.start()
         self.store = ClusterStore(open_cluster(self._session, self.access), by="a test")
         self._end = threading.Event()
+        if forked.WANTED:
+            forked._base("")  # else it is the thread's child, and ends with the thread
         owner = HostOwner(self.name, "here", 1)
         self._registration = HostRegistration(self.store.nodes, self.name, owner)
         self._registration.register(HostOffer(self.slots), lambda _: False)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from edl.core.cluster.job_life import run_order
-from edl.core.cluster.view import AgentView, JobMeasurements, RunView
+from edl.core.cluster.view import AgentView, RunView
 from edl.core.policy.scaling_profile import ScalingProfile
-from edl.core.policy.step_time import StepTimeSample
 from edl.core.progress import TrainingStatus
 from edl.core.records import Assigned, Generation, Host, Job
 
@@ -49,25 +46,15 @@ class RunRecords:
             devices={host: tuple(own) for host, own in sorted(self.assigned.devices.items())},
             version=self.version,
             agents={
-                agent.name: AgentView(frozenset(agent.devices), frozenset(agent.busy))
+                agent.name: AgentView(
+                    devices=frozenset(agent.devices),
+                    busy=frozenset(agent.busy),
+                    leaving=agent.leaving,
+                    disabled=len(agent.disabled),
+                )
                 for agent in self.agents
             },
-        )
-
-    def measured(self, order: int) -> JobMeasurements:
-        """Return what is known of the training of the job that was submitted as number ``order``.
-
-        A run of a job that had the name before only says how fast the job is.
-        """
-        steps = tuple(_samples(self.learned))
-        if run_order(self.token) != order:
-            return JobMeasurements(curve=_curve(steps))
-        return JobMeasurements(
-            steps=steps,
-            left=self.status.left,
-            done_steps=self.status.step,
-            global_batch=self.status.global_batch,
-            noise_scale=self.status.noise_scale,
+            workers=dict(self.assigned.hosts),
         )
 
 
@@ -78,23 +65,3 @@ def _has_trained(status: TrainingStatus) -> bool:
     """
     sample = status.progress_sample
     return status.median_step_s > 0 or (sample is not None and sample.samples > 0)
-
-
-def _samples(learned: ScalingProfile) -> Iterable[StepTimeSample]:
-    """Yield the measured step times in ``learned``, for each combination the newest one."""
-    found = {}
-    for workers, one in learned.by_batch:
-        if one.samples_per_s > 0 and one.batch > 0:
-            step_s = one.batch * workers / one.samples_per_s
-            found[workers, one.hosts, one.batch] = step_s
-    for (workers, hosts, batch), step_s in found.items():
-        yield StepTimeSample(workers, hosts, batch, step_s)
-
-
-def _curve(steps: Iterable[StepTimeSample]) -> dict[int, float]:
-    """Return the highest measured throughput in samples a second, by number of workers."""
-    found: dict[int, float] = {}
-    for one in steps:
-        rate = one.workers * one.batch / one.step_s
-        found[one.workers] = max(rate, found.get(one.workers, 0.0))
-    return found

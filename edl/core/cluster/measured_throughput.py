@@ -1,0 +1,112 @@
+"""Keep what the runs of a job have measured, for its later runs and for later jobs of its name.
+
+A run writes what it measures into its own records (:class:`ScalingProfile`), which end with it. So
+before the leader of a cluster lets the next run take the place of one, it adds these measurements
+to the job's own record, of this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from edl.core.cluster.job_life import run_order
+from edl.core.cluster.run_records import RunRecords
+from edl.core.cluster.view import JobMeasurements
+from edl.core.policy.observation import alike
+from edl.core.policy.scaling_profile import ScalingProfile
+from edl.core.policy.step_time import StepTimeSample
+from edl.core.record import Record
+
+MOST_STEPS = 200  # kept of a job, the newest
+
+
+@dataclass(frozen=True)
+class MeasuredThroughput(Record):
+    """The record of what former runs have measured, at the node ``measured`` of a job.
+
+    Attributes:
+        order: the place in the order of submission of the job that has measured it; -1: none has.
+        steps: the step times by workers, hosts and batch, the newest at the end.
+        curve: pairs of a number of workers and the throughput in samples a second that jobs which
+            had the name before have measured with it.
+    """
+
+    order: int = -1
+    steps: tuple[StepTimeSample, ...] = ()
+    curve: tuple[tuple[int, float], ...] = ()
+
+    def of_job(self, order: int) -> MeasuredThroughput:
+        """Return the record for the job that was submitted as number ``order``.
+
+        The steps of a job that had the name before only say how fast the new one may be.
+        """
+        if order == self.order:
+            return self
+        curve = {**dict(self.curve), **_curve(self.steps)}
+        return MeasuredThroughput(order, (), tuple(sorted(curve.items())))
+
+    def with_run(self, run: RunRecords | None) -> MeasuredThroughput:
+        """Return the record with what ``run``, of this job or one before it, has measured.
+
+        Nothing is added if ``run`` is None.
+        """
+        measured = _samples(run.learned) if run is not None else ()
+        if run is not None and run_order(run.token) != self.order:
+            curve = {**dict(self.curve), **_curve(measured)}
+            return replace(self, curve=tuple(sorted(curve.items())))
+        steps = list(self.steps)
+        for new in measured:
+            steps = [old for old in steps if not _is_same(old, new)] + [new]
+        return replace(self, steps=tuple(steps[-MOST_STEPS:]))
+
+
+def measurements(
+    kept: MeasuredThroughput, run: RunRecords | None, order: int
+) -> tuple[MeasuredThroughput, JobMeasurements]:
+    """Return what is known of the training of a job.
+
+    Args:
+        kept: what its former runs have measured, as it is kept.
+        run: its present or last run; None: there is none.
+        order: its place in the order of submission.
+
+    Returns:
+        (the record to keep before the run is replaced; the same and the progress, for policies).
+    """
+    found = kept.of_job(order).with_run(run)
+    known = JobMeasurements(steps=found.steps, curve=dict(found.curve))
+    if run is None or run_order(run.token) != order:
+        return found, known
+    status = run.status
+    return found, replace(
+        known,
+        left=status.left,
+        done_steps=status.step,
+        global_batch=status.global_batch,
+        noise_scale=status.noise_scale,
+    )
+
+
+def _samples(learned: ScalingProfile) -> tuple[StepTimeSample, ...]:
+    """Return the measured step times in ``learned``."""
+    return tuple(
+        StepTimeSample(workers, one.hosts, one.batch, one.batch * workers / one.samples_per_s)
+        for workers, one in learned.by_batch
+        if one.samples_per_s > 0 and one.batch > 0
+    )
+
+
+def _is_same(old: StepTimeSample, new: StepTimeSample) -> bool:
+    """Return whether a measurement has about the same workers, hosts and batch as a newer one."""
+    same = (old.workers, old.hosts) == (new.workers, new.hosts)
+    return same and alike(old.batch, new.batch)
+
+
+def _curve(steps: Iterable[StepTimeSample]) -> dict[int, float]:
+    """Return the highest throughput in samples a second among ``steps``, by number of workers."""
+    found: dict[int, float] = {}
+    for one in steps:
+        rate = one.workers * one.batch / one.step_s
+        found[one.workers] = max(rate, found.get(one.workers, 0.0))
+    return found

@@ -1,0 +1,82 @@
+"""What the records of runs say to a cluster's leader: their state, and what they have measured."""
+
+from __future__ import annotations
+
+import json
+
+from edl.core.cluster.job_life import run_order, run_token
+from edl.core.cluster.measured_throughput import MeasuredThroughput, measurements
+from edl.core.cluster.run_records import RunRecords
+from edl.core.cluster.view import AgentView
+from edl.core.job_spec import JobSpec
+from edl.core.policy.observation import SizeMeasurement
+from edl.core.policy.scaling_profile import ScalingProfile
+from edl.core.policy.step_time import StepTimeSample
+from edl.core.progress import ProgressSample, TrainingStatus
+from edl.core.records import Assigned, Generation, Host, Job, JobState
+
+
+def run(
+    order: int, number: int = 1, status: TrainingStatus | None = None, **rates: float
+) -> RunRecords:
+    """Return a run with throughputs, like ``w2=100.0``: of 2 workers with 10 samples each."""
+    seen = tuple((int(key[1:]), SizeMeasurement(rate, 50, 10.0)) for key, rate in rates.items())
+    return RunRecords(
+        run_token(order, number),
+        Job("j", JobSpec(("x",))),
+        Assigned({"a": 2}, devices={"a": (0, 1)}),
+        status=status or TrainingStatus(),
+        learned=ScalingProfile(by_batch=seen),
+    )
+
+
+def test_the_order_of_a_run() -> None:
+    assert run_order(run_token(77, 3)) == 77
+    assert run_order("0123456789abcdef" * 2) == -1
+
+
+def test_a_run_as_a_plan_reads_it() -> None:
+    agent = Host("a", 2, "here", leaving=True, disabled={"1": "why"}, devices=(0, 1), busy=(1,))
+    job = Job("j", JobSpec(("x",)), JobState.STOPPING, "halt", exit_code=3)
+    one = RunRecords("t", job, Assigned({"a": 1}, devices={"a": (0, 1)}), 7, agents=(agent,))
+    view = one.view
+    assert (view.token, view.state, view.reason, view.exit_code) == ("t", "stopping", "halt", 3)
+    assert (view.devices, view.version, view.workers) == ({"a": (0, 1)}, 7, {"a": 1})
+    assert view.agents == {"a": AgentView(frozenset({0, 1}), frozenset({1}), True, 1)}
+
+
+def test_a_run_trains_when_its_ring_has_trained_a_step() -> None:
+    ring = Generation(1, 1, (), 0, (), (), "first")
+    resumed = TrainingStatus(step=700)
+    sample = TrainingStatus(step=1, progress_sample=ProgressSample(0, 1, 1, 0, 1, 8, 1.0))
+    timed = TrainingStatus(step=701, median_step_s=0.1)
+    found = [
+        RunRecords("t", Job("j", JobSpec(("x",))), Assigned(), 0, generation, status).view.trains
+        for generation in (None, ring)
+        for status in (resumed, sample, timed)
+    ]
+    assert found == [False, False, False, False, True, True]
+
+
+def test_measurements_of_former_runs_are_kept() -> None:
+    first = run(5, 1, TrainingStatus(step=30, left=900.0, global_batch=20), w1=50.0, w2=100.0)
+    kept, known = measurements(MeasuredThroughput(), first, 5)
+    assert known.steps == (StepTimeSample(1, 1, 10.0, 0.2), StepTimeSample(2, 1, 10.0, 0.2))
+    assert (known.done_steps, known.left, known.global_batch) == (30, 900.0, 20)
+    kept, known = measurements(kept, run(5, 2, w2=200.0), 5)
+    assert known.steps == (StepTimeSample(1, 1, 10.0, 0.2), StepTimeSample(2, 1, 10.0, 0.1))
+    assert known.left is None, "the new run has not said it"
+    assert measurements(kept, None, 5)[1].steps == known.steps
+    assert MeasuredThroughput.from_json(json.loads(json.dumps(kept.to_json()))) == kept
+
+
+def test_a_job_that_had_the_name_before_says_how_fast_the_new_one_may_be() -> None:
+    old = run(5, 4, TrainingStatus(step=30, left=900.0), w1=50.0, w2=90.0)
+    kept, known = measurements(MeasuredThroughput(), old, 8)
+    assert (known.steps, known.left, known.done_steps) == ((), None, 0)
+    assert known.curve == {1: 50.0, 2: 90.0}
+    kept, known = measurements(kept, run(8, 1, w2=100.0), 8)
+    assert known.curve == {1: 50.0, 2: 90.0}
+    assert known.steps == (StepTimeSample(2, 1, 10.0, 0.2),)
+    _, known = measurements(kept, None, 9)
+    assert (known.steps, known.curve) == ((), {1: 50.0, 2: 100.0})
