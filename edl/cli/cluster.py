@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
+import threading
 import uuid
 from collections.abc import Sequence
 from datetime import datetime
 from importlib import metadata
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -28,13 +29,18 @@ from edl.client.cluster_plans import (
 )
 from edl.client.clusters import DEFAULT_NAME, access_to_start, connected_cluster
 from edl.client.connection import connected
+from edl.coordination.local_server import start_local
+from edl.coordination.secrets import CLUSTERS
 from edl.core.cluster.cluster_status import ClusterStatus, JobPlan
 from edl.core.cluster.policies import POLICIES, with_parameters
 from edl.core.cluster.records import ClusterRecord, ControllerRecord
+from edl.core.host.devices import CUDA
 from edl.core.plural import by_host, counted, verb
 from edl.errors import UsageError
 from edl.launch.address import own_address
+from edl.launch.signals import TO_END, handled
 from edl.scheduler.controller import Controller
+from edl.scheduler.local_host import LocalHost, slots_here
 
 app = typer.Typer(
     help="A cluster shares hosts among elastic jobs.",
@@ -61,6 +67,23 @@ def start(
             show_default=False,
         ),
     ] = None,
+    local: Annotated[
+        bool,
+        typer.Option(
+            "--local",
+            help="Also offer this machine as a host, and start a ZooKeeper if none is given.",
+        ),
+    ] = False,
+    slots: Annotated[
+        int | None,
+        typer.Option(
+            "--slots",
+            min=1,
+            help="With --local: workers that fit here. Default: one for each GPU, else for each "
+            "processor.",
+            show_default=False,
+        ),
+    ] = None,
     address: AddressOption = None,
     zookeeper: ZooKeeperOption = None,
 ) -> None:
@@ -69,12 +92,18 @@ def start(
     Of several controllers of a cluster one leads, and another one takes its place when it ends. It
     runs until SIGTERM or Ctrl-C.
     """
+    if slots is not None and not local:
+        raise UsageError("--slots needs --local; on other machines `edl host --slots` offers slots")
     settings = ClusterRecord() if policy is None else ClusterRecord(policy=policy)
     with_parameters(settings.policy, settings.parameters)
+    if local and zookeeper is None and config.load().zookeeper is None:
+        zookeeper = start_local(address=address)
     with connected(zookeeper) as session:
         hosts = session.hosts
         access, is_new = access_to_start(session, name, settings)
     typer.echo(f"cluster {name} {'is created' if is_new else 'is there'}, at ZooKeeper {hosts}")
+    for sentence in next_steps(name, hosts, local):
+        typer.echo(sentence)
     about = ControllerRecord(
         controller=f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}",
         host=socket.gethostname(),
@@ -83,10 +112,59 @@ def start(
         version=metadata.version("edl-horovod"),
     )
     controller = Controller(hosts, access, about, _say)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: controller.stop())
-    controller.run()
+    host = None
+    if local:
+        count = slots or slots_here(config.environment().get(CUDA))
+        words = ["--cluster", name, "--zookeeper", hosts, "--address", about.address]
+        host = LocalHost([*words, *(["--slots", str(count)] if count else [])], _say)
+        host.start()
+    run_controller(controller, host)
     _say("has ended")
+
+
+def run_controller(controller: Controller, host: LocalHost | None) -> None:
+    """Run a controller until a signal comes; first let the ``host`` beside it leave, if any.
+
+    A second signal ends all at once.
+    """
+    signals = 0
+
+    def end() -> None:
+        if host is not None:
+            host.end()
+        controller.stop()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        nonlocal signals
+        signals += 1
+        if signals > 1 and host is not None:
+            host.kill()
+        if signals > 1 or host is None:
+            controller.stop()
+        else:  # the leader is needed until the host has left
+            threading.Thread(target=end, name="edl-end", daemon=True).start()
+
+    with handled(TO_END, on_signal):
+        controller.run()
+    if host is not None:
+        host.end()
+
+
+def next_steps(name: str, hosts: str, local: bool) -> list[str]:
+    """Return what to type next, in sentences.
+
+    Args:
+        name: the name of the cluster.
+        hosts: the ZooKeeper servers.
+        local: whether this machine is offered as a host.
+    """
+    secret = config.state_dir() / CLUSTERS / name / "secret"
+    other = f"--cluster {name} --zookeeper {hosts} --secret-file FILE"
+    steps = ["submit a job: edl submit job.yaml; see it: edl list, edl cluster status"]
+    if not local:
+        steps.append(f"offer a machine: edl host --cluster {name} --slots N")
+    steps.append(f"on other machines, with a copy of {secret}: edl host {other} --slots N")
+    return steps
 
 
 @app.command()
