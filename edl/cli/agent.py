@@ -44,6 +44,10 @@ def agent(
     address: AddressOption = None,
     network_interface: InterfaceOption = None,
     zookeeper: ZooKeeperOption = None,
+    quiet: Annotated[
+        bool,
+        typer.Option("--quiet", help="Show no output of workers: it is in their logs."),
+    ] = False,
     as_json: LastLineOption = False,
 ) -> None:
     """Keep the workers that a job has on this host, in one run of the job and in no other.
@@ -64,7 +68,7 @@ def agent(
         check_name("host", settings.host)
         check_own_name()
         with connected(zookeeper) as session, in_session_of_job(choose_job(session, job)) as store:
-            one = agent_of_run(store, run, settings, agent_display(store.name), slots)
+            one = agent_of_run(store, run, settings, agent_display(store.name, quiet), slots)
             end = line.run(one, own_codes=True)
         raise end
 

@@ -63,10 +63,12 @@ class LiveLine:
         )
 
 
-def agent_display(job: str) -> Display:
-    """Return the display with which an agent shows the job named ``job`` on standard output.
+def agent_display(job: str, quiet: bool = False) -> Display:
+    """Return the display with which an agent shows a job on standard output.
 
-    It prints the lines of workers and agent, with the status line below them.
+    Args:
+        job: the name of the job.
+        quiet: whether to show no output of workers.
     """
     line = LiveLine(job)
-    return Display(Output(console(), line.render), line.update)
+    return Display(Output(console(), line.render, shows_workers=not quiet), line.update)

@@ -126,16 +126,21 @@ class Output:
 
     Args:
         console: the console of standard output.
-        live: returns the text that stands below all lines on a terminal, called in another thread;
-            None for no such text and no progress bars.
-        bar_s: the least time in seconds between two lines with the state of a worker's progress
-            bar, where standard output is not a terminal.
+        live: returns the text that stands below all lines on a terminal; None for no such text.
+        bar_s: the time in seconds after which the state of a worker's progress bar is printed as a
+            line, where standard output is not a terminal.
+        shows_workers: whether the lines of workers are shown.
     """
 
     def __init__(
-        self, console: Console, live: Callable[[], Text] | None = None, bar_s: float = 10.0
+        self,
+        console: Console,
+        live: Callable[[], Text] | None = None,
+        bar_s: float = 10.0,
+        shows_workers: bool = True,
     ) -> None:
         self._console = console
+        self._shows_workers = shows_workers
         self._bar_s = bar_s
         self._render = live
         self._live: Live | None = None
@@ -263,9 +268,8 @@ class Output:
         for attempt_id, tail in tails:
             ended = tail.ended or last
             try:
-                for lines in tail.lines(finish=ended):
-                    self._show(tail, lines)
-                self._show(tail, self._due_bar(tail))
+                if self._shows_workers:
+                    self._show_news(tail, ended)
             except OSError as error:  # of its disk, for example; the other logs are shown on
                 ended = True
                 notes.append(_Note(f"edl: {tail.prefix} its log cannot be read: {error}"))
@@ -278,6 +282,17 @@ class Output:
             notes.insert(0, _Note(left_out))
         for note in notes:
             self._say(note.shorter if note.sentence in self._sentences else note.text)
+
+    def _show_news(self, tail: _Tail, finish: bool) -> None:
+        """Show the lines that a worker has written since the last call, and its progress bar.
+
+        Args:
+            tail: reads the worker's log.
+            finish: whether a last line is shown that is not complete.
+        """
+        for lines in tail.lines(finish=finish):
+            self._show(tail, lines)
+        self._show(tail, self._due_bar(tail))
 
     def _put(self, note: _Note) -> None:
         with self._lock:
