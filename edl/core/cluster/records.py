@@ -113,6 +113,8 @@ class HostOffer(Record):
         address: the network address of the host.
         version: the version of edl there.
         format: the format of the records that `edl host` reads and writes.
+        port: the port at ``address`` on which `edl host` serves the logs of its jobs; 0: it does
+            not.
     """
 
     slots: int
@@ -122,6 +124,7 @@ class HostOffer(Record):
     address: str = ""
     version: str = ""
     format: int = FORMAT
+    port: int = 0
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -180,12 +183,15 @@ class JobReport(Record):
         agent: whether the agent lives.
         exit_code: the exit code of the last agent that has ended; None: none has.
         processes: the process ids of the workers that live.
+        reason: why no agent lives although one should, as a sentence, such as data that the host
+            does not have; empty: one lives, or there is no reason yet.
     """
 
     run: str
     agent: bool = False
     exit_code: int | None = None
     processes: tuple[int, ...] = ()
+    reason: str = ""
 
     @property
     def lives(self) -> bool:
@@ -196,6 +202,11 @@ class JobReport(Record):
 @dataclass(frozen=True)
 class HostReport(Record):
     """The record of what lives on a host, at the node ``report`` of the host.
+
+    The order matters: `edl host` reads ``assigned``, then looks at the processes, then writes this
+    record, with the version that it has read. It starts agents only after that, and only for runs
+    that do not end there by what it has read last. So if a report about a version in which a run
+    ends (:attr:`JobAssignment.ends`) has no process of the run, none will ever live there again.
 
     Attributes:
         version: the version of the node ``assigned`` that `edl host` had read before it looked at

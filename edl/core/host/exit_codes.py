@@ -100,6 +100,14 @@ def end_of_error(error: EdlError) -> AgentEnd:
     return next((end for kind, end in kinds if isinstance(error, kind)), AgentEnd.ERROR)
 
 
+def is_final(end: AgentEnd) -> bool:
+    """Return whether another agent of the same run on the same host would end at once, too.
+
+    ``end`` is how the agent has ended.
+    """
+    return end in (AgentEnd.FINISHED, AgentEnd.FAILED, AgentEnd.STOPPED, AgentEnd.OVER)
+
+
 def agent_exit_code(end: AgentEnd, of_job: int) -> int:
     """Return the exit code of `edl agent`.
 

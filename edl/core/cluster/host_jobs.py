@@ -1,0 +1,392 @@
+"""Decide which agents `edl host` starts, which processes it ends, and what it reports.
+
+:func:`decide_host` is a pure function of what is assigned to the host and of the processes that
+live there. It looks at how things are, never at what has changed, so `edl host` may miss any number
+of assignments, and may begin anew at any time. The rules:
+
+1. **An agent a run.** While a run that is assigned does not end, one agent of it lives. One that
+   dies is started again, with a pause that grows if its successors die soon, too. After an end that
+   is final, such as that of a run that is over, no agent of that run is started again.
+2. **A run that ends** (:attr:`JobAssignment.ends`) has a moment to end by itself. Then its agent
+   gets SIGTERM, or its workers do if it has no agent. After a time limit all its processes are
+   killed.
+3. **What nobody assigned** is ended in the same way, without the moment. No agent is started before
+   all of that is gone, for it may use any device.
+4. **The report** has what was found, and the version of the assignment that was read before that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from edl.core.cluster.records import HostAssignment, HostReport, JobReport
+
+
+@dataclass(frozen=True)
+class HostLimits:
+    """The time limits of `edl host`, in seconds.
+
+    Attributes:
+        by_itself_s: how long a run that ends may take to end by itself.
+        kill_after_s: how long after SIGTERM the processes of a run are killed.
+        stable_s: an agent that lives so long has not failed at its start.
+        pause_s: the pause before an agent that failed at its start is started again; it doubles
+            each time.
+        most_pause_s: the longest such pause.
+    """
+
+    by_itself_s: float = 2.0
+    kill_after_s: float = 10.0
+    stable_s: float = 10.0
+    pause_s: float = 1.0
+    most_pause_s: float = 30.0
+
+
+LIMITS = HostLimits()
+
+
+@dataclass(frozen=True)
+class RunProcess:
+    """A living process of a run of a job on this host.
+
+    Attributes:
+        pid: the process id.
+        started: when it was started, in clock ticks since the machine came up.
+        job: the name of the job.
+        run: the token of the run.
+        attempt_id: the id of the start attempt of the worker that it is, or that has started it;
+            empty: it is the agent, or belongs to the agent.
+        is_agent: whether it is an agent.
+    """
+
+    pid: int
+    started: int
+    job: str
+    run: str
+    attempt_id: str = ""
+    is_agent: bool = False
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """The pid and the time of the start, which no other process has."""
+        return self.pid, self.started
+
+    @property
+    def of_run(self) -> tuple[str, str]:
+        """The job and the run."""
+        return self.job, self.run
+
+
+@dataclass(frozen=True)
+class LastAgent:
+    """How the last agent of a run on this host that has ended did so.
+
+    Attributes:
+        run: the token of the run.
+        exit_code: its exit code; None: it is not known.
+        reason: why it ended, as a sentence; empty: it is not known.
+        is_final: whether no other agent of the run is started.
+        failures: how many agents of the run have ended soon after their start, one after another.
+        ended_s: when it ended, by the clock of the decision.
+    """
+
+    run: str
+    exit_code: int | None = None
+    reason: str = ""
+    is_final: bool = False
+    failures: int = 0
+    ended_s: float = 0.0
+
+    def again_s(self, limits: HostLimits) -> float:
+        """Return when the next agent may be started, by the clock of the decision."""
+        if not self.failures:
+            return self.ended_s
+        pause_s = limits.pause_s * 2.0 ** min(self.failures - 1, 30)
+        return self.ended_s + min(pause_s, limits.most_pause_s)
+
+
+@dataclass(frozen=True)
+class HostObservation:
+    """What `edl host` has found, and what it remembers.
+
+    Attributes:
+        version: the version of the assignment that was read before the processes were looked at.
+        processes: the processes of the cluster's jobs that live on this host.
+        agents: job -> the last agent that has ended.
+        obstacles: job -> why no agent of the assigned run can be started now, as a sentence.
+        ending_s: (job, run) -> since when the run is to end here, for runs that still live.
+        terminated: the identities of the processes that have got SIGTERM.
+        leaves: whether this host leaves the cluster, so that all its agents are to leave their
+            jobs.
+        kills: whether the time for that is over.
+    """
+
+    version: int
+    processes: Sequence[RunProcess] = ()
+    agents: Mapping[str, LastAgent] = field(default_factory=dict)
+    obstacles: Mapping[str, str] = field(default_factory=dict)
+    ending_s: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    terminated: frozenset[tuple[int, int]] = frozenset()
+    leaves: bool = False
+    kills: bool = False
+
+
+@dataclass(frozen=True)
+class ProcessSignal:
+    """A process that gets a signal.
+
+    Attributes:
+        process: the process.
+        kill: whether the signal is SIGKILL; otherwise it is SIGTERM.
+        reason: why, as a clause.
+    """
+
+    process: RunProcess
+    kill: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class HostDecision:
+    """What `edl host` does next.
+
+    Attributes:
+        report: the report to write.
+        starts: the jobs whose assigned runs get an agent, sorted.
+        signals: the processes that get a signal, in this order.
+        ending_s: (job, run) -> since when the run is to end here; the next observation has it.
+        next_s: when to decide again although nothing has changed; None: no time limit runs.
+    """
+
+    report: HostReport
+    starts: tuple[str, ...] = ()
+    signals: tuple[ProcessSignal, ...] = ()
+    ending_s: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    next_s: float | None = None
+
+
+def after_end(
+    before: LastAgent | None, ended: LastAgent, lived_s: float, limits: HostLimits = LIMITS
+) -> LastAgent:
+    """Return how an agent has ended, with the failures of its predecessors counted.
+
+    Args:
+        before: the agent of the job that ended before it; None: there was none.
+        ended: how it has ended.
+        lived_s: how long it has lived.
+        limits: the time limits.
+    """
+    if lived_s >= limits.stable_s:
+        return ended
+    earlier = before.failures if before is not None and before.run == ended.run else 0
+    return replace(ended, failures=earlier + 1)
+
+
+def decide_host(
+    assigned: HostAssignment, seen: HostObservation, now_s: float, limits: HostLimits = LIMITS
+) -> HostDecision:
+    """Return which agents `edl host` starts, which processes it ends, and what it reports.
+
+    Args:
+        assigned: what is assigned to the host.
+        seen: what was found after ``assigned`` was read.
+        now_s: the time, by any clock that only goes forward.
+        limits: the time limits.
+    """
+    runs: dict[tuple[str, str], list[RunProcess]] = {}
+    for process in sorted(seen.processes, key=lambda one: (one.started, one.pid)):
+        runs.setdefault(process.of_run, []).append(process)
+    signals: list[ProcessSignal] = []
+    ending_s: dict[tuple[str, str], float] = {}
+    times: list[float] = []
+    for of_run in sorted(runs):
+        terms = _terms(assigned, of_run, seen, limits)
+        if terms is None:
+            continue
+        ending_s[of_run] = seen.ending_s.get(of_run, now_s)
+        passed_s = now_s - ending_s[of_run]
+        signals += _signals(runs[of_run], terms, passed_s, seen.terminated)
+        times += [
+            ending_s[of_run] + after_s
+            for after_s in (terms.terminate_after_s, terms.kill_after_s)
+            if passed_s < after_s < math.inf
+        ]
+    starts, again_s = _starts(assigned, seen, runs, now_s, limits)
+    return HostDecision(
+        HostReport(seen.version, _reports(assigned, seen, runs)),
+        starts,
+        tuple(signals),
+        ending_s,
+        min([*times, *again_s], default=None),
+    )
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """Why the processes of a run are to end on this host, and how long after that was decided.
+
+    Attributes:
+        reason: why, as a clause.
+        terminate_after_s: when they get SIGTERM, in seconds.
+        kill_after_s: when they are killed, in seconds; infinite: never.
+    """
+
+    reason: str
+    terminate_after_s: float
+    kill_after_s: float
+
+
+def _terms(
+    assigned: HostAssignment, of_run: tuple[str, str], seen: HostObservation, limits: HostLimits
+) -> _Terms | None:
+    """Return why and when a run that lives here is to end; None if it goes on."""
+    job, run = of_run
+    entry = assigned.jobs.get(job)
+    if entry is None or entry.run != run:
+        terms = _Terms("nobody has assigned it to this host", 0.0, limits.kill_after_s)
+    elif entry.ends:
+        by_itself_s = limits.by_itself_s
+        terms = _Terms("its run has ended", by_itself_s, by_itself_s + limits.kill_after_s)
+    elif seen.leaves or seen.kills:
+        terms = _Terms("the host leaves", 0.0, math.inf)
+    else:
+        return None
+    return replace(terms, kill_after_s=0.0) if seen.kills else terms
+
+
+def _signals(
+    processes: Sequence[RunProcess],
+    terms: _Terms,
+    passed_s: float,
+    terminated: Collection[tuple[int, int]],
+) -> list[ProcessSignal]:
+    """Return the signals that the processes of one run get now.
+
+    An agent is killed before its workers, so that it starts no others.
+
+    Args:
+        processes: the processes of the run, the oldest first.
+        terms: why and when they are to end.
+        passed_s: the time since that was decided.
+        terminated: the processes that have got SIGTERM.
+    """
+    if passed_s >= terms.kill_after_s:
+        order = sorted(processes, key=lambda one: not one.is_agent)
+        return [ProcessSignal(one, True, terms.reason) for one in order]
+    if passed_s < terms.terminate_after_s:
+        return []
+    agents = [one for one in processes if one.is_agent][:1]
+    return [
+        ProcessSignal(one, False, terms.reason)
+        for one in agents or _oldest_of_attempts(processes)
+        if one.identity not in terminated
+    ]
+
+
+def _oldest_of_attempts(processes: Sequence[RunProcess]) -> list[RunProcess]:
+    """Return one process for each start attempt: the worker, or the oldest helper it has left.
+
+    Processes without an attempt count as one more. ``processes`` are those of one run, the oldest
+    first.
+    """
+    found: dict[str, RunProcess] = {}
+    for one in processes:
+        found.setdefault(one.attempt_id, one)
+    return list(found.values())
+
+
+def _starts(
+    assigned: HostAssignment,
+    seen: HostObservation,
+    runs: Mapping[tuple[str, str], Sequence[RunProcess]],
+    now_s: float,
+    limits: HostLimits,
+) -> tuple[tuple[str, ...], list[float]]:
+    """Return the jobs that get an agent now, and the times at which others may get one.
+
+    Args:
+        assigned: what is assigned to the host.
+        seen: what was found.
+        runs: the living processes by (job, run).
+        now_s: the time.
+        limits: the time limits.
+    """
+    strangers = [of_run for of_run in runs if not _is_assigned(assigned, of_run)]
+    if seen.leaves or seen.kills or strangers:
+        return (), []
+    starts, times = [], []
+    for job in missing_agents(assigned, seen.processes):
+        last = seen.agents.get(job)
+        if last is not None and last.run == assigned.jobs[job].run:
+            if last.is_final:
+                continue
+            if now_s < last.again_s(limits):
+                times.append(last.again_s(limits))
+                continue
+        if job not in seen.obstacles:
+            starts.append(job)
+    return tuple(starts), times
+
+
+def missing_agents(assigned: HostAssignment, processes: Iterable[RunProcess]) -> tuple[str, ...]:
+    """Return the jobs, sorted, that have a run here that does not end and has no living agent."""
+    have = {one.of_run for one in processes if one.is_agent}
+    return tuple(
+        job
+        for job, entry in sorted(assigned.jobs.items())
+        if not entry.ends and (job, entry.run) not in have
+    )
+
+
+def _is_assigned(assigned: HostAssignment, of_run: tuple[str, str]) -> bool:
+    """Return whether a run, (job, run), has an entry in the assignment, though it may end there."""
+    entry = assigned.jobs.get(of_run[0])
+    return entry is not None and entry.run == of_run[1]
+
+
+def _reports(
+    assigned: HostAssignment,
+    seen: HostObservation,
+    runs: Mapping[tuple[str, str], Sequence[RunProcess]],
+) -> dict[str, JobReport]:
+    """Return what the report says of each job that is assigned or lives here.
+
+    Processes of other runs of a job count, too: they may use its devices.
+
+    Args:
+        assigned: what is assigned to the host.
+        seen: what was found.
+        runs: the living processes by (job, run).
+    """
+    living: dict[str, list[RunProcess]] = {}
+    for (job, _), processes in sorted(runs.items()):
+        living.setdefault(job, []).extend(processes)
+    found = {}
+    for job in sorted(assigned.jobs.keys() | living.keys()):
+        entry = assigned.jobs.get(job)
+        run = entry.run if entry is not None else living[job][0].run
+        report = _report(run, living.get(job, ()), seen.agents.get(job))
+        if entry is not None and not entry.ends and not report.agent and job in seen.obstacles:
+            report = replace(report, reason=seen.obstacles[job])
+        if report.lives or report != JobReport(run):
+            found[job] = report
+    return found
+
+
+def _report(run: str, living: Sequence[RunProcess], last: LastAgent | None) -> JobReport:
+    """Return what the report says of one job, without what may stand in the way of its agent.
+
+    Args:
+        run: the run that the report is about.
+        living: the living processes of all runs of the job.
+        last: the last agent of the job that has ended; None: none has.
+    """
+    agent = any(one.is_agent for one in living)
+    # What an agent has started for itself lives as long as the agent.
+    counted = [one for one in living if one.attempt_id or (not agent and not one.is_agent)]
+    processes = tuple(sorted(one.pid for one in _oldest_of_attempts(counted)))
+    if last is None or last.run != run:
+        return JobReport(run, agent, None, processes)
+    return JobReport(run, agent, last.exit_code, processes, "" if agent else last.reason)
