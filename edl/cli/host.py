@@ -1,0 +1,124 @@
+"""`edl host`: offer this machine to a cluster, and keep the agents of the jobs that run here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from edl import config
+from edl.cli.common import (
+    AddressOption,
+    HostOption,
+    InterfaceOption,
+    ZooKeeperOption,
+    check_own_name,
+)
+from edl.client.connection import connected
+from edl.coordination.access import Access
+from edl.coordination.cluster_nodes import open_cluster
+from edl.coordination.cluster_store import ClusterStore
+from edl.coordination.paths import check_name
+from edl.core.host.devices import CUDA, entries
+from edl.core.host.offered_devices import offered_devices
+from edl.core.names import RULE, is_name
+from edl.errors import UsageError
+from edl.launch.address import own_address
+from edl.scheduler.host import HostSettings, keep_host
+
+
+def host(
+    cluster: Annotated[str, typer.Option("--cluster", help="Name of the cluster.")],
+    slots: Annotated[
+        int | None,
+        typer.Option(
+            "--slots",
+            min=1,
+            help="Workers that fit on this host. Default: one for each device.",
+            show_default=False,
+        ),
+    ] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            "--devices",
+            metavar="N,…",
+            help="Numbers of the GPUs to offer, one for each slot. Default: all that "
+            "CUDA_VISIBLE_DEVICES names, else 0, 1, … up to --slots.",
+            show_default=False,
+        ),
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--label",
+            metavar="KEY=VALUE",
+            help="A label that jobs can ask for, like gpu=h100; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    kind: Annotated[
+        str,
+        typer.Option("--kind", help="Kind of machine, for policies that tell fast from slow ones."),
+    ] = "",
+    host: HostOption = None,
+    address: AddressOption = None,
+    network_interface: InterfaceOption = None,
+    leave_within: Annotated[
+        float | None,
+        typer.Option(
+            "--leave-within",
+            metavar="SECONDS",
+            min=0.0,
+            help="After a signal: kill what has not left in this time. Default: no limit.",
+            show_default=False,
+        ),
+    ] = None,
+    zookeeper: ZooKeeperOption = None,
+) -> None:
+    """Offer this machine to a cluster, and keep an agent of each job that gets slots here.
+
+    It may be killed and started again at any time: the jobs train on. SIGTERM makes the host leave
+    the cluster, and its workers leave their jobs; a second one kills them.
+    """
+    settings = config.load(
+        host=host,
+        address=address,
+        network_interface=network_interface,
+        zookeeper=zookeeper,
+        leave_within_s=leave_within,
+    )
+    check_name("host", settings.host)
+    check_own_name()
+    cuda = entries(config.environment().get(CUDA))
+    numbers = offered_devices(slots, devices, cuda)
+    labels = _labels(label or ())
+    with connected(zookeeper) as session:
+        assert settings.secret is not None
+        access = Access(cluster, settings.secret)
+        store = ClusterStore(open_cluster(session, access))
+        where = own_address(settings.address, settings.network_interface, session.hosts)
+        keep_host(store, HostSettings(settings, access, where, numbers, labels, kind), _say)
+
+
+def _labels(words: Sequence[str]) -> dict[str, str]:
+    """Return the labels that ``words``, like "gpu=h100", give to this host.
+
+    Raises:
+        UsageError: one of them is not a label, or a key is given twice.
+    """
+    found: dict[str, str] = {}
+    for word in words:
+        key, sign, value = word.partition("=")
+        if not sign or not value or not is_name(key):
+            raise UsageError(f"--label is {word!r}; give KEY=VALUE, where KEY has {RULE}")
+        if key in found:
+            raise UsageError(f"--label {key} is given twice; a label has one value")
+        found[key] = value
+    return found
+
+
+def _say(sentence: str) -> None:
+    """Print a line of what `edl host` does."""
+    print(sentence, flush=True)

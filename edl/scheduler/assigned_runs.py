@@ -1,0 +1,93 @@
+"""Read what an agent of an assigned run needs, and say why it cannot be started yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from edl.coordination.access import Access
+from edl.coordination.cluster_store import ClusterStore
+from edl.coordination.lifecycle import current_run
+from edl.coordination.paths import JobPaths
+from edl.coordination.session import Session
+from edl.core.cluster.manifest import JobManifest
+from edl.errors import AccessDenied, UnknownJob
+from edl.scheduler.host_agents import StartOfRun
+
+NOT_CREATED = "its run has not been created yet"
+
+
+class AssignedRuns:
+    """A reader of the manifests, secrets and runs of jobs that are assigned to a host.
+
+    It has a session of its own for the nodes of jobs, because what a session creates is closed with
+    the secret that it has proved last. The session is open only while it is needed.
+
+    Args:
+        store: the cluster.
+        connect: opens the other session, and starts it.
+    """
+
+    def __init__(self, store: ClusterStore, connect: Callable[[], Session]) -> None:
+        self._store = store
+        self._connect = connect
+        self._session: Session | None = None
+
+    def start_of(self, job: str, run: str) -> StartOfRun | str:
+        """Return what the agent of a run is started with, or a sentence why it cannot start now.
+
+        An agent that came before its run was created would find that the run is over.
+
+        Args:
+            job: the name of the job.
+            run: the token of the run.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+        """
+        try:
+            manifest = self._store.job(job).manifest
+            secret = self._store.secret(job)
+        except UnknownJob:
+            return f"the cluster has no job {job}"
+        if secret is None:
+            return NOT_CREATED
+        if missing := missing_paths(manifest):
+            return missing
+        try:
+            if self._current_run(job, secret) != run:
+                return NOT_CREATED
+        except AccessDenied:
+            return f"the name {job} is taken by a job that has another secret"
+        return StartOfRun(run, manifest, secret)
+
+    def close(self) -> None:
+        """End the session for the nodes of jobs; the next call opens another one."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    def _current_run(self, job: str, secret: str) -> str | None:
+        """Return the token of the present run of a job; None if there is none."""
+        if self._session is not None and not self._session.connected:
+            self.close()
+        if self._session is None:
+            self._session = self._connect()
+        self._session.identify(Access(job, secret))
+        return current_run(self._session, JobPaths(job))
+
+
+def missing_paths(manifest: JobManifest) -> str:
+    """Return a sentence that says what the host does not have of a job; empty if it has all.
+
+    It must have the working directory, the virtual environment and the data.
+    """
+    if not Path(manifest.cwd).is_dir():
+        return f"there is no directory {manifest.cwd}, the job's cwd, on this host"
+    if manifest.venv and not (Path(manifest.venv) / "bin").is_dir():
+        return f"there is no virtual environment {manifest.venv}, the job's venv, on this host"
+    missing = [path for path in manifest.data if not Path(path).exists()]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        return f"there is no {missing[0]}{more} on this host, which is the job's data"
+    return ""

@@ -1,0 +1,467 @@
+"""Keep the agents of a cluster's jobs on one host: the process `edl host`.
+
+It reads one node, what is assigned to the host, and makes it so; :mod:`edl.core.cluster.host_jobs`
+decides how. It keeps nothing in memory that matters: it finds its processes by a mark in their
+environment, and reads from logs how agents have ended. So it may be killed at any moment, and the
+next `edl host` goes on. While ZooKeeper is away it starts and ends nothing, and the jobs train on.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from types import FrameType
+
+import psutil
+
+from edl import config
+from edl.coordination.access import Access
+from edl.coordination.cluster_host import HostOwner, HostRegistration
+from edl.coordination.cluster_store import ClusterStore
+from edl.coordination.session import Session
+from edl.core.cluster.host_jobs import (
+    HostDecision,
+    HostObservation,
+    RunProcess,
+    decide_host,
+)
+from edl.core.cluster.records import HostAssignment, HostOffer
+from edl.core.plural import counted
+from edl.errors import CoordinationError, HostTaken, UnknownCluster, UsageError
+from edl.launch.signals import TO_END, handled
+from edl.scheduler.assigned_runs import NOT_CREATED, AssignedRuns
+from edl.scheduler.host_agents import AgentOptions, HostAgents, StartOfRun
+from edl.scheduler.run_processes import find_processes, host_mark, signal_process
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 1.0
+SOON_S = 0.2  # after something was done, or while a run is not created yet
+MISSING_S = 5.0  # before it is looked again whether data is there
+ONE_SIGNAL_S = 0.5  # signals that come closer together are one: a group and its leader got it
+TAKEN_BACK_S = 10.0  # for the leader to take back what a leaving host had
+FORMER_S = 2.0  # beyond a session time-out, for the offer of a former `edl host` to vanish
+
+
+@dataclass(frozen=True)
+class HostSettings:
+    """What `edl host` was told.
+
+    Attributes:
+        settings: the settings of this process, with the name of the host.
+        access: the name and the secret of the cluster.
+        address: the network address of the host.
+        devices: the numbers of the devices that it offers, one for each slot.
+        labels: the labels of the host.
+        kind: the kind of machine.
+    """
+
+    settings: config.Config
+    access: Access
+    address: str
+    devices: tuple[int, ...]
+    labels: Mapping[str, str]
+    kind: str = ""
+
+
+def keep_host(store: ClusterStore, own: HostSettings, say: Callable[[str], None]) -> None:
+    """Keep a host of a cluster until a signal ends this process.
+
+    Args:
+        store: the cluster, in a session of its secret.
+        own: what this process was told.
+        say: shows a sentence to the user.
+
+    Raises:
+        UsageError: another process offers the host.
+        HostTaken: another process has registered the host meanwhile.
+        CoordinationError: ZooKeeper was away when the host was to be registered.
+    """
+    host, cluster, session = own.settings.host, own.access.job, store.nodes.session
+    mark = host_mark(own.access.secret, cluster, host)
+    lock = HostLock(mark)
+    if not lock.take():
+        raise UsageError(
+            f"another `edl host` of host {host} of cluster {cluster} lives on this machine, though "
+            "it may be frozen; end it, or give this one another name with --host"
+        )
+    within_s = own.settings.leave_within_s
+    agents = HostAgents(
+        AgentOptions(cluster, host, mark, len(own.devices), own.address, session.hosts, within_s),
+        config.state_dir() / "clusters" / cluster / "agents" / host,
+        config.environment(),
+    )
+    offer = HostOffer(
+        slots=len(own.devices),
+        devices=own.devices,
+        labels=own.labels,
+        kind=own.kind,
+        address=own.address,
+        version=metadata.version("edl-horovod"),
+    )
+
+    def connect() -> Session:
+        other = Session(session.hosts, session.session_timeout_s, session.request_timeout_s)
+        other.start()
+        return other
+
+    HostKeeper(store, host, offer, mark, agents, AssignedRuns(store, connect), say, within_s).run()
+
+
+class HostLock:
+    """A lock that only one `edl host` of one host has on this machine, until its process ends.
+
+    It is an abstract socket, which the kernel closes with the process. A frozen `edl host` keeps
+    it: otherwise it would end, when it wakes, what its successor has started.
+
+    Args:
+        mark: the mark of the host's processes.
+    """
+
+    def __init__(self, mark: str) -> None:
+        self._name = f"\0edl-host-{mark}"
+        self._socket: socket.socket | None = None
+
+    def take(self) -> bool:
+        """Take the lock; return False if another process has it."""
+        one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            one.bind(self._name)
+        except OSError:
+            one.close()
+            return False
+        self._socket = one
+        return True
+
+
+class HostKeeper:
+    """The process that keeps one host of a cluster.
+
+    Args:
+        store: the cluster, in a session of its secret.
+        host: the name of the host.
+        offer: what the host offers.
+        mark: the mark of the host's processes.
+        agents: the agents of its jobs.
+        runs: the reader of what agents are started with.
+        say: shows a sentence to the user.
+        leave_within_s: within this time the workers must have left after a signal; None: no limit.
+    """
+
+    def __init__(
+        self,
+        store: ClusterStore,
+        host: str,
+        offer: HostOffer,
+        mark: str,
+        agents: HostAgents,
+        runs: AssignedRuns,
+        say: Callable[[str], None],
+        leave_within_s: float | None = None,
+    ) -> None:
+        self._session = store.nodes.session
+        self._cluster = store.paths.name
+        self._host = host
+        self._offer = offer
+        self._mark = mark
+        self._agents = agents
+        self._runs = runs
+        self._say = say
+        self._leave_within_s = leave_within_s
+        owner = HostOwner(uuid.uuid4().hex, machine_name(), os.getpid())
+        self._registration = HostRegistration(store.nodes, host, owner)
+        self._wake = threading.Event()
+        self._epoch = 0  # of the session in which the host is registered
+        self._signals = 0
+        self._signalled_s = -math.inf
+        self._left_s = 0.0  # when the host began to leave; 0: it does not
+        self._empty_s = 0.0  # since when nothing lives on the leaving host; 0: something does
+        self._ending_s: Mapping[tuple[str, str], float] = {}
+        self._terminated: frozenset[tuple[int, int]] = frozenset()
+        self._obstacles: dict[str, tuple[str, str, float]] = {}  # job -> run, why, until when
+        self._is_away = False
+
+    def wake(self) -> None:
+        """Begin the next turn at once; any thread may call this."""
+        self._wake.set()
+
+    def run(self) -> None:
+        """Keep the host until a signal ends this process, and all that lives here has ended.
+
+        Raises:
+            UsageError: another process offers the host.
+            HostTaken: another process has registered the host; nothing of it lives here any more.
+            UnknownCluster: the cluster does not exist.
+            CoordinationError: ZooKeeper was away when the host was to be registered.
+        """
+        self._session.add_listener(lambda state: self.wake())
+        self._agents.on_exit = self.wake
+        with handled(TO_END, self._on_signal):
+            self._register_first()
+            self._say(
+                f"host {self._host} offers {counted(self._offer.slots, 'slot')} to cluster "
+                f"{self._cluster}"
+            )
+            try:
+                self._loop()
+            except HostTaken:
+                self._end_all()
+                raise
+            finally:
+                self._runs.close()
+        self._say(f"host {self._host} has left cluster {self._cluster}")
+
+    # --- the loop
+
+    def _loop(self) -> None:
+        """Do one turn after another, until the host has left."""
+        while True:
+            wait_s = POLL_S
+            try:
+                found = self._turn(time.monotonic())
+                if found is None:
+                    return
+                wait_s = found
+                self._note_away("")
+            except HostTaken:
+                raise
+            except (CoordinationError, UnknownCluster) as error:
+                self._note_away(str(error))
+                if self._signals > 1:
+                    self._end_all()
+                    return
+            self._wake.wait(wait_s)
+            self._wake.clear()
+
+    def _turn(self, now_s: float) -> float | None:
+        """Read what is assigned, look, decide, act and report.
+
+        The order matters, see :class:`edl.core.cluster.records.HostReport`.
+
+        Args:
+            now_s: the monotonic clock.
+
+        Returns:
+            The time until the next turn, in seconds; None: the host has left.
+        """
+        if not self._session.connected:
+            raise CoordinationError("ZooKeeper is away")
+        self._leave_or_register(now_s)
+        assigned, version = self._registration.assigned(self.wake)
+        found = self._find(assigned)
+        seen = HostObservation(
+            version,
+            found,
+            self._agents.look(assigned, found, now_s),
+            {},
+            self._ending_s,
+            self._terminated & {one.identity for one in found},
+            leaves=self._left_s > 0,
+            kills=self._is_late(now_s),
+        )
+        starts, obstacles = self._prepare(assigned, decide_host(assigned, seen, now_s), now_s)
+        decision = decide_host(assigned, replace(seen, obstacles=obstacles), now_s)
+        self._registration.report(decision.report)
+        if self._has_left(assigned, found, now_s):
+            return None
+        self._act(decision, starts, seen.terminated, now_s)
+        if decision.starts or decision.signals or NOT_CREATED in obstacles.values():
+            return SOON_S
+        if decision.next_s is not None:
+            return min(POLL_S, max(0.0, decision.next_s - now_s))
+        return POLL_S
+
+    def _find(self, assigned: HostAssignment) -> tuple[RunProcess, ...]:
+        """Return the processes of the cluster's jobs that live here.
+
+        If none of a run lives that ends here, it is looked twice, because a process that a dying
+        one has started may be missed once.
+        """
+        found = find_processes(self._mark)
+        living = {one.of_run for one in found}
+        if any(e.ends and (job, e.run) not in living for job, e in assigned.jobs.items()):
+            found = find_processes(self._mark)
+        known = {one.pid for one in found}
+        return (*found, *(one for one in self._agents.children() if one.pid not in known))
+
+    def _prepare(
+        self, assigned: HostAssignment, decision: HostDecision, now_s: float
+    ) -> tuple[dict[str, StartOfRun], dict[str, str]]:
+        """Return what the agents that are to start are started with, and what stands in their way.
+
+        Args:
+            assigned: what is assigned to the host.
+            decision: what is to be started.
+            now_s: the monotonic clock.
+        """
+        starts: dict[str, StartOfRun] = {}
+        obstacles: dict[str, tuple[str, str, float]] = {}
+        for job in decision.starts:
+            run = assigned.jobs[job].run
+            known = self._obstacles.get(job)
+            if known is not None and known[0] == run and now_s < known[2]:
+                obstacles[job] = known
+                continue
+            start = self._runs.start_of(job, run)
+            if isinstance(start, StartOfRun):
+                starts[job] = start
+            else:
+                until_s = now_s + (0.0 if start == NOT_CREATED else MISSING_S)
+                obstacles[job] = (run, start, until_s)
+                if known is None or known[:2] != (run, start):
+                    logger.info("job %s cannot start: %s", job, start)
+        self._obstacles = obstacles
+        if not decision.starts:
+            self._runs.close()
+        return starts, {job: why for job, (_, why, _) in obstacles.items()}
+
+    def _act(
+        self,
+        decision: HostDecision,
+        starts: Mapping[str, StartOfRun],
+        terminated: frozenset[tuple[int, int]],
+        now_s: float,
+    ) -> None:
+        """Send the signals and start the agents that were decided on.
+
+        Args:
+            decision: what was decided.
+            starts: job -> what its agent is started with.
+            terminated: the processes that have got SIGTERM before.
+            now_s: the monotonic clock.
+        """
+        for order in decision.signals:
+            signal_process(order)
+        told = {order.process.identity for order in decision.signals if not order.kill}
+        self._terminated = terminated | told
+        self._ending_s = decision.ending_s
+        for job in decision.starts:
+            try:
+                self._agents.start(starts[job])
+            except OSError as error:
+                self._agents.failed_to_start(job, starts[job].run, error, now_s)
+
+    # --- to come and to go
+
+    def _register_first(self) -> None:
+        """Offer the host; wait while ZooKeeper may still list a dead process that offered it."""
+        deadline_s = time.monotonic() + self._session.granted_s + FORMER_S
+        while True:
+            try:
+                self._register()
+            except UnknownCluster:
+                raise
+            except UsageError:
+                if time.monotonic() >= deadline_s or self._signals:
+                    raise
+                self._wake.wait(SOON_S)
+                self._wake.clear()
+            else:
+                return
+
+    def _register(self) -> None:
+        """Offer the host in the present session.
+
+        Raises:
+            UsageError: another process offers the host.
+            UnknownCluster: the cluster does not exist.
+            CoordinationError: ZooKeeper is away.
+        """
+        epoch = self._session.epoch
+        self._registration.register(self._offer, is_dead)
+        self._epoch = epoch
+
+    def _leave_or_register(self, now_s: float) -> None:
+        """Withdraw the offer after the first signal; offer the host again in a new session.
+
+        Raises:
+            HostTaken: another process has registered the host.
+            CoordinationError: ZooKeeper is away.
+        """
+        if self._epoch != self._session.epoch:
+            try:
+                self._register()
+            except UnknownCluster:
+                raise
+            except UsageError as error:
+                raise HostTaken(self._host, str(error)) from error
+        if self._signals:
+            self._registration.withdraw()
+            if not self._left_s:
+                self._left_s = now_s
+                self._say(f"host {self._host} leaves; a second signal kills what lives here")
+
+    def _is_late(self, now_s: float) -> bool:
+        """Return whether all that lives here is to be killed: a second signal, or too late."""
+        if not self._left_s:
+            return False
+        limit_s = math.inf if self._leave_within_s is None else self._leave_within_s
+        return self._signals > 1 or now_s - self._left_s >= limit_s
+
+    def _has_left(
+        self, assigned: HostAssignment, found: tuple[RunProcess, ...], now_s: float
+    ) -> bool:
+        """Return whether the host has left: nothing lives, and the leader has taken all back.
+
+        The leader is not waited for longer than ``TAKEN_BACK_S``.
+        """
+        if not self._left_s or found:
+            self._empty_s = 0.0
+            return False
+        self._empty_s = self._empty_s or now_s
+        waited_s = now_s - self._empty_s
+        return not assigned.jobs or self._signals > 1 or waited_s >= TAKEN_BACK_S
+
+    def _end_all(self) -> None:
+        """End all that lives here, whatever is assigned, within bounded time."""
+        ending_s: Mapping[tuple[str, str], float] = {}
+        terminated: frozenset[tuple[int, int]] = frozenset()
+        while found := self._find(HostAssignment()):
+            now_s = time.monotonic()
+            seen = HostObservation(-1, found, {}, {}, ending_s, terminated)
+            decision = decide_host(HostAssignment(), replace(seen, kills=self._signals > 1), now_s)
+            for order in decision.signals:
+                signal_process(order)
+                terminated |= {order.process.identity}
+            ending_s = decision.ending_s
+            if any(now_s - since_s > 60.0 for since_s in ending_s.values()):
+                logger.warning("processes do not end: %s", [one.pid for one in found])
+                return
+            time.sleep(SOON_S)
+
+    def _note_away(self, why: str) -> None:
+        """Say once that ZooKeeper is away, because of ``why``; once that it is back if empty."""
+        if bool(why) != self._is_away:
+            self._is_away = bool(why)
+            self._say(
+                f"{why}; the jobs train on, and nothing is started or ended here"
+                if why
+                else "ZooKeeper is back"
+            )
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        now_s = time.monotonic()
+        if now_s - self._signalled_s >= ONE_SIGNAL_S:
+            self._signals += 1
+            self._signalled_s = now_s
+
+
+def machine_name() -> str:
+    """Return a name of this machine since it came up, and of this process's pid namespace."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    namespace = os.readlink("/proc/self/ns/pid").partition("[")[2].rstrip("]")
+    return f"{socket.gethostname()} ({boot}, {namespace})"
+
+
+def is_dead(owner: HostOwner) -> bool:
+    """Return whether a process that offers a host is known to be dead."""
+    return owner.machine == machine_name() and not psutil.pid_exists(owner.pid)

@@ -1,0 +1,327 @@
+"""Start the agents of a host's jobs, and read from their logs how they have ended.
+
+An agent writes its own lines into a log file in the state directory, not the output of its workers,
+which have logs of their own. `edl agent --json` ends with a line that says how it has ended. So
+`edl host` knows that also of an agent that it has not started itself, or that ended while no
+`edl host` lived.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from edl.core.cluster.host_jobs import LIMITS, LastAgent, RunProcess, after_end
+from edl.core.cluster.manifest import JobManifest
+from edl.core.cluster.records import HostAssignment
+from edl.core.host.devices import CUDA
+from edl.core.host.exit_codes import AgentResult, is_final
+from edl.core.host.process import exit_status
+from edl.core.settings import variable
+from edl.errors import CoordinationError
+from edl.scheduler.run_processes import RUN_VARIABLE, agent_words, run_mark, start_of
+
+logger = logging.getLogger(__name__)
+
+_STARTS = "edl host: an agent starts"
+_TAIL_BYTES = 1 << 16  # of a log that are searched for the line with the end
+_LOG_BYTES = 10 << 20  # of an agent's log, after which a new one begins
+_KEPT_LOGS = 100
+# Of this process only: an agent gets its own.
+_OWN = frozenset(
+    variable(name)
+    for name in (
+        "job",
+        "run",
+        "secret",
+        "secret_file",
+        "host",
+        "address",
+        "network_interface",
+        "zookeeper",
+        "slot",
+        "device",
+        "attempt_id",
+        "leave_within_s",
+    )
+)
+
+
+@dataclass(frozen=True)
+class AgentOptions:
+    """What all agents of a host are started with.
+
+    Attributes:
+        cluster: the name of the cluster.
+        host: the name of the host.
+        mark: the mark of the host's processes (:func:`edl.scheduler.run_processes.host_mark`).
+        slots: the number of slots.
+        address: the network address of the host.
+        zookeeper: the ZooKeeper servers.
+        leave_within_s: within this time the workers of a host that leaves must have left; None: no
+            limit.
+    """
+
+    cluster: str
+    host: str
+    mark: str
+    slots: int
+    address: str
+    zookeeper: str
+    leave_within_s: float | None = None
+
+
+@dataclass(frozen=True)
+class StartOfRun:
+    """What the agent of one run is started with.
+
+    Attributes:
+        run: the token of the run.
+        manifest: the manifest of the job.
+        secret: the secret of the job.
+    """
+
+    run: str
+    manifest: JobManifest
+    secret: str
+
+
+@dataclass
+class _RunningAgent:
+    """An agent that lives, as far as is known.
+
+    Attributes:
+        run: the token of its run.
+        since_s: when it was started or found, by the monotonic clock.
+        child: the process, if this process has started it.
+    """
+
+    run: str
+    since_s: float
+    child: subprocess.Popen[bytes] | None = None
+
+
+class HostAgents:
+    """The agents of the jobs of one host.
+
+    Args:
+        options: what all of them are started with.
+        logs: the directory for their logs; it is created.
+        environment: the environment of this process, from which the agents inherit.
+
+    Attributes:
+        on_exit: called, in any thread, when an agent has ended that this process has started.
+    """
+
+    def __init__(
+        self,
+        options: AgentOptions,
+        logs: Path,
+        environment: Mapping[str, str],
+    ) -> None:
+        self._options = options
+        self._logs = logs
+        self._environment = dict(environment)
+        self.on_exit: Callable[[], None] = lambda: None
+        self._known: dict[str, _RunningAgent] = {}
+        self._ended: dict[str, LastAgent] = {}
+
+    def start(self, start: StartOfRun) -> None:
+        """Start the agent of a run.
+
+        It has its own session, so that it lives on when this process ends. It gets the secret of
+        the job by a pipe, so that it stands in no environment and in no file.
+
+        Raises:
+            OSError: the process cannot be started, or its log cannot be written.
+        """
+        job, run = start.manifest.name, start.run
+        log = self._open_log(job, run)
+        reader, writer = os.pipe()
+        try:
+            os.write(writer, f"{start.secret}\n".encode())
+            os.close(writer)
+            writer = -1
+            options = ("--host", self._options.host, "--slots", str(self._options.slots))
+            words = (*agent_words(job, run), *options, "--quiet", "--json")
+            child = subprocess.Popen(
+                [sys.executable, "-m", "edl.cli.main", *words],
+                cwd="/",
+                env=self._environment_of(start, reader),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                pass_fds=(reader,),
+            )
+        finally:
+            os.close(log)
+            os.close(reader)
+            if writer >= 0:
+                os.close(writer)
+        logger.info("agent %d of job %s, run %s, was started", child.pid, job, run)
+        self._known[job] = _RunningAgent(run, time.monotonic(), child)
+        with contextlib.suppress(RuntimeError):  # no thread is left: its end is seen a little later
+            threading.Thread(target=self._await, args=(child.pid,), daemon=True).start()
+
+    def failed_to_start(self, job: str, run: str, error: OSError, now_s: float) -> None:
+        """Note that the agent of a run could not be started because of ``error``."""
+        reason = f"the agent cannot be started: {error.strerror or error}"
+        ended = LastAgent(run, None, reason, ended_s=now_s)
+        self._ended[job] = after_end(self._ended.get(job), ended, 0.0)
+
+    def children(self) -> tuple[RunProcess, ...]:
+        """Return the living agents that this process has started."""
+        found = []
+        for job, known in self._known.items():
+            if known.child is not None and known.child.poll() is None:
+                started = start_of(known.child.pid)
+                if started is not None:
+                    one = RunProcess(known.child.pid, started, job, known.run, is_agent=True)
+                    found.append(one)
+        return tuple(found)
+
+    def look(
+        self, assigned: HostAssignment, found: Iterable[RunProcess], now_s: float
+    ) -> Mapping[str, LastAgent]:
+        """Return the last agent that has ended of each assigned job.
+
+        Args:
+            assigned: what is assigned to the host.
+            found: the processes that live.
+            now_s: the monotonic clock.
+        """
+        living = {one.job: one.run for one in found if one.is_agent}
+        for job, run in living.items():
+            known = self._known.get(job)
+            if known is None or known.run != run:
+                self._known[job] = _RunningAgent(run, now_s)
+        for job, known in list(self._known.items()):
+            code = None if known.child is None else known.child.poll()
+            if living.get(job) != known.run and (known.child is None or code is not None):
+                del self._known[job]
+                ended = self._end_of(job, known.run, code, now_s)
+                lived_s = now_s - known.since_s
+                self._ended[job] = after_end(self._ended.get(job), ended, lived_s, LIMITS)
+                logger.info("the agent of job %s has ended: %s", job, ended.reason)
+        for job, entry in assigned.jobs.items():
+            last = self._ended.get(job)
+            is_new = job not in self._known and (last is None or last.run != entry.run)
+            if is_new and self._log_of(job, entry.run).exists():  # of an earlier `edl host`
+                self._ended[job] = self._end_of(job, entry.run, None, now_s)
+        self._ended = {job: one for job, one in self._ended.items() if job in assigned.jobs}
+        return self._ended
+
+    def prune(self, assigned: HostAssignment) -> None:
+        """Remove the oldest logs of agents of runs that are not assigned any more."""
+        kept = {self._log_of(job, entry.run).name for job, entry in assigned.jobs.items()}
+        logs = [path for path in self._logs.glob("*.log*") if path.name not in kept]
+        for path in sorted(logs, key=_modified)[:-_KEPT_LOGS]:
+            path.unlink(missing_ok=True)
+
+    def _await(self, pid: int) -> None:
+        """Wait until the child process ``pid`` has ended, and say so; it is not reaped."""
+        with contextlib.suppress(ChildProcessError):  # it was reaped before
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            self.on_exit()
+
+    def _environment_of(self, start: StartOfRun, secret: int) -> dict[str, str]:
+        """Return the environment of an agent, whose secret is read from the descriptor ``secret``.
+
+        It is the environment of this process, with what the manifest adds. The devices that the job
+        may see are not the manifest's to say.
+        """
+        own, options = self._environment, self._options
+        found = start.manifest.environment({k: v for k, v in own.items() if k not in _OWN})
+        found.pop(CUDA, None)
+        if CUDA in own:
+            found[CUDA] = own[CUDA]
+        if options.leave_within_s is not None:
+            found["EDL_LEAVE_WITHIN_S"] = f"{options.leave_within_s:g}"
+        return {
+            **found,
+            "EDL_CLUSTER": options.cluster,
+            RUN_VARIABLE: run_mark(options.mark, start.manifest.name, start.run),
+            "EDL_HOST": options.host,
+            "EDL_ADDRESS": options.address,
+            "EDL_ZOOKEEPER": options.zookeeper,
+            "EDL_SECRET_FILE": f"/dev/fd/{secret}",
+        }
+
+    def _open_log(self, job: str, run: str) -> int:
+        """Return a descriptor of the log of a run's agents, with a line that another one begins.
+
+        Raises:
+            OSError: the log cannot be written.
+        """
+        self._logs.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = self._log_of(job, run)
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_size > _LOG_BYTES:
+                path.replace(f"{path}.1")
+        log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.write(log, f"{_STARTS} at {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
+        return log
+
+    def _log_of(self, job: str, run: str) -> Path:
+        """Return the path of the log of a run's agents."""
+        return self._logs / f"{job}-{run}.log"
+
+    def _end_of(self, job: str, run: str, code: int | None, now_s: float) -> LastAgent:
+        """Return how the last agent of a run has ended, by its log and its exit code.
+
+        Args:
+            job: the name of the job.
+            run: the token of the run.
+            code: the exit code, negative for a signal; None: it is not known.
+            now_s: the monotonic clock.
+        """
+        result = _last_result(self._log_of(job, run), run)
+        if result is not None:
+            reason = result.reason or f"the agent has ended: {result.end}"
+            return LastAgent(run, result.exit_code, reason, is_final(result.end), ended_s=now_s)
+        if code is None:
+            return LastAgent(run, None, "the agent was killed", ended_s=now_s)
+        status = exit_status(code)
+        return LastAgent(run, status, f"the agent has ended with code {status}", ended_s=now_s)
+
+
+def _last_result(log: Path, run: str) -> AgentResult | None:
+    """Return what the last agent that wrote to ``log`` has said of its end; None: it said nothing.
+
+    Args:
+        log: the log of the agents of a run.
+        run: the token of the run.
+    """
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            lines = file.read(_TAIL_BYTES).decode(errors="replace").splitlines()
+    except OSError:
+        return None
+    for line in reversed(lines):
+        if line.startswith(_STARTS):
+            return None
+        if line.startswith("{"):
+            with contextlib.suppress(ValueError, TypeError, CoordinationError):
+                result = AgentResult.from_json(json.loads(line))
+                if result.run in (run, None):
+                    return result
+    return None
+
+
+def _modified(path: Path) -> float:
+    """Return when a file was last written, in seconds since 1970; 0 if it does not exist."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,129 @@
+"""Mark, find and signal the processes of a cluster's jobs on this host.
+
+`edl host` gives each agent the environment variable ``EDL_CLUSTER_RUN``, which the agent's workers
+inherit, and so do the processes that they start: ``MARK/JOB/RUN``. The mark is made of the
+cluster's secret and the names of the cluster and the host, so that neither another cluster nor
+another host that shares this machine has the same one. It reveals nothing. What a process shows of
+its environment in ``/proc`` is all that is needed to find it again: `edl host` keeps no list.
+
+A process that a user's script starts with an emptied environment is not found, unless it belongs to
+the process group of a worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from edl.core.cluster.host_jobs import ProcessSignal, RunProcess
+from edl.keys import derived
+
+logger = logging.getLogger(__name__)
+
+RUN_VARIABLE = "EDL_CLUSTER_RUN"
+_MARK_LENGTH = 32
+_STARTED = 19  # in /proc/PID/stat, after the name: in ticks since the machine came up
+_PROC = Path("/proc")
+
+
+def host_mark(secret: str, cluster: str, host: str) -> str:
+    """Return the mark of all processes that `edl host` keeps for one host of one cluster.
+
+    Args:
+        secret: the secret of the cluster.
+        cluster: the name of the cluster.
+        host: the name of the host.
+    """
+    return derived(secret, "processes", f"{cluster}/{host}")[:_MARK_LENGTH]
+
+
+def run_mark(mark: str, job: str, run: str) -> str:
+    """Return the value of ``EDL_CLUSTER_RUN`` of the processes of a run.
+
+    Args:
+        mark: the mark of the host, from :func:`host_mark`.
+        job: the name of the job.
+        run: the token of the run.
+    """
+    return f"{mark}/{job}/{run}"
+
+
+def agent_words(job: str, run: str) -> tuple[str, ...]:
+    """Return the words by which the command line of the agent of a run is known."""
+    return ("agent", "--job", job, "--run", run)
+
+
+def find_processes(mark: str) -> tuple[RunProcess, ...]:
+    """Return the living processes with ``mark``, ordered by pid.
+
+    A process that began after this function did may be missing, together with the process that
+    started it, if that one has ended meanwhile: look twice to be sure that none lives.
+    """
+    found = []
+    wanted = f"{RUN_VARIABLE}={mark}/".encode()
+    for name in os.listdir(_PROC):
+        if name.isdigit():
+            with contextlib.suppress(OSError):  # it ended meanwhile, or belongs to another user
+                environment = (_PROC / name / "environ").read_bytes()
+                if wanted in environment and (one := _process(int(name), environment, mark)):
+                    found.append(one)
+    return tuple(sorted(found, key=lambda one: one.pid))
+
+
+def start_of(pid: int) -> int | None:
+    """Return when a process was started, in clock ticks since the machine came up.
+
+    The result is None if no process has that pid, or if it has ended and was not waited for.
+    """
+    try:
+        fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[_STARTED])
+
+
+def signal_process(order: ProcessSignal) -> None:
+    """Send SIGTERM or SIGKILL to a process, unless it has ended.
+
+    The signal goes to the whole process group if the process leads one, except that SIGTERM for an
+    agent is for the agent alone.
+    """
+    process = order.process
+    if start_of(process.pid) != process.started:
+        return  # its pid may belong to another process by now
+    number = signal.SIGKILL if order.kill else signal.SIGTERM
+    what = "agent" if process.is_agent else "process"
+    logger.info(
+        "%s for %s %d of job %s: %s", number.name, what, process.pid, process.job, order.reason
+    )
+    with contextlib.suppress(ProcessLookupError):
+        alone = process.is_agent and not order.kill
+        if not alone and os.getpgid(process.pid) == process.pid:
+            os.killpg(process.pid, number)
+        else:
+            os.kill(process.pid, number)
+
+
+def _process(pid: int, environment: bytes, mark: str) -> RunProcess | None:
+    """Return the process ``pid`` with the ``environment``; None if it is none of a run."""
+    values = dict(
+        pair.split(b"=", 1) for pair in environment.split(b"\0") if pair.startswith(b"EDL_")
+    )
+    parts = os.fsdecode(values.get(RUN_VARIABLE.encode(), b"")).split("/")
+    started = start_of(pid)
+    if started is None or len(parts) != 3 or parts[0] != mark:
+        return None
+    _, job, run = parts
+    attempt_id = os.fsdecode(values.get(b"EDL_ATTEMPT_ID", b""))
+    is_agent = not attempt_id and _has_words(pid, agent_words(job, run))
+    return RunProcess(pid, started, job, run, attempt_id, is_agent)
+
+
+def _has_words(pid: int, words: Sequence[str]) -> bool:
+    """Return whether the command line of a process has ``words``, one after another."""
+    line = (_PROC / str(pid) / "cmdline").read_bytes()
+    return b"\0" + b"\0".join(word.encode() for word in words) + b"\0" in b"\0" + line

@@ -1,0 +1,192 @@
+"""`edl host` on a real ZooKeeper: it makes what is assigned so, whatever dies meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from cli_shell import STANDIN, WAIT_S, Running, Shell, shell, until
+
+from edl.client import Job, submit
+from edl.coordination.access import Access
+from edl.coordination.cluster_nodes import create_cluster, open_cluster
+from edl.coordination.cluster_store import ClusterStore
+from edl.coordination.cluster_submission import submit_job
+from edl.coordination.cluster_writer import ClusterWriter, assigned_write
+from edl.coordination.session import Session
+from edl.core.cluster.manifest import JobManifest
+from edl.core.cluster.records import (
+    ClusterRecord,
+    HostAssignment,
+    HostReport,
+    JobAssignment,
+    JobReport,
+)
+from edl.core.cluster.view import HostView
+
+pytestmark = pytest.mark.integration
+__all__ = ["shell"]
+
+RUN, LATER = "0123456789abcdef" * 2, "fedcba9876543210" * 2
+SECRET = "fedcba9876543210" * 4
+
+
+@dataclass
+class Lab:
+    """A cluster with one host, whose leader is the test."""
+
+    shell: Shell
+    store: ClusterStore
+    writer: ClusterWriter
+
+    def start(self, *options: str) -> Running:
+        """Start `edl host` with two slots, and wait until it offers them."""
+        environment = self.shell.environment
+        self.shell.environment = {**environment, "EDL_SECRET": SECRET, "EDL_TEMPLATE": "0"}
+        try:
+            words = ("--cluster", "lab", "--host", "a", "--slots", "2")
+            return self.shell.start("-v", "host", *words, *options)
+        finally:
+            self.shell.environment = environment
+
+    @property
+    def host(self) -> HostView:
+        return next(iter(self.store.snapshot().hosts))
+
+    @property
+    def report(self) -> HostReport:
+        hosts = self.store.snapshot().hosts
+        return (hosts[0].report if hosts else None) or HostReport()
+
+    def of(self, job: str = "j") -> JobReport:
+        return self.report.jobs.get(job, JobReport(""))
+
+    def assign(self, **jobs: JobAssignment) -> int:
+        """Assign ``jobs`` to the host; return the version."""
+        host = self.host
+        write = assigned_write(self.store.paths, host, HostAssignment(jobs))
+        assert self.writer.commit([write])
+        return host.version + 1
+
+    def end(self, job: str = "j") -> int:
+        """Say that the run of a job ends on the host; return the version."""
+        host = self.host
+        jobs = dict(host.assigned.jobs)
+        jobs[job] = replace(jobs[job], ends=host.version + 1)
+        return self.assign(**jobs)
+
+    def submit(self, *options: str, name: str = "j", **changes: Any) -> None:
+        command = (sys.executable, STANDIN, *options)
+        manifest = JobManifest(name, command, 1, 2, cwd=str(self.shell.directory))
+        submit_job(self.store, replace(manifest, **changes))
+
+    def create(self, run: str = RUN, name: str = "j", workers: int = 2) -> Job:
+        """Create the run of a job, as the leading controller does."""
+        manifest, environment = self.store.job(name).manifest, self.shell.environment
+        job = submit(
+            manifest.command,
+            {"a": workers},
+            devices={"a": tuple(range(workers))},
+            name=name,
+            run=run,
+            cwd=manifest.cwd,
+            secret=self.writer.job_secret(name),
+            zookeeper=environment["EDL_ZOOKEEPER"],
+            min_np=manifest.min,
+            max_np=manifest.max,
+        )
+        job.close()
+        return job
+
+    def until(self, condition: Callable[[], object]) -> None:
+        until(condition, WAIT_S, lambda: f"{self.report}\n{self.outputs}")
+
+    @property
+    def outputs(self) -> str:
+        logs = Path(self.shell.environment["XDG_STATE_HOME"]).glob("edl/clusters/lab/**/*.log")
+        texts = [log.read_text()[-2000:] for log in logs]
+        return "\n".join([*(one.output[-3000:] for one in self.shell.started), *texts])
+
+
+@pytest.fixture
+def lab(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+    for name in ("EDL_ZOOKEEPER", "XDG_STATE_HOME", "EDL_SESSION_TIMEOUT_S"):
+        monkeypatch.setenv(name, shell.environment[name])
+    access = Access("lab", SECRET)
+    with Session(shell.environment["EDL_ZOOKEEPER"], session_timeout_s=10.0) as session:
+        create_cluster(session, access, ClusterRecord())
+        store = ClusterStore(open_cluster(session, access))
+        election = store.election("test", {})
+        election.enter()
+        leadership = election.leads()
+        assert leadership is not None
+        yield Lab(shell, store, ClusterWriter(store, leadership))
+
+
+def agents_of(lab: Lab, job: str = "j") -> list[psutil.Process]:
+    """Return the living agents of a job, by their command lines."""
+    found = []
+    for one in lab.shell.processes():
+        with contextlib.suppress(psutil.Error):
+            if _has(one.cmdline(), ["agent", "--job", job]):
+                found.append(one)
+    return found
+
+
+def _has(line: list[str], words: list[str]) -> bool:
+    return any(line[at : at + len(words)] == words for at in range(len(line)))
+
+
+def test_a_run_from_its_assignment_to_its_end(lab: Lab) -> None:
+    host = lab.start()
+    host.expect("host a offers 2 slots to cluster lab")
+    offer = lab.host.offer
+    assert offer is not None
+    assert (offer.numbers, offer.address) == ((0, 1), "127.0.0.1")
+    lab.submit("--until", str(lab.shell.directory / "end"), env={"COLOUR": "blue"})
+    lab.assign(j=JobAssignment(RUN, (0, 1)))  # ahead of the run
+    lab.until(lambda: lab.of().reason == "its run has not been created yet")
+    lab.create()
+    lab.until(lambda: lab.of().agent and len(lab.of().processes) == 2)
+    lab.shell.until_size(2)
+    workers = lab.of().processes
+
+    [agent] = agents_of(lab)
+    own = agent.environ()
+    assert own["COLOUR"] == "blue"
+    secrets = {SECRET, lab.writer.job_secret("j")}
+    assert not secrets & {*own.values(), *agent.cmdline()}
+
+    host.signal(signal.SIGKILL)
+    host.wait()
+    os.kill(agent.pid, signal.SIGKILL)
+    host = lab.start()
+    lab.until(lambda: len(agents_of(lab)) == 1)
+    lab.shell.until_size(2)
+    assert lab.of().processes == workers, "they were taken over"
+    [agent] = agents_of(lab)
+    os.kill(agent.pid, signal.SIGKILL)
+    lab.until(lambda: len(agents_of(lab)) == 1 and agents_of(lab) != [agent])
+
+    second = lab.start()
+    assert second.wait() == 2
+    assert "another `edl host` of host a of cluster lab lives on this machine" in second.output
+
+    (lab.shell.directory / "end").touch()
+    lab.until(lambda: lab.of() == JobReport(RUN, False, 0, (), lab.of().reason))
+    version = lab.end()
+    lab.until(lambda: lab.report.version == version)
+    assert lab.host.reports_end("j")
+    lab.assign()
+    lab.until(lambda: lab.report.jobs == {})
+    host.signal(signal.SIGTERM)
+    assert host.wait() == 0
+    assert lab.host.offer is None
