@@ -10,15 +10,11 @@ import typer
 from edl import config
 from edl.cli.common import (
     AddressOption,
-    HostOption,
     InterfaceOption,
     ZooKeeperOption,
     check_own_name,
 )
-from edl.client.connection import connected
-from edl.coordination.access import Access
-from edl.coordination.cluster_nodes import open_cluster
-from edl.coordination.cluster_store import ClusterStore
+from edl.client.clusters import connected_cluster
 from edl.coordination.paths import check_name
 from edl.core.host.devices import CUDA, entries
 from edl.core.host.offered_devices import offered_devices
@@ -29,7 +25,15 @@ from edl.scheduler.host import HostSettings, keep_host
 
 
 def host(
-    cluster: Annotated[str, typer.Option("--cluster", help="Name of the cluster.")],
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster",
+            metavar="NAME",
+            help="Name of the cluster. Default: the only one whose secret is known here.",
+            show_default=False,
+        ),
+    ] = None,
     slots: Annotated[
         int | None,
         typer.Option(
@@ -59,10 +63,22 @@ def host(
         ),
     ] = None,
     kind: Annotated[
-        str,
-        typer.Option("--kind", help="Kind of machine, for policies that tell fast from slow ones."),
-    ] = "",
-    host: HostOption = None,
+        str | None,
+        typer.Option(
+            "--kind",
+            metavar="NAME",
+            help="Kind of machine, for policies that tell fast from slow ones.",
+            show_default=False,
+        ),
+    ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            "--host",
+            help="Name of this host in the cluster. Default: the machine's.",
+            show_default=False,
+        ),
+    ] = None,
     address: AddressOption = None,
     network_interface: InterfaceOption = None,
     leave_within: Annotated[
@@ -94,12 +110,10 @@ def host(
     cuda = entries(config.environment().get(CUDA))
     numbers = offered_devices(slots, devices, cuda)
     labels = _labels(label or ())
-    with connected(zookeeper) as session:
-        assert settings.secret is not None
-        access = Access(cluster, settings.secret)
-        store = ClusterStore(open_cluster(session, access))
-        where = own_address(settings.address, settings.network_interface, session.hosts)
-        keep_host(store, HostSettings(settings, access, where, numbers, labels, kind), _say)
+    with connected_cluster(cluster, zookeeper) as store:
+        hosts = store.nodes.session.hosts
+        where = own_address(settings.address, settings.network_interface, hosts)
+        keep_host(store, HostSettings(settings, where, numbers, labels, kind or ""), _say)
 
 
 def _labels(words: Sequence[str]) -> dict[str, str]:

@@ -12,7 +12,6 @@ import logging
 import math
 import os
 import socket
-import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -24,7 +23,6 @@ from types import FrameType
 import psutil
 
 from edl import config
-from edl.coordination.access import Access
 from edl.coordination.cluster_host import HostOwner, HostRegistration
 from edl.coordination.cluster_store import ClusterStore
 from edl.coordination.session import Session
@@ -41,6 +39,7 @@ from edl.launch.signals import TO_END, handled
 from edl.scheduler.assigned_runs import NOT_CREATED, AssignedRuns
 from edl.scheduler.host_agents import AgentOptions, HostAgents, StartOfRun
 from edl.scheduler.run_processes import find_processes, host_mark, signal_process
+from edl.scheduler.wakeup import Wakeup
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +57,6 @@ class HostSettings:
 
     Attributes:
         settings: the settings of this process, with the name of the host.
-        access: the name and the secret of the cluster.
         address: the network address of the host.
         devices: the numbers of the devices that it offers, one for each slot.
         labels: the labels of the host.
@@ -66,7 +64,6 @@ class HostSettings:
     """
 
     settings: config.Config
-    access: Access
     address: str
     devices: tuple[int, ...]
     labels: Mapping[str, str]
@@ -86,8 +83,10 @@ def keep_host(store: ClusterStore, own: HostSettings, say: Callable[[str], None]
         HostTaken: another process has registered the host meanwhile.
         CoordinationError: ZooKeeper was away when the host was to be registered.
     """
-    host, cluster, session = own.settings.host, own.access.job, store.nodes.session
-    mark = host_mark(own.access.secret, cluster, host)
+    host, cluster, session = own.settings.host, store.paths.name, store.nodes.session
+    access = session.access
+    assert access is not None
+    mark = host_mark(access.secret, cluster, host)
     lock = HostLock(mark)
     if not lock.take():
         raise UsageError(
@@ -179,7 +178,7 @@ class HostKeeper:
         self._leave_within_s = leave_within_s
         owner = HostOwner(uuid.uuid4().hex, machine_name(), os.getpid())
         self._registration = HostRegistration(store.nodes, host, owner)
-        self._wake = threading.Event()
+        self._wake = Wakeup()
         self._epoch = 0  # of the session in which the host is registered
         self._signals = 0
         self._signalled_s = -math.inf
@@ -240,7 +239,6 @@ class HostKeeper:
                     self._end_all()
                     return
             self._wake.wait(wait_s)
-            self._wake.clear()
 
     def _turn(self, now_s: float) -> float | None:
         """Read what is assigned, look, decide, act and report.
@@ -364,7 +362,6 @@ class HostKeeper:
                 if time.monotonic() >= deadline_s or self._signals:
                     raise
                 self._wake.wait(SOON_S)
-                self._wake.clear()
             else:
                 return
 
@@ -453,6 +450,7 @@ class HostKeeper:
         if now_s - self._signalled_s >= ONE_SIGNAL_S:
             self._signals += 1
             self._signalled_s = now_s
+        self._wake.set()
 
 
 def machine_name() -> str:
