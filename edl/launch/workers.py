@@ -239,18 +239,18 @@ class Workers:
         return self._logs / f"{attempt_id}.log"
 
     def name(self, attempt_id: str, name: str) -> None:
-        """Create a symbolic link ``NAME.log`` to the log of a worker, beside the log.
-
-        A link of that name that exists is kept as it is. Errors of the file system are ignored.
+        """Make ``NAME.log`` a link to the log of a worker, in place of one of an earlier run.
 
         Args:
             attempt_id: the id of the worker's start attempt, which names its log.
             name: the name of the worker, like "w3".
         """
-        link = self._logs / f"{name}.log"
-        if not link.is_symlink():
-            with contextlib.suppress(OSError):  # the directory was removed
-                link.symlink_to(self.log_of(attempt_id).name)
+        link, target = self._logs / f"{name}.log", self.log_of(attempt_id).name
+        with contextlib.suppress(OSError):  # the directory was removed
+            if link.is_symlink() and os.readlink(link) == target:
+                return
+            link.unlink(missing_ok=True)
+            link.symlink_to(target)
 
     def stacks_of(self, attempt_id: str) -> Path:
         """Return the path of the file into which a worker writes the stacks of its threads.

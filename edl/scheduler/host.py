@@ -95,7 +95,16 @@ def keep_host(store: ClusterStore, own: HostSettings, say: Callable[[str], None]
         )
     within_s = own.settings.leave_within_s
     agents = HostAgents(
-        AgentOptions(cluster, host, mark, len(own.devices), own.address, session.hosts, within_s),
+        AgentOptions(
+            cluster,
+            host,
+            mark,
+            len(own.devices),
+            own.address,
+            session.hosts,
+            own.settings.network_interface,
+            within_s,
+        ),
         config.state_dir() / "clusters" / cluster / "agents" / host,
         config.environment(),
     )
@@ -235,8 +244,7 @@ class HostKeeper:
                 raise
             except (CoordinationError, UnknownCluster) as error:
                 self._note_away(str(error))
-                if self._signals > 1:
-                    self._end_all()
+                if self._leaves_alone(time.monotonic()):
                     return
             self._wake.wait(wait_s)
 
@@ -391,11 +399,29 @@ class HostKeeper:
                 raise
             except UsageError as error:
                 raise HostTaken(self._host, str(error)) from error
-        if self._signals:
+        if self._begins_to_leave(now_s):
             self._registration.withdraw()
-            if not self._left_s:
-                self._left_s = now_s
-                self._say(f"host {self._host} leaves; a second signal kills what lives here")
+
+    def _begins_to_leave(self, now_s: float) -> bool:
+        """Return whether a signal has come, so that the host leaves; note when that began."""
+        if self._signals and not self._left_s:
+            self._left_s = now_s
+            self._say(f"host {self._host} leaves; a second signal kills what lives here")
+        return self._left_s > 0
+
+    def _leaves_alone(self, now_s: float) -> bool:
+        """Return whether the host has left although ZooKeeper did not answer.
+
+        While ZooKeeper is away nothing is ended, unless this host leaves and its time is over. It
+        has also left if nothing lives here, and the cluster may have removed the host already.
+        """
+        self._epoch = 0  # the host may not be registered any more
+        if not self._begins_to_leave(now_s):
+            return False
+        if self._is_late(now_s):
+            self._end_all()
+            return True
+        return self._has_left(None, self._find(HostAssignment()), now_s)
 
     def _is_late(self, now_s: float) -> bool:
         """Return whether all that lives here is to be killed: a second signal, or too late."""
@@ -405,18 +431,24 @@ class HostKeeper:
         return self._signals > 1 or now_s - self._left_s >= limit_s
 
     def _has_left(
-        self, assigned: HostAssignment, found: tuple[RunProcess, ...], now_s: float
+        self, assigned: HostAssignment | None, found: tuple[RunProcess, ...], now_s: float
     ) -> bool:
         """Return whether the host has left: nothing lives, and the leader has taken all back.
 
         The leader is not waited for longer than ``TAKEN_BACK_S``.
+
+        Args:
+            assigned: what is assigned to the host; None: it is not known.
+            found: the processes that live.
+            now_s: the monotonic clock.
         """
         if not self._left_s or found:
             self._empty_s = 0.0
             return False
         self._empty_s = self._empty_s or now_s
         waited_s = now_s - self._empty_s
-        return not assigned.jobs or self._signals > 1 or waited_s >= TAKEN_BACK_S
+        is_empty = assigned is not None and not assigned.jobs
+        return is_empty or self._signals > 1 or waited_s >= TAKEN_BACK_S
 
     def _end_all(self) -> None:
         """End all that lives here, whatever is assigned, within bounded time."""

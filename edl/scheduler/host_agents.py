@@ -24,7 +24,7 @@ from edl.core.cluster.host_jobs import LIMITS, LastAgent, RunProcess, after_end
 from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.records import HostAssignment
 from edl.core.host.devices import CUDA
-from edl.core.host.exit_codes import AgentResult, is_final
+from edl.core.host.exit_codes import AgentEnd, AgentResult, is_final
 from edl.core.host.process import exit_status
 from edl.core.settings import variable
 from edl.errors import CoordinationError
@@ -67,6 +67,7 @@ class AgentOptions:
         slots: the number of slots.
         address: the network address of the host.
         zookeeper: the ZooKeeper servers.
+        network_interface: the network interface that has the address; empty: none was chosen.
         leave_within_s: within this time the workers of a host that leaves must have left; None: no
             limit.
     """
@@ -77,6 +78,7 @@ class AgentOptions:
     slots: int
     address: str
     zookeeper: str
+    network_interface: str = ""
     leave_within_s: float | None = None
 
 
@@ -246,7 +248,9 @@ class HostAgents:
         if CUDA in own:
             found[CUDA] = own[CUDA]
         if options.leave_within_s is not None:
-            found["EDL_LEAVE_WITHIN_S"] = f"{options.leave_within_s:g}"
+            found[variable("leave_within_s")] = f"{options.leave_within_s:g}"
+        if options.network_interface:
+            found[variable("network_interface")] = options.network_interface
         return {
             **found,
             "EDL_CLUSTER": options.cluster,
@@ -288,7 +292,14 @@ class HostAgents:
         result = _last_result(self._log_of(job, run), run)
         if result is not None:
             reason = result.reason or f"the agent has ended: {result.end}"
-            return LastAgent(run, result.exit_code, reason, is_final(result.end), ended_s=now_s)
+            return LastAgent(
+                run,
+                result.exit_code,
+                reason,
+                is_final=is_final(result.end),
+                has_left=result.end is AgentEnd.LEFT,
+                ended_s=now_s,
+            )
         if code is None:
             return LastAgent(run, None, "the agent was killed", ended_s=now_s)
         status = exit_status(code)

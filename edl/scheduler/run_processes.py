@@ -66,7 +66,7 @@ def find_processes(mark: str) -> tuple[RunProcess, ...]:
     found = []
     wanted = f"{RUN_VARIABLE}={mark}/".encode()
     for name in os.listdir(_PROC):
-        if name.isdigit():
+        if name.isdigit() and int(name) != os.getpid():
             with contextlib.suppress(OSError):  # it ended meanwhile, or belongs to another user
                 environment = (_PROC / name / "environ").read_bytes()
                 if wanted in environment and (one := _process(int(name), environment, mark)):

@@ -35,6 +35,7 @@ class HostLimits:
         pause_s: the pause before an agent that failed at its start is started again; it doubles
             each time.
         most_pause_s: the longest such pause.
+        left_pause_s: the pause after an agent that has left because its run has no devices here.
     """
 
     by_itself_s: float = 2.0
@@ -42,6 +43,7 @@ class HostLimits:
     stable_s: float = 10.0
     pause_s: float = 1.0
     most_pause_s: float = 30.0
+    left_pause_s: float = 0.5
 
 
 LIMITS = HostLimits()
@@ -88,6 +90,9 @@ class LastAgent:
         exit_code: its exit code; None: it is not known.
         reason: why it ended, as a sentence; empty: it is not known.
         is_final: whether no other agent of the run is started.
+        has_left: whether it ended because its run has no devices here any more. The leader is about
+            to take the run out of the assignment; only if it has missed what the agent said, it
+            needs another one that says so.
         failures: how many agents of the run have ended soon after their start, one after another.
         ended_s: when it ended, by the clock of the decision.
     """
@@ -96,13 +101,14 @@ class LastAgent:
     exit_code: int | None = None
     reason: str = ""
     is_final: bool = False
+    has_left: bool = False
     failures: int = 0
     ended_s: float = 0.0
 
     def again_s(self, limits: HostLimits) -> float:
         """Return when the next agent may be started, by the clock of the decision."""
         if not self.failures:
-            return self.ended_s
+            return self.ended_s + (limits.left_pause_s if self.has_left else 0.0)
         pause_s = limits.pause_s * 2.0 ** min(self.failures - 1, 30)
         return self.ended_s + min(pause_s, limits.most_pause_s)
 
