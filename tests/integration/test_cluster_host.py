@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from edl.core.cluster.records import (
     JobReport,
 )
 from edl.core.cluster.view import HostView
+from edl.testing.zookeeper import ensemble
 
 pytestmark = pytest.mark.integration
 __all__ = ["shell"]
@@ -71,7 +73,11 @@ class Lab:
 
     def assign(self, **jobs: JobAssignment) -> int:
         """Assign ``jobs`` to the host; return the version."""
-        host = self.host
+        return self.assign_to("a", **jobs)
+
+    def assign_to(self, name: str, **jobs: JobAssignment) -> int:
+        """Assign ``jobs`` to a host; return the version."""
+        host = next(one for one in self.store.snapshot().hosts if one.name == name)
         write = assigned_write(self.store.paths, host, HostAssignment(jobs))
         assert self.writer.commit([write])
         return host.version + 1
@@ -120,6 +126,13 @@ class Lab:
 def lab(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
     for name in ("EDL_ZOOKEEPER", "XDG_STATE_HOME", "EDL_SESSION_TIMEOUT_S"):
         monkeypatch.setenv(name, shell.environment[name])
+    with lab_in(shell) as one:
+        yield one
+
+
+@contextlib.contextmanager
+def lab_in(shell: Shell) -> Iterator[Lab]:
+    """Create the cluster `lab` in the ZooKeeper of a shell."""
     access = Access("lab", SECRET)
     with Session(shell.environment["EDL_ZOOKEEPER"], session_timeout_s=10.0) as session:
         create_cluster(session, access, ClusterRecord())
@@ -174,7 +187,9 @@ def test_a_run_from_its_assignment_to_its_end(lab: Lab) -> None:
     assert lab.of().processes == workers, "they were taken over"
     [agent] = agents_of(lab)
     os.kill(agent.pid, signal.SIGKILL)
-    lab.until(lambda: len(agents_of(lab)) == 1 and agents_of(lab) != [agent])
+    lab.until(lambda: lab.shell.status()["hosts"] == {})
+    lab.until(lambda: "a" in lab.shell.status()["hosts"])
+    assert lab.of().processes == workers, "they were taken over again"
 
     second = lab.start()
     assert second.wait() == 2
@@ -190,3 +205,139 @@ def test_a_run_from_its_assignment_to_its_end(lab: Lab) -> None:
     host.signal(signal.SIGTERM)
     assert host.wait() == 0
     assert lab.host.offer is None
+
+
+@pytest.mark.long  # tests/README.md, Time
+def test_what_does_not_end_is_killed(lab: Lab) -> None:
+    """A run that ends here though its job goes on, and whose workers ignore SIGTERM."""
+    host = lab.start()
+    host.expect("offers 2 slots")
+    lab.submit("--deaf")
+    lab.create()
+    lab.assign(j=JobAssignment(RUN, (0, 1)))
+    lab.until(lambda: len(lab.of().processes) == 2)
+    lab.shell.until_size(2)
+    [agent] = agents_of(lab)
+    agent.suspend()
+    version = lab.end()
+    lab.until(lambda: lab.report.version >= version)
+    assert not lab.host.reports_end("j"), "they live"
+    lab.until(lambda: lab.host.reports_end("j"))
+    lab.assign()
+    host.signal(signal.SIGTERM)
+    assert host.wait() == 0
+
+
+@pytest.mark.long
+def test_what_nobody_assigned_is_ended(lab: Lab) -> None:
+    """Also what has no agent, after a death of `edl host`; of another host it touches nothing."""
+    other = lab.shell.launch(["sleep", "60"], "sleep.log")
+    host = lab.start()
+    host.expect("offers 2 slots")
+    lab.submit("--deaf")
+    lab.create()
+    lab.assign(j=JobAssignment(RUN, (0, 1)))
+    lab.shell.until_size(2)
+    host.signal(signal.SIGKILL)
+    host.wait()
+    [agent] = agents_of(lab)
+    agent.kill()
+    lab.submit("--steps", "0", name="k")
+    lab.create(LATER, "k", workers=1)
+    lab.assign(k=JobAssignment(LATER, (0,)))
+    lab.start()
+    lab.until(lambda: lab.report.version == lab.host.version)
+    assert len(lab.of().processes) == 2
+    assert lab.of("k") == JobReport(""), "it waits for the devices"
+    lab.until(lambda: len(lab.of("k").processes) == 1)
+    assert "j" not in lab.report.jobs
+    assert other.process.poll() is None
+    other.signal(signal.SIGKILL)
+    lab.shell.started[-1].signal(signal.SIGTERM)
+    lab.shell.started[-1].signal_again(signal.SIGTERM)
+    assert lab.shell.started[-1].wait() == 0
+
+
+@pytest.mark.long
+def test_an_agent_waits_for_the_data_of_its_job(lab: Lab) -> None:
+    host = lab.start()
+    host.expect("offers 2 slots")
+    data = lab.shell.directory / "data"
+    lab.submit("--steps", "5", data=(str(data),))
+    lab.create(workers=1)
+    lab.assign(j=JobAssignment(RUN, (0,)))
+    why = f"there is no {data} on this host, which is the job's data"
+    lab.until(lambda: lab.of() == JobReport(RUN, reason=why))
+    data.touch()
+    lab.until(lambda: lab.of().exit_code == 0)
+    assert not lab.of().lives
+    lab.assign()
+    host.signal(signal.SIGTERM)
+    assert host.wait() == 0
+
+
+@pytest.mark.long
+def test_a_host_that_leaves_lets_its_jobs_go_on(lab: Lab) -> None:
+    a, b = lab.start("--label", "gpu=h100"), lab.start("--host", "b")
+    for host in (a, b):
+        host.expect("offers 2 slots")
+    offer = lab.host.offer
+    assert offer is not None
+    assert offer.labels == {"gpu": "h100"}
+    lab.submit()
+    job = lab.create(workers=1)
+    lab.assign(j=JobAssignment(RUN, (0, 1)))
+    lab.assign_to("b", j=JobAssignment(RUN, (0, 1)))
+    lab.shell.until_size(1)
+    job.place({"a": 1, "b": 1}, {"a": [0, 1], "b": [0, 1]})
+    lab.shell.until_size(2)
+    a.signal(signal.SIGTERM)
+    lab.until(lambda: lab.host.offer is None)
+    lab.shell.until_size(1)
+    lab.until(lambda: lab.of() == JobReport(RUN, exit_code=92, reason=lab.of().reason))
+    lab.assign()
+    assert a.wait() == 0
+    assert lab.report.version == lab.host.version
+    b.signal(signal.SIGTERM)
+    b.expect("a second signal kills")
+    assert b.process.poll() is None, "the job needs its worker"
+    b.signal_again(signal.SIGTERM)
+    assert b.wait() == 0
+
+
+@pytest.mark.long
+def test_a_lost_session_and_a_zookeeper_that_is_away(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ensemble(tmp_path, 1) as (server,):
+        shell.environment["EDL_ZOOKEEPER"] = shell.mark = server.hosts
+        monkeypatch.setenv("XDG_STATE_HOME", shell.environment["XDG_STATE_HOME"])
+        with lab_in(shell) as lab:
+            host = lab.start()
+            lab.submit()
+            lab.create()
+            host.expect("offers 2 slots")
+            lab.assign(j=JobAssignment(RUN, (0, 1)))
+            lab.shell.until_size(2)
+            host.process.send_signal(signal.SIGSTOP)
+            lab.until(lambda: lab.host.offer is None)
+            [agent] = agents_of(lab)
+            agent.kill()
+            host.process.send_signal(signal.SIGCONT)
+            lab.until(lambda: lab.host.offer is not None)
+            lab.until(lambda: len(agents_of(lab)) == 1)
+            workers = lab.of().processes
+            [agent] = agents_of(lab)
+            server.kill()
+            host.expect("the jobs train on, and nothing is started or ended here")
+            agent.kill()
+            time.sleep(2.0)
+            assert not [one for one in agents_of(lab) if one.pid != agent.pid]
+            server.start()
+            host.expect("ZooKeeper is back")
+            lab.until(lambda: len(agents_of(lab)) == 1)
+            assert lab.of().processes == workers
+            lab.assign()
+            host.signal(signal.SIGTERM)
+            host.signal_again(signal.SIGTERM)
+            assert host.wait() == 0

@@ -64,7 +64,9 @@ class TestStarts:
         assert decide(later, agents={"j": over}).starts == ("j",)
 
     def test_the_pause_grows_while_agents_die_soon(self) -> None:
-        last, pauses = None, []
+        last = after_end(None, LastAgent("r1", 1, ended_s=100.0), 0.5, LIMITS)
+        assert decide({"j": GOES_ON}, agents={"j": last}).starts == ("j",), "once at once"
+        pauses = []
         for _ in range(8):
             last = after_end(last, LastAgent("r1", 1, ended_s=100.0), 0.5, LIMITS)
             found = decide({"j": GOES_ON}, agents={"j": last})
@@ -77,6 +79,12 @@ class TestStarts:
         assert decide({"j": GOES_ON}, agents={"j": stable}).starts == ("j",)
         other = after_end(last, LastAgent("r2", 1, ended_s=100.0), 0.5, LIMITS)
         assert other.failures == 1, "of another run"
+
+    def test_one_that_has_left_is_replaced_only_if_the_leader_missed_it(self) -> None:
+        left = {"j": LastAgent("r1", 91, has_left=True, ended_s=100.0)}
+        found = decide({"j": GOES_ON}, agents=left)
+        assert (found.starts, found.next_s) == ((), 100.5)
+        assert decide({"j": GOES_ON}, agents=left, now_s=100.5).starts == ("j",)
 
     def test_what_stands_in_its_way_is_reported(self) -> None:
         found = decide({"j": GOES_ON}, obstacles={"j": "there is no data"})

@@ -32,8 +32,8 @@ class HostLimits:
         by_itself_s: how long a run that ends may take to end by itself.
         kill_after_s: how long after SIGTERM the processes of a run are killed.
         stable_s: an agent that lives so long has not failed at its start.
-        pause_s: the pause before an agent that failed at its start is started again; it doubles
-            each time.
+        pause_s: the pause before an agent that has failed at its start twice is started again; it
+            doubles each time.
         most_pause_s: the longest such pause.
         left_pause_s: the pause after an agent that has left because its run has no devices here.
     """
@@ -107,9 +107,9 @@ class LastAgent:
 
     def again_s(self, limits: HostLimits) -> float:
         """Return when the next agent may be started, by the clock of the decision."""
-        if not self.failures:
+        if self.failures < 2:
             return self.ended_s + (limits.left_pause_s if self.has_left else 0.0)
-        pause_s = limits.pause_s * 2.0 ** min(self.failures - 1, 30)
+        pause_s = limits.pause_s * 2.0 ** min(self.failures - 2, 30)
         return self.ended_s + min(pause_s, limits.most_pause_s)
 
 
