@@ -22,6 +22,7 @@ from edl.core.host.worker_hosts import addresses, worker_hosts
 from edl.core.snapshot import Snapshot
 from edl.errors import AccessDenied, CoordinationError, EdlError, UsageError, some
 from edl.launch.log_reader import LogReader
+from edl.launch.named_logs import named_logs
 from edl.launch.workers import earlier_runs
 
 _CHUNK_BYTES = 1 << 20
@@ -62,7 +63,7 @@ def logs(
         if not runs:
             raise UsageError(f"no run of job {job} before the newest has left logs on this host")
         directory = runs[-1]
-    here = [*_named(directory)]
+    here = [*named_logs(directory)]
     if not here or worker not in (None, *here):
         if not previous:  # ZooKeeper knows the newest run of that name only
             _look_elsewhere(zookeeper, cluster, job, worker, here)
@@ -113,7 +114,7 @@ class _LogFiles:
         are new in the directory are included. If ``finish`` is True, an incomplete last line of
         each log is printed, too.
         """
-        for name, path in _named(self._directory).items():
+        for name, path in named_logs(self._directory).items():
             if self._worker not in (None, name):
                 continue
             if path not in self._readers:
@@ -234,18 +235,6 @@ def _missing(job: str, worker: str | None, here: Sequence[str]) -> str:
         f"no worker of job {job} has written anything on this host; logs are on the host of the "
         "worker, for the user of `edl run` or `edl join` (under horovodrun its own output has all)"
     )
-
-
-def _named(directory: Path) -> dict[str, Path]:
-    """Return the logs in a directory by the name of the worker, like "w3".
-
-    The log of a process that never registered as a worker is named by the id of its start attempt.
-    The names are in order of length and then of the alphabet: w2 before w10.
-    """
-    links = {path.resolve(): path.stem for path in directory.glob("*.log") if path.is_symlink()}
-    found = [path for path in directory.glob("*.log") if not path.is_symlink()]
-    named = {links.get(path.resolve(), path.stem): path for path in found}
-    return {name: named[name] for name in sorted(named, key=lambda name: (len(name), name))}
 
 
 def _newest(jobs: Path) -> str:

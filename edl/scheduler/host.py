@@ -38,6 +38,7 @@ from edl.errors import CoordinationError, HostTaken, UnknownCluster, UsageError
 from edl.launch.signals import TO_END, handled
 from edl.scheduler.assigned_runs import NOT_CREATED, AssignedRuns
 from edl.scheduler.host_agents import AgentOptions, HostAgents, StartOfRun
+from edl.scheduler.log_server import LogPlaces, LogServer
 from edl.scheduler.run_processes import find_processes, host_mark, signal_process
 from edl.scheduler.wakeup import Wakeup
 
@@ -94,6 +95,9 @@ def keep_host(store: ClusterStore, own: HostSettings, say: Callable[[str], None]
             "it may be frozen; end it, or give this one another name with --host"
         )
     within_s = own.settings.leave_within_s
+    places = LogPlaces(
+        config.state_dir() / "jobs", config.state_dir() / "clusters" / cluster / "agents" / host
+    )
     agents = HostAgents(
         AgentOptions(
             cluster,
@@ -105,9 +109,10 @@ def keep_host(store: ClusterStore, own: HostSettings, say: Callable[[str], None]
             own.settings.network_interface,
             within_s,
         ),
-        config.state_dir() / "clusters" / cluster / "agents" / host,
+        places.agents,
         config.environment(),
     )
+    server = LogServer(own.address, cluster, access.secret, places)
     offer = HostOffer(
         slots=len(own.devices),
         devices=own.devices,
@@ -122,7 +127,10 @@ def keep_host(store: ClusterStore, own: HostSettings, say: Callable[[str], None]
         other.start()
         return other
 
-    HostKeeper(store, host, offer, mark, agents, AssignedRuns(store, connect), say, within_s).run()
+    runs = AssignedRuns(store, connect)
+    with server:
+        served = replace(offer, port=server.port)
+        HostKeeper(store, host, served, mark, agents, runs, say, within_s).run()
 
 
 class HostLock:

@@ -17,6 +17,7 @@ import pytest
 from cli_shell import STANDIN, WAIT_S, Running, Shell, shell, until
 
 from edl.client import Job, submit
+from edl.client.host_logs import HostLogs
 from edl.coordination.access import Access
 from edl.coordination.cluster_nodes import create_cluster, open_cluster
 from edl.coordination.cluster_store import ClusterStore
@@ -32,6 +33,7 @@ from edl.core.cluster.records import (
     JobReport,
 )
 from edl.core.cluster.view import HostView
+from edl.errors import CoordinationError, UsageError
 from edl.testing.zookeeper import ensemble
 
 pytestmark = pytest.mark.integration
@@ -172,6 +174,17 @@ def test_a_run_from_its_assignment_to_its_end(lab: Lab) -> None:
     lab.shell.until_size(2)
     workers = lab.of().processes
 
+    logs = HostLogs("a", offer, Access("lab", SECRET))
+    sizes = logs.names("j")
+    assert sizes.keys() == {"w0", "w1", f"agent-{RUN}"}
+    [own_lines] = logs.read("j", f"agent-{RUN}", last=1000)
+    assert b"host a offers 2 slots to job j" in own_lines
+    assert logs.names("other") == {}
+    with pytest.raises(UsageError, match="host a has no log w9 of job j"):
+        next(logs.read("j", "w9"))
+    with pytest.raises(CoordinationError, match="refused to give logs, with status 401"):
+        HostLogs("a", offer, Access("lab", "0" * 64)).names("j")
+
     [agent] = agents_of(lab)
     own = agent.environ()
     assert own["COLOUR"] == "blue"
@@ -195,7 +208,13 @@ def test_a_run_from_its_assignment_to_its_end(lab: Lab) -> None:
     assert second.wait() == 2
     assert "another `edl host` of host a of cluster lab lives on this machine" in second.output
 
+    offer = lab.host.offer
+    assert offer is not None
+    following = HostLogs("a", offer, Access("lab", SECRET)).read("j", f"agent-{RUN}", follow=True)
     (lab.shell.directory / "end").touch()
+    text = b""
+    while b'"end": "finished"' not in text:
+        text += next(following)
     lab.until(lambda: lab.of() == JobReport(RUN, False, 0, (), lab.of().reason))
     version = lab.end()
     lab.until(lambda: lab.report.version == version)

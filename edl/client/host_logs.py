@@ -1,0 +1,96 @@
+"""Read the logs of a cluster's jobs from the `edl host` of the host on which they are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from urllib.parse import quote, urlencode
+
+from edl.coordination.access import Access
+from edl.core.cluster.log_part import LOGS_PATH, LogPart
+from edl.core.cluster.records import HostOffer
+from edl.errors import CoordinationError, RendezvousFailed, UsageError
+from edl.http.client import send_change
+from edl.http.signing import http_key
+
+ANSWER_S = 10.0  # for `edl host` to answer, beyond the time that it waits for something to be there
+WAIT_S = 10.0  # that it waits so, each time
+MISSED = b"\nedl: what was written here is gone: nobody read it in time\n"
+
+
+@dataclass(frozen=True)
+class HostLogs:
+    """The logs on one host of a cluster, read over HTTP.
+
+    Attributes:
+        host: the name of the host.
+        offer: its offer, which says where `edl host` listens.
+        access: the name and the secret of the cluster.
+    """
+
+    host: str
+    offer: HostOffer
+    access: Access
+
+    def names(self, job: str) -> Mapping[str, int]:
+        """Return the names of the logs of a job on this host, with their sizes in bytes.
+
+        Raises:
+            CoordinationError: `edl host` does not answer there.
+        """
+        status, body = self._get(f"{LOGS_PATH}/{quote(job, safe='')}", 0.0)
+        found = json.loads(body) if status == 200 else {}
+        return {str(name): int(size) for name, size in found.items()}
+
+    def read(self, job: str, name: str, last: int = 0, follow: bool = False) -> Iterator[bytes]:
+        """Yield what is in a log, in parts; with ``follow`` without end, as it is written.
+
+        Where the log is read too late, a line says that something is missing.
+
+        Args:
+            job: the name of the job.
+            name: the name of the log, such as "w3".
+            last: only so many bytes at the end; 0: all that is there.
+            follow: whether to go on at the end. While nothing is written, an empty part is yielded
+                every ``WAIT_S`` seconds, so that the caller can end it.
+
+        Raises:
+            UsageError: there is no such log.
+            CoordinationError: `edl host` does not answer, or not any more.
+        """
+        path = f"{LOGS_PATH}/{quote(job, safe='')}/{quote(name, safe='')}"
+        file, begin, wait_s = 0, -last, WAIT_S if follow else 0.0
+        while True:
+            query = urlencode({"file": file, "from": begin, "wait_s": wait_s})
+            status, body = self._get(f"{path}?{query}", wait_s)
+            if status == 404:
+                raise UsageError(f"host {self.host} has no log {name} of job {job}")
+            head, _, content = body.partition(b"\n")
+            part = LogPart.from_json(json.loads(head))
+            if not content and not follow:
+                return
+            yield MISSED + content if part.missed else content
+            file, begin = part.file, part.next
+
+    def _get(self, path: str, wait_s: float) -> tuple[int, bytes]:
+        """Return the status and the body of the answer to a signed request.
+
+        Args:
+            path: the path, with the query.
+            wait_s: how long `edl host` may wait before it answers.
+        """
+        where = f"`edl host` of host {self.host} at {self.offer.address}:{self.offer.port}"
+        if not self.offer.port:
+            raise CoordinationError(f"host {self.host} does not serve the logs of its jobs")
+        key = http_key(self.access.secret, self.access.job)
+        limit_s = ANSWER_S + wait_s
+        try:
+            status, body = send_change(
+                key, 0, "GET", self.offer.address, self.offer.port, path, limit_s
+            )
+        except (OSError, RendezvousFailed) as error:
+            raise CoordinationError(f"{where} does not answer: {error}") from None
+        if status not in (200, 404):
+            raise CoordinationError(f"{where} has refused to give logs, with status {status}")
+        return status, body

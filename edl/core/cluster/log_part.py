@@ -1,0 +1,24 @@
+"""Define how `edl host` says which part of a log it has sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edl.core.record import Record
+
+LOGS_PATH = "/logs"
+
+
+@dataclass(frozen=True)
+class LogPart(Record):
+    """The place in a log after a part of it that was sent.
+
+    Attributes:
+        file: the number of the file that the part is of.
+        next: the offset in the file after the part.
+        missed: whether what was asked for is gone, so that there is a gap before the part.
+    """
+
+    file: int
+    next: int
+    missed: bool = False

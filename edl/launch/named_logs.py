@@ -1,0 +1,17 @@
+"""Find the logs of a job's workers in a directory, by the names of the workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def named_logs(directory: Path) -> dict[str, Path]:
+    """Return the logs in a directory by the name of the worker, like "w3".
+
+    The log of a process that never registered as a worker, or of an earlier run of which another
+    worker has the name now, is named by the id of its start attempt.
+    """
+    links = {path.resolve(): path.stem for path in directory.glob("*.log") if path.is_symlink()}
+    found = [path for path in directory.glob("*.log") if not path.is_symlink()]
+    named = {links.get(path.resolve(), path.stem): path for path in found}
+    return {name: named[name] for name in sorted(named, key=lambda name: (len(name), name))}

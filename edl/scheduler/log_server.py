@@ -1,0 +1,190 @@
+"""Serve the logs of a host's jobs over HTTP to those who know the cluster's secret.
+
+Two kinds of paths are answered, to signed GET requests only (:mod:`edl.http.signing`, with the key
+of the cluster):
+
+- ``/logs/JOB``: the logs of a job on this host, as JSON: name -> size in bytes;
+- ``/logs/JOB/NAME?file=F&from=N&wait_s=S``: a part of a log. The body is a JSON object in one line,
+  a :class:`LogPart`, and then the bytes, at most ``MOST_BYTES``.
+
+A log is a row of two files: when a worker's log is full, the worker renames it, and begins a new
+one. So a place in a log is a file, by its number, and an offset in it. Without ``file``, reading
+begins with the older one; with ``from=-N`` it begins N bytes before the end. If nothing has been
+written after that place, the answer waits for it, at most ``MOST_WAIT_S`` seconds.
+
+Only jobs that had an agent of this host are answered, and only files of which this module makes up
+the names: nothing of a request becomes a path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import parse_qs
+
+from edl.core.cluster.log_part import LOGS_PATH, LogPart
+from edl.core.names import is_name
+from edl.http.connection import HttpRequest, Response
+from edl.http.server import DaemonServer
+from edl.http.signing import Authenticator, http_key
+from edl.launch.log_reader import former
+from edl.launch.named_logs import named_logs
+
+MOST_BYTES = 1 << 20  # of a log in one answer
+MOST_WAIT_S = 20.0
+MOST_WAITING = 64  # requests that wait at once; further ones get what is there
+LOOK_S = 0.3  # how often a log is looked at for which a request waits
+
+
+@dataclass(frozen=True)
+class LogPlaces:
+    """Where the logs of a host's jobs are.
+
+    Attributes:
+        workers: the directory with a folder for each job, of which ``logs`` has the workers' logs.
+        agents: the directory with the logs of agents, ``JOB-RUN.log``.
+    """
+
+    workers: Path
+    agents: Path
+
+    def of_job(self, job: str) -> dict[str, Path]:
+        """Return the logs of a job by name; empty if it had no agent here.
+
+        The logs of agents are named ``agent-RUN``.
+        """
+        if not is_name(job):
+            return {}
+        agents = {
+            f"agent-{run}": path
+            for path in sorted(self.agents.glob("*.log"))
+            for name, _, run in [path.stem.rpartition("-")]
+            if name == job
+        }
+        return {**named_logs(self.workers / job / "logs"), **agents} if agents else {}
+
+
+class LogServer(DaemonServer):
+    """The HTTP server of `edl host`; a context manager, or ``start()`` and ``close()``.
+
+    Args:
+        address: the address to listen on.
+        cluster: the name of the cluster.
+        secret: the secret of the cluster.
+        places: where the logs are.
+    """
+
+    def __init__(self, address: str, cluster: str, secret: str, places: LogPlaces) -> None:
+        guard = Authenticator(http_key(secret, cluster))
+        guard.worker = 0
+        super().__init__(address, guard=guard)
+        self._guard = guard
+        self._places = places
+        self._waiting = 0
+        self._closes = False
+
+    async def answer_other(self, request: HttpRequest) -> Response:
+        """Return the answer to a request for logs; 404 for any other path."""
+        if request.path != LOGS_PATH and not request.path.startswith(f"{LOGS_PATH}/"):
+            return Response(404)
+        if request.method != "GET":
+            return Response(405)
+        given, target = request.authorization, request.target
+        if not self._guard.accepts(given, request.method, target, request.body):
+            return Response(401, nonce=self._guard.nonce())
+        job, _, name = request.path.removeprefix(f"{LOGS_PATH}/").partition("/")
+        logs = await asyncio.to_thread(self._places.of_job, job)
+        if not name:
+            sizes = {name: bytes_in(path) for name, path in logs.items()}
+            return Response(200, json.dumps(sizes).encode(), "application/json")
+        query = {key: values[-1] for key, values in parse_qs(request.query).items()}
+        try:
+            place = int(query.get("file", "0")), int(query.get("from", "0"))
+            wait_s = float(query.get("wait_s", "0"))
+        except ValueError:
+            return Response(400)
+        if name not in logs or math.isnan(wait_s):
+            return Response(404 if name not in logs else 400)
+        return await self._part(logs[name], place, min(wait_s, MOST_WAIT_S))
+
+    def let_go(self) -> None:
+        """Let the requests that wait get what is there, because the server closes."""
+        self._closes = True
+
+    async def _part(self, log: Path, place: tuple[int, int], wait_s: float) -> Response:
+        """Return the answer with the part of a log that begins at a place.
+
+        Args:
+            log: the path of the log.
+            place: the number of the file, or 0, and the offset in it.
+            wait_s: how long to wait for something to be there, in seconds.
+        """
+        deadline = time.monotonic() + wait_s
+        may_wait = self._waiting < MOST_WAITING
+        self._waiting += 1
+        try:
+            while True:
+                part, content = await asyncio.to_thread(read_part, log, *place)
+                waits = may_wait and not self._closes and time.monotonic() < deadline
+                if content or part.missed or not waits:
+                    break
+                place = part.file, part.next
+                await asyncio.sleep(LOOK_S)
+        except OSError:
+            return Response(404)  # it was removed meanwhile
+        finally:
+            self._waiting -= 1
+        return Response(200, json.dumps(part.to_json()).encode() + b"\n" + content)
+
+
+def read_part(log: Path, file: int, begin: int, most: int = MOST_BYTES) -> tuple[LogPart, bytes]:
+    """Return what is in a log after a place, and the place after that.
+
+    Args:
+        log: the path of the log.
+        file: the number of the file, as a former part has said it; 0: the oldest one, or if
+            ``begin`` is negative, the newest one.
+        begin: the offset in the file; negative: so many bytes before its end.
+        most: the largest number of bytes.
+
+    Raises:
+        OSError: the log cannot be read.
+    """
+    older, newest = former(log), _number(log)
+    numbers = {number: path for path in (older, log) if (number := _number(path))}
+    chosen = file
+    if not file:
+        chosen = newest if begin < 0 else next(iter(numbers), 0)
+    missed = chosen not in numbers
+    if missed:  # it was replaced twice, or removed
+        chosen, begin = next(iter(numbers), 0), 0
+    with numbers.get(chosen, log).open("rb") as opened:
+        size = os.fstat(opened.fileno()).st_size
+        if begin > size:  # it is another file, to which the number was given again
+            missed, begin = True, 0
+        begin = max(0, size + begin) if begin < 0 else begin
+        opened.seek(begin)
+        content = opened.read(most)
+    missed = missed and file != 0
+    if not content and chosen != newest and newest:
+        part, content = read_part(log, newest, 0, most)
+        return LogPart(part.file, part.next, missed), content
+    return LogPart(chosen, begin + len(content), missed), content
+
+
+def bytes_in(log: Path) -> int:
+    """Return the number of bytes in a log, those in its older file included."""
+    return sum(path.stat().st_size for path in (former(log), log) if path.exists())
+
+
+def _number(path: Path) -> int:
+    """Return the number of a file; 0 if it does not exist."""
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return 0
