@@ -100,7 +100,6 @@ def keep_host(store: ClusterStore, own: HostSettings, say: Callable[[str], None]
     )
     agents = HostAgents(
         AgentOptions(
-            cluster,
             host,
             mark,
             len(own.devices),

@@ -41,6 +41,7 @@ _OWN = frozenset(
     variable(name)
     for name in (
         "job",
+        "cluster",
         "run",
         "secret",
         "secret_file",
@@ -61,7 +62,6 @@ class AgentOptions:
     """What all agents of a host are started with.
 
     Attributes:
-        cluster: the name of the cluster.
         host: the name of the host.
         mark: the mark of the host's processes (:func:`edl.scheduler.run_processes.host_mark`).
         slots: the number of slots.
@@ -72,7 +72,6 @@ class AgentOptions:
             limit.
     """
 
-    cluster: str
     host: str
     mark: str
     slots: int
@@ -253,7 +252,6 @@ class HostAgents:
             found[variable("network_interface")] = options.network_interface
         return {
             **found,
-            "EDL_CLUSTER": options.cluster,
             RUN_VARIABLE: run_mark(options.mark, start.manifest.name, start.run),
             "EDL_HOST": options.host,
             "EDL_ADDRESS": options.address,

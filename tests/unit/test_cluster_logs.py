@@ -8,7 +8,7 @@ import pytest
 
 from edl.core.cluster.log_part import LogPart
 from edl.launch.log_reader import former
-from edl.scheduler.log_server import LogPlaces, read_part, bytes_in
+from edl.scheduler.log_server import LogPlaces, bytes_in, read_part
 
 
 @pytest.fixture
