@@ -52,6 +52,9 @@ class AssignedRuns:
             return f"the cluster has no job {job}"
         if secret is None:
             return NOT_CREATED
+        if manifest.secrets:
+            names = ", ".join(manifest.secrets)
+            return f"the job asks for secrets ({names}), and this edl keeps none for jobs"
         if missing := missing_paths(manifest):
             return missing
         try:

@@ -38,7 +38,8 @@ from edl.errors import CoordinationError, HostTaken, UnknownCluster, UsageError
 from edl.launch.signals import TO_END, handled
 from edl.scheduler.assigned_runs import NOT_CREATED, AssignedRuns
 from edl.scheduler.host_agents import AgentOptions, HostAgents, StartOfRun
-from edl.scheduler.log_server import LogPlaces, LogServer
+from edl.scheduler.log_places import LogPlaces
+from edl.scheduler.log_server import LogServer
 from edl.scheduler.run_processes import find_processes, host_mark, signal_process
 from edl.scheduler.wakeup import Wakeup
 
@@ -108,7 +109,7 @@ def keep_host(store: ClusterStore, own: HostSettings, say: Callable[[str], None]
             own.settings.network_interface,
             within_s,
         ),
-        places.agents,
+        places,
         config.environment(),
     )
     server = LogServer(own.address, cluster, access.secret, places)
@@ -287,6 +288,8 @@ class HostKeeper:
         if self._has_left(assigned, found, now_s):
             return None
         self._act(decision, starts, seen.terminated, now_s)
+        if decision.starts:
+            self._agents.prune((job, entry.run) for job, entry in assigned.jobs.items())
         if decision.starts or decision.signals or NOT_CREATED in obstacles.values():
             return SOON_S
         if decision.next_s is not None:

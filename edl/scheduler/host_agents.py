@@ -28,6 +28,7 @@ from edl.core.host.exit_codes import AgentEnd, AgentResult, is_final
 from edl.core.host.process import exit_status
 from edl.core.settings import variable
 from edl.errors import CoordinationError
+from edl.scheduler.log_places import LogPlaces
 from edl.scheduler.run_processes import RUN_VARIABLE, agent_words, run_mark, start_of
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,6 @@ logger = logging.getLogger(__name__)
 _STARTS = "edl host: an agent starts"
 _TAIL_BYTES = 1 << 16  # of a log that are searched for the line with the end
 _LOG_BYTES = 10 << 20  # of an agent's log, after which a new one begins
-_KEPT_LOGS = 100
 # Of this process only: an agent gets its own.
 _OWN = frozenset(
     variable(name)
@@ -116,7 +116,7 @@ class HostAgents:
 
     Args:
         options: what all of them are started with.
-        logs: the directory for their logs; it is created.
+        places: where their logs are; the directory is created.
         environment: the environment of this process, from which the agents inherit.
 
     Attributes:
@@ -126,11 +126,11 @@ class HostAgents:
     def __init__(
         self,
         options: AgentOptions,
-        logs: Path,
+        places: LogPlaces,
         environment: Mapping[str, str],
     ) -> None:
         self._options = options
-        self._logs = logs
+        self._places = places
         self._environment = dict(environment)
         self.on_exit: Callable[[], None] = lambda: None
         self._known: dict[str, _RunningAgent] = {}
@@ -217,17 +217,16 @@ class HostAgents:
         for job, entry in assigned.jobs.items():
             last = self._ended.get(job)
             is_new = job not in self._known and (last is None or last.run != entry.run)
-            if is_new and self._log_of(job, entry.run).exists():  # of an earlier `edl host`
+            if (
+                is_new and self._places.of_agent(job, entry.run).exists()
+            ):  # of an earlier `edl host`
                 self._ended[job] = self._end_of(job, entry.run, None, now_s)
         self._ended = {job: one for job, one in self._ended.items() if job in assigned.jobs}
         return self._ended
 
-    def prune(self, assigned: HostAssignment) -> None:
-        """Remove the oldest logs of agents of runs that are not assigned any more."""
-        kept = {self._log_of(job, entry.run).name for job, entry in assigned.jobs.items()}
-        logs = [path for path in self._logs.glob("*.log*") if path.name not in kept]
-        for path in sorted(logs, key=_modified)[:-_KEPT_LOGS]:
-            path.unlink(missing_ok=True)
+    def prune(self, assigned: Iterable[tuple[str, str]]) -> None:
+        """Remove old logs, but not those of the runs ``assigned``, as (job, run)."""
+        self._places.prune(assigned)
 
     def _await(self, pid: int) -> None:
         """Wait until the child process ``pid`` has ended, and say so; it is not reaped."""
@@ -265,18 +264,14 @@ class HostAgents:
         Raises:
             OSError: the log cannot be written.
         """
-        self._logs.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path = self._log_of(job, run)
+        self._places.agents.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = self._places.of_agent(job, run)
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_size > _LOG_BYTES:
                 path.replace(f"{path}.1")
         log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.write(log, f"{_STARTS} at {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
         return log
-
-    def _log_of(self, job: str, run: str) -> Path:
-        """Return the path of the log of a run's agents."""
-        return self._logs / f"{job}-{run}.log"
 
     def _end_of(self, job: str, run: str, code: int | None, now_s: float) -> LastAgent:
         """Return how the last agent of a run has ended, by its log and its exit code.
@@ -287,7 +282,7 @@ class HostAgents:
             code: the exit code, negative for a signal; None: it is not known.
             now_s: the monotonic clock.
         """
-        result = _last_result(self._log_of(job, run), run)
+        result = _last_result(self._places.of_agent(job, run), run)
         if result is not None:
             reason = result.reason or f"the agent has ended: {result.end}"
             return LastAgent(
@@ -326,11 +321,3 @@ def _last_result(log: Path, run: str) -> AgentResult | None:
                 if result.run in (run, None):
                     return result
     return None
-
-
-def _modified(path: Path) -> float:
-    """Return when a file was last written, in seconds since 1970; 0 if it does not exist."""
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0

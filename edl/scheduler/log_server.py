@@ -23,50 +23,20 @@ import json
 import math
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qs
 
 from edl.core.cluster.log_part import LOGS_PATH, LogPart
-from edl.core.names import is_name
 from edl.http.connection import HttpRequest, Response
 from edl.http.server import DaemonServer
 from edl.http.signing import Authenticator, http_key
 from edl.launch.log_reader import former
-from edl.launch.named_logs import named_logs
+from edl.scheduler.log_places import LogPlaces
 
 MOST_BYTES = 1 << 20  # of a log in one answer
 MOST_WAIT_S = 20.0
 MOST_WAITING = 64  # requests that wait at once; further ones get what is there
 LOOK_S = 0.3  # how often a log is looked at for which a request waits
-
-
-@dataclass(frozen=True)
-class LogPlaces:
-    """Where the logs of a host's jobs are.
-
-    Attributes:
-        workers: the directory with a folder for each job, of which ``logs`` has the workers' logs.
-        agents: the directory with the logs of agents, ``JOB-RUN.log``.
-    """
-
-    workers: Path
-    agents: Path
-
-    def of_job(self, job: str) -> dict[str, Path]:
-        """Return the logs of a job by name; empty if it had no agent here.
-
-        The logs of agents are named ``agent-RUN``.
-        """
-        if not is_name(job):
-            return {}
-        agents = {
-            f"agent-{run}": path
-            for path in sorted(self.agents.glob("*.log"))
-            for name, _, run in [path.stem.rpartition("-")]
-            if name == job
-        }
-        return {**named_logs(self.workers / job / "logs"), **agents} if agents else {}
 
 
 class LogServer(DaemonServer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import sys
 import time
@@ -360,3 +361,48 @@ def test_a_lost_session_and_a_zookeeper_that_is_away(
             host.signal(signal.SIGTERM)
             host.signal_again(signal.SIGTERM)
             assert host.wait() == 0
+
+
+@pytest.mark.long
+def test_a_host_process_that_is_killed_at_any_moment(lab: Lab) -> None:
+    """One agent at most lives at any time, workers stay, and what ended while it was dead ends."""
+    chance = random.Random(42)
+    lab.start().expect("offers 2 slots")
+    lab.submit()
+    lab.create()
+    lab.submit("--until", str(lab.shell.directory / "end"), name="k")
+    lab.create(LATER, "k", workers=1)
+    lab.assign(j=JobAssignment(RUN, (0, 1)), k=JobAssignment(LATER, (2,)))
+    lab.shell.until_size(2)
+    lab.shell.until_size(1, "k")
+    workers = lab.of().processes
+    for number in range(12):
+        host = lab.shell.started[-1]
+        time.sleep(chance.uniform(0.0, 1.0))
+        host.signal(signal.SIGKILL)
+        host.wait()
+        if number % 2:
+            for one in agents_of(lab):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.kill()
+        lab.start()
+        deadline = time.monotonic() + chance.uniform(0.2, 2.0)
+        while time.monotonic() < deadline:
+            assert len(agents_of(lab)) <= 1
+            assert len(agents_of(lab, "k")) <= 1
+            time.sleep(0.02)
+    lab.until(lambda: lab.of().agent and lab.of("k").agent)
+    assert lab.of().processes == workers
+    host = lab.shell.started[-1]
+    host.signal(signal.SIGKILL)
+    host.wait()
+    (lab.shell.directory / "end").touch()
+    version = lab.end()
+    lab.start()
+    lab.until(lambda: lab.host.reports_end("j") and not lab.of("k").lives)
+    assert lab.report.version == version
+    assert lab.of("k").exit_code == 0
+    lab.assign()
+    lab.until(lambda: lab.report == HostReport(lab.host.version))
+    lab.shell.started[-1].signal(signal.SIGTERM)
+    assert lab.shell.started[-1].wait() == 0

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from edl.core.cluster.log_part import LogPart
 from edl.launch.log_reader import former
-from edl.scheduler.log_server import LogPlaces, bytes_in, read_part
+from edl.scheduler.log_places import KEPT_RUNS, KEPT_S, LogPlaces
+from edl.scheduler.log_server import bytes_in, read_part
 
 
 @pytest.fixture
@@ -91,3 +93,24 @@ def test_only_jobs_that_had_an_agent_here_have_logs(tmp_path: Path) -> None:
     }
     assert places.of_job("j-2").keys() == {"w0", "x-1", "agent-bb"}
     assert places.of_job("own") == places.of_job("../jobs/own") == places.of_job("") == {}
+
+
+def test_logs_of_runs_that_ended_long_ago_are_removed(tmp_path: Path) -> None:
+    places = LogPlaces(tmp_path / "jobs", tmp_path / "agents")
+    places.agents.mkdir()
+    for number in range(KEPT_RUNS + 4):
+        log = places.of_agent(f"j{number}", "aa")
+        log.touch()
+        os.utime(log, (number, number))
+        places.of_workers(f"j{number}").mkdir(parents=True)
+    kept = places.of_agent("j3", "bb")  # a later run of the same job
+    kept.touch()
+    (places.of_workers("j2") / "x-0.log").touch()  # of another host that shares the directory
+    places.prune([("j1", "aa")], now_s=KEPT_S)
+    assert len(list(places.agents.iterdir())) == KEPT_RUNS + 5, "all of the last day stay"
+    places.prune([("j1", "aa")], now_s=KEPT_S + 1000)
+    gone = [n for n in range(KEPT_RUNS + 4) if not places.of_agent(f"j{n}", "aa").exists()]
+    assert gone == [0, 2, 3, 4]
+    assert kept.exists()
+    left = [n for n in range(KEPT_RUNS + 4) if not places.of_workers(f"j{n}").exists()]
+    assert left == [0, 4]

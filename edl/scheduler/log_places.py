@@ -1,0 +1,86 @@
+"""Find the logs of a host's jobs, and remove the oldest."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from edl.core.names import is_name
+from edl.launch.named_logs import named_logs
+
+KEPT_RUNS = 100
+KEPT_S = 86400.0
+
+
+@dataclass(frozen=True)
+class LogPlaces:
+    """Where the logs of a host's jobs are.
+
+    Attributes:
+        workers: the directory with a folder for each job, of which ``logs`` has the workers' logs.
+        agents: the directory with the logs of the agents of this host, one for each run.
+    """
+
+    workers: Path
+    agents: Path
+
+    def of_agent(self, job: str, run: str) -> Path:
+        """Return the path of the log of a run's agents."""
+        return self.agents / f"{job}-{run}.log"
+
+    def of_workers(self, job: str) -> Path:
+        """Return the directory of the logs of a job's workers."""
+        return self.workers / job / "logs"
+
+    def of_job(self, job: str) -> dict[str, Path]:
+        """Return the logs of a job by name; empty if it had no agent here.
+
+        The logs of agents are named ``agent-RUN``.
+        """
+        agents = {f"agent-{run}": path for path, name, run in self._agent_logs() if name == job}
+        return {**named_logs(self.of_workers(job)), **agents} if agents and is_name(job) else {}
+
+    def prune(self, assigned: Iterable[tuple[str, str]], now_s: float | None = None) -> None:
+        """Remove logs of runs that ended long ago.
+
+        The logs of the newest ``KEPT_RUNS`` runs stay, and so do all of the last day. The logs of a
+        job's workers go with that of its last agent.
+
+        Args:
+            assigned: the runs that are assigned to the host, as (job, run); theirs stay.
+            now_s: the time, in seconds since 1970; None: now.
+        """
+        stay = {self.of_agent(job, run) for job, run in assigned}
+        aged = sorted((_newest([path]), path, job) for path, job, _ in self._agent_logs())
+        now_s = time.time() if now_s is None else now_s
+        for written_s, path, _ in aged[:-KEPT_RUNS]:
+            if path not in stay and now_s - written_s > KEPT_S:
+                path.unlink(missing_ok=True)
+                path.with_name(f"{path.name}.1").unlink(missing_ok=True)
+        left = {job for _, job, _ in self._agent_logs()}
+        for job in {job for _, _, job in aged} - left:
+            logs = self.of_workers(job)
+            if now_s - _newest(logs.glob("*.log")) > KEPT_S:  # other hosts may share the directory
+                shutil.rmtree(logs, ignore_errors=True)
+
+    def _agent_logs(self) -> list[tuple[Path, str, str]]:
+        """Return (path, job, run) for the log of each run's agents, in the order of the paths."""
+        found = []
+        for path in sorted(self.agents.glob("*.log")):
+            job, _, run = path.stem.rpartition("-")
+            found.append((path, job, run))
+        return found
+
+
+def _newest(paths: Iterable[Path]) -> float:
+    """Return when one of the files was last written, in seconds since 1970; 0 if there is none."""
+    times = [0.0]
+    for path in paths:
+        try:
+            times.append(path.stat().st_mtime)
+        except OSError:
+            continue  # it was removed
+    return max(times)
