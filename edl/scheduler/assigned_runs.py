@@ -11,7 +11,7 @@ from edl.coordination.lifecycle import current_run
 from edl.coordination.paths import JobPaths
 from edl.coordination.session import Session
 from edl.core.cluster.manifest import JobManifest
-from edl.errors import AccessDenied, UnknownJob
+from edl.errors import AccessDenied, CoordinationError, UnknownJob
 from edl.scheduler.host_agents import StartOfRun
 
 NOT_CREATED = "its run has not been created yet"
@@ -50,6 +50,10 @@ class AssignedRuns:
             secret = self._store.secret(job)
         except UnknownJob:
             return f"the cluster has no job {job}"
+        except CoordinationError as error:
+            if not self._store.nodes.session.connected:
+                raise
+            return f"its records cannot be read: {error}"  # they are of a newer edl, for example
         if secret is None:
             return NOT_CREATED
         if manifest.secrets:

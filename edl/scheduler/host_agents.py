@@ -226,7 +226,10 @@ class HostAgents:
 
     def prune(self, assigned: Iterable[tuple[str, str]]) -> None:
         """Remove old logs, but not those of the runs ``assigned``, as (job, run)."""
-        self._places.prune(assigned)
+        try:
+            self._places.prune(assigned)
+        except OSError as error:
+            logger.warning("old logs cannot be removed: %s", error)
 
     def _await(self, pid: int) -> None:
         """Wait until the child process ``pid`` has ended, and say so; it is not reaped."""

@@ -20,6 +20,7 @@ from cli_shell import STANDIN, WAIT_S, Running, Shell, shell, until
 from edl.client import Job, submit
 from edl.client.host_logs import HostLogs
 from edl.coordination.access import Access
+from edl.coordination.cluster_host import HostOwner, HostRegistration
 from edl.coordination.cluster_nodes import create_cluster, open_cluster
 from edl.coordination.cluster_store import ClusterStore
 from edl.coordination.cluster_submission import submit_job
@@ -29,6 +30,7 @@ from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.records import (
     ClusterRecord,
     HostAssignment,
+    HostOffer,
     HostReport,
     JobAssignment,
     JobReport,
@@ -406,3 +408,30 @@ def test_a_host_process_that_is_killed_at_any_moment(lab: Lab) -> None:
     lab.until(lambda: lab.report == HostReport(lab.host.version))
     lab.shell.started[-1].signal(signal.SIGTERM)
     assert lab.shell.started[-1].wait() == 0
+
+
+@pytest.mark.long
+def test_a_host_that_another_machine_offers(lab: Lab) -> None:
+    """It is refused at first; and one that lost its host while it was frozen ends all it had."""
+    registration = HostRegistration(lab.store.nodes, "a", HostOwner("other", "elsewhere", 1))
+    registration.register(HostOffer(1), lambda _: True)
+    refused = lab.start()
+    assert refused.wait() == 2
+    assert "host a of cluster lab is offered by process 1 on elsewhere; end that" in refused.output
+    registration.withdraw()
+
+    host = lab.start()
+    host.expect("offers 2 slots")
+    lab.submit()
+    lab.create()
+    lab.assign(j=JobAssignment(RUN, (0, 1)))
+    lab.shell.until_size(2)
+    host.process.send_signal(signal.SIGSTOP)
+    lab.until(lambda: lab.host.offer is None)
+    registration.register(HostOffer(1), lambda _: False)
+    version = lab.report.version
+    host.process.send_signal(signal.SIGCONT)
+    assert host.wait() == 1
+    assert "host a of cluster lab is offered by process 1 on elsewhere" in host.output
+    assert lab.shell.processes() == []
+    assert lab.report.version == version, "it has written nothing"
