@@ -57,7 +57,8 @@ class Lab:
     def start(self, *options: str) -> Running:
         """Start `edl host` with two slots, and wait until it offers them."""
         environment = self.shell.environment
-        self.shell.environment = {**environment, "EDL_SECRET": SECRET, "EDL_TEMPLATE": "0"}
+        own = {"EDL_SECRET": SECRET, "EDL_TEMPLATE": "0", "CUDA_VISIBLE_DEVICES": "6,7"}
+        self.shell.environment = {**environment, **own}
         try:
             words = ("--cluster", "lab", "--host", "a", "--slots", "2")
             return self.shell.start("-v", "host", *words, *options)
@@ -169,13 +170,16 @@ def test_a_run_from_its_assignment_to_its_end(lab: Lab) -> None:
     offer = lab.host.offer
     assert offer is not None
     assert (offer.numbers, offer.address) == ((0, 1), "127.0.0.1")
-    lab.submit("--until", str(lab.shell.directory / "end"), env={"COLOUR": "blue"})
+    variables = {"COLOUR": "blue", "CUDA_VISIBLE_DEVICES": "0"}
+    lab.submit("--until", str(lab.shell.directory / "end"), env=variables)
     lab.assign(j=JobAssignment(RUN, (0, 1)))  # ahead of the run
     lab.until(lambda: lab.of().reason == "its run has not been created yet")
     lab.create()
     lab.until(lambda: lab.of().agent and len(lab.of().processes) == 2)
     lab.shell.until_size(2)
     workers = lab.of().processes
+    devices = sorted(psutil.Process(pid).environ()["CUDA_VISIBLE_DEVICES"] for pid in workers)
+    assert devices == ["6", "6,7"], "those of the host, of which the job has 0 and 1"
 
     logs = HostLogs("a", offer, Access("lab", SECRET))
     sizes = logs.names("j")

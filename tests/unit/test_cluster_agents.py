@@ -1,0 +1,110 @@
+"""How `edl host` learns how agents have ended, though it has not started them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edl.core.cluster.host_jobs import LastAgent, RunProcess
+from edl.core.cluster.manifest import JobManifest
+from edl.core.cluster.records import HostAssignment, JobAssignment
+from edl.core.host.exit_codes import AgentEnd, AgentResult
+from edl.scheduler.assigned_runs import missing_paths
+from edl.scheduler.host_agents import AgentOptions, HostAgents
+from edl.scheduler.log_places import LogPlaces
+
+ASSIGNED = HostAssignment({"j": JobAssignment("r1", (0,))})
+AGENT = RunProcess(7, 1, "j", "r1", is_agent=True)
+BEGIN = "edl host: an agent starts at 2026-11-26 14:00:00"
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> LogPlaces:
+    (tmp_path / "agents").mkdir()
+    return LogPlaces(tmp_path / "jobs", tmp_path / "agents")
+
+
+@pytest.fixture
+def agents(places: LogPlaces) -> HostAgents:
+    return HostAgents(AgentOptions("a", "m", 2, "10.0.0.5", "zoo:2181"), places, {})
+
+
+def last_line(end: AgentEnd, **values: Any) -> str:
+    return json.dumps(AgentResult("j", "r1", "a", end, **values).to_json())
+
+
+def test_the_last_line_of_the_log_says_it(places: LogPlaces, agents: HostAgents) -> None:
+    finished = last_line(AgentEnd.FINISHED, exit_code=0, reason="trained 5 steps")
+    log = places.of_agent("j", "r1")
+    log.write_text(f"{BEGIN}\nedl: a line\n{{no JSON\n{finished}\na warning\n")
+    last = LastAgent("r1", 0, "trained 5 steps", is_final=True, ended_s=9.0)
+    assert agents.look(ASSIGNED, [], 9.0) == {"j": last}
+    assert agents.look(ASSIGNED, [], 10.0) == {"j": last}, "it is read once"
+    later = HostAssignment({"j": JobAssignment("r2", (0,))})
+    assert agents.look(later, [], 10.0) == {"j": last}, "of an earlier run"
+    assert agents.look(HostAssignment(), [], 10.0) == {}
+
+
+@pytest.mark.parametrize(
+    ("end", "is_final", "has_left"),
+    [
+        (AgentEnd.OVER, True, False),
+        (AgentEnd.FAILED, True, False),
+        (AgentEnd.STOPPED, True, False),
+        (AgentEnd.LEFT, False, True),
+        (AgentEnd.PREEMPTED, False, False),
+        (AgentEnd.ERROR, False, False),
+        (AgentEnd.REFUSED, False, False),
+        (AgentEnd.ALREADY_HERE, False, False),
+        (AgentEnd.NO_SUCH_JOB, False, False),
+    ],
+)
+def test_after_some_ends_another_one_comes(
+    end: AgentEnd, is_final: bool, has_left: bool, places: LogPlaces, agents: HostAgents
+) -> None:
+    places.of_agent("j", "r1").write_text(f"{BEGIN}\n{last_line(end, exit_code=9)}\n")
+    found = agents.look(ASSIGNED, [], 9.0)["j"]
+    assert (found.is_final, found.has_left, found.exit_code) == (is_final, has_left, 9)
+    assert found.reason == f"the agent has ended: {end}"
+
+
+def test_an_agent_that_was_killed_says_nothing(places: LogPlaces, agents: HostAgents) -> None:
+    earlier = last_line(AgentEnd.ERROR)
+    places.of_agent("j", "r1").write_text(f"{BEGIN}\n{earlier}\n{BEGIN}\nedl: a line\n")
+    assert agents.look(ASSIGNED, [AGENT], 5.0) == {}
+    found = agents.look(ASSIGNED, [], 9.0)["j"]
+    assert (found.reason, found.exit_code, found.failures) == ("the agent was killed", None, 1)
+    assert agents.look(ASSIGNED, [AGENT], 10.0)["j"] == found
+    assert agents.look(ASSIGNED, [], 11.0)["j"].failures == 2
+    assert agents.look(ASSIGNED, [AGENT], 12.0)["j"].failures == 2
+    assert agents.look(ASSIGNED, [], 99.0)["j"].failures == 0, "it has lived"
+
+
+def test_one_that_cannot_be_started_is_told(agents: HostAgents) -> None:
+    agents.failed_to_start("j", "r1", OSError(28, "No space left on device"), 5.0)
+    found = agents.look(ASSIGNED, [], 5.0)["j"]
+    assert found.reason == "the agent cannot be started: No space left on device"
+    assert found.failures == 1
+
+
+def test_what_a_job_needs_on_its_host(tmp_path: Path) -> None:
+    (tmp_path / "venv/bin").mkdir(parents=True)
+    (tmp_path / "a").touch()
+
+    def job(**values: Any) -> JobManifest:
+        return JobManifest("j", ("python", "t.py"), 1, 2, cwd=str(tmp_path), **values)
+
+    venv, a, b = str(tmp_path / "venv"), str(tmp_path / "a"), str(tmp_path / "b")
+    assert missing_paths(job(venv=venv, data=(a,))) == ""
+    assert (
+        missing_paths(job(data=(a, b))) == f"there is no {b} on this host, which is the job's data"
+    )
+    assert missing_paths(job(data=(b, b + "2"))).startswith(
+        f"there is no {b} and 1 more on this host"
+    )
+    assert missing_paths(job(venv=b)).startswith(f"there is no virtual environment {b}")
+    gone = JobManifest("j", ("python",), 1, 2, cwd=b)
+    assert missing_paths(gone) == f"there is no directory {b}, the job's cwd, on this host"
