@@ -30,6 +30,7 @@ MANIFESTS = sorted(RECIPES.glob("kubernetes/*.yaml"))
 # The oldest Kubernetes that the manifests are for, and the newest whose schemas are at hand.
 KUBERNETES = ("1.31", "1.35")
 UNIT = RECIPES / "systemd" / "edl-agent@.service"
+HOST_UNIT = RECIPES / "systemd" / "edl-host@.service"
 
 VERB = re.compile(r"(?<![\w/.-])(?:/opt/edl/bin/)?edl ([a-z][a-z-]+)\b([^\n]*)")
 END = re.compile(r"`|\s(?:&|\|\||;|\|)|;|\)\s*$|(?<=\S)#|\s#")
@@ -75,6 +76,7 @@ def test_the_command_lines_are_found() -> None:
         ("recipes/slurm/join.sbatch", "join"),
         ("recipes/spot/notice.py", "join"),
         ("recipes/systemd/edl-agent@.service", "join"),
+        ("recipes/systemd/edl-host@.service", "host"),
     }
 
 
@@ -238,10 +240,11 @@ def test_a_batch_script_ends_with_the_code_of_its_agents(
             batch.wait(10)
 
 
-def test_systemd_can_load_the_unit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unit", [UNIT, HOST_UNIT], ids=name)
+def test_systemd_can_load_the_unit(unit: Path, tmp_path: Path) -> None:
     """`verify` wants programs that are there; it tells unknown settings, and ends with 0."""
     program = shutil.which("true")
-    text = UNIT.read_text().replace("/opt/edl/bin/edl", str(program))
+    text = unit.read_text().replace("/opt/edl/bin/edl", str(program))
     assert verify(tmp_path, text) == ""
     assert "KillMood" in verify(tmp_path, text.replace("KillMode", "KillMood"))
 
