@@ -11,22 +11,16 @@ from __future__ import annotations
 import logging
 import math
 import os
-import socket
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from importlib import metadata
-from pathlib import Path
+from dataclasses import replace
 from types import FrameType
 
-import psutil
-
-from edl import config
 from edl.coordination.cluster_host import HostOwner, HostRegistration
 from edl.coordination.cluster_store import ClusterStore
-from edl.coordination.session import Session
 from edl.core.cluster.host_jobs import (
+    LIMITS,
     HostDecision,
     HostObservation,
     RunProcess,
@@ -34,13 +28,12 @@ from edl.core.cluster.host_jobs import (
 )
 from edl.core.cluster.records import HostAssignment, HostOffer
 from edl.core.plural import counted
-from edl.errors import CoordinationError, HostTaken, UnknownCluster, UsageError
+from edl.errors import CoordinationError, EdlError, HostTaken, UnknownCluster, UsageError
 from edl.launch.signals import TO_END, handled
 from edl.scheduler.assigned_runs import NOT_CREATED, AssignedRuns
-from edl.scheduler.host_agents import AgentOptions, HostAgents, StartOfRun
-from edl.scheduler.log_places import LogPlaces
-from edl.scheduler.log_server import LogServer
-from edl.scheduler.run_processes import find_processes, host_mark, signal_process
+from edl.scheduler.host_agents import HostAgents, StartOfRun
+from edl.scheduler.host_owner import is_dead, machine_name
+from edl.scheduler.run_processes import find_processes, signal_process
 from edl.scheduler.wakeup import Wakeup
 
 logger = logging.getLogger(__name__)
@@ -51,112 +44,6 @@ MISSING_S = 5.0  # before it is looked again whether data is there
 ONE_SIGNAL_S = 0.5  # signals that come closer together are one: a group and its leader got it
 TAKEN_BACK_S = 10.0  # for the leader to take back what a leaving host had
 FORMER_S = 2.0  # beyond a session time-out, for the offer of a former `edl host` to vanish
-
-
-@dataclass(frozen=True)
-class HostSettings:
-    """What `edl host` was told.
-
-    Attributes:
-        settings: the settings of this process, with the name of the host.
-        address: the network address of the host.
-        devices: the numbers of the devices that it offers, one for each slot.
-        labels: the labels of the host.
-        kind: the kind of machine.
-    """
-
-    settings: config.Config
-    address: str
-    devices: tuple[int, ...]
-    labels: Mapping[str, str]
-    kind: str = ""
-
-
-def keep_host(store: ClusterStore, own: HostSettings, say: Callable[[str], None]) -> None:
-    """Keep a host of a cluster until a signal ends this process.
-
-    Args:
-        store: the cluster, in a session of its secret.
-        own: what this process was told.
-        say: shows a sentence to the user.
-
-    Raises:
-        UsageError: another process offers the host.
-        HostTaken: another process has registered the host meanwhile.
-        CoordinationError: ZooKeeper was away when the host was to be registered.
-    """
-    host, cluster, session = own.settings.host, store.paths.name, store.nodes.session
-    access = session.access
-    assert access is not None
-    mark = host_mark(access.secret, cluster, host)
-    lock = HostLock(mark)
-    if not lock.take():
-        raise UsageError(
-            f"another `edl host` of host {host} of cluster {cluster} lives on this machine, though "
-            "it may be frozen; end it, or give this one another name with --host"
-        )
-    within_s = own.settings.leave_within_s
-    places = LogPlaces(
-        config.state_dir() / "jobs", config.state_dir() / "clusters" / cluster / "agents" / host
-    )
-    agents = HostAgents(
-        AgentOptions(
-            host,
-            mark,
-            len(own.devices),
-            own.address,
-            session.hosts,
-            own.settings.network_interface,
-            within_s,
-        ),
-        places,
-        config.environment(),
-    )
-    server = LogServer(own.address, cluster, access.secret, places)
-    offer = HostOffer(
-        slots=len(own.devices),
-        devices=own.devices,
-        labels=own.labels,
-        kind=own.kind,
-        address=own.address,
-        version=metadata.version("edl-horovod"),
-    )
-
-    def connect() -> Session:
-        other = Session(session.hosts, session.session_timeout_s, session.request_timeout_s)
-        other.start()
-        return other
-
-    runs = AssignedRuns(store, connect)
-    with server:
-        served = replace(offer, port=server.port)
-        HostKeeper(store, host, served, mark, agents, runs, say, within_s).run()
-
-
-class HostLock:
-    """A lock that only one `edl host` of one host has on this machine, until its process ends.
-
-    It is an abstract socket, which the kernel closes with the process. A frozen `edl host` keeps
-    it: otherwise it would end, when it wakes, what its successor has started.
-
-    Args:
-        mark: the mark of the host's processes.
-    """
-
-    def __init__(self, mark: str) -> None:
-        self._name = f"\0edl-host-{mark}"
-        self._socket: socket.socket | None = None
-
-    def take(self) -> bool:
-        """Take the lock; return False if another process has it."""
-        one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            one.bind(self._name)
-        except OSError:
-            one.close()
-            return False
-        self._socket = one
-        return True
 
 
 class HostKeeper:
@@ -282,10 +169,11 @@ class HostKeeper:
             leaves=self._left_s > 0,
             kills=self._is_late(now_s),
         )
-        starts, obstacles = self._prepare(assigned, decide_host(assigned, seen, now_s), now_s)
-        decision = decide_host(assigned, replace(seen, obstacles=obstacles), now_s)
+        starts, obstacles = self._prepare(assigned, self._decide(assigned, seen, now_s), now_s)
+        decision = self._decide(assigned, replace(seen, obstacles=obstacles), now_s)
         self._registration.report(decision.report)
         if self._has_left(assigned, found, now_s):
+            self._registration.withdraw()
             return None
         self._act(decision, starts, seen.terminated, now_s)
         if decision.starts:
@@ -295,6 +183,15 @@ class HostKeeper:
         if decision.next_s is not None:
             return min(POLL_S, max(0.0, decision.next_s - now_s))
         return POLL_S
+
+    def _decide(
+        self, assigned: HostAssignment, seen: HostObservation, now_s: float
+    ) -> HostDecision:
+        """Return what is to be done; if this host must leave soon, the leader has less time."""
+        move_s, within_s = LIMITS.move_s, self._leave_within_s
+        if within_s is not None:
+            move_s = min(move_s, within_s / 2)
+        return decide_host(assigned, seen, now_s, replace(LIMITS, move_s=move_s))
 
     def _find(self, assigned: HostAssignment) -> tuple[RunProcess, ...]:
         """Return the processes of the cluster's jobs that live here.
@@ -396,7 +293,7 @@ class HostKeeper:
         self._epoch = epoch
 
     def _leave_or_register(self, now_s: float) -> None:
-        """Withdraw the offer after the first signal; offer the host again in a new session.
+        """Offer the host again in a new session; offer it as leaving after the first signal.
 
         Raises:
             HostTaken: another process has registered the host.
@@ -409,8 +306,13 @@ class HostKeeper:
                 raise
             except UsageError as error:
                 raise HostTaken(self._host, str(error)) from error
-        if self._begins_to_leave(now_s):
-            self._registration.withdraw()
+        if self._begins_to_leave(now_s) and not self._offer.leaves:
+            offer, self._offer = self._offer, replace(self._offer, leaves=True)
+            try:
+                self._register()
+            except EdlError:
+                self._offer = offer
+                raise
 
     def _begins_to_leave(self, now_s: float) -> bool:
         """Return whether a signal has come, so that the host leaves; note when that began."""
@@ -493,15 +395,3 @@ class HostKeeper:
             self._signals += 1
             self._signalled_s = now_s
         self._wake.set()
-
-
-def machine_name() -> str:
-    """Return a name of this machine since it came up, and of this process's pid namespace."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    namespace = os.readlink("/proc/self/ns/pid").partition("[")[2].rstrip("]")
-    return f"{socket.gethostname()} ({boot}, {namespace})"
-
-
-def is_dead(owner: HostOwner) -> bool:
-    """Return whether a process that offers a host is known to be dead."""
-    return owner.machine == machine_name() and not psutil.pid_exists(owner.pid)

@@ -318,12 +318,13 @@ def test_a_host_that_leaves_lets_its_jobs_go_on(lab: Lab) -> None:
     job.place({"a": 1, "b": 1}, {"a": [0, 1], "b": [0, 1]})
     lab.shell.until_size(2)
     a.signal(signal.SIGTERM)
-    lab.until(lambda: lab.host.offer is None)
+    lab.until(lambda: not lab.host.takes_slots)
     lab.shell.until_size(1)
     lab.until(lambda: lab.of() == JobReport(RUN, exit_code=92, reason=lab.of().reason))
     lab.assign()
     assert a.wait() == 0
-    assert lab.report.version == lab.host.version
+    assert lab.report == HostReport(lab.host.version)
+    assert lab.host.offer is None
     b.signal(signal.SIGTERM)
     b.expect("a second signal kills")
     assert b.process.poll() is None, "the job needs its worker"

@@ -15,7 +15,7 @@ from edl.core.cluster.host_jobs import (
     after_end,
     decide_host,
 )
-from edl.core.cluster.records import HostAssignment, JobAssignment, JobReport
+from edl.core.cluster.records import HostAssignment, HostOffer, JobAssignment, JobReport
 from edl.core.cluster.view import HostView
 
 LIMITS = HostLimits(by_itself_s=2.0, kill_after_s=10.0, stable_s=10.0, pause_s=1.0)
@@ -91,8 +91,10 @@ class TestStarts:
         assert found.starts == ()
         assert found.report.jobs == {"j": JobReport("r1", reason="there is no data")}
 
-    def test_a_host_that_leaves_starts_none(self) -> None:
+    def test_a_host_that_leaves_starts_one_only_for_workers_that_live(self) -> None:
         assert decide({"j": GOES_ON}, leaves=True).starts == ()
+        assert decide({"j": GOES_ON}, WORKER, leaves=True).starts == ("j",)
+        assert decide({"j": GOES_ON}, WORKER, leaves=True, kills=True).starts == ()
 
     def test_no_agent_comes_before_strangers_are_gone(self) -> None:
         """They may use any device."""
@@ -146,7 +148,9 @@ class TestEnds:
 
     def test_a_host_that_leaves_lets_agents_leave_without_limit(self) -> None:
         found = decide({"j": GOES_ON}, AGENT, WORKER, leaves=True)
-        assert signals(found) == [(100, False)]
+        assert (signals(found), found.next_s) == ([], 105.0), "the leader moves the job"
+        later = {"now_s": 105.0, "ending_s": found.ending_s, "leaves": True}
+        assert signals(decide({"j": GOES_ON}, AGENT, WORKER, **later)) == [(100, False)]
         told = frozenset({AGENT.identity})
         later = decide(
             {"j": GOES_ON},
@@ -159,6 +163,12 @@ class TestEnds:
         assert later.signals == ()
         killed = decide({"j": GOES_ON}, AGENT, WORKER, leaves=True, kills=True)
         assert signals(killed) == [(100, True), (110, True)]
+
+
+def test_a_host_that_leaves_takes_no_slots() -> None:
+    assert HostView("a", offer=HostOffer(2)).takes_slots
+    assert not HostView("a", offer=HostOffer(2, leaves=True)).takes_slots
+    assert not HostView("a", offer=HostOffer(2), drained=True).takes_slots
 
 
 class TestReport:

@@ -19,7 +19,10 @@ class HostStatus(Record):
     """One host of a cluster as `edl cluster status` shows it; each field says its meaning."""
 
     host: Annotated[str, "its name"]
-    state: Annotated[str, "`offers` slots, `drained`, or `silent`: it has no offer now"]
+    state: Annotated[
+        str,
+        "`offers` slots, `drained`, `leaves`: it is about to end, or `silent`: it has no offer now",
+    ]
     slots: Annotated[int, "slots that it offers"]
     used: Annotated[int, "slots that jobs have, those that are being given back included"]
     jobs: Annotated[Mapping[str, int], "job -> its slots here"]
@@ -143,7 +146,9 @@ def with_new_host(view: ClusterView, slots: int, labels: Mapping[str, str]) -> C
 def _host_status(host: HostView) -> HostStatus:
     """Return the status of a host."""
     offer = host.offer
-    state = "silent" if offer is None else "drained" if host.drained else "offers"
+    state = "silent" if offer is None else "offers"
+    if offer is not None and (host.drained or offer.leaves):
+        state = "drained" if host.drained else "leaves"
     jobs = {name: len(entry.devices) for name, entry in sorted(host.assigned.jobs.items())}
     return HostStatus(
         host=host.name,

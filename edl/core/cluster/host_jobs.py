@@ -31,6 +31,8 @@ class HostLimits:
     Attributes:
         by_itself_s: how long a run that ends may take to end by itself.
         kill_after_s: how long after SIGTERM the processes of a run are killed.
+        move_s: how long the leader has to move jobs off a host that leaves, before its agents let
+            their workers leave by themselves.
         stable_s: an agent that lives so long has not failed at its start.
         pause_s: the pause before an agent that has failed at its start twice is started again; it
             doubles each time.
@@ -40,6 +42,7 @@ class HostLimits:
 
     by_itself_s: float = 2.0
     kill_after_s: float = 10.0
+    move_s: float = 5.0
     stable_s: float = 10.0
     pause_s: float = 1.0
     most_pause_s: float = 30.0
@@ -256,7 +259,7 @@ def _terms(
         by_itself_s = limits.by_itself_s
         terms = _Terms("its run has ended", by_itself_s, by_itself_s + limits.kill_after_s)
     elif seen.leaves or seen.kills:
-        terms = _Terms("the host leaves", 0.0, math.inf)
+        terms = _Terms("the host leaves", limits.move_s, math.inf)
     else:
         return None
     return replace(terms, kill_after_s=0.0) if seen.kills else terms
@@ -320,10 +323,12 @@ def _starts(
         limits: the time limits.
     """
     strangers = [of_run for of_run in runs if not _is_assigned(assigned, of_run)]
-    if seen.leaves or seen.kills or strangers:
+    if seen.kills or strangers:
         return (), []
     starts, times = [], []
     for job in missing_agents(assigned, seen.processes):
+        if seen.leaves and (job, assigned.jobs[job].run) not in runs:
+            continue  # only workers that live need an agent, with which they leave
         last = seen.agents.get(job)
         if last is not None and last.run == assigned.jobs[job].run:
             if last.is_final:

@@ -115,6 +115,8 @@ class HostOffer(Record):
         format: the format of the records that `edl host` reads and writes.
         port: the port at ``address`` on which `edl host` serves the logs of its jobs; 0: it does
             not.
+        leaves: whether the host is about to leave the cluster: it gets no slots of jobs any more,
+            and gives back those that it has.
     """
 
     slots: int
@@ -125,6 +127,7 @@ class HostOffer(Record):
     version: str = ""
     format: int = FORMAT
     port: int = 0
+    leaves: bool = False
 
     @property
     def numbers(self) -> tuple[int, ...]:

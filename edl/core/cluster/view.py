@@ -306,8 +306,11 @@ class HostView:
 
     @property
     def takes_slots(self) -> bool:
-        """Whether the host offers slots, is not drained, and writes records of this format."""
-        return self.offer is not None and not self.drained and self.offer.format == FORMAT
+        """Whether the host offers slots, is to keep them, and writes records of this format."""
+        offer = self.offer
+        if offer is None or self.drained or offer.leaves:
+            return False
+        return offer.format == FORMAT
 
     def is_lost(self, now_s: float, after_s: float) -> bool:
         """Return whether the host has been without an offer for longer than ``after_s``.

@@ -1,0 +1,100 @@
+"""Put the parts of `edl host` together, from what it was told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from importlib import metadata
+
+from edl import config
+from edl.coordination.cluster_store import ClusterStore
+from edl.coordination.session import Session
+from edl.core.cluster.records import HostOffer
+from edl.errors import UsageError
+from edl.scheduler.assigned_runs import AssignedRuns
+from edl.scheduler.host import HostKeeper
+from edl.scheduler.host_agents import AgentOptions, HostAgents
+from edl.scheduler.host_owner import HostLock
+from edl.scheduler.log_places import LogPlaces
+from edl.scheduler.log_server import LogServer
+from edl.scheduler.run_processes import host_mark
+
+
+@dataclass(frozen=True)
+class HostSettings:
+    """What `edl host` was told.
+
+    Attributes:
+        settings: the settings of this process, with the name of the host.
+        address: the network address of the host.
+        devices: the numbers of the devices that it offers, one for each slot.
+        labels: the labels of the host.
+        kind: the kind of machine.
+    """
+
+    settings: config.Config
+    address: str
+    devices: tuple[int, ...]
+    labels: Mapping[str, str]
+    kind: str = ""
+
+
+def keep_host(store: ClusterStore, own: HostSettings, say: Callable[[str], None]) -> None:
+    """Keep a host of a cluster until a signal ends this process.
+
+    Args:
+        store: the cluster, in a session of its secret.
+        own: what this process was told.
+        say: shows a sentence to the user.
+
+    Raises:
+        UsageError: another process offers the host.
+        HostTaken: another process has registered the host meanwhile.
+        CoordinationError: ZooKeeper was away when the host was to be registered.
+    """
+    host, cluster, session = own.settings.host, store.paths.name, store.nodes.session
+    access = session.access
+    assert access is not None
+    mark = host_mark(access.secret, cluster, host)
+    lock = HostLock(mark)
+    if not lock.take():
+        raise UsageError(
+            f"another `edl host` of host {host} of cluster {cluster} lives on this machine, though "
+            "it may be frozen; end it, or give this one another name with --host"
+        )
+    within_s = own.settings.leave_within_s
+    places = LogPlaces(
+        config.state_dir() / "jobs", config.state_dir() / "clusters" / cluster / "agents" / host
+    )
+    agents = HostAgents(
+        AgentOptions(
+            host,
+            mark,
+            len(own.devices),
+            own.address,
+            session.hosts,
+            own.settings.network_interface,
+            within_s,
+        ),
+        places,
+        config.environment(),
+    )
+    server = LogServer(own.address, cluster, access.secret, places)
+    offer = HostOffer(
+        slots=len(own.devices),
+        devices=own.devices,
+        labels=own.labels,
+        kind=own.kind,
+        address=own.address,
+        version=metadata.version("edl-horovod"),
+    )
+
+    def connect() -> Session:
+        other = Session(session.hosts, session.session_timeout_s, session.request_timeout_s)
+        other.start()
+        return other
+
+    runs = AssignedRuns(store, connect)
+    with server:
+        served = replace(offer, port=server.port)
+        HostKeeper(store, host, served, mark, agents, runs, say, within_s).run()
