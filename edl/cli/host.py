@@ -10,6 +10,7 @@ import typer
 from edl import config
 from edl.cli.common import (
     AddressOption,
+    ClusterOption,
     InterfaceOption,
     ZooKeeperOption,
     check_own_name,
@@ -25,15 +26,7 @@ from edl.scheduler.host_start import HostSettings, keep_host
 
 
 def host(
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            "--cluster",
-            metavar="NAME",
-            help="Name of the cluster. Default: the only one whose secret is known here.",
-            show_default=False,
-        ),
-    ] = None,
+    cluster: ClusterOption = None,
     slots: Annotated[
         int | None,
         typer.Option(
