@@ -328,4 +328,5 @@ class ClusterMachine(RuleBasedStateMachine):
 
 
 TestCluster = ClusterMachine.TestCase
-TestCluster.settings = settings(stateful_step_count=60)
+MORE = 1 if settings.get_current_profile_name() == "ci" else 10
+TestCluster.settings = settings(max_examples=MORE * settings().max_examples, stateful_step_count=60)

@@ -257,6 +257,64 @@ def test_two_full_jobs_need_never_swap_their_hosts() -> None:
     assert world.devices("b") == {"h1": (0, 1)}
 
 
+def test_a_report_from_before_the_end_of_a_run_frees_nothing() -> None:
+    """It says that nothing lives, and that was so when it was written."""
+    world = World(2)
+    world.submit("a", max=2)
+    world.turn()
+    world.host_reads("h0")
+    world.host_reports("h0")
+    world.host_acts("h0")
+    world.host_dies("h0")
+    world.agent_reads("h0", "a")
+    world.agent_declares("h0", "a")
+    world.agent_spawns("h0", "a")
+    assert world.workers("a") == 2
+    world.run_fails("a")
+    world.submit("b", max=2)
+    for _ in range(30):
+        world.turn()
+        world.now_s += 10
+    assert len(world.machines["h0"].workers) == 2
+    assert world.machines["h0"].assigned.jobs["a"].ends == 1
+    assert world.state("b") is QUEUED
+    world.host_returns("h0")
+    world.until(lambda: world.workers("b") == 1)
+
+
+def test_an_agent_that_acts_on_an_old_record_is_refused() -> None:
+    """It has read that it may use a device, and slept while another job got that device."""
+    world = running(4, a={"max": 4}, b={"max": 2})
+    world.jobs["b"].left = 0
+    while world.jobs["a"].run is None or len(world.jobs["a"].run.devices["h0"]) < 4:
+        world.turn()
+        world.host_works("h0", agents=False)
+        world.run_steps("b")
+    world.agent_reads("h0", "a")  # it may use all four; then it sleeps
+    world.submit("c", max=2)
+    for _ in range(5):
+        world.turn()
+        world.host_works("h0", agents=False)
+    assert world.slots("c") == 2, "its record has never had the devices"
+    world.agent_declares("h0", "a")
+    world.agent_spawns("h0", "a")
+    assert world.workers("a") == 2
+
+
+def test_a_job_does_not_start_where_its_last_run_still_has_something() -> None:
+    world = running(2, 2, a={"min": 2, "max": 2})
+    (first,) = world.devices("a")
+    (other,) = set(world.machines) - {first}
+    world.run_fails("a")
+    world.host_dies(first)
+    for _ in range(5):
+        world.turn()
+        world.host_works(other)
+        world.now_s += 1
+    assert set(world.devices("a")) == {other}
+    assert world.machines[first].assigned.jobs["a"].run != world.jobs["a"].life.run
+
+
 # --- silence, loss, drain
 
 
