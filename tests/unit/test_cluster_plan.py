@@ -684,6 +684,24 @@ def test_a_policy_that_breaks_a_rule_changes_nothing() -> None:
     assert "breaks a rule and is not used: " in world.reasons["c"]
 
 
+def test_a_job_that_trains_is_not_stopped_for_a_decision_that_is_not_used() -> None:
+    world = running(4, a={"max": 4})
+    world.policy = Greedy()
+    world.allocation = replace(world.allocation, targets={}, inputs="", problem="it is wrong")
+    for _ in range(3):
+        assert not world.turn().orders
+    assert world.machines["h0"].assigned.jobs["a"].leaving == ()
+
+
+def test_many_new_jobs_are_begun_over_several_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One transaction has a limit, and submissions have none."""
+    monkeypatch.setattr("edl.core.cluster.plan.MOST_BEGUN", 10)
+    world = World(2)
+    for number in range(25):
+        world.submit(f"j{number}", max=2)
+    assert [len(world.turn().lives) for _ in range(4)] == [12, 10, 3, 0], "and two start at once"
+
+
 def test_another_policy_is_asked_at_once() -> None:
     world = running(4, a={"max": 4, "np": 1}, policy="fifo")
     assert world.slots("a") == 1

@@ -41,6 +41,9 @@ from edl.core.cluster.state import ClusterPolicy
 from edl.core.cluster.view import ClusterView, JobView
 
 AGAIN_S = 1.0  # until the next plan, if something was written or ordered
+# New jobs whose lives one plan begins: the transaction stays below ZooKeeper's limit of 1 MB, of
+# which a life takes some 400 bytes.
+MOST_BEGUN = 500
 
 
 @dataclass(frozen=True)
@@ -103,10 +106,12 @@ def plan(cluster: ClusterView, policy: ClusterPolicy, now_s: float) -> ClusterPl
 
 def _finished(draft: Draft) -> ClusterPlan:
     """Return the plan that ``draft`` has become."""
-    lives = {}
+    lives, begun = {}, 0
     for job in draft.cluster.jobs:
         life = _tidied(draft, draft.jobs[job.name])
-        if life != job.life:
+        begins = not job.life.submitted_s and life.state is LifeState.QUEUED
+        begun += begins
+        if life != job.life and not (begins and begun > MOST_BEGUN):
             lives[job.name] = life
     changed = draft.allocation != draft.cluster.allocation
     found = ClusterPlan(

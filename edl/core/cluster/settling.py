@@ -27,8 +27,9 @@ def give_back(draft: Draft) -> None:
         if job.life.state is not LifeState.RUNNING:
             continue
         target, run = draft.target(job), job.present_run
-        if not target and not draft.allocation.problem:
-            draft.stop(job, f"preempted: {draft.waits.get(job.name) or draft.why(job)}")
+        if not target:
+            if not draft.allocation.problem:
+                draft.stop(job, f"preempted: {draft.waits.get(job.name) or draft.why(job)}")
         elif run is not None:
             for host in draft.table.entries(job.name, run.token):
                 draft.table.reclaim(host, job.name, target.get(host, 0), run)
