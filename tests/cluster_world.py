@@ -645,6 +645,6 @@ class World:
                 assert job.wanted.goal is Goal.GONE, f"{name} was not deleted"
             if life.result is LifeResult.FAILED:
                 assert life.failures > job.request.retries
-        if job.run is not None and not job.run.state.over:
+        if job.run is not None and not job.run.state.over and job.tokens:
             assert job.tokens[-1] == job.run.token
             assert len(set(job.tokens)) == len(job.tokens)

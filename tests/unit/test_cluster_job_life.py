@@ -14,6 +14,7 @@ from edl.core.cluster.job_life import (
     LifeResult,
     LifeState,
     back_off_s,
+    is_token_of,
     run_token,
 )
 from edl.core.job.run_token import check_run_token
@@ -111,6 +112,9 @@ def test_service_is_counted_where_the_number_of_slots_changes() -> None:
 def test_tokens_of_two_submissions_differ() -> None:
     assert run_token(47, 1) == run_token(47, 1) == "000000000000002f00000001"
     assert check_run_token(run_token(2**63, 2**31)) == run_token(2**63, 2**31)
+    assert is_token_of(run_token(47, 12), 47)
+    assert not is_token_of(run_token(47, 12), 4)
+    assert not is_token_of("000000000000002f0123456789abcdef", 47), "one of `edl run`"
     assert len({run_token(order, number) for order in (1, 11, 111) for number in (1, 11)}) == 6
 
 

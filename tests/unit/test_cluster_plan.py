@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import pytest
-from cluster_world import SETTINGS, Batches, Hints, World
+from cluster_world import SETTINGS, Batches, Hints, Run, World
 
 from edl.core.cluster.job_life import LifeResult, LifeState
 from edl.core.cluster.orders import CreateRun, PlaceRun, StopRun
 from edl.core.cluster.plan import ClusterPlan, plan
 from edl.core.cluster.records import Goal
 from edl.core.cluster.state import Allocation, ClusterState
+from edl.core.records import JobState
 
 QUEUED, STARTING, RUNNING = LifeState.QUEUED, LifeState.STARTING, LifeState.RUNNING
 HALTING, HALTED, ENDED = LifeState.HALTING, LifeState.HALTED, LifeState.ENDED
@@ -523,6 +524,21 @@ def test_a_name_that_is_used_again_shares_nothing_with_the_job_before() -> None:
     assert set(world.devices("a")) == {"h0"}
     world.host_returns("h1")
     world.until(lambda: world.workers("a") == 4, rounds=60)
+
+
+def test_a_job_of_the_same_name_outside_of_the_cluster_is_left_alone() -> None:
+    world = World(2)
+    world.submit("a", max=2)
+    world.jobs["a"].run = Run("a-token-of-edl-run", {}, 1)
+    world.submit("b", max=2)
+    world.rounds(5)
+    assert not world.jobs["a"].run.state.over
+    assert (
+        "which the cluster has not started, runs; stop it with `edl stop a`" in world.reasons["a"]
+    )
+    assert world.slots("b") == 2, "nobody waits for it"
+    world.jobs["a"].run.state = JobState.STOPPED
+    world.until(lambda: world.state("a") is RUNNING)
 
 
 # --- what policies do not know

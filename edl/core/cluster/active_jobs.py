@@ -138,6 +138,9 @@ def _obstacle(job: JobView, cluster: ClusterView, now_s: float) -> str | None:
     """
     if job.life.state is not LifeState.QUEUED:
         return None
+    if job.run_is_foreign:
+        hint = f"stop it with `edl stop {job.name}`, or delete this job"
+        return f"waits: a job of this name, which the cluster has not started, runs; {hint}"
     for name in job.manifest.after:
         first = cluster.by_name.get(name)
         if first is None:
@@ -158,7 +161,7 @@ def _active(
     Args:
         job: a job that wants slots.
         cluster: the cluster.
-        table: who has which device.
+        table: the devices, and the run that each belongs to.
         nodes: host -> the slots that can be counted on.
     """
     limits = _limits(job, cluster, table, nodes)
@@ -201,7 +204,7 @@ def _within(active: list[ActiveJob], host: str, slots: int, table: DeviceTable) 
         active: the jobs that may get slots, in the order of submission.
         host: the name of the host.
         slots: the slots there that can be counted on.
-        table: who has which device.
+        table: the devices, and the run that each belongs to.
     """
     if sum(one.present.get(host, 0) for one in active) <= slots:
         return active

@@ -11,7 +11,7 @@ from edl.core.records import JobState
 
 
 def end_runs(draft: Draft) -> None:
-    """Tell hosts to end what belongs to no run that goes on, and free what has ended."""
+    """Tell hosts to end runs that may not go on, and free the devices of runs that have ended."""
     for host, name, entry in draft.table.all_entries():
         job = draft.jobs.get(name)
         if job is None or not _goes_on(draft, job, entry) or _is_abandoned(draft, job, host, entry):
@@ -23,7 +23,7 @@ def stop_runs(draft: Draft) -> None:
     """Order runs to stop: those of jobs that halt, and those that no job has any more."""
     for job in draft.jobs.values():
         run, life = job.run, job.life
-        if run is None or run.state.over:
+        if run is None or run.state.over or job.run_is_foreign:
             continue
         if run.token != life.run or not life.state.has_run:
             draft.orders.append(StopRun(job.name, run.token, False, life.reason))

@@ -312,3 +312,8 @@ def run_order(token: str) -> int:
         token: the token of the run, as :func:`run_token` returns it.
     """
     return int(token[:16], 16) if len(token) == _TOKEN_LENGTH else -1
+
+
+def is_token_of(token: str, order: int) -> bool:
+    """Return whether ``token`` is that of a run of the job with the place ``order``."""
+    return run_order(token) == order

@@ -55,7 +55,7 @@ def next_devices(
         job: the job.
         run: its run.
         target: host -> the number of slots that the job is to have.
-        table: who has which device; those that the run is to give back are marked.
+        table: the devices, and the run that each belongs to; those to be given back are marked.
         lost: the hosts that are lost.
         may_wait: whether the run waits for more devices rather than grow by some of them.
     """

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
-from edl.core.cluster.job_life import JobLife, LifeState
+from edl.core.cluster.job_life import JobLife, LifeState, is_token_of
 from edl.core.cluster.records import (
     FORMAT,
     AllocationRecord,
@@ -262,6 +262,15 @@ class JobView:
     def run_is_over(self) -> bool:
         """Whether no run of the job can train: none was created, or the last one is over."""
         return self.run is None or self.run.state.over
+
+    @property
+    def run_is_foreign(self) -> bool:
+        """Whether the job's node has a run that the cluster has not started, and that is not over.
+
+        Somebody has started an ordinary job of the same name. The cluster leaves it alone.
+        """
+        run = self.run
+        return run is not None and not run.state.over and not is_token_of(run.token, self.order)
 
     @property
     def wants_slots(self) -> bool:
