@@ -29,6 +29,7 @@ from edl.client.cluster_plans import (
 )
 from edl.client.clusters import DEFAULT_NAME, access_to_start, connected_cluster
 from edl.client.connection import connected
+from edl.config import LOOPBACK
 from edl.coordination.local_server import start_local
 from edl.coordination.secrets import CLUSTERS
 from edl.core.cluster.cluster_status import ClusterStatus, JobPlan
@@ -158,12 +159,16 @@ def next_steps(name: str, hosts: str, local: bool) -> list[str]:
         hosts: the ZooKeeper servers.
         local: whether this machine is offered as a host.
     """
-    secret = config.state_dir() / CLUSTERS / name / "secret"
-    other = f"--cluster {name} --zookeeper {hosts} --secret-file FILE"
     steps = ["submit a job: edl submit job.yaml; see it: edl list, edl cluster status"]
     if not local:
-        steps.append(f"offer a machine: edl host --cluster {name} --slots N")
-    steps.append(f"on other machines, with a copy of {secret}: edl host {other} --slots N")
+        steps.append(f"offer this machine: edl host --cluster {name} --slots N")
+    if LOOPBACK in hosts:
+        steps.append("ZooKeeper listens on this machine only; for others give its address to")
+        steps[-1] += " `edl zookeeper start --address`, while it is stopped"
+    else:
+        secret = config.state_dir() / CLUSTERS / name / "secret"
+        options = f"--cluster {name} --zookeeper {hosts} --secret-file FILE --slots N"
+        steps.append(f"on other machines, with a copy of {secret}: edl host {options}")
     return steps
 
 

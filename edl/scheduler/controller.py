@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from edl.coordination.access import Access
 from edl.coordination.cluster_nodes import open_cluster
@@ -34,6 +35,7 @@ from edl.core.cluster.events import ClusterEventKind
 from edl.core.cluster.measured_throughput import MeasuredThroughput, measurements
 from edl.core.cluster.orders import CreateRun
 from edl.core.cluster.plan import ClusterPlan, plan
+from edl.core.cluster.plan_events import PlannedEvent, plan_events
 from edl.core.cluster.policies import policy_of
 from edl.core.cluster.records import ControllerRecord
 from edl.core.cluster.run_records import RunRecords
@@ -189,7 +191,7 @@ class ClusterReading:
     kept: Mapping[str, MeasuredThroughput]
     runs: Mapping[str, RunRecords]
 
-    @property
+    @cached_property
     def view(self) -> ClusterView:
         """The cluster as a plan reads it."""
         return cluster_view(self.snapshot, self.runs, self.kept)
@@ -243,14 +245,20 @@ class ControllerTerm:
         found = plan(read.view, policy_of(read.snapshot.settings), now_s)
         if found.writes and not self._writer.commit(list(self._writes(read, found))):
             return 0.0  # something has changed: look again
-        for change in found.changes:
-            self._say(f"job {change.job}: {change.before} -> {change.after}: {change.reason}")
+        self._tell(plan_events(read.view, found))
         self._carry_out(read, found)
         lives = {job.name: job.life for job in read.snapshot.jobs} | dict(found.lives)
         tell_s = self._reasons.tell(found.reasons, lives, now_s)
         if not found.acts:
             self._tidy(read)
         return max(0.0, min(LOOK_S, tell_s, found.next_s - time.time()))
+
+    def _tell(self, events: Sequence[PlannedEvent]) -> None:
+        """Show the events of a plan; of a job that changes its state, only that."""
+        changed = {one.job for one in events if one.kind is ClusterEventKind.STATE}
+        for one in events:
+            if one.kind is not ClusterEventKind.SLOTS or one.job not in changed:
+                self._say(f"job {one.job}: {one.reason}" if one.job else one.reason)
 
     def _read(self) -> ClusterReading:
         """Read the cluster and the runs of its jobs."""
@@ -275,9 +283,8 @@ class ControllerTerm:
             yield assigned_write(paths, hosts[name], assigned)
         if found.allocation is not None:
             yield allocation_write(paths, found.allocation, snapshot.allocation_version)
-        for change in found.changes:
-            reason = f"{change.before} -> {change.after}: {change.reason}"
-            yield event_write(paths, store.event(ClusterEventKind.STATE, reason, job=change.job))
+        for event in plan_events(read.view, found):
+            yield event_write(paths, store.event(*event))
 
     def _carry_out(self, read: ClusterReading, found: ClusterPlan) -> None:
         """Carry out the orders of a plan, one after another."""

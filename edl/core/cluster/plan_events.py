@@ -1,0 +1,90 @@
+"""Say in the event log of a cluster what a plan changes: states of jobs, their slots, hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from edl.core.cluster.events import ClusterEventKind
+from edl.core.cluster.plan import ClusterPlan
+from edl.core.cluster.records import HostAssignment, JobAssignment
+from edl.core.cluster.view import ClusterView, HostView
+from edl.core.plural import counted
+
+
+class PlannedEvent(NamedTuple):
+    """An event of a plan, without its time and writer.
+
+    Attributes:
+        kind: the kind of the event.
+        reason: what has happened, and why, in a sentence.
+        job: the job that it is about; empty: none.
+        host: the host that it is about; empty: none, or several.
+    """
+
+    kind: ClusterEventKind
+    reason: str
+    job: str = ""
+    host: str = ""
+
+
+def plan_events(view: ClusterView, found: ClusterPlan) -> list[PlannedEvent]:
+    """Return the events of the plan ``found``, which was made from ``view``."""
+    return [
+        *(
+            PlannedEvent(
+                ClusterEventKind.STATE,
+                f"{one.before} -> {one.after}: {one.reason}",
+                job=one.job,
+            )
+            for one in found.changes
+        ),
+        *_slots(view, found),
+        *_hosts(view, found),
+    ]
+
+
+def _slots(view: ClusterView, found: ClusterPlan) -> Iterator[PlannedEvent]:
+    """Yield an event for each job whose devices change on a host."""
+    before = {host.name: host.assigned for host in view.hosts}
+    after = {**before, **found.assigned}
+    names = {name for host in found.assigned for one in (before, after) for name in one[host].jobs}
+    for job in sorted(names):
+        had, has = _devices(before, job), _devices(after, job)
+        if had != has:
+            where = "; ".join(f"{host}: {_described(entry)}" for host, entry in has.items())
+            reason = f"slots {where}" if where else "no slots"
+            why = found.reasons.get(job, "")
+            yield PlannedEvent(ClusterEventKind.SLOTS, f"{reason}: {why}" if why else reason, job)
+
+
+def _devices(hosts: Mapping[str, HostAssignment], job: str) -> dict[str, JobAssignment]:
+    """Return what ``job`` has on each host, without what is no matter of slots."""
+    entries = {host: one.jobs[job] for host, one in hosts.items() if job in one.jobs}
+    return {
+        host: JobAssignment(entry.run, entry.devices, entry.leaving)
+        for host, entry in sorted(entries.items())
+        if not entry.ends
+    }
+
+
+def _described(entry: JobAssignment) -> str:
+    """Return the devices of a job on a host as text, like "0, 1 (gives back 2)"."""
+    keeps = ", ".join(str(one) for one in entry.devices if one not in entry.leaving)
+    leaves = ", ".join(map(str, entry.leaving))
+    return " ".join(filter(None, (keeps, f"(gives back {leaves})" if leaves else "")))
+
+
+def _hosts(view: ClusterView, found: ClusterPlan) -> Iterator[PlannedEvent]:
+    """Yield an event for each host whose offer has gone or come back."""
+    for name, after in found.assigned.items():
+        host = view.host_named[name]
+        if bool(host.assigned.silent_s) != bool(after.silent_s):
+            yield PlannedEvent(ClusterEventKind.HOST, _host_change(host), host=name)
+
+
+def _host_change(host: HostView) -> str:
+    """Return the sentence about a host whose offer has gone or come back."""
+    if host.offer is None:
+        return f"host {host.name} offers nothing any more"
+    return f"host {host.name} offers {counted(len(host.offer.numbers), 'slot')} again"

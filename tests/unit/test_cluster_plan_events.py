@@ -1,0 +1,51 @@
+"""What the event log of a cluster says of a plan."""
+
+from __future__ import annotations
+
+from cluster_world import World
+
+from edl.core.cluster.plan_events import PlannedEvent, plan_events
+from edl.core.cluster.records import Goal
+
+
+def told(world: World) -> list[tuple[str, str, str, str]]:
+    """One round of the leader and all others; return its events."""
+    world.reads_jobs(world.leader)
+    view = world.view(world.leader)
+    found: list[PlannedEvent] = plan_events(view, world.plans(world.leader))
+    world.round()
+    return [(str(one.kind), one.job, one.host, one.reason) for one in found]
+
+
+def test_the_story_of_slots() -> None:
+    world = World(3)
+    world.submit("a", max=4)
+    story = [told(world) for _ in range(3)]
+    why = "has 3 slots, its share among 1 job: it may have 1 to 3"
+    assert story[0] == [
+        ("state", "a", "", f"queued -> starting: starts (h0: 3): {why}"),
+        ("slots", "a", "", f"slots h0: 0, 1, 2: {why}"),
+    ]
+    world.submit("b", max=1)
+    events = [event for _ in range(6) for event in told(world)]
+    assert [
+        (job, reason.partition(": has")[0]) for kind, job, _, reason in events if kind == "slots"
+    ] == [
+        ("a", "slots h0: 0, 1 (gives back 2)"),
+        ("a", "slots h0: 0, 1"),
+        ("b", "slots h0: 2"),
+    ]
+    world.want("a", Goal.GONE)
+    events = [event for _ in range(6) for event in told(world)]
+    assert ("slots", "a", "", "no slots: it is being deleted") in events
+
+
+def test_hosts_go_and_come_back() -> None:
+    world = World(2)
+    world.submit("a", max=1)
+    world.rounds(5)
+    world.offer_ends("h0")
+    assert told(world) == [("host", "", "h0", "host h0 offers nothing any more")]
+    assert told(world) == []
+    world.host_returns("h0")
+    assert told(world) == [("host", "", "h0", "host h0 offers 2 slots again")]
