@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
+import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,8 +20,10 @@ from edl.coordination.secrets import keep
 from edl.coordination.session import Session
 from edl.core.cluster.records import HostOffer, HostReport, JobReport
 from edl.errors import EdlError
+from edl.launch.template import TemplateError
 
 POLL_S = 0.05
+GRACE_S = 10.0  # for an agent to end by itself
 
 
 @dataclass
@@ -40,6 +45,7 @@ class HandHost:
         self._session.start()
         self.store = ClusterStore(open_cluster(self._session, self.access), by="a test")
         self._end = threading.Event()
+        self._ended_s: dict[tuple[str, str], float] = {}
         if forked.WANTED:
             forked._base("")  # else it is the thread's child, and ends with the thread
         owner = HostOwner(self.name, "here", 1)
@@ -64,6 +70,8 @@ class HandHost:
         self._thread.join(30.0)
         self._session.close()
         for agent in self.agents.values():
+            with suppress(subprocess.TimeoutExpired):
+                agent.process.wait(GRACE_S)
             agent.process.kill()
 
     def _obey(self) -> None:
@@ -75,9 +83,12 @@ class HandHost:
         assigned, version = self._registration.assigned()
         wanted = {(job, one.run): one for job, one in assigned.jobs.items() if not one.ends}
         for job, run in wanted.keys() - self.agents.keys():
-            self.agents[job, run] = self._start(job, run)
+            with suppress(TemplateError):  # a busy machine: the next turn tries again
+                self.agents[job, run] = self._start(job, run)
         for key in self.agents.keys() - wanted.keys():
-            self.agents[key].process.kill()
+            ended_s = self._ended_s.setdefault(key, time.monotonic())
+            if time.monotonic() - ended_s > GRACE_S:  # it is over, and should know it
+                self.agents[key].process.kill()
         reports = {}
         for (job, run), agent in self.agents.items():
             code = agent.process.poll()

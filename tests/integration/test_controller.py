@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import signal
 import sys
 import time
@@ -54,6 +55,13 @@ def until_state(store: ClusterStore, job: str, state: LifeState) -> StoredJob:
     return found[0]
 
 
+def leading(store: ClusterStore, controllers: list[Running]) -> Running:
+    """Wait until one of the controllers leads, and return it."""
+    by_pid = {one.process.pid: one for one in controllers}
+    until(lambda: store.snapshot().leader.get("pid") in by_pid, WAIT_S)
+    return by_pid[store.snapshot().leader["pid"]]
+
+
 def until_slots(host: HandHost, **slots: int) -> None:
     """Wait until the jobs train with so many workers each, and have no other devices."""
 
@@ -65,6 +73,7 @@ def until_slots(host: HandHost, **slots: int) -> None:
     until(is_so, WAIT_S, lambda: f"not {slots}: {host.store.snapshot().hosts}")
 
 
+@pytest.mark.long  # tests/README.md, Time
 def test_a_job_runs_to_its_end(cluster: Shell) -> None:
     controller = start(cluster)
     controller.expect("leads cluster lab in term 1")
@@ -105,6 +114,7 @@ def test_slots_move_between_jobs(cluster: Shell) -> None:
     print(controller.output)
 
 
+@pytest.mark.long  # tests/README.md, Time
 def test_it_is_shown_and_changed_while_jobs_run(cluster: Shell) -> None:
     controller = start(cluster)
     controller.expect("leads cluster lab in term 1")
@@ -163,3 +173,31 @@ def test_another_one_leads_when_the_leader_dies(cluster: Shell) -> None:
         one.process.terminate()
         assert one.wait() == 0
     assert took_s < 2.0
+
+
+@pytest.mark.long  # tests/README.md, Time
+def test_leaders_die_all_the_time(cluster: Shell) -> None:
+    """Each job is run once and to its end, and no slot is lost, whenever leaders are killed."""
+    chance = random.Random(42)
+    controllers = [start(cluster, "max_min") for _ in range(2)]
+    controllers[0].expect("cluster lab")
+    with HandHost(cluster, LAB, "a", 2) as a, HandHost(cluster, LAB, "b", 2) as b:
+        store = a.store
+        for kills in range(8):
+            submit_job(store, manifest(cluster, f"j{kills}", "--steps", "60"))
+            time.sleep(chance.uniform(0.0, 2.0))
+            leader = leading(store, controllers)
+            leader.process.send_signal(signal.SIGKILL)
+            controllers.remove(leader)
+            controllers.append(start(cluster, "max_min"))
+        for job in store.jobs():
+            until_state(store, job.name, LifeState.ENDED)
+        until(lambda: not any(h.assigned.jobs for h in store.snapshot().hosts), WAIT_S)
+        lives = [job.life for job in store.jobs()]
+        assert [life.result for life in lives] == [LifeResult.FINISHED] * 8
+        assert [life.failures for life in lives] == [0] * 8
+        assert [life.runs for life in lives] == [1] * 8
+        assert {run for one in (a, b) for _, run in one.agents} == {life.run for life in lives}
+    for one in controllers:
+        one.process.terminate()
+        assert one.wait() == 0
