@@ -1,0 +1,52 @@
+"""A live cluster: a real controller, a real `edl host`, and a job, from submission to end."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from typing import Any
+
+import pytest
+from cli_shell import STANDIN, WAIT_S, Shell, shell, until
+
+pytestmark = pytest.mark.integration
+__all__ = ["shell"]
+
+
+def shown(shell: Shell, job: str = "j") -> dict[str, Any]:
+    done = shell.edl("show", job, "--json")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)["job"]
+    return found
+
+
+def test_a_job_of_a_cluster_whose_processes_die(shell: Shell) -> None:
+    controller = ("cluster", "start", "--name", "lab", "--policy", "fifo")
+    host = ("host", "--cluster", "lab", "--host", "a", "--slots", "2")
+    shell.start(*controller).expect("leads cluster lab")
+    shell.start(*host).expect("host a offers 2 slots")
+    end = shell.directory / "end"
+    command = json.dumps([sys.executable, STANDIN, "--until", str(end)])
+    manifest = shell.directory / "j.yaml"
+    manifest.write_text(f"name: j\ncommand: {command}\nmin: 1\nmax: 2\n")
+    assert shell.edl("submit", str(manifest)).returncode == 0
+
+    def say() -> str:
+        return "\n".join([str(shown(shell)), *(one.output for one in shell.started)])
+
+    until(lambda: shown(shell)["state"] == "running", WAIT_S, say)
+    shell.until_size(2)
+    for one in shell.started:
+        one.signal(signal.SIGKILL)
+        one.wait()
+    for words in (controller, host):
+        shell.start(*words)
+    shell.started[-1].expect("host a offers 2 slots")
+    end.touch()
+    assert shell.edl("wait", "j").returncode == 0
+    assert shown(shell)["runs"] == 1, "it trained on while nobody was there"
+    shell.started[-1].signal(signal.SIGTERM)
+    assert shell.started[-1].wait() == 0
+    shell.started[-2].signal(signal.SIGTERM)
+    assert shell.started[-2].wait() == 0
