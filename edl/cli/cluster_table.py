@@ -70,19 +70,21 @@ def details_text(details: ClusterJobDetails, now_s: float, width: int | None) ->
         _given(details.manifest), sort_keys=False, default_flow_style=None, allow_unicode=True
     )
     lines += ["", "manifest", *(f"  {line}" for line in manifest.splitlines()), "", "history"]
-    lines += [
-        f"  {event_line(event, None if width is None else width - 2)}" for event in details.history
-    ]
+    lines += [f"  {event_line(event, None, named=False)}" for event in details.history]
     return "\n".join(lines)
 
 
-def event_line(event: ClusterEvent, width: int | None) -> str:
+def event_line(event: ClusterEvent, width: int | None, named: bool = True) -> str:
     """Return an event of a cluster as text: local time, kind, reason, and who has written it.
 
-    With a ``width`` in columns, the text is broken at words; None for one line.
+    Args:
+        event: the event.
+        width: the width of the terminal in columns, in which the text is broken at words; None for
+            one line.
+        named: whether the job or host that the event is about is named in front of the reason.
     """
     clock = datetime.fromtimestamp(event.time_s).strftime("%m-%d %H:%M:%S")
-    about = f"{event.job or event.host}: " if event.job or event.host else ""
+    about = f"{event.job or event.host}: " if named and (event.job or event.host) else ""
     head = f"{clock}  {event.kind:<9}  "
     by = f" [{event.by}]" if event.by else ""
     line = f"{head}{about}{event.reason}{by}"

@@ -75,7 +75,7 @@ def _show_of_cluster(store: ClusterStore, job: str | None, as_json: bool, follow
         for number, event in cluster_waiting.events(store, job, last):
             last = number
             text = json.dumps(flat_of_cluster(number, event)) if as_json else ""
-            typer.echo(text or event_line(event, width))
+            typer.echo(text or event_line(event, width, named=job is None))
         if over or not follow:
             return
         time.sleep(FOLLOW_S)

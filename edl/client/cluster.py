@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from os import PathLike, fspath
+from types import MappingProxyType
 from typing import Self
 
 from edl import config
 from edl.client import cluster_waiting
+from edl.client.cluster_plans import plan_now, set_policy_of_cluster, status_of_cluster
 from edl.client.cluster_waiting import JobCondition, OnStatus, described, ignore_status
 from edl.client.clusters import connected_cluster
 from edl.client.manifest_reading import AnyManifest, job_manifest
 from edl.coordination.cluster_store import ClusterStore
 from edl.coordination.cluster_submission import submit_job
+from edl.core.cluster.cluster_status import ClusterStatus, JobPlan
 from edl.core.cluster.events import ClusterEvent
 from edl.core.cluster.job_life import LifeResult, LifeState
 from edl.core.cluster.job_status import ClusterJobDetails, ClusterJobStatus
 from edl.core.cluster.manifest import MOST_PRIORITY
-from edl.core.cluster.records import Goal, Wanted
+from edl.core.cluster.records import ClusterRecord, Goal, Wanted
 from edl.core.job.placement import whole
 from edl.errors import UsageError
 
@@ -256,6 +259,45 @@ class Cluster:
         """
         with self._store() as store:
             store.set_drained(host, False)
+
+    # --- the cluster itself ---
+
+    def status(self) -> ClusterStatus:
+        """Return the status of the cluster: who leads, its policy, its hosts and slots.
+
+        `edl cluster status --json` prints the result's ``to_json()``.
+        """
+        with self._store() as store:
+            return status_of_cluster(store)
+
+    def plan(
+        self, policy: str | None = None, parameters: Mapping[str, object] | None = None
+    ) -> tuple[JobPlan, ...]:
+        """Return which slots each job would get if the policy were asked now; change nothing.
+
+        Args:
+            policy: the name of another policy; None for that of the cluster.
+            parameters: the parameters of that other policy that are not as registered.
+
+        Raises:
+            UsageError: there is no such policy, or it has no such parameter.
+        """
+        with self._store() as store:
+            return plan_now(store, policy, parameters)
+
+    def set_policy(
+        self, policy: str, parameters: Mapping[str, object] = MappingProxyType({})
+    ) -> ClusterRecord:
+        """Let the cluster decide by another policy, while its jobs run; return its settings then.
+
+        ``parameters`` are those of the policy that are not to be as registered.
+
+        Raises:
+            UsageError: there is no such policy, it has no such parameter, or a value is not
+                allowed.
+        """
+        with self._store() as store:
+            return set_policy_of_cluster(store, policy, parameters)
 
     # --- the way there ---
 

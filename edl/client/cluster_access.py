@@ -62,7 +62,7 @@ def known_access(session: Session, name: str | None, secret: str | None = None) 
             raise UnknownCluster(name, names)
         found = known_accesses(session, [name], secret)
         if not found:
-            raise AccessDenied(name, _unknown_secret(name))
+            raise AccessDenied(name, _unknown_secret(name, secret))
         return found[0]
     found = known_accesses(session, names, secret)
     if len(found) == 1:
@@ -174,9 +174,14 @@ def _has(store: ClusterStore, job: str) -> bool:
     return store.nodes.read(exists(store.paths.manifest(job)))[0] is not None
 
 
-def _unknown_secret(name: str) -> str:
-    """Return the message for a cluster whose secret is not known here."""
+def _unknown_secret(name: str, secret: str | None) -> str:
+    """Return the message for a cluster that no secret opens that is known here.
+
+    ``name`` is the name of the cluster, and ``secret`` the one that the user gave, or None.
+    """
+    tried = candidates(config.state_dir(), name, secret or config.load().secret, of=CLUSTERS)
+    what = "is another than those known here" if tried else "is not known here"
     return (
-        f"the secret of cluster {name} is not known here; give --secret-file FILE: on the machine "
+        f"the secret of cluster {name} {what}; give --secret-file FILE: on the machine "
         f"where the cluster was started it is in ~/.local/state/edl/clusters/{name}/secret"
     )

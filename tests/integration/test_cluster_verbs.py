@@ -183,6 +183,15 @@ class TestWhichCluster:
         with pytest.raises(UnknownCluster, match=r"named 'lob'; known clusters: attic, lab$"):
             assert Cluster("lob").name
 
+    def test_a_wrong_secret(self, leader: Leader) -> None:
+        keep(config.state_dir(), "lab", "0" * 64, CLUSTERS)
+        assert Cluster("lab").name == "lab"  # an earlier one is tried as well
+        (config.state_dir() / "clusters" / "lab" / "secrets").write_text("0" * 64)
+        with pytest.raises(AccessDenied, match="secret of cluster lab is another than those known"):
+            assert Cluster("lab").name
+        with pytest.raises(UsageError, match="no cluster whose secret is known here is there"):
+            assert Cluster().name
+
     def test_none(self, home: Path) -> None:
         with pytest.raises(UsageError, match="there is no cluster; start one with `edl cluster"):
             Cluster().list()
@@ -389,6 +398,15 @@ class TestWanting:
         assert lab.delete("digits") == Wanted(Goal.GONE)
         sentence = "job digits is being deleted; submit it again when it is gone"
         assert edl("resume", "digits") == (2, "", sentence)
+
+
+class TestTheCluster:
+    def test_its_status_plan_and_policy(self, lab: Cluster, host: str) -> None:
+        lab.submit("job.yaml")
+        assert [(one.host, one.slots) for one in lab.status().hosts] == [(host, 4)]
+        assert [(one.job, one.planned) for one in lab.plan("fifo")] == [("digits", {host: 4})]
+        assert lab.set_policy("fifo").policy == "fifo"
+        assert lab.submit(DIGITS.replace("digits", "more")) == "more"  # in the same session
 
 
 class TestHosts:

@@ -423,7 +423,7 @@ def test_slots_that_are_not_given_back_do_not_count_any_more() -> None:
         world.now_s += 1
     assert world.machines["h0"].assigned.jobs["a"].ends > 0
     assert world.state("b") is RUNNING
-    assert world.reasons["c"].startswith("place 1 of 1 in the queue: waits: it needs 2 slots")
+    assert world.reasons["c"].startswith("place 1 of 1 in the queue: it needs 2 slots")
     world.until(lambda: world.workers("c") >= 2)
 
 
@@ -620,7 +620,7 @@ def test_labels_are_kept_and_do_not_starve_jobs_without() -> None:
     assert set(world.devices("new")) == {"h1"}
     assert set(world.devices("any")) == {"h0"}
     assert world.reasons["none"] == (
-        "place 1 of 1 in the queue: waits: it needs 1 slot, and there are 0 on hosts with its "
+        "place 1 of 1 in the queue: it needs 1 slot, and there are 0 on hosts with its "
         "labels on which it may start, of 4 in the cluster"
     )
 
@@ -631,7 +631,7 @@ def test_a_job_larger_than_the_cluster_waits_and_holds_up_nobody() -> None:
     world.submit("small", min=1, max=2)
     world.until(lambda: world.state("small") is RUNNING)
     assert world.reasons["large"] == (
-        "place 1 of 1 in the queue: waits: it needs 5 slots, and the cluster has 4; add hosts with "
+        "place 1 of 1 in the queue: it needs 5 slots, and the cluster has 4; add hosts with "
         "`edl host`"
     )
 

@@ -135,7 +135,7 @@ def test_one_job_in_full() -> None:
         "  batch: {min: 8, max: 64, set_by_policy: false}",
         "",
     ]
-    assert lines[-1].endswith("state      digits: running -> queued [me@a]")
+    assert lines[-1].endswith("state      running -> queued [me@a]")
 
 
 def test_an_event_of_a_host() -> None:

@@ -147,7 +147,7 @@ def _reasons(draft: Draft) -> dict[str, str]:
         why = draft.waits.get(name) or draft.why(job) or problem
         if name in places:
             at = f"place {places[name]} of {len(queue)} in the queue"
-            found[name] = f"{at}: {why or job.life.reason}"
+            found[name] = f"{at}: {(why or job.life.reason).removeprefix('waits: ')}"
         else:
             found[name] = why if why and job.life.state in HAS_SLOTS else job.life.reason
     return found
