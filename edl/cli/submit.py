@@ -10,9 +10,11 @@ import typer
 
 from edl.cli.cluster_table import state_line
 from edl.cli.common import ClusterOption, JsonOption, ZooKeeperOption
+from edl.cli.ending import complain
 from edl.client.cluster import Cluster
-from edl.client.cluster_waiting import wait_exit_code
+from edl.client.cluster_waiting import TIMED_OUT, wait_exit_code
 from edl.core.cluster.job_status import ClusterJobStatus
+from edl.errors import TimedOut
 
 STANDARD_INPUT = "-"
 
@@ -75,6 +77,9 @@ def submit(
         except KeyboardInterrupt:
             print(f"edl: interrupted; job {name} stays submitted", file=sys.stderr)
             raise typer.Exit(130) from None
+        except TimedOut as error:
+            complain(error)
+            raise typer.Exit(TIMED_OUT) from None
     if end.is_over:
         raise typer.Exit(wait_exit_code(end))
 

@@ -36,6 +36,7 @@ from edl.coordination.session import Session
 from edl.core.cluster.job_life import LifeEvent, LifeState
 from edl.core.cluster.records import (
     ClusterRecord,
+    ControllerRecord,
     Goal,
     HostAssignment,
     HostOffer,
@@ -51,6 +52,7 @@ from edl.errors import (
     UnknownJob,
     UsageError,
 )
+from edl.scheduler.controller import Controller
 
 pytestmark = pytest.mark.integration
 
@@ -246,6 +248,29 @@ class TestSubmission:
             "digits  queued: place 2 of 3 in the queue: 1 slot is free, and it needs 2",
             "digits  running: a test lets it train",
         ]
+
+    def test_watch_may_have_a_limit(self, leader: Leader, edl: Verb) -> None:
+        code, _, error = edl("submit", "job.yaml", "--watch", "--timeout", "0")
+        assert code == 124
+        assert error.startswith("job digits does not train after 0 s: it is queued (no controller")
+
+    def test_what_a_real_leader_says(
+        self, session: Session, zk_hosts: str, wait_until: Callable[..., None]
+    ) -> None:
+        keep(config.state_dir(), "lab", SECRET, CLUSTERS)
+        assert create_cluster(session, LAB, ClusterRecord())
+        about = ControllerRecord("one", address="127.0.0.1")
+        controller = Controller(zk_hosts, LAB, about, say=lambda _: None)
+        thread = threading.Thread(target=controller.run)
+        thread.start()
+        why = "place 1 of 1 in the queue: it needs 1 slot, and the cluster has 0"
+        try:
+            with Cluster() as lab:
+                lab.submit("job.yaml")
+                wait_until(lambda: lab.list()[0].reason.startswith(why))
+        finally:
+            controller.stop()
+            thread.join(20.0)
 
 
 class TestReading:
