@@ -211,7 +211,7 @@ class Cluster:
         return self._want(job, lambda before: replace(before, goal=Goal.RUN))
 
     def delete(self, job: str) -> Wanted:
-        """End a job for good, or remove the records of one that has ended.
+        """End a job for good, or remove the records of one that has finished or failed.
 
         A job that trains stops with a checkpoint first. Checkpoints and logs stay. The result is
         that of :meth:`halt`.

@@ -243,11 +243,14 @@ class ClusterStore:
     def reasons(self) -> JobReasons:
         """Return what the leader says of each job; before its first plan, the default.
 
+        It is read again only when it has changed: in a large cluster it is large.
+
         Raises:
             CoordinationError: ZooKeeper is away.
         """
         path = self.paths.reasons
-        found = record_or_none(JobReasons, path, self.nodes.read(get(path))[0])
+        answer = self.nodes.read(get(path, ignore_changes))[0]
+        found = record_or_none(JobReasons, path, answer)
         return JobReasons() if found is None else found
 
     def _changed(self) -> None:
