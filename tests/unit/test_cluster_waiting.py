@@ -1,0 +1,87 @@
+"""A wait for a job of a cluster, while ZooKeeper comes and goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from edl.client import cluster_waiting
+from edl.client.cluster_waiting import JobCondition, wait_for_job
+from edl.client.waiting import ClientLimits
+from edl.coordination.cluster_store import StoredJob
+from edl.core.cluster.job_life import JobLife, LifeState
+from edl.core.cluster.job_status import ClusterJobStatus
+from edl.core.cluster.manifest import JobManifest
+from edl.core.cluster.records import JobReasons, Wanted
+from edl.errors import CoordinationError, TimedOut, UnknownJob, ZooKeeperUnreachable
+
+NOW = ClientLimits(poll_s=0.0)
+MANIFEST = JobManifest("digits", ("x",), 1, 4)
+QUEUED = StoredJob("digits", 7, 1.0, MANIFEST, Wanted(), JobLife(reason="waits"), 0)
+RUNNING = replace(QUEUED, life=JobLife(LifeState.RUNNING, "trains"))
+ENDED = replace(QUEUED, life=JobLife(LifeState.ENDED, "is done"))
+AWAY = ZooKeeperUnreachable("z:1", 10.0)
+
+
+class Store:
+    """Answers with one of ``answers`` after the other, and with the last one again and again."""
+
+    def __init__(self, *answers: StoredJob | Exception) -> None:
+        self._answers: Iterator[StoredJob | Exception] = iter(answers)
+        self._last = answers[-1]
+
+    def job(self, name: str) -> StoredJob:
+        assert name == "digits"
+        answer = next(self._answers, self._last)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def reasons(self) -> JobReasons:
+        return JobReasons()
+
+
+def wait(
+    *answers: StoredJob | Exception,
+    until: JobCondition = JobCondition.ENDS,
+    timeout_s: float | None = None,
+) -> list[str]:
+    """Return the states and reasons that were told, and the last state."""
+    told: list[ClusterJobStatus] = []
+    store: Any = Store(*answers)
+    end = wait_for_job(store, "digits", until, timeout_s, told.append, NOW)
+    return [*(f"{one.state}: {one.reason}" for one in told), str(end.state)]
+
+
+def test_it_tells_each_state_once_also_after_an_outage() -> None:
+    found = wait(QUEUED, QUEUED, AWAY, QUEUED, RUNNING, AWAY, ENDED)
+    assert found == ["queued: waits", "running: trains", "ended: is done", "ended"]
+
+
+def test_a_wait_for_training_ends_with_the_job_too() -> None:
+    trains = JobCondition.TRAINS
+    assert wait(QUEUED, RUNNING, until=trains)[-1] == "running"
+    assert wait(QUEUED, ENDED, until=trains)[-1] == "ended"
+
+
+def test_time_is_up() -> None:
+    with pytest.raises(TimedOut) as caught:
+        wait(RUNNING, timeout_s=0.0)
+    said = "job digits has not ended after 0 s: it is running (trains); it goes on"
+    assert str(caught.value) == said
+    with pytest.raises(ZooKeeperUnreachable):
+        wait(AWAY, timeout_s=0.0)
+
+
+def test_a_silent_zookeeper_ends_a_wait_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_waiting, "AWAY_S", 0.0)
+    with pytest.raises(CoordinationError):
+        wait(QUEUED, AWAY)
+
+
+def test_another_job_of_that_name() -> None:
+    with pytest.raises(UnknownJob, match="a new one of that name has taken its place"):
+        wait(QUEUED, replace(ENDED, order=8))
