@@ -96,7 +96,8 @@ class Job:
 
         Args:
             np: the desired number of workers.
-            timeout_s: the time in seconds to wait until that many train; None to return as soon as
+            timeout_s: the time in seconds to wait until exactly that many train: until new ones
+                have joined the others, or surplus ones have left them; None to return as soon as
                 the number is written.
 
         Returns:
@@ -104,7 +105,7 @@ class Job:
 
         Raises:
             UsageError: the job does not run, or its limits or hosts do not allow that many workers.
-            TimedOut: not all of them train after ``timeout_s``; they are still desired.
+            TimedOut: more or fewer train after ``timeout_s``; ``np`` are still desired.
             JobEnded: the job ended before that many workers trained.
             CoordinationError: the number may have been written or not, which the message says: look
                 at :meth:`status` before you repeat the call.
@@ -176,7 +177,8 @@ class Job:
         """Ask the leader to let the worker number ``worker`` (3 is w3) leave; return its answer.
 
         The answer is a sentence that the worker leaves with the next switch, which is not waited
-        for.
+        for. The worker is not replaced: with that switch one worker fewer is desired, unless its
+        host has more workers than are desired there.
 
         Raises:
             UsageError: the job does not run, or the leader refuses.
