@@ -71,8 +71,9 @@ def last_line(as_json: bool, job: str | None = None, run: str | None = None) -> 
     """While entered, provide the last line of a command with an agent; print it at the end.
 
     It is printed when the block raises ``typer.Exit``, or one of :data:`SENTENCES`: then the
-    sentence is printed, too, and ``typer.Exit`` with the exit code is raised in its place. A block
-    that raises neither prints no line.
+    error's sentence is the reason in the line, and is printed to standard error, too, and
+    ``typer.Exit`` with the exit code is raised in its place. A block that raises neither prints no
+    line.
 
     Args:
         as_json: whether the line is printed at all; if not, errors pass through this block.

@@ -38,6 +38,7 @@ def stop(
 ) -> None:
     """End a job after the step that runs; returns when the job has ended.
 
+    If the time of `--timeout` is over before, it fails, and the job still ends as soon as it can.
     While ZooKeeper is away, it stops the `edl run` of the job if that runs on this host.
     """
     try:
