@@ -11,7 +11,13 @@ from edl.core.records import JobState
 
 
 def end_runs(draft: Draft) -> None:
-    """Tell hosts to end runs that may not go on, and free the devices of runs that have ended."""
+    """Tell hosts to end the runs that do not go on there, and free the devices of ended ones.
+
+    A run does not go on if it is over, is not the present run of its job, or is late to stop; nor
+    does it on a host that it is to leave and where no agent is. Only ``draft`` is changed: in its
+    table such a run is marked, and has its devices until its host reports that no process of it
+    lives.
+    """
     for host, name, entry in draft.table.all_entries():
         job = draft.jobs.get(name)
         if job is None or not _goes_on(draft, job, entry) or _is_abandoned(draft, job, host, entry):

@@ -172,7 +172,14 @@ def _grow(job: JobSize, placed: dict[str, int], nodes: _Nodes, spare: bool) -> N
 
 
 def _shrink(job: JobSize, placed: dict[str, int], nodes: _Nodes, size: int) -> None:
-    """Return the slots of ``job`` beyond ``size`` to the free ones; ``placed`` is changed."""
+    """Return the slots of ``job`` beyond ``size`` to the free ones, as :func:`trimmed` picks them.
+
+    Args:
+        job: the job.
+        placed: its slots by node; changed in place, and left without nodes that have none.
+        nodes: the free slots; changed in place.
+        size: how many slots the job keeps at most.
+    """
     fewer = trimmed(placed, size, nodes.silent)
     for node, count in list(placed.items()):
         nodes.free[node] += count - fewer.get(node, 0)
