@@ -11,7 +11,7 @@ max_slots           the most slots that an elastic policy may give; default: slo
 duration_s          the seconds that the job takes with ``slots``
 parallel_fraction   the fraction of its work that more slots share (Amdahl), 0 to 1; default: 1
 application         a measured application of Pollux, in place of duration_s: bert, cifar10, ...
-batch_size          the samples of a step; with application only
+batch_size          the samples of a step, of all slots together; with application only
 weight              the weight in policies that share slots by weight, above 0; default: 1
 ==================  ============================================================================
 

@@ -62,7 +62,7 @@ class Problem:
             number of slots; both numbers count from 0.
         penalties: the factor of each job, 0 to 1, by which its speedup is multiplied if its row is
             not the present one.
-        most, least: the most and the fewest slots of each job, if it has any.
+        most, least: the most and the fewest slots that each job may have; it may also have none.
         fixed: whether the row of each job may not change; such jobs come before all others.
     """
 

@@ -57,7 +57,7 @@ def measured_applications() -> dict[str, Application]:
 
 
 def _times(row: Row) -> tuple[float, float]:
-    """Return the seconds of a step, and the part of them that its synchronisation takes.
+    """Return the seconds of a step, and how many of these seconds its synchronisation takes.
 
     ``row`` is a row of a table of measured steps.
     """
