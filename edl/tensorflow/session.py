@@ -458,7 +458,9 @@ def _before(operation: tf.Operation) -> Iterator[tf.Operation]:
 def _check_order(graph: tf.Graph) -> None:
     """Raise UsageError if ``graph`` shuffles a data set that ``from_generator`` has made.
 
-    It would break the link between batches and leases. Other shuffled data sets are allowed.
+    It would break the link between batches and leases. A graph that shuffles the result of any
+    ``flat_map`` is refused, too, as ``from_generator`` uses it; other shuffled data sets are
+    allowed.
     """
     for operation in graph.get_operations():
         if "Shuffle" in operation.type and "Dataset" in operation.type:

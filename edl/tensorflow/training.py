@@ -485,8 +485,9 @@ class Training:
     def batches(self) -> Iterator[Any]:
         """Return an iterator over this worker's batches, each as loaded arrays.
 
-        ``tf.data`` reads it in a thread of its own. It ends when the training ends, or when another
-        one is read. A source must have been declared.
+        ``tf.data`` reads it in a thread of its own. It ends when the training ends, when another
+        one is read, or after an error of edl's, which the training thread raises. A source must
+        have been declared.
         """
         assert self.load is not None
         return self.feed.read(self.load)

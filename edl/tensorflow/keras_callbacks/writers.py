@@ -89,8 +89,8 @@ class Gated(Writer):
     def hook(self, name: str, *arguments: Any, **named: Any) -> None:
         """Call the callback's hook ``name`` with ``arguments`` and ``named``, on rank 0 only.
 
-        If it is the first, ``on_train_begin`` is called before. If the callback was never begun,
-        ``on_train_end`` is not called.
+        If it is the first, ``on_train_begin`` is called before, and then ``on_epoch_begin`` if an
+        epoch is under way. If the callback was never begun, ``on_train_end`` is not called.
         """
         if not self.writes or (name == "on_train_end" and not self._begun):
             return
