@@ -31,7 +31,7 @@
     │   ├── JobFailed           the job ended without its result
     │   │   └── StateDiffers    the workers of the job hold different states
     │   ├── NewcomerDiffers     this worker has joined, and differs from the others, which train on
-    │   ├── JobStopped          the job was asked to stop
+    │   ├── JobStopped          the job was asked to stop; not raised yet
     │   └── WorkerEvicted       the leader has evicted this worker
     ├── BuildError              Horovod could not be built or patched
     └── IllegalTransition       a step was to move to a state that its present state does not allow
