@@ -29,7 +29,7 @@ def delete(
             of_cluster = store_of_job(session, name, cluster)
             if of_cluster is not None:
                 of_cluster.change_wanted(name, lambda before: replace(before, goal=Goal.GONE))
-                typer.echo(f"job {name} is to be gone")
+                typer.echo(f"job {name} will be deleted")
                 continue
             store = choose_job(session, name)
             if not delete_ended(session, store.paths):

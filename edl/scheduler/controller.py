@@ -176,8 +176,8 @@ class Controller:
 
 
 @dataclass(frozen=True)
-class ClusterReading:
-    """What the leader has read in one turn.
+class LeaderRecords:
+    """The records that the leader has read in one turn.
 
     Attributes:
         snapshot: the cluster.
@@ -260,14 +260,14 @@ class ControllerTerm:
             if one.kind is not ClusterEventKind.SLOTS or one.job not in changed:
                 self._say(f"job {one.job}: {one.reason}" if one.job else one.reason)
 
-    def _read(self) -> ClusterReading:
+    def _read(self) -> LeaderRecords:
         """Read the cluster and the runs of its jobs."""
         snapshot = self._store.snapshot()
         names = [job.name for job in snapshot.jobs]
         secrets, kept = self._store.secrets(names), self._store.measured(names)
-        return ClusterReading(snapshot, secrets, kept, self._reader.read(secrets))
+        return LeaderRecords(snapshot, secrets, kept, self._reader.read(secrets))
 
-    def _writes(self, read: ClusterReading, found: ClusterPlan) -> Iterable[Write]:
+    def _writes(self, read: LeaderRecords, found: ClusterPlan) -> Iterable[Write]:
         """Yield the writes of a plan, and of the events that tell of it.
 
         A job's secret is written before the job is assigned to hosts, which need it.
@@ -286,7 +286,7 @@ class ControllerTerm:
         for event in plan_events(read.view, found):
             yield event_write(paths, store.event(*event))
 
-    def _carry_out(self, read: ClusterReading, found: ClusterPlan) -> None:
+    def _carry_out(self, read: LeaderRecords, found: ClusterPlan) -> None:
         """Carry out the orders of a plan, one after another."""
         jobs = {job.name: job for job in read.snapshot.jobs}
         for order in found.orders:
@@ -294,18 +294,19 @@ class ControllerTerm:
             secret = read.secrets.get(job.name) or self._writer.job_secret(job.name)
             if isinstance(order, CreateRun):
                 self._keep_measured(read, job)
-            refused = self._runs.carry_out(order, job.manifest, secret)
+            last = read.runs.get(job.name)
+            refused = self._runs.carry_out(order, job, secret, last)
             if refused:
                 self._say(f"job {order.job}: {type(order).__name__} was refused: {refused}")
 
-    def _keep_measured(self, read: ClusterReading, job: StoredJob) -> None:
+    def _keep_measured(self, read: LeaderRecords, job: StoredJob) -> None:
         """Keep what the last run of ``job`` has measured, before another one takes its place."""
         kept = read.kept.get(job.name, MeasuredThroughput())
         now, _ = measurements(kept, read.runs.get(job.name), job.order)
         if now != kept and (now.steps or now.curve):
             self._writer.keep_measured(job.name, now)
 
-    def _tidy(self, read: ClusterReading) -> None:
+    def _tidy(self, read: LeaderRecords) -> None:
         """Remove the records of old jobs and events, now and then."""
         for job in jobs_to_remove(read.snapshot.jobs):
             secret = read.secrets.get(job.name)

@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 
 from edl.coordination.access import Access
+from edl.coordination.cluster_store import StoredJob
 from edl.coordination.desired import place_run
 from edl.coordination.job_store import JobStore
 from edl.coordination.lifecycle import delete_ended
@@ -18,8 +19,8 @@ from edl.coordination.nodes import JobNodes
 from edl.coordination.paths import JobPaths
 from edl.coordination.reads import children
 from edl.coordination.session import Session
-from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.orders import CreateRun, Order, PlaceRun, StopRun
+from edl.core.cluster.run_records import RunRecords, resume_setting
 from edl.core.records import Job, JobState
 from edl.errors import AccessDenied, UnknownJob, UsageError
 
@@ -37,13 +38,16 @@ class RunWriter:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    def carry_out(self, order: Order, manifest: JobManifest, secret: str) -> str:
+    def carry_out(
+        self, order: Order, job: StoredJob, secret: str, last: RunRecords | None = None
+    ) -> str:
         """Do what an order says, as :mod:`edl.core.cluster.orders` defines it.
 
         Args:
             order: What to do.
-            manifest: The manifest of the job.
+            job: The job, as the cluster has it.
             secret: The secret of the job's runs.
+            last: The records of the run that the job's node has now; None: it has none.
 
         Returns:
             Why the order was refused, with nothing written; empty if it was carried out.
@@ -56,7 +60,7 @@ class RunWriter:
         self._session.identify(access)
         try:
             if isinstance(order, CreateRun):
-                return self._create(order, manifest)
+                return self._create(order, job, last)
             if isinstance(order, PlaceRun):
                 return self._place(order)
             return self._stop(order)
@@ -82,13 +86,14 @@ class RunWriter:
             return False
         return True
 
-    def _create(self, order: CreateRun, manifest: JobManifest) -> str:
-        """Create a run; see :class:`CreateRun`."""
+    def _create(self, order: CreateRun, job: StoredJob, last: RunRecords | None) -> str:
+        """Create a run; see :class:`CreateRun` and, for the other arguments, :meth:`carry_out`."""
         hosts = {host: len(devices) for host, devices in order.devices.items()}
-        spec = replace(manifest.job_spec(), np=sum(hosts.values()))
-        job = Job(name=order.job, spec=spec, created=time.time(), reserved=True)
+        spec = job.manifest.job_spec(resume_setting(job.manifest, job.order, last))
+        spec = replace(spec, np=sum(hosts.values()))
+        record = Job(name=order.job, spec=spec, created=time.time(), reserved=True)
         store = JobStore(self._session, order.job)
-        store.create(job, hosts, devices=order.devices, run=order.run)
+        store.create(record, hosts, devices=order.devices, run=order.run)
         return ""
 
     def _place(self, order: PlaceRun) -> str:

@@ -415,7 +415,7 @@ class TestWanting:
         for words in (("resume", "digits"), ("halt", "digits"), ("priority", "digits", "1")):
             assert edl(*words) == (2, "", sentence)
         for _ in range(2):
-            assert edl("delete", "digits") == (0, "job digits is to be gone\n", "")
+            assert edl("delete", "digits") == (0, "job digits will be deleted\n", "")
         assert [job.name for job in jobs_to_remove(leader.store.jobs())] == ["digits"]
 
     def test_what_is_being_deleted(self, lab: Cluster, edl: Verb) -> None:

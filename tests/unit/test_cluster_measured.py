@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+
+import pytest
 
 from edl.core.cluster.job_life import run_order, run_token
+from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.measured_throughput import MeasuredThroughput, measurements
-from edl.core.cluster.run_records import RunRecords
+from edl.core.cluster.run_records import RunRecords, resume_setting
 from edl.core.cluster.view import AgentView
 from edl.core.job_spec import JobSpec
 from edl.core.policy.observation import SizeMeasurement
@@ -80,3 +84,22 @@ def test_a_job_that_had_the_name_before_says_how_fast_the_new_one_may_be() -> No
     assert known.steps == (StepTimeSample(2, 1, 10.0, 0.2),)
     _, known = measurements(kept, None, 9)
     assert (known.steps, known.curve) == ((), {1: 50.0, 2: 100.0})
+
+
+@pytest.mark.parametrize(
+    ("named", "order", "saved", "resume"),
+    [
+        ("", 3, "", ""),  # a script without checkpoints begins anew, and is not refused
+        ("", 3, "/ck/step-8", "auto"),
+        ("", 4, "/ck/step-8", ""),  # another submission of the same name
+        ("/ck", 3, "", "auto"),
+    ],
+)
+def test_a_run_continues_where_there_may_be_a_checkpoint(
+    named: str, order: int, saved: str, resume: str
+) -> None:
+    manifest = JobManifest("digits", ("python", "train.py"), 1, 4, checkpoint=named)
+    before = run(3)
+    last = replace(before, job=replace(before.job, checkpoint=saved))
+    assert resume_setting(manifest, order, last) == resume
+    assert resume_setting(manifest, order, None) == ("auto" if named else "")

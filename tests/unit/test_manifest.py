@@ -44,7 +44,7 @@ def test_the_shortest() -> None:
     assert manifest == JobManifest("digits", ("python", "train.py"), 1, 4)
     assert manifest.requested_np == 4
     assert manifest.allowed_sizes == Sizes(1, 4)
-    spec = manifest.job_spec()
+    spec = manifest.job_spec("auto")
     assert (spec.command, spec.np, spec.sizes) == (manifest.command, 4, Sizes(1, 4))
     assert spec.settings.resume == "auto"
 

@@ -260,7 +260,7 @@ class JobManifest(Record):
         """In how many seconds all first workers of a run must be ready; then ``min`` are enough."""
         return self.settings.start_timeout_s
 
-    def job_spec(self, resume: str = "auto") -> JobSpec:
+    def job_spec(self, resume: str) -> JobSpec:
         """Return the specification of one run of the job.
 
         Args:

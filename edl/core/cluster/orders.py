@@ -15,7 +15,9 @@ from edl.core.cluster.view import Devices
 
 @dataclass(frozen=True)
 class CreateRun:
-    """Create the run of a job, with ``resume=auto``, if the job's node has not got it yet.
+    """Create the run of a job, if the job's node has not got it yet.
+
+    A job with a checkpoint continues from it (:func:`edl.core.cluster.run_records.resume_setting`).
 
     A run of the job that is over is replaced. The order is refused if the job's node has a run that
     is not over.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from edl.core.cluster.job_life import is_token_of
+from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.view import AgentView, RunView
 from edl.core.policy.scaling_profile import ScalingProfile
 from edl.core.progress import TrainingStatus
@@ -65,3 +67,19 @@ def _has_trained(status: TrainingStatus) -> bool:
     """
     sample = status.progress_sample
     return status.median_step_s > 0 or (sample is not None and sample.samples > 0)
+
+
+def resume_setting(manifest: JobManifest, order: int, last: RunRecords | None) -> str:
+    """Return the setting ``resume`` of a job's next run: "auto", or empty to begin anew.
+
+    A script that calls no ``edl.checkpoint`` is refused with "auto". So a run continues only if the
+    manifest names the directory of the checkpoints, or if the run before it has saved one.
+
+    Args:
+        manifest: the manifest of the job.
+        order: the place of the job in the order of submission.
+        last: the records of the last run of the job's name; None: there are none.
+    """
+    own = last is not None and is_token_of(last.token, order)
+    saved = last is not None and own and bool(last.job.checkpoint)
+    return "auto" if manifest.checkpoint or saved else ""
