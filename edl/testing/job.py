@@ -388,7 +388,9 @@ class Run:
         if self._process is not None and self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-        left = self.processes()
+        # Not the agent, whose exit code psutil would take from those that wait for it.
+        agent = self._process.pid if self._process is not None else None
+        left = [process for process in self.processes() if process.pid != agent]
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()

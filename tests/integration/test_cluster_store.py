@@ -435,13 +435,14 @@ class TestHosts:
         assert not writer.remove_host(store.snapshot().hosts[0])  # it offers slots
         host.withdraw()
         store.set_drained("a", True)
+        wait_until(lambda: store.snapshot().hosts[0].offer is None)
         assert writer.remove_host(store.snapshot().hosts[0])
         assert store.snapshot().hosts == ()
         for call in (host.assigned, lambda: host.report(HostReport(7))):
             with pytest.raises(CoordinationError, match="host a is not registered in cluster lab;"):
                 call()
         host.register(HostOffer(4), lambda _: False)
-        assert not store.snapshot().hosts[0].drained
+        wait_until(lambda: [view.drained for view in store.snapshot().hosts] == [False])
 
     def test_draining(self, store: ClusterStore) -> None:
         HostRegistration(store.nodes, "a", A).register(HostOffer(4), lambda _: False)
