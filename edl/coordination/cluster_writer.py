@@ -78,6 +78,11 @@ def event_write(paths: ClusterPaths, event: ClusterEvent) -> Write:
     return Write(f"{paths.events}/e-", event.to_json(), sequence=True)
 
 
+def byte_count(writes: Sequence[Write]) -> int:
+    """Return how many bytes the paths and values of ``writes`` have."""
+    return sum(len(write.path) + len(encode(write.value)) for write in writes)
+
+
 def jobs_to_remove(jobs: Sequence[StoredJob], keep: int = ENDED_KEPT) -> list[StoredJob]:
     """Return the ended jobs whose records are to be removed; the job that ended first comes first.
 
@@ -137,7 +142,7 @@ class ClusterWriter:
                 read again to see whether they were written.
         """
         self._nodes.check_session()
-        size = sum(len(write.path) + len(encode(write.value)) for write in writes)
+        size = byte_count(writes)
         if size > MOST_BYTES:
             raise CoordinationError(
                 f"{len(writes)} writes with {size} bytes are too many for one transaction, which "

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,6 +23,7 @@ from edl.coordination.cluster_writer import (
     ClusterWriter,
     allocation_write,
     assigned_write,
+    byte_count,
     event_write,
     jobs_to_remove,
     life_write,
@@ -32,15 +33,17 @@ from edl.coordination.election import Election, Leadership, Write
 from edl.coordination.fenced_session import FencedSession
 from edl.coordination.session import Session
 from edl.core.cluster.events import ClusterEventKind
+from edl.core.cluster.held_slots import HeldSlots
 from edl.core.cluster.measured_throughput import MeasuredThroughput, measurements
 from edl.core.cluster.orders import CreateRun
 from edl.core.cluster.plan import ClusterPlan, plan
 from edl.core.cluster.plan_events import PlannedEvent, plan_events
+from edl.core.cluster.plan_parts import plan_parts
 from edl.core.cluster.policies import policy_of
 from edl.core.cluster.records import ControllerRecord
 from edl.core.cluster.run_records import RunRecords
 from edl.core.cluster.view import ClusterView
-from edl.errors import CoordinationError, EdlError, LeadershipLost
+from edl.errors import CoordinationError, EdlError, LeadershipLost, UsageError
 from edl.scheduler.liveness import LivenessProbe, LivenessServer
 from edl.scheduler.reason_writer import ReasonWriter
 from edl.scheduler.runs import RunWriter
@@ -51,10 +54,15 @@ logger = logging.getLogger(__name__)
 SESSION_S = 2.0  # a controller that is silent for so long does not lead any more
 LOOK_S = 5.0  # the longest time between two looks, though nothing is seen to change
 FOLLOW_S = 0.25  # the same of a controller that does not lead: so soon it notices a death
+REST_S = 0.5  # the longest rest after a turn, which else is as long as the turn took
 AGAIN_S = 0.5  # between two tries while ZooKeeper is away
+ORDERS_S = 1.0  # of one turn, to carry out orders: something else may be urgent meanwhile
 HOUSEKEEPING_S = 60.0  # between two removals of what is old
 
+TRANSACTION_BYTES = 400_000  # ZooKeeper takes 1 MB, and each write costs more than its values
+
 Say = Callable[[str], None]
+Events = Sequence[PlannedEvent]
 
 
 class Controller:
@@ -114,7 +122,10 @@ class Controller:
             about = replace(self._about, port=port)
             election = store.election(about.controller, about.to_json())
             while not self._stopping:
-                self._wakeup.wait(self._turn(store, election))
+                began_s = time.monotonic()
+                wait_s = self._turn(store, election)
+                time.sleep(min(REST_S, time.monotonic() - began_s))
+                self._wakeup.wait(wait_s)
             self._resign(election)
 
     def _turn(self, store: ClusterStore, election: Election) -> float:
@@ -223,6 +234,7 @@ class ControllerTerm:
         self._reader = RunReader(session, wake)
         self._runs = RunWriter(session)
         self._reasons = ReasonWriter(self._writer)
+        self._problem = ""  # why the policy cannot be asked
         self._tidied_s = 0.0  # by the monotonic clock
 
     def begin(self, about: ControllerRecord) -> None:
@@ -242,10 +254,11 @@ class ControllerTerm:
         """
         read = self._read()
         now_s = time.time()
-        found = plan(read.view, policy_of(read.snapshot.settings), now_s)
-        if found.writes and not self._writer.commit(list(self._writes(read, found))):
+        found = self._plan(read, now_s)
+        events = plan_events(read.view, found)
+        if found.writes and not self._write(read, found, events):
             return 0.0  # something has changed: look again
-        self._tell(plan_events(read.view, found))
+        self._tell(events)
         self._carry_out(read, found)
         lives = {job.name: job.life for job in read.snapshot.jobs} | dict(found.lives)
         tell_s = self._reasons.tell(found.reasons, lives, now_s)
@@ -253,7 +266,25 @@ class ControllerTerm:
             self._tidy(read)
         return max(0.0, min(LOOK_S, tell_s, found.next_s - time.time()))
 
-    def _tell(self, events: Sequence[PlannedEvent]) -> None:
+    def _plan(self, read: LeaderRecords, now_s: float) -> ClusterPlan:
+        """Return the plan; if the policy cannot be asked, one in which jobs keep their slots."""
+        settings = read.snapshot.settings
+        try:
+            found = plan(read.view, policy_of(settings), now_s)
+        except UsageError as error:  # another version of edl may have this policy
+            why = str(error)
+        except Exception as error:  # a policy's own, whatever it is
+            logger.exception("the policy %s has failed", settings.policy)
+            why = f"the policy {settings.policy} has failed, see the leader's log: {error!r}"
+        else:
+            self._problem = ""
+            return found
+        if why != self._problem:
+            self._problem = why
+            self._say(f"jobs keep their slots: {why}")
+        return plan(read.view, HeldSlots(why), now_s)
+
+    def _tell(self, events: Events) -> None:
         """Show the events of a plan; of a job that changes its state, only that."""
         changed = {one.job for one in events if one.kind is ClusterEventKind.STATE}
         for one in events:
@@ -267,35 +298,67 @@ class ControllerTerm:
         secrets, kept = self._store.secrets(names), self._store.measured(names)
         return LeaderRecords(snapshot, secrets, kept, self._reader.read(secrets))
 
-    def _writes(self, read: LeaderRecords, found: ClusterPlan) -> Iterable[Write]:
-        """Yield the writes of a plan, and of the events that tell of it.
+    def _write(self, read: LeaderRecords, found: ClusterPlan, events: Events) -> bool:
+        """Write a plan and its events; return False if something has changed since it was read.
+
+        One transaction has all of it if it is not too large.
+        """
+        transactions: list[list[Write]] = [[]]
+        size = 0
+        for writes in self._parts(read, found, events):
+            size += byte_count(writes)
+            if size > TRANSACTION_BYTES and transactions[-1]:
+                transactions.append([])
+                size = byte_count(writes)
+            transactions[-1] += writes
+        return all(self._writer.commit(one) for one in transactions)
+
+    def _parts(
+        self, read: LeaderRecords, found: ClusterPlan, events: Events
+    ) -> Iterator[list[Write]]:
+        """Yield the writes of each part of a plan, which belong into one transaction.
 
         A job's secret is written before the job is assigned to hosts, which need it.
         """
-        paths, store, snapshot = self._store.paths, self._store, read.snapshot
+        paths, snapshot = self._store.paths, read.snapshot
         jobs = {job.name: job for job in snapshot.jobs}
         hosts = {host.name: host for host in snapshot.hosts}
-        for name, life in found.lives.items():
-            yield life_write(paths, jobs[name], life)
-            if life.run and name not in read.secrets:
-                yield secret_write(paths, name)
-        for name, assigned in found.assigned.items():
-            yield assigned_write(paths, hosts[name], assigned)
+        rest = list(events)
         if found.allocation is not None:
-            yield allocation_write(paths, found.allocation, snapshot.allocation_version)
-        for event in plan_events(read.view, found):
-            yield event_write(paths, store.event(*event))
+            yield [allocation_write(paths, found.allocation, snapshot.allocation_version)]
+        for part in plan_parts(read.view, found):
+            lives = {name: found.lives[name] for name in part.jobs}
+            about = [one for one in rest if one.job in lives]
+            rest = [one for one in rest if one.job not in lives]
+            yield [
+                *(life_write(paths, jobs[name], life) for name, life in lives.items()),
+                *(
+                    secret_write(paths, name)
+                    for name, life in lives.items()
+                    if life.run and name not in read.secrets
+                ),
+                *(assigned_write(paths, hosts[one], found.assigned[one]) for one in part.hosts),
+                *(event_write(paths, self._store.event(*one)) for one in about),
+            ]
+        yield from ([event_write(paths, self._store.event(*one))] for one in rest)
 
     def _carry_out(self, read: LeaderRecords, found: ClusterPlan) -> None:
-        """Carry out the orders of a plan, one after another."""
-        jobs = {job.name: job for job in read.snapshot.jobs}
+        """Carry out the orders of a plan, one after another, for a limited time.
+
+        The next plan has those that are left.
+        """
+        jobs, deadline_s = (
+            {job.name: job for job in read.snapshot.jobs},
+            time.monotonic() + ORDERS_S,
+        )
         for order in found.orders:
+            if time.monotonic() >= deadline_s:
+                return
             job = jobs[order.job]
             secret = read.secrets.get(job.name) or self._writer.job_secret(job.name)
             if isinstance(order, CreateRun):
                 self._keep_measured(read, job)
-            last = read.runs.get(job.name)
-            refused = self._runs.carry_out(order, job, secret, last)
+            refused = self._runs.carry_out(order, job, secret, read.runs.get(job.name))
             if refused:
                 self._say(f"job {order.job}: {type(order).__name__} was refused: {refused}")
 
