@@ -22,7 +22,7 @@ from edl.core.cluster.run_records import RunRecords
 from edl.core.cluster.view import ClusterView, JobView
 from edl.core.policy.scaling_profile import ScalingProfile
 from edl.core.progress import TrainingStatus
-from edl.core.records import Assigned, Generation, Host, Job
+from edl.core.records import Assigned, Desired, Generation, Host, Job
 
 PASSES = 20  # over nodes that others change meanwhile
 
@@ -101,6 +101,7 @@ class RunReader:
             get(paths.job, wake),
             children(paths.run, wake),
             get(paths.assigned, wake),
+            get(paths.desired, wake),
             get(paths.generation, wake),
             get(paths.status, quiet),
             get(paths.learned, quiet),
@@ -144,7 +145,7 @@ def _records(
     Returns:
         The records; None if the job was removed meanwhile.
     """
-    job, runs, assigned, generation, status, learned, _ = answers
+    job, runs, assigned, desired, generation, status, learned, _ = answers
     tokens = [name for name in runs or () if f"{paths.run}/{name}" != paths.creator]
     if not tokens or None in (job, assigned):
         return None
@@ -153,6 +154,7 @@ def _records(
         job=record(Job, (paths.job, job[0])),
         assigned=Assigned.from_json(content(paths.assigned, assigned)),
         version=assigned[1].version,
+        desired=Desired.from_json(content(paths.desired, desired)),
         generation=record_or_none(Generation, paths.generation, generation),
         status=TrainingStatus.from_json(content(paths.status, status)),
         learned=ScalingProfile.from_json(content(paths.learned, learned)),

@@ -77,7 +77,7 @@ def set_desired(
     return made[-1]
 
 
-def place_run(nodes: JobNodes, devices: DeviceSets, version: int, why: str) -> bool:
+def place_run(nodes: JobNodes, devices: DeviceSets, version: int, why: str, batch: int = 0) -> bool:
     """Let a job have a worker on each of ``devices`` and none elsewhere, for the cluster's leader.
 
     The desired and the assigned workers, and the event, are one transaction.
@@ -88,6 +88,7 @@ def place_run(nodes: JobNodes, devices: DeviceSets, version: int, why: str) -> b
             worker.
         version: The version of the record ``assigned`` from which this was decided.
         why: A clause that begins the sentence of the event.
+        batch: The global batch that the cluster has chosen, in samples; 0: the job chooses it.
 
     Returns:
         False, with nothing written, if that record has another version.
@@ -111,6 +112,8 @@ def place_run(nodes: JobNodes, devices: DeviceSets, version: int, why: str) -> b
 
     change = _changed(p, found, choose, RequestedBy.CLUSTER, why, devices=devices)
     new, event = _written(p, found, change)
+    if change.desired.batch != batch:
+        new |= {p.desired: replace(change.desired, batch=batch).to_json()}
     writes = [(path, encode(values), versions[path]) for path, values in new.items()]
     return not writes or nodes.try_write(writes, event)
 

@@ -119,6 +119,7 @@ class JobStore:
         policy: JobPolicy = NO_POLICY,
         devices: DeviceSets = NO_DEVICES,
         run: str | None = None,
+        batch: int = 0,
     ) -> None:
         """Create the job, or replace one that has ended or whose processes are all dead.
 
@@ -134,6 +135,8 @@ class JobStore:
             devices: The devices that the job may use, by host; other hosts have no limit.
             run: The token of this start of the job; None to make one up. If the present start has
                 it already, nothing in ZooKeeper is changed.
+            batch: The global batch that the job's cluster has chosen, in samples; 0: the job
+                chooses it.
 
         Raises:
             JobExists: a process of a job of that name lives, or that job is reserved and has not
@@ -142,7 +145,7 @@ class JobStore:
             CoordinationError: ZooKeeper is away, or the session's secret is not that of this job.
         """
         assigned = Assigned(hosts, by_slot, devices)
-        run = lifecycle.create_job(self.session, self.paths, job, assigned, policy, run)
+        run = lifecycle.create_job(self.session, self.paths, job, assigned, policy, run, batch)
         self.nodes.belong_to(run)
 
     def delete(self) -> None:

@@ -52,6 +52,7 @@ def create_job(
     assigned: Assigned,
     policy: JobPolicy,
     run: str | None = None,
+    batch: int = 0,
 ) -> str:
     """Create the job's nodes in one transaction, and return the token of this start of the job.
 
@@ -69,6 +70,7 @@ def create_job(
         policy: The policy of the job.
         run: The token of this start; None to make one up. If it is the token of the present start
             already, running or ended, nothing is changed.
+        batch: The global batch that the job's cluster has chosen, in samples; 0: the job chooses.
 
     Raises:
         JobExists: a job of that name has live processes, or is reserved and has not ended.
@@ -96,7 +98,7 @@ def create_job(
                 _thin_out(session, paths, old)
                 old = _living_or_leftovers(session, paths)
             hosts = {} if assigned.by_slot else assigned.hosts
-            sizes = Desired(hosts, reason="the job starts", at_s=job.created)
+            sizes = Desired(hosts, reason="the job starts", at_s=job.created, batch=batch)
             build = partial(_replace, paths, old, token, job, sizes, assigned, policy)
             session.transact(f"create job {paths.name}", build)
         except Refused:

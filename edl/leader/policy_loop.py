@@ -139,7 +139,14 @@ class PolicyLoop:
         if ring.noise.steps:
             self.size.note(noise=ring.noise)
         found = self._follow(snapshot, policy, ring, now, left, samples_per_s)
-        if found.failed or not may_follow or kept.off:
+        if found.failed or not may_follow:
+            return found
+        if snapshot.desired.batch and ring.batching is not None and ring.batching.is_chosen:
+            batch = snapshot.desired.batch // ring.step_batches
+            says = f"the cluster has chosen the global batch {snapshot.desired.batch}"
+            says = "; ".join(text for text in (found.says, says) if text)
+            return replace(found, says=says, batch=max(1, batch))
+        if kept.off:
             return found
         return self._with_batch(found, ring, self.size.observation(snapshot, left))
 

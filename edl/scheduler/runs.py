@@ -93,7 +93,8 @@ class RunWriter:
         spec = replace(spec, np=sum(hosts.values()))
         record = Job(name=order.job, spec=spec, created=time.time(), reserved=True)
         store = JobStore(self._session, order.job)
-        store.create(record, hosts, devices=order.devices, run=order.run)
+        batch = order.batch or 0
+        store.create(record, hosts, devices=order.devices, run=order.run, batch=batch)
         return ""
 
     def _place(self, order: PlaceRun) -> str:
@@ -101,7 +102,7 @@ class RunWriter:
         nodes = JobNodes(self._session, order.job)
         nodes.belong_to(order.run)
         why = order.reason or "the cluster gives it other slots"
-        if place_run(nodes, order.devices, order.version, why):
+        if place_run(nodes, order.devices, order.version, why, order.batch or 0):
             return ""
         return f"the slots of job {order.job} were changed by others"
 

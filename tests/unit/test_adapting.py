@@ -435,6 +435,17 @@ def test_a_profile_spares_the_job_the_trying() -> None:
     assert change_of(told).desired.np == 1
 
 
+def test_the_batch_that_the_cluster_has_chosen_counts() -> None:
+    leader, now = Leader(), snapshot(2)
+    now = replace(now, desired=replace(now.desired, batch=240))
+    leader.batching = Batching(batch_range=(80, 800))
+    outcome = leader.trains(now, 1)
+    assert outcome.batch == 240
+    assert "the cluster has chosen the global batch 240" in outcome.says
+    leader.batching = Batching(batch_size=40)  # the script's own
+    assert leader.trains(now, 1).batch == 0
+
+
 def test_it_chooses_the_global_batch_without_any_policy() -> None:
     """40 samples of each of two: 80. One batch tells nothing; what more it costs is known then."""
     leader, now = Leader(), replace(snapshot(2), policy=JobPolicy())

@@ -17,7 +17,7 @@ from edl.core.policy.observation import SizeMeasurement
 from edl.core.policy.scaling_profile import ScalingProfile
 from edl.core.policy.step_time import StepTimeSample
 from edl.core.progress import ProgressSample, TrainingStatus
-from edl.core.records import Assigned, Generation, Host, Job, JobState
+from edl.core.records import Assigned, Desired, Generation, Host, Job, JobState
 
 
 def run(
@@ -42,10 +42,13 @@ def test_the_order_of_a_run() -> None:
 def test_a_run_as_a_plan_reads_it() -> None:
     agent = Host("a", 2, "here", leaving=True, disabled={"1": "why"}, devices=(0, 1), busy=(1,))
     job = Job("j", JobSpec(("x",)), JobState.STOPPING, "halt", exit_code=3)
-    one = RunRecords("t", job, Assigned({"a": 1}, devices={"a": (0, 1)}), 7, agents=(agent,))
+    assigned = Assigned({"a": 1}, devices={"a": (0, 1)})
+    one = RunRecords("t", job, assigned, 7, Desired(batch=64), agents=(agent,))
     view = one.view
     assert (view.token, view.state, view.reason, view.exit_code) == ("t", "stopping", "halt", 3)
     assert (view.devices, view.version, view.workers) == ({"a": (0, 1)}, 7, {"a": 1})
+    assert view.batch == 64
+    assert replace(one, desired=Desired()).view.batch is None
     assert view.agents == {"a": AgentView(frozenset({0, 1}), frozenset({1}), True, 1)}
 
 
@@ -55,7 +58,9 @@ def test_a_run_trains_when_its_ring_has_trained_a_step() -> None:
     sample = TrainingStatus(step=1, progress_sample=ProgressSample(0, 1, 1, 0, 1, 8, 1.0))
     timed = TrainingStatus(step=701, median_step_s=0.1)
     found = [
-        RunRecords("t", Job("j", JobSpec(("x",))), Assigned(), 0, generation, status).view.trains
+        RunRecords(
+            "t", Job("j", JobSpec(("x",))), Assigned(), generation=generation, status=status
+        ).view.trains
         for generation in (None, ring)
         for status in (resumed, sample, timed)
     ]

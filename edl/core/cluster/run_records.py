@@ -9,7 +9,7 @@ from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.view import AgentView, RunView
 from edl.core.policy.scaling_profile import ScalingProfile
 from edl.core.progress import TrainingStatus
-from edl.core.records import Assigned, Generation, Host, Job
+from edl.core.records import Assigned, Desired, Generation, Host, Job
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class RunRecords:
         job: the job's record.
         assigned: which workers the run has, and which devices it may use.
         version: the version of that record.
+        desired: which workers are desired, and the batch that the cluster has chosen.
         generation: the newest generation; None: there was none yet.
         status: the progress of the training.
         learned: what the job has measured.
@@ -31,6 +32,7 @@ class RunRecords:
     job: Job
     assigned: Assigned
     version: int = 0
+    desired: Desired = field(default_factory=Desired)
     generation: Generation | None = None
     status: TrainingStatus = field(default_factory=TrainingStatus)
     learned: ScalingProfile = field(default_factory=ScalingProfile)
@@ -56,6 +58,7 @@ class RunRecords:
                 )
                 for agent in self.agents
             },
+            batch=self.desired.batch or None,
             workers=dict(self.assigned.hosts),
         )
 

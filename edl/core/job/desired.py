@@ -117,7 +117,7 @@ def set_desired(
     profiled = by is RequestedBy.PROFILE  # a profile restores the size afterwards
     borrowed = before.borrowed if profiled else borrowed_after(before, hosts, terms)
     reclaims = reclaims_after(before, hosts, terms, at_s)
-    after = Desired(dict(hosts), by, why, at_s, borrowed, reclaims)
+    after = Desired(dict(hosts), by, why, at_s, borrowed, reclaims, before.batch)
     if assigned.by_slot:
         return DesiredChange(before, after)
     follows = replace(assigned, hosts=after.hosts, devices=granted)

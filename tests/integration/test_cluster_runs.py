@@ -1,0 +1,194 @@
+"""What a cluster's leader reads and writes of runs, on a real ZooKeeper and without processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from edl.coordination.access import Access
+from edl.coordination.cluster_nodes import create_cluster, open_cluster
+from edl.coordination.cluster_runs import RunReader
+from edl.coordination.cluster_store import ClusterStore
+from edl.coordination.fenced_session import FencedSession
+from edl.coordination.job_store import JobStore
+from edl.coordination.secrets import new_secret
+from edl.coordination.session import Session
+from edl.core.cluster.manifest import JobManifest
+from edl.core.cluster.orders import CreateRun, Order, PlaceRun, StopRun
+from edl.core.cluster.records import ClusterRecord
+from edl.core.cluster.view import AgentView, RunView
+from edl.core.records import Host, Job, JobState, RequestedBy
+from edl.errors import CoordinationError, LeadershipLost
+from edl.scheduler.runs import RunWriter
+
+pytestmark = pytest.mark.integration
+
+LAB = Access("lab", new_secret())
+SECRET = new_secret()
+ONE, TWO = "0" * 23 + "1", "0" * 23 + "2"
+MANIFEST = JobManifest("j", ("python", "train.py"), 1, 4, cwd="/")
+
+
+class Leader:
+    """The leader of the cluster `lab`, with its two sessions."""
+
+    def __init__(self, hosts: str, name: str) -> None:
+        self.session, self.runs = Session(hosts, 2.0), FencedSession(hosts, 2.0)
+        self.session.start()
+        self.runs.start()
+        create_cluster(self.session, LAB, ClusterRecord())
+        self.runs.identify(LAB)
+        store = ClusterStore(open_cluster(self.session, LAB))
+        self.election = store.election(name, {})
+        self.election.enter()
+        leadership = self.election.leads()
+        assert leadership is not None
+        self.changes = 0
+        self.runs.lead(leadership)
+        self.reader, self.writer = RunReader(self.runs, self.changed), RunWriter(self.runs)
+
+    def changed(self) -> None:
+        self.changes += 1
+
+    def does(self, order: Order) -> str:
+        return self.writer.carry_out(order, MANIFEST, SECRET)
+
+    def reads(self) -> RunView | None:
+        found = self.reader.read({"j": SECRET}).get("j")
+        return None if found is None else found.view
+
+    def close(self) -> None:
+        self.session.close()
+        self.runs.close()
+
+
+@pytest.fixture
+def leader(zk_hosts: str) -> Iterator[Leader]:
+    one = Leader(zk_hosts, "one")
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def job(zk_hosts: str) -> Iterator[JobStore]:
+    """Yield the job in a session of one of its processes."""
+    with Session(zk_hosts, 2.0, access=Access("j", SECRET)) as session:
+        yield JobStore(session, "j")
+
+
+def test_a_run_is_created_once(leader: Leader, job: JobStore) -> None:
+    assert leader.reads() is None
+    order = CreateRun("j", ONE, {"a": (0, 2), "b": (1,)}, batch=64)
+    assert [leader.does(order) for _ in range(2)] == ["", ""]
+    run = leader.reads()
+    assert run is not None
+    assert (run.token, run.state, run.trains, run.batch) == (ONE, "running", False, 64)
+    assert run.devices == {"a": (0, 2), "b": (1,)}
+    assert not run.lacks_workers
+    record = job.snapshot().job
+    assert (record.spec.np, record.spec.settings.resume, record.reserved) == (3, "auto", True)
+    assert "is already running" in leader.does(replace(order, run=TWO))
+    assert leader.does(StopRun("j", TWO, False)) == "", "there is no such run"
+    assert leader.does(StopRun("j", ONE, True, "halted")) == ""
+    run = leader.reads()
+    assert run is not None
+    assert (run.state, run.reason) == (JobState.STOPPED, "halted"), "no process could save anything"
+    assert leader.does(replace(order, run=TWO, batch=None)) == ""
+    run = leader.reads()
+    assert run is not None
+    assert (run.token, run.batch) == (TWO, None)
+
+
+def test_a_run_is_placed_if_nobody_has_changed_it(leader: Leader, job: JobStore) -> None:
+    leader.does(CreateRun("j", ONE, {"a": (0, 1)}))
+    job.hosts.put(Host("a", 2, "here", devices=(0, 1), busy=(0,)))
+    run = leader.reads()
+    assert run is not None
+    assert run.agents == {"a": AgentView(frozenset({0, 1}), frozenset({0}))}
+    before = leader.changes
+    order = PlaceRun("j", ONE, {"a": (0,), "b": (3, 4)}, run.version, 32, "why not")
+    assert leader.does(order) == ""
+    assert leader.changes > before
+    run = leader.reads()
+    assert run is not None
+    assert (run.devices, run.batch) == (order.devices, 32)
+    desired = job.snapshot().desired
+    assert (desired.hosts, desired.by, desired.reason) == ({"a": 1, "b": 2}, "cluster", "why not")
+    assert leader.does(order) == "the slots of job j were changed by others"
+    job.set_desired(lambda now: {**now, "a": 0}, RequestedBy.LEADER, "w0 left")
+    run = leader.reads()
+    assert run is not None
+    assert (run.lacks_workers, run.batch) == (True, 32)
+    assert leader.does(replace(order, version=run.version)) == ""
+    run = leader.reads()
+    assert run is not None
+    assert not run.lacks_workers
+    stale = replace(order, run=TWO, devices={"a": (0, 1)}, version=run.version)
+    assert "is over, and a new one of that name" in leader.does(stale)
+    assert leader.does(replace(order, version=run.version, batch=None)) == ""
+    assert job.snapshot().desired.batch == 0
+
+
+def test_nothing_is_read_again_that_has_not_changed(leader: Leader, job: JobStore) -> None:
+    leader.does(CreateRun("j", ONE, {"a": (0, 1)}))
+    leader.reads()
+    asked: list[int] = []
+    ask = leader.runs._answers_to
+
+    def counted(what: str, issues: object, *args: object, **kwargs: object) -> object:
+        asked.append(len(issues))  # type: ignore[arg-type]
+        return ask(what, issues, *args, **kwargs)  # type: ignore[arg-type]
+
+    leader.runs._answers_to = counted  # type: ignore[method-assign, assignment]
+    leader.reads()
+    assert sum(asked) == 0
+    job.set_job_state(JobState.STOPPING, "a test")
+    leader.runs.read_all("catch up", [lambda client: client.sync_async("/")])
+    asked.clear()
+    run = leader.reads()
+    assert run is not None
+    assert run.state is JobState.STOPPING
+    assert sum(asked) == 1
+
+
+def test_a_deposed_leader_changes_no_run(leader: Leader, zk_hosts: str) -> None:
+    leader.does(CreateRun("j", ONE, {"a": (0,)}))
+    run = leader.reads()
+    assert run is not None
+    leader.election.remove("one")
+    other = Leader(zk_hosts, "two")
+    for order in (PlaceRun("j", ONE, {"a": (1,)}, run.version), StopRun("j", ONE, False)):
+        with pytest.raises(LeadershipLost):
+            leader.does(order)
+    other.does(StopRun("j", ONE, False, "done"))
+    with pytest.raises(LeadershipLost):
+        leader.does(CreateRun("j", TWO, {"a": (0,)}))
+    with pytest.raises(LeadershipLost):
+        leader.writer.remove("j", SECRET)
+    found = other.reads()
+    assert found is not None
+    assert (found.token, found.reason) == (ONE, "done")
+    assert other.writer.remove("j", SECRET)
+    assert other.reads() is None
+    other.close()
+
+
+def test_without_a_term_nothing_is_written(zk_hosts: str) -> None:
+    writes = pytest.raises(CoordinationError, match="writes for no leader")
+    with FencedSession(zk_hosts, 2.0) as session, writes:
+        RunWriter(session).carry_out(CreateRun("j", ONE, {"a": (0,)}), MANIFEST, SECRET)
+
+
+def test_a_strangers_job_of_that_name(leader: Leader, zk_hosts: str) -> None:
+    with Session(zk_hosts, 2.0, access=Access("j", new_secret())) as session:
+        leader.does(CreateRun("j", ONE, {"a": (0,)}))
+        assert not leader.writer.remove("j", SECRET), "it is not over"
+        leader.does(StopRun("j", ONE, False))
+        assert leader.writer.remove("j", SECRET)
+        assert leader.reads() is None
+        JobStore(session, "j").create(Job("j", MANIFEST.job_spec()), {"a": 1})
+        assert leader.reads() is None
+        assert "the name 'j' is taken" in leader.does(CreateRun("j", ONE, {"a": (0,)}))
+        assert leader.writer.remove("j", SECRET), "there is nothing of ours"
