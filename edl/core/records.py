@@ -194,17 +194,13 @@ class Desired(_Placed):
         at_s: when the value was set, by the wall clock, in seconds since 1970.
         borrowed: host -> how many of its desired workers are in slots which the job has borrowed.
         reclaims: the demands for borrowed slots that are not met yet; at most one for each host.
-        batch: the global batch that the job's cluster has chosen, in samples of a step; 0: it
-            leaves the choice to the job.
+        batch: the global batch that the job's cluster has chosen, in samples; 0: the job chooses.
     """
 
     by: RequestedBy = RequestedBy.LAUNCHER  # who asked last
     reason: str = ""
     at_s: float = 0.0  # wall clock
-    borrowed: Mapping[str, int] = field(
-        default_factory=dict
-    )  # host -> those of its workers that are
-    # in slots which were borrowed by the job
+    borrowed: Mapping[str, int] = field(default_factory=dict)
     reclaims: tuple[Reclaim, ...] = ()  # that are not done yet, one for a host
     batch: int = 0
 
