@@ -10,14 +10,15 @@ import pytest
 from edl.coordination.access import Access
 from edl.coordination.cluster_nodes import create_cluster, open_cluster
 from edl.coordination.cluster_runs import RunReader
-from edl.coordination.cluster_store import ClusterStore
+from edl.coordination.cluster_store import ClusterStore, StoredJob
 from edl.coordination.fenced_session import FencedSession
 from edl.coordination.job_store import JobStore
 from edl.coordination.secrets import new_secret
 from edl.coordination.session import Session
+from edl.core.cluster.job_life import JobLife
 from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.orders import CreateRun, Order, PlaceRun, StopRun
-from edl.core.cluster.records import ClusterRecord
+from edl.core.cluster.records import ClusterRecord, Wanted
 from edl.core.cluster.view import AgentView, RunView
 from edl.core.records import Host, Job, JobState, RequestedBy
 from edl.errors import CoordinationError, LeadershipLost
@@ -29,6 +30,7 @@ LAB = Access("lab", new_secret())
 SECRET = new_secret()
 ONE, TWO = "0" * 23 + "1", "0" * 23 + "2"
 MANIFEST = JobManifest("j", ("python", "train.py"), 1, 4, cwd="/")
+JOB = StoredJob("j", 3, 0.0, MANIFEST, Wanted(), JobLife(), 0)
 
 
 class Leader:
@@ -53,7 +55,7 @@ class Leader:
         self.changes += 1
 
     def does(self, order: Order) -> str:
-        return self.writer.carry_out(order, MANIFEST, SECRET)
+        return self.writer.carry_out(order, JOB, SECRET)
 
     def reads(self) -> RunView | None:
         found = self.reader.read({"j": SECRET}).get("j")
@@ -88,7 +90,7 @@ def test_a_run_is_created_once(leader: Leader, job: JobStore) -> None:
     assert run.devices == {"a": (0, 2), "b": (1,)}
     assert not run.lacks_workers
     record = job.snapshot().job
-    assert (record.spec.np, record.spec.settings.resume, record.reserved) == (3, "auto", True)
+    assert (record.spec.np, record.spec.settings.resume, record.reserved) == (3, "", True)
     assert "is already running" in leader.does(replace(order, run=TWO))
     assert leader.does(StopRun("j", TWO, False)) == "", "there is no such run"
     assert leader.does(StopRun("j", ONE, True, "halted")) == ""
@@ -178,7 +180,7 @@ def test_a_deposed_leader_changes_no_run(leader: Leader, zk_hosts: str) -> None:
 def test_without_a_term_nothing_is_written(zk_hosts: str) -> None:
     writes = pytest.raises(CoordinationError, match="writes for no leader")
     with FencedSession(zk_hosts, 2.0) as session, writes:
-        RunWriter(session).carry_out(CreateRun("j", ONE, {"a": (0,)}), MANIFEST, SECRET)
+        RunWriter(session).carry_out(CreateRun("j", ONE, {"a": (0,)}), JOB, SECRET)
 
 
 def test_a_strangers_job_of_that_name(leader: Leader, zk_hosts: str) -> None:
@@ -188,7 +190,7 @@ def test_a_strangers_job_of_that_name(leader: Leader, zk_hosts: str) -> None:
         leader.does(StopRun("j", ONE, False))
         assert leader.writer.remove("j", SECRET)
         assert leader.reads() is None
-        JobStore(session, "j").create(Job("j", MANIFEST.job_spec()), {"a": 1})
+        JobStore(session, "j").create(Job("j", MANIFEST.job_spec("")), {"a": 1})
         assert leader.reads() is None
         assert "the name 'j' is taken" in leader.does(CreateRun("j", ONE, {"a": (0,)}))
         assert leader.writer.remove("j", SECRET), "there is nothing of ours"
