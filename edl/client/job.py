@@ -150,8 +150,8 @@ class Job:
             hosts: the number of workers by host; a host that is not in it gets none. A host that
                 gets more workers than it has needs an agent with as many slots.
             devices: the numbers of the devices that the job may use, by host. A host that is not in
-                it (None: no host is) keeps its devices, and has no limit if it was never given any;
-                an empty sequence lets no worker start there.
+                it (None: no host is) keeps its devices. Once a host of the job was given devices,
+                no worker starts on a host that was given none.
             timeout_s: the time in seconds to wait until the workers train where they are placed;
                 None to return as soon as the placement is written.
 

@@ -113,8 +113,8 @@ def submit(  # noqa: PLR0913 (its keywords are the options of `edl run`)
         command: the command of each worker, like ``["python", "train.py"]``. It is not checked on
             this host; each agent checks it on its own.
         hosts: the number of workers to start, by the name of the host.
-        devices: the numbers of the devices (GPUs) that the job may use, by the name of the host; a
-            host that is not in it has no limit. See :meth:`Job.place`.
+        devices: the numbers of the devices (GPUs) that the job may use, by the name of the host; no
+            worker may start on a host that is not in it. None: no limit. See :meth:`Job.place`.
         name: the name of the job; None to make one up from the command, see ``job.status().job``.
         policy: the policy of the job in TOML, as a file of `edl run --policy` has it; None to keep
             the size.
@@ -263,7 +263,7 @@ def create(
         spec: the specification of the job.
         hosts: the number of workers to start, by the name of the host.
         policy: the policy by which the job finds its own size.
-        devices: the devices that the job may use, by host; other hosts have no limit.
+        devices: the devices that the job may use, by host, and none on other hosts; empty: all.
         run: the token of the new run; None to make one up. With a token the job is *reserved*: it
             counts as alive until it is over, and the events that are returned are empty. If the
             job has that run already, nothing is changed.

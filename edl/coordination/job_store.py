@@ -132,7 +132,8 @@ class JobStore:
             by_slot: Whether the launcher assigns workers by slot (horovodrun's driver does). Then
                 ``hosts`` are the assigned numbers only, and none are desired yet.
             policy: The policy of the job.
-            devices: The devices that the job may use, by host; other hosts have no limit.
+            devices: The devices that the job may use, by host, and none on other hosts. Empty: the
+                job is not limited to devices.
             run: The token of this start of the job; None to make one up. If the present start has
                 it already, nothing in ZooKeeper is changed.
             batch: The global batch that the job's cluster has chosen, in samples; 0: the job

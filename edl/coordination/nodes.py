@@ -13,7 +13,6 @@ from functools import lru_cache, partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from kazoo.client import TransactionRequest
-from kazoo.exceptions import BadVersionError, NoNodeError
 
 from edl.coordination import lifecycle
 from edl.coordination.paths import JobPaths
@@ -274,7 +273,11 @@ class JobNodes(Nodes[JobPaths]):
         return lifecycle.unknown_job(self.session, self.paths)
 
     def put_ephemeral(
-        self, path: str, record: Record, ours: Callable[[Mapping[str, Any]], bool]
+        self,
+        path: str,
+        record: Record,
+        ours: Callable[[Mapping[str, Any]], bool],
+        conditions: Callable[[], Mapping[str, int]] = dict,
     ) -> bool:
         """Write ``record`` into an ephemeral node, which ends with this session.
 
@@ -285,6 +288,8 @@ class JobNodes(Nodes[JobPaths]):
             record: The record that the node shall hold.
             ours: Gets the JSON object in the present node; returns whether that node belongs to
                 this process.
+            conditions: Called at each attempt. Returns path -> version of the nodes that must have
+                these versions when the record is written. It may raise an error to write nothing.
 
         Returns:
             True if the node holds the record now; False, with nothing written, if the node belongs
@@ -297,19 +302,9 @@ class JobNodes(Nodes[JobPaths]):
         data = encode(record.to_json())
         for _ in range(ATTEMPTS):
             answer = self.read(get(path))[0]
-            version = None
-            if answer is not None:
-                if not ours(decode(path, answer[0])):
-                    return False
-                version = answer[1].version
-                if answer[1].ephemeralOwner == self.session.session_id:
-                    try:
-                        write = partial(_set, path=path, data=data, version=version)
-                        self.session.call(f"write {path}", write)
-                    except (NoNodeError, BadVersionError):
-                        continue
-                    return True
-            build = partial(self._take, path=path, data=data, version=version)
+            if answer is not None and not ours(decode(path, answer[0])):
+                return False
+            build = partial(self._put, path=path, data=data, old=answer, versions=conditions())
             try:
                 self.session.transact(f"write {path}", build)
             except Refused as refused:
@@ -319,10 +314,15 @@ class JobNodes(Nodes[JobPaths]):
             return True
         raise self.changed_too_often(path)
 
-    def _take(
-        self, transaction: TransactionRequest, path: str, data: bytes, version: int | None
+    def _put(
+        self,
+        transaction: TransactionRequest,
+        path: str,
+        data: bytes,
+        old: Any,
+        versions: Mapping[str, int],
     ) -> None:
-        """Add the creation of an ephemeral node to a transaction.
+        """Add the write of an ephemeral node to a transaction.
 
         The transaction then fails if the job was removed, or replaced by a new one of that name.
 
@@ -330,12 +330,18 @@ class JobNodes(Nodes[JobPaths]):
             transaction: The transaction to add to.
             path: The path of the node.
             data: The data of the node.
-            version: The version of an older node at ``path``, which is removed before; None: there
-                is none.
+            old: The data and stat of the node as it was read, which is set if this session has
+                created it, and else replaced; None: there is no node yet.
+            versions: path -> version of the nodes that must have these versions.
         """
         transaction.check(f"{self.paths.run}/{self.run}", -1)
-        if version is not None:
-            transaction.delete(path, version)
+        for other, version in versions.items():
+            transaction.check(other, version)
+        if old is not None and old[1].ephemeralOwner == self.session.session_id:
+            transaction.set_data(path, data, old[1].version)
+            return
+        if old is not None:
+            transaction.delete(path, old[1].version)
         transaction.create(path, data, ephemeral=True)
 
 
@@ -405,18 +411,3 @@ def _parsed(parse: Callable[[Values], Any], node: Node) -> Any:
         node: The path and the data of the node.
     """
     return parse(decode(*node))
-
-
-def _set(client: Any, path: str, data: bytes, version: int) -> Any:
-    """Begin to set the node at ``path`` to ``data`` if its version is ``version``.
-
-    Args:
-        client: The kazoo client to send the request on.
-        path: The path of the node.
-        data: The new data.
-        version: The version that the node must have.
-
-    Returns:
-        kazoo's pending result.
-    """
-    return client.set_async(path, data, version)

@@ -13,11 +13,11 @@ from kazoo.client import TransactionRequest
 from kazoo.exceptions import NoNodeError
 
 from edl.coordination.election import nodes_of
-from edl.coordination.nodes import ATTEMPTS, JobNodes, first_of
+from edl.coordination.nodes import ATTEMPTS, JobNodes, content, first_of
 from edl.coordination.paths import candidate_name, sequence
 from edl.coordination.reads import children, delete_node, get
 from edl.coordination.session import Refused
-from edl.core.records import Host, Member, SlotRecord
+from edl.core.records import Assigned, Host, Member, SlotRecord
 from edl.errors import AgentExists, CoordinationError, UnknownJob
 
 
@@ -146,11 +146,15 @@ class HostNodes:
     def put(self, host: Host) -> None:
         """Write the node of the agent that ``host`` describes; it lives as long as this session.
 
-        A node that the same agent (of the same address and process id) wrote before is replaced.
+        A node that the same agent (of the same address and process id) wrote before is replaced. A
+        record with devices is written only while the job may use them all: otherwise an agent that
+        slept could declare a device that another job has got meanwhile.
 
         Raises:
             AgentExists: another agent has a node under the name of this host; nothing was written.
             UnknownJob: the job was removed, or replaced by a new one of that name.
+            CoordinationError: the job may not use one of the devices any more (nothing was
+                written: read the job again), or ZooKeeper is away.
         """
         owner = host
 
@@ -159,8 +163,22 @@ class HostNodes:
             owner = Host.from_json(values)
             return (owner.address, owner.pid) == (host.address, host.pid)
 
+        def devices_are_granted() -> Mapping[str, int]:
+            if not host.devices:
+                return {}
+            answer = self._nodes.read(get(paths.assigned))[0]
+            if answer is None:
+                raise self._nodes.unknown()
+            assigned = Assigned.from_json(content(paths.assigned, answer))
+            if not all(assigned.grants(host.name, device) for device in host.devices):
+                raise CoordinationError(
+                    f"the devices of job {paths.name} on host {host.name} were changed; nothing "
+                    "was written: read the job again"
+                )
+            return {paths.assigned: answer[1].version}
+
         paths = self._nodes.paths
-        if not self._nodes.put_ephemeral(paths.host(host.name), host, ours):
+        if not self._nodes.put_ephemeral(paths.host(host.name), host, ours, devices_are_granted):
             raise AgentExists(host.name, paths.name, owner.pid, owner.address)
 
     def ask_to_leave(self, name: str) -> bool:

@@ -219,26 +219,26 @@ class Assigned(_Placed):
             its first slots, a slot whose worker has left is filled again, and a leader does not
             take a worker away. False in a job of `edl run`.
         devices: host -> the numbers of the host's devices (from 0) that workers of this job may
-            use. A host that is not in it has no limit; a host with an empty tuple may start no
-            worker.
+            use. If it is empty, the job is limited on no host. Otherwise the job may use no device
+            of a host that is not in it.
     """
 
     by_slot: bool = False
     devices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
-    def grants(self, host: str, device: int) -> bool:
-        """Return whether a worker on ``host`` may use the device with the number ``device``.
+    def devices_on(self, host: str) -> tuple[int, ...] | None:
+        """Return the devices of ``host`` that the job may use; None: the job is not limited."""
+        return self.devices.get(host, ()) if self.devices else None
 
-        It may use any device if ``devices`` does not have ``host``.
-        """
-        return host not in self.devices or device in self.devices[host]
+    def grants(self, host: str, device: int) -> bool:
+        """Return whether a worker on ``host`` may use the device with the number ``device``."""
+        allowed = self.devices_on(host)
+        return allowed is None or device in allowed
 
     def most_on(self, host: str, np: int) -> int:
-        """Return ``np``, or the number of the job's devices on ``host`` if that is smaller.
-
-        It is ``np`` if ``devices`` does not have ``host``.
-        """
-        return min(np, len(self.devices[host])) if host in self.devices else np
+        """Return ``np``, or the number of devices of ``host`` that the job may use, if smaller."""
+        allowed = self.devices_on(host)
+        return np if allowed is None else min(np, len(allowed))
 
 
 @dataclass(frozen=True)

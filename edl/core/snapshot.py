@@ -134,8 +134,7 @@ class Snapshot:
     def agents(self) -> tuple[Host, ...]:
         """Copies of the records in ``hosts``, with at most as many slots as the job may use.
 
-        If the job's devices are limited on a host, it may use as many slots as it has devices
-        there.
+        If the job is limited to devices, it may use as many slots of a host as it has devices there.
         """
         assigned = self.assigned
         return tuple(replace(h, slots=assigned.most_on(h.name, h.slots)) for h in self.hosts)

@@ -316,7 +316,7 @@ class Agent(Supervisor[AgentState]):
         own, assigned = self._own, snapshot.assigned
         here = [member for member in foreign(snapshot, own) if member.host == own.host]
         busy = busy_devices(assigned, own.host, own.living, here)
-        devices = tuple(sorted(assigned.devices.get(own.host, ())))
+        devices = tuple(sorted(assigned.devices_on(own.host) or ()))
         if (devices, busy) != (self._host.devices, self._host.busy):
             self._host = replace(self._host, devices=devices, busy=busy)
 

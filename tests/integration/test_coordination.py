@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from known import DIGITS
@@ -557,6 +558,38 @@ class TestMembers:
         assert [(h.name, h.slots) for h in store.snapshot().hosts] == [("alpha", 3), ("beta", 1)]
         other.close()
         assert len(store.snapshot().hosts) == 1
+
+    def test_an_agent_declares_only_devices_that_the_job_may_use(
+        self, other: Session, store: JobStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        person = JobStore(other, "digits")
+
+        def let_use(np: int, *devices: int) -> None:
+            given = {"alpha": devices}
+            person.set_desired(lambda _: {"alpha": np}, RequestedBy.PERSON, "so", devices=given)
+
+        def there() -> list[tuple[int, ...]]:
+            return [host.devices for host in store.snapshot().hosts]
+
+        let_use(2, 0, 1)
+        both = Host("alpha", 4, "127.0.0.1", 100, devices=(0, 1))
+        store.hosts.put(both)
+        let_use(1, 0)
+        with pytest.raises(CoordinationError, match="the devices of job digits on host alpha were"):
+            store.hosts.put(replace(both, slots=3))  # it has not read that yet
+        store.hosts.put(replace(both, devices=(0,)))
+        assert there() == [(0,)]
+
+        transact = store.session.transact
+
+        def late(*write: Any) -> Any:  # between its look and its write they are changed
+            let_use(1, 1)
+            return transact(*write)
+
+        monkeypatch.setattr(store.session, "transact", late)
+        with pytest.raises(CoordinationError, match="were changed; nothing was written"):
+            store.hosts.put(replace(both, devices=(0,), slots=3))
+        assert there() == [(0,)]
 
     def test_the_newest_process_of_a_slot_keeps_it(self, other: Session, store: JobStore) -> None:
         """The one before, whose session may live for a while, has died."""

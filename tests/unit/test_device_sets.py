@@ -122,12 +122,12 @@ def test_a_placement_without_devices_keeps_those_that_are_written() -> None:
 
 
 def test_nobody_places_more_workers_on_a_host_than_the_job_has_devices_there() -> None:
-    here = now({"a": 1}, b=(2,))
+    here = now({"a": 1}, a=(0, 1), b=(2,))
     assert place_workers("digits", 3, {"a": 1}, here.available) == {"a": 2, "b": 1}
     with pytest.raises(UsageError, match=r"its hosts have 3 slots \(a: 2, b: 1\)"):
         place_workers("digits", 4, {"a": 1}, here.available)
     assert request_workers(here, {"a": 1}, "b", 3) == {"a": 1, "b": 1}
-    full = now({"a": 1, "b": 1}, b=(2,))
+    full = now({"a": 1, "b": 1}, a=(0, 1), b=(2,))
     small = replace(full, job=make_job(min_np=2, max_np=2))
     with pytest.raises(UsageError, match="host a cannot leave job digits"):
         without_host(small, "a", {"a": 1, "b": 1})  # b has a slot and no device
@@ -135,6 +135,17 @@ def test_nobody_places_more_workers_on_a_host_than_the_job_has_devices_there() -
     assert without_slot(small, "b", {0}) == {"a": 2, "b": 0}
     ring = Generation(1, 1, (RingMember(0, "b", 0, "::2", 1),), 0, (0,), (), "so")
     assert replacement(replace(full, generation=ring), 0, {"a"}) is None  # b has no free device
+
+
+def test_a_limited_job_has_no_device_on_a_host_that_was_given_none() -> None:
+    before = now({"b": 1}, b=(2,))
+    assert [(host.name, host.slots) for host in before.agents] == [("a", 0), ("b", 1)]
+    assert refused({"a": 1}, before) == (
+        "cannot place workers of job digits: 1 worker on host a, where the job has 0 devices; give "
+        "it one device for each worker"
+    )
+    assert not before.assigned.grants("a", 0)
+    assert Assigned({"a": 1}).grants("a", 7), "a job without devices is not limited"
 
 
 def ring_of(*devices: int | None) -> tuple[Generation, dict[int, Member]]:

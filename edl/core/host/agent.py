@@ -209,8 +209,8 @@ def _on_devices(
 ) -> tuple[tuple[Start, ...], str]:
     """Return the pair (the starts for which this host has a device, a clause why others must wait).
 
-    Each start gets its device. If the job's devices are not limited on this host, all starts are
-    returned as they are. The clause begins with "; ", or is empty if no worker must wait.
+    Each start gets its device. If the job is not limited to devices, all starts are returned as
+    they are. The clause begins with "; ", or is empty if no worker must wait.
 
     Args:
         starting: the orders to start workers, which have no device yet.
@@ -219,9 +219,10 @@ def _on_devices(
         snapshot: the job's records in ZooKeeper.
         own: the agent's own state, its processes and devices included.
     """
-    if own.host not in snapshot.assigned.devices:
+    granted = snapshot.assigned.devices_on(own.host)
+    if granted is None:
         return starting, ""
-    allowed = [d for d in snapshot.assigned.devices[own.host] if d in own.devices]
+    allowed = [device for device in granted if device in own.devices]
     given = with_devices(starting, allowed, own.cuda_devices, own.processes, others)
     waiting = len(starting) - len(given) + max(0, wanted - len(allowed))
     return given, f"; {why_wait(waiting, allowed, own.cuda_devices)}" if waiting else ""

@@ -1,6 +1,6 @@
 """Decide which device of its host a worker gets, and which devices it sees.
 
-A job may be limited to some devices of a host (:attr:`edl.core.records.Assigned.devices`). Then
+A job may be limited to some devices of hosts (:attr:`edl.core.records.Assigned.devices`). Then
 each worker that the agent starts there gets a device that no living process of the job uses. The
 worker learns it by two environment variables:
 
@@ -54,8 +54,8 @@ def busy_devices(
 ) -> tuple[int, ...]:
     """Return the numbers of the devices that living processes of a job use on one host, sorted.
 
-    A process that was given no device counts only if the job's devices are limited there: it uses
-    the device with the number of its slot.
+    A process that was given no device counts only if the job is limited to devices: it uses the
+    device with the number of its slot.
 
     Args:
         assigned: the devices of the job, by host.
@@ -63,7 +63,7 @@ def busy_devices(
         processes: the living worker processes of the host's agent.
         members: the records of workers on that host that the agent did not start.
     """
-    limited = host in assigned.devices
+    limited = assigned.devices_on(host) is not None
     found: list[Process | Member] = [*processes, *members]
     return tuple(sorted({w.used_device for w in found if limited or w.device is not None}))
 

@@ -1,7 +1,7 @@
 """Check and describe which devices of each host a job may use, and place workers as they are asked.
 
 The *number of a device* is that of one of the host's slots, from 0; where the host has GPUs, it is
-the number of a GPU. A job has a set of devices for each host on which it is limited.
+the number of a GPU. A job that is limited to devices has a set of them for each of its hosts.
 """
 
 from __future__ import annotations
@@ -46,17 +46,19 @@ def check_devices(what: str, hosts: Placement, devices: DeviceSets) -> None:
     Args:
         what: what is refused, for the message, like "place workers of job digits".
         hosts: the number of workers by host.
-        devices: the devices that the job may use, by host; other hosts have no limit.
+        devices: the devices that the job may use, by host; it has none on other hosts. Empty: the
+            job is not limited to devices.
 
     Raises:
         UsageError: a host has too few devices.
     """
-    for host, np in sorted(hosts.items()):
-        if host in devices and np > len(devices[host]):
-            has = counted(len(devices[host]), "device")
+    for host, np in sorted(hosts.items()) if devices else ():
+        allowed = devices.get(host, ())
+        if np > len(allowed):
             raise UsageError(
-                f"cannot {what}: {workers(np)} on host {host}, where the job has {has}"
-                f"{in_brackets(devices[host])}; give it one device for each worker"
+                f"cannot {what}: {workers(np)} on host {host}, where the job has "
+                f"{counted(len(allowed), 'device')}{in_brackets(allowed)}; give it one device for "
+                "each worker"
             )
 
 
