@@ -26,6 +26,7 @@ from edl.errors import CoordinationError
 
 ENDED_KEPT = 500  # ended jobs, the newest, that stay in the records
 EVENTS_KEPT = 10_000
+GONE_KEPT_S = 86_400.0  # a host that offers nothing stays so long in the records
 MOST_BYTES = 1_000_000  # of a transaction; ZooKeeper disconnects a client that sends 1 MB
 _EVENTS_SPARE = 500  # so many more, before the oldest are removed: to list them is not for nothing
 
@@ -102,6 +103,17 @@ def jobs_to_remove(jobs: Sequence[StoredJob], keep: int = ENDED_KEPT) -> list[St
     others = [job for job in ended if job.name not in deleted]
     surplus = {job.name for job in others[: max(0, len(others) - keep)]}
     return [job for job in ended if job.name in deleted | surplus]
+
+
+def hosts_to_remove(hosts: Sequence[HostView], now_s: float) -> list[HostView]:
+    """Return the hosts whose records are to be removed: they are gone, and nothing is assigned.
+
+    Args:
+        hosts: all hosts of the cluster.
+        now_s: the time, in seconds since 1970.
+    """
+    gone = [host for host in hosts if host.offer is None and not host.assigned.jobs]
+    return [h for h in gone if 0 < h.assigned.silent_s <= now_s - GONE_KEPT_S]
 
 
 def _was_deleted_after_its_end(job: StoredJob) -> bool:

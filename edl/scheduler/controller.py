@@ -25,6 +25,7 @@ from edl.coordination.cluster_writer import (
     assigned_write,
     byte_count,
     event_write,
+    hosts_to_remove,
     jobs_to_remove,
     life_write,
     secret_write,
@@ -235,6 +236,7 @@ class ControllerTerm:
         self._runs = RunWriter(session)
         self._reasons = ReasonWriter(self._writer)
         self._problem = ""  # why the policy cannot be asked
+        self._refused: dict[str, str] = {}  # job -> why its last order was refused
         self._tidied_s = 0.0  # by the monotonic clock
 
     def begin(self, about: ControllerRecord) -> None:
@@ -358,9 +360,11 @@ class ControllerTerm:
             secret = read.secrets.get(job.name) or self._writer.job_secret(job.name)
             if isinstance(order, CreateRun):
                 self._keep_measured(read, job)
-            refused = self._runs.carry_out(order, job, secret, read.runs.get(job.name))
-            if refused:
-                self._say(f"job {order.job}: {type(order).__name__} was refused: {refused}")
+            last = read.runs.get(job.name)
+            refused = self._runs.carry_out(order, job, secret, last)
+            if refused and refused != self._refused.get(job.name):
+                self._say(f"job {job.name}: {type(order).__name__} was refused: {refused}")
+            self._refused[job.name] = refused
 
     def _keep_measured(self, read: LeaderRecords, job: StoredJob) -> None:
         """Keep what the last run of ``job`` has measured, before another one takes its place."""
@@ -378,3 +382,5 @@ class ControllerTerm:
         if time.monotonic() - self._tidied_s >= HOUSEKEEPING_S:
             self._tidied_s = time.monotonic()
             self._writer.trim_events()
+            for host in hosts_to_remove(read.snapshot.hosts, time.time()):
+                self._writer.remove_host(host)

@@ -61,6 +61,10 @@ class Leader:
         found = self.reader.read({"j": SECRET}).get("j")
         return None if found is None else found.view
 
+    def catches_up(self) -> None:
+        """Hear of all that other sessions have written."""
+        self.runs.call("catch up", lambda client: client.sync_async("/"))
+
     def close(self) -> None:
         self.session.close()
         self.runs.close()
@@ -106,6 +110,7 @@ def test_a_run_is_created_once(leader: Leader, job: JobStore) -> None:
 def test_a_run_is_placed_if_nobody_has_changed_it(leader: Leader, job: JobStore) -> None:
     leader.does(CreateRun("j", ONE, {"a": (0, 1)}))
     job.hosts.put(Host("a", 2, "here", devices=(0, 1), busy=(0,)))
+    leader.catches_up()
     run = leader.reads()
     assert run is not None
     assert run.agents == {"a": AgentView(frozenset({0, 1}), frozenset({0}))}
@@ -120,6 +125,7 @@ def test_a_run_is_placed_if_nobody_has_changed_it(leader: Leader, job: JobStore)
     assert (desired.hosts, desired.by, desired.reason) == ({"a": 1, "b": 2}, "cluster", "why not")
     assert leader.does(order) == "the slots of job j were changed by others"
     job.set_desired(lambda now: {**now, "a": 0}, RequestedBy.LEADER, "w0 left")
+    leader.catches_up()
     run = leader.reads()
     assert run is not None
     assert (run.lacks_workers, run.batch) == (True, 32)
@@ -147,7 +153,7 @@ def test_nothing_is_read_again_that_has_not_changed(leader: Leader, job: JobStor
     leader.reads()
     assert sum(asked) == 0
     job.set_job_state(JobState.STOPPING, "a test")
-    leader.runs.read_all("catch up", [lambda client: client.sync_async("/")])
+    leader.catches_up()
     asked.clear()
     run = leader.reads()
     assert run is not None
@@ -191,6 +197,7 @@ def test_a_strangers_job_of_that_name(leader: Leader, zk_hosts: str) -> None:
         assert leader.writer.remove("j", SECRET)
         assert leader.reads() is None
         JobStore(session, "j").create(Job("j", MANIFEST.job_spec("")), {"a": 1})
+        leader.catches_up()
         assert leader.reads() is None
         assert "the name 'j' is taken" in leader.does(CreateRun("j", ONE, {"a": (0,)}))
         assert leader.writer.remove("j", SECRET), "there is nothing of ours"

@@ -20,10 +20,12 @@ from edl.coordination.cluster_paths import CLUSTERS
 from edl.coordination.cluster_store import ClusterStore
 from edl.coordination.cluster_submission import submit_job
 from edl.coordination.cluster_writer import (
+    GONE_KEPT_S,
     ClusterWriter,
     allocation_write,
     assigned_write,
     event_write,
+    hosts_to_remove,
     jobs_to_remove,
     life_write,
 )
@@ -42,6 +44,7 @@ from edl.core.cluster.records import (
     JobReport,
     Wanted,
 )
+from edl.core.cluster.view import HostView
 from edl.errors import (
     AccessDenied,
     ConfigError,
@@ -603,6 +606,19 @@ class TestSnapshot:
         ):
             with pytest.raises(UnknownCluster):
                 call()
+
+
+def test_which_hosts_are_removed() -> None:
+    """Those that have been gone for a day, and have nothing."""
+    gone, entry = HostAssignment(silent_s=1000.0), {"digits": JobAssignment("r1", (0,))}
+    hosts = [
+        HostView("offers", HostOffer(2), assigned=gone),
+        HostView("has something", assigned=replace(gone, jobs=entry)),
+        HostView("is not known to be gone"),
+        HostView("gone", assigned=gone),
+    ]
+    assert hosts_to_remove(hosts, 1000.0 + GONE_KEPT_S - 1.0) == []
+    assert [host.name for host in hosts_to_remove(hosts, 1000.0 + GONE_KEPT_S)] == ["gone"]
 
 
 def test_which_ended_jobs_are_removed(store: ClusterStore) -> None:

@@ -15,12 +15,14 @@ from cli_shell import STANDIN, WAIT_S, Running, Shell, shell, until
 from hand_host import HandHost
 
 from edl.coordination.access import Access
+from edl.coordination.cluster_nodes import create_cluster
 from edl.coordination.cluster_store import ClusterStore, StoredJob
 from edl.coordination.cluster_submission import submit_job
 from edl.coordination.secrets import new_secret
+from edl.coordination.session import Session
 from edl.core.cluster.job_life import LifeResult, LifeState
 from edl.core.cluster.manifest import JobManifest
-from edl.core.cluster.records import Goal
+from edl.core.cluster.records import ClusterRecord, Goal
 
 pytestmark = pytest.mark.integration
 __all__ = ["shell"]
@@ -200,3 +202,23 @@ def test_leaders_die_all_the_time(cluster: Shell) -> None:
     for one in controllers:
         one.process.terminate()
         assert one.wait() == 0
+
+
+def test_what_is_refused_is_one_sentence(cluster: Shell) -> None:
+    """Another secret, records of another version of edl, and options that do not go together."""
+
+    def refused(*options: str, secret: str = LAB.secret) -> str:
+        cluster.environment["EDL_SECRET"] = secret
+        one = cluster.start("cluster", "start", "--name", "lab", *options)
+        assert one.wait() == 2
+        return one.output.removeprefix("edl: ").removesuffix("\n")
+
+    with Session(cluster.environment["EDL_ZOOKEEPER"], 10.0) as session:
+        create_cluster(session, LAB, ClusterRecord(format=99))
+    assert refused("--slots", "2").startswith("--slots needs --local; on other machines")
+    assert refused("--policy", "fair").startswith("there is no policy 'fair'; use one of fifo, ")
+    assert refused(secret=new_secret()).startswith("the secret of cluster lab is another than")
+    assert refused() == (
+        "cluster lab has records of format 99, and this edl reads and writes format 1; use the "
+        "version of edl with which the cluster runs"
+    )
