@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from os import PathLike, fspath
 from types import MappingProxyType
-from typing import Self
 
-from edl import config
 from edl.client import cluster_waiting
 from edl.client.cluster_plans import plan_now, set_policy_of_cluster, status_of_cluster
 from edl.client.cluster_waiting import JobCondition, OnStatus, described, ignore_status
 from edl.client.clusters import connected_cluster
 from edl.client.manifest_reading import AnyManifest, job_manifest
+from edl.client.session_client import SessionClient
 from edl.coordination.cluster_store import ClusterStore
 from edl.coordination.cluster_submission import submit_job
 from edl.core.cluster.cluster_status import ClusterStatus, JobPlan
@@ -31,7 +29,7 @@ STATES: tuple[str, ...] = (*LifeState, *LifeResult)
 """The words that :meth:`Cluster.list` takes as a state: ``finished`` is a job that has ended so."""
 
 
-class Cluster:
+class Cluster(SessionClient[ClusterStore]):
     """A client of the cluster ``name``, or of the only one that this user knows if it is None.
 
     Each call opens a ZooKeeper session and closes it; as a context manager the cluster keeps one
@@ -52,36 +50,6 @@ class Cluster:
     are EdlErrors. What a call changes is written when it returns; the same call again changes
     nothing more.
     """
-
-    def __init__(
-        self,
-        name: str | None = None,
-        zookeeper: str | None = None,
-        *,
-        secret: str | None = None,
-        secret_file: str | PathLike[str] | None = None,
-    ) -> None:
-        self._name = name
-        self._zookeeper = zookeeper
-        self._secret = secret
-        self._secret_file = None if secret_file is None else fspath(secret_file)
-        self._open = ExitStack()
-        self._kept: ClusterStore | None = None
-
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            stack.enter_context(self._open.pop_all())  # what is kept already
-            self._kept = stack.enter_context(self._connect())
-            self._open = stack.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the session that the context manager keeps; closing it twice is harmless."""
-        self._kept = None
-        self._open.close()
 
     @property
     def name(self) -> str:
@@ -306,20 +274,13 @@ class Cluster:
         with self._store() as store:
             return store.change_wanted(job, change)
 
-    @contextmanager
-    def _store(self) -> Iterator[ClusterStore]:
-        """Provide the records of the cluster in the session that is kept open, or in a new one."""
-        if self._kept is not None:
-            yield self._kept
-            return
-        with self._connect() as store:
-            yield store
+    def _store(self) -> AbstractContextManager[ClusterStore]:
+        """Return a context manager that provides the cluster's records, in the kept session if any.
 
-    @contextmanager
-    def _connect(self) -> Iterator[ClusterStore]:
-        """Provide the records of the cluster in a new ZooKeeper session."""
-        secret = self._secret
-        if self._secret_file is not None:
-            secret = config.load(secret=secret, secret_file=self._secret_file).secret
-        with connected_cluster(self._name, self._zookeeper, secret) as store:
-            yield store
+        Without a kept session it opens one.
+        """
+        return self._kept_or(self._connect())
+
+    def _connect(self) -> AbstractContextManager[ClusterStore]:
+        """Return a context manager that provides the cluster's records in a new session."""
+        return connected_cluster(self._name, self._zookeeper, self._given_secret())

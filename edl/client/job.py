@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from os import PathLike, fspath
-from typing import Self, SupportsIndex
+from contextlib import contextmanager
+from typing import SupportsIndex
 
-from edl import config
 from edl.client import borrowing, draining, migrating, policies, profiling, scaling
 from edl.client.borrowing import Reclaimed
 from edl.client.connection import choose_job, connected
 from edl.client.policies import Explanation
 from edl.client.scaling import Resize
+from edl.client.session_client import SessionClient
 from edl.client.waiting import OnMessage, ignore
 from edl.coordination.job_store import JobStore
 from edl.coordination.lifecycle import current_run
@@ -29,7 +28,7 @@ ANSWER_S = 60.0  # for the leader to answer
 RECLAIM_S = 30.0  # for borrowed slots to be given back
 
 
-class Job:
+class Job(SessionClient[JobStore]):
     """A client of the job ``name``, or of the only running job if ``name`` is None.
 
     The job is looked up at the first call, not when the object is made. Each call opens a ZooKeeper
@@ -48,46 +47,6 @@ class Job:
     ZooKeeperUnreachable, and CoordinationError if ZooKeeper goes away during the call. All errors
     are EdlErrors.
     """
-
-    def __init__(
-        self,
-        name: str | None = None,
-        zookeeper: str | None = None,
-        *,
-        secret: str | None = None,
-        secret_file: str | PathLike[str] | None = None,
-    ) -> None:
-        self._name = name
-        self._zookeeper = zookeeper
-        self._secret = secret
-        self._secret_file = None if secret_file is None else fspath(secret_file)
-        self._open = ExitStack()
-        self._kept: JobStore | None = None
-
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            stack.enter_context(self._open.pop_all())  # what is kept already
-            self._kept = stack.enter_context(self._connect())
-            self._open = stack.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _keep(self, resources: ExitStack) -> None:
-        """Close ``resources``, such as an open session, at :meth:`close` or the end of `with`.
-
-        They are kept open until then, and replace what was kept before.
-        """
-        self._open = resources
-
-    def close(self) -> None:
-        """Close the session that `with`, or :func:`submit`, keeps open; without one do nothing.
-
-        The job goes on. Later calls open a session of their own.
-        """
-        self._kept = None
-        self._open.close()
 
     # --- how many workers ---
 
@@ -439,10 +398,7 @@ class Job:
         If this object has no job name and no job runs, ``ended`` allows the only job that has ended
         to be chosen.
         """
-        if self._kept is not None:
-            yield self._kept
-            return
-        with self._connect(ended) as store:
+        with self._kept_or(self._connect(ended)) as store:
             yield store
 
     @contextmanager
@@ -452,8 +408,6 @@ class Job:
         If this object has no job name and no job runs, ``ended`` allows the only job that has ended
         to be chosen.
         """
-        secret = self._secret
-        if self._secret_file is not None:
-            secret = config.load(secret=secret, secret_file=self._secret_file).secret
+        secret = self._given_secret()
         with connected(self._zookeeper) as session:
             yield choose_job(session, self._name, ended, secret)
