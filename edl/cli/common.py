@@ -87,6 +87,15 @@ BorrowedFileOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
+WaitTimeoutOption = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        metavar="SECONDS",
+        help="How long to wait, if at all. Default: as long as it takes.",
+        show_default=False,
+    ),
+]
 
 FOLLOW_S = 0.5  # how often --watch, --follow and waiting verbs look again
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from edl.cli.cluster_table import state_line
-from edl.cli.common import ClusterOption, JsonOption, ZooKeeperOption
+from edl.cli.common import ClusterOption, JsonOption, WaitTimeoutOption, ZooKeeperOption
 from edl.cli.ending import complain
 from edl.client.cluster import Cluster
 from edl.client.cluster_waiting import TIMED_OUT, wait_exit_code
@@ -41,15 +41,7 @@ def submit(
             "--watch", "-w", help="Show its place in the queue and why it waits, until it trains."
         ),
     ] = False,
-    timeout_s: Annotated[
-        float | None,
-        typer.Option(
-            "--timeout",
-            metavar="SECONDS",
-            help="With --watch: how long to wait. Default: as long as it takes.",
-            show_default=False,
-        ),
-    ] = None,
+    timeout_s: WaitTimeoutOption = None,
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
     zookeeper: ZooKeeperOption = None,

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
 
 import typer
 
 from edl.cli.cluster_table import state_line
-from edl.cli.common import ClusterJobArgument, ClusterOption, JsonOption, ZooKeeperOption, progress
+from edl.cli.common import (
+    ClusterJobArgument,
+    ClusterOption,
+    JsonOption,
+    WaitTimeoutOption,
+    ZooKeeperOption,
+    progress,
+)
 from edl.cli.ending import complain
 from edl.client.cluster import Cluster
 from edl.client.cluster_waiting import TIMED_OUT, wait_exit_code
@@ -17,15 +23,7 @@ from edl.errors import TimedOut
 
 def wait(
     job: ClusterJobArgument,
-    timeout_s: Annotated[
-        float | None,
-        typer.Option(
-            "--timeout",
-            metavar="SECONDS",
-            help="How long to wait. Default: as long as it takes.",
-            show_default=False,
-        ),
-    ] = None,
+    timeout_s: WaitTimeoutOption = None,
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
     zookeeper: ZooKeeperOption = None,
