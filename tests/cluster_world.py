@@ -648,3 +648,12 @@ class World:
         if job.run is not None and not job.run.state.over and job.tokens:
             assert job.tokens[-1] == job.run.token
             assert len(set(job.tokens)) == len(job.tokens)
+
+
+def running(*slots: int, policy: str = "max_min", **jobs: dict[str, object]) -> World:
+    """Return a cluster in which all these jobs train."""
+    world = World(*slots, policy=policy)
+    for name, request in jobs.items():
+        world.submit(name, **request)
+    world.until(lambda: all(world.state(name) is LifeState.RUNNING for name in jobs))
+    return world

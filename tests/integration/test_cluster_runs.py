@@ -146,10 +146,10 @@ def test_nothing_is_read_again_that_has_not_changed(leader: Leader, job: JobStor
     ask = leader.runs._answers_to
 
     def counted(what: str, issues: object, *args: object, **kwargs: object) -> object:
-        asked.append(len(issues))  # type: ignore[arg-type]
-        return ask(what, issues, *args, **kwargs)  # type: ignore[arg-type]
+        asked.append(len(issues))
+        return ask(what, issues, *args, **kwargs)
 
-    leader.runs._answers_to = counted  # type: ignore[method-assign, assignment]
+    leader.runs._answers_to = counted
     leader.reads()
     assert sum(asked) == 0
     job.set_job_state(JobState.STOPPING, "a test")

@@ -17,6 +17,7 @@ import pytest
 from made import make_job
 
 from edl import config
+from edl.cli.cluster_table import state_line
 from edl.cli.main import invoke
 from edl.client import Cluster
 from edl.coordination.access import Access
@@ -34,6 +35,7 @@ from edl.coordination.job_store import JobStore
 from edl.coordination.secrets import CLUSTERS, JOBS, keep
 from edl.coordination.session import Session
 from edl.core.cluster.job_life import LifeEvent, LifeState
+from edl.core.cluster.job_status import ClusterJobStatus
 from edl.core.cluster.records import (
     ClusterRecord,
     ControllerRecord,
@@ -230,13 +232,25 @@ class TestSubmission:
         assert error.startswith("none.yaml: it cannot be read: No such file or directory; name the")
         assert lab.list() == ()
 
-    def test_watch_shows_the_place_until_it_trains(self, leader: Leader, edl: Verb) -> None:
+    def test_watch_shows_the_place_until_it_trains(
+        self, leader: Leader, edl: Verb, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        shown = threading.Event()
+
+        def line(now: ClusterJobStatus) -> str:
+            text = state_line(now)
+            if "place 2 of 3" in text:
+                shown.set()
+            return text
+
+        monkeypatch.setattr("edl.cli.submit.state_line", line)
+
         def act() -> None:
             deadline = time.monotonic() + 20.0
             while not leader.store.jobs() and time.monotonic() < deadline:
                 time.sleep(0.02)
             leader.say(digits="place 2 of 3 in the queue: 1 slot is free, and it needs 2")
-            time.sleep(0.3)
+            shown.wait(20.0)
             leader.live("digits", *TRAIN)
 
         thread = threading.Thread(target=act)

@@ -5,18 +5,9 @@ Each is a defect of Kueue's elastic jobs ("workload slices"), by its number ther
 
 from __future__ import annotations
 
-from cluster_world import World
+from cluster_world import World, running
 
 from edl.core.cluster.job_life import LifeState
-
-
-def running(*slots: int, policy: str = "max_min", **jobs: dict[str, object]) -> World:
-    """Return a cluster in which all these jobs train."""
-    world = World(*slots, policy=policy)
-    for name, request in jobs.items():
-        world.submit(name, **request)  # type: ignore[arg-type]
-    world.until(lambda: all(world.state(name) is LifeState.RUNNING for name in jobs))
-    return world
 
 
 def test_slots_are_not_counted_twice_while_a_job_grows_kueue_9322() -> None:
@@ -55,7 +46,7 @@ def test_no_slot_is_lost_when_a_job_ends_while_it_shrinks_kueue_11195() -> None:
     world = running(4, a={"max": 4})
     world.submit("b", min=2, max=4)
     world.turn()  # a is told to shrink
-    world.jobs["a"].run.state = world.jobs["a"].run.state.FINISHED  # type: ignore[union-attr]
+    world.jobs["a"].run.state = world.jobs["a"].run.state.FINISHED
     world.jobs["a"].left = 0
     world.until(lambda: world.workers("b") == 4)
     assert list(world.entries()) == [("h0", "b")]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import pytest
-from cluster_world import SETTINGS, Batches, Hints, Run, World
+from cluster_world import SETTINGS, Batches, Hints, Run, World, running
 
 from edl.core.cluster.job_life import LifeResult, LifeState
 from edl.core.cluster.orders import CreateRun, PlaceRun, StopRun
@@ -19,12 +19,9 @@ QUEUED, STARTING, RUNNING = LifeState.QUEUED, LifeState.STARTING, LifeState.RUNN
 HALTING, HALTED, ENDED = LifeState.HALTING, LifeState.HALTED, LifeState.ENDED
 
 
-def running(*slots: int, policy: str = "max_min", **jobs: dict[str, object]) -> World:
+def settled(*slots: int, policy: str = "max_min", **jobs: dict[str, object]) -> World:
     """Return a cluster in which all these jobs train, and nothing is left to do."""
-    world = World(*slots, policy=policy)
-    for name, request in jobs.items():
-        world.submit(name, **request)  # type: ignore[arg-type]
-    world.until(lambda: all(world.state(name) is RUNNING for name in jobs))
+    world = running(*slots, policy=policy, **jobs)
     world.rounds(3)
     return world
 
@@ -120,7 +117,7 @@ def test_a_run_is_created_again_by_the_next_leader_and_is_the_same() -> None:
 
 def test_a_job_starts_with_fewer_slots_where_the_others_do_not_come() -> None:
     """A device of another job is not given back; the new job may start without it."""
-    world = running(4, a={"max": 4})
+    world = settled(4, a={"max": 4})
     world.submit("b", max=2)
     world.turn()
     world.agent_reads("h0", "a")
@@ -140,7 +137,7 @@ def test_a_job_starts_with_fewer_slots_where_the_others_do_not_come() -> None:
 
 
 def test_a_job_keeps_its_devices_where_its_number_stays() -> None:
-    world = running(4, 4, a={"min": 2, "max": 2}, b={"min": 2, "max": 2}, c={"max": 4})
+    world = settled(4, 4, a={"min": 2, "max": 2}, b={"min": 2, "max": 2}, c={"max": 4})
     before = world.devices("a"), world.devices("b")
     world.jobs["c"].left = 0
     world.submit("d", max=4)
@@ -149,7 +146,7 @@ def test_a_job_keeps_its_devices_where_its_number_stays() -> None:
 
 
 def test_a_grown_job_keeps_its_old_devices() -> None:
-    world = running(4, a={"max": 4}, b={"max": 2})
+    world = settled(4, a={"max": 4}, b={"max": 2})
     old = set(world.devices("a")["h0"])
     world.jobs["b"].left = 0
     world.until(lambda: world.slots("a") == 4)
@@ -157,7 +154,7 @@ def test_a_grown_job_keeps_its_old_devices() -> None:
 
 
 def test_a_job_grows_at_once_with_all_its_slots_if_they_come_soon() -> None:
-    world = running(2, 2, 2, a={"max": 6}, b={"max": 2}, c={"max": 2})
+    world = settled(2, 2, 2, a={"max": 6}, b={"max": 2}, c={"max": 2})
     assert world.slots("a") == 2
     world.jobs["b"].left = world.jobs["c"].left = 0
     placed = []
@@ -170,7 +167,7 @@ def test_a_job_grows_at_once_with_all_its_slots_if_they_come_soon() -> None:
 
 def test_a_job_gets_what_was_free_already_as_soon_as_it_trains() -> None:
     """A job that starts keeps its slots, and a policy is not asked about them until it trains."""
-    world = running(4, a={"max": 4})
+    world = settled(4, a={"max": 4})
     world.submit("b", max=4)
     world.until(lambda: world.state("b") is STARTING)
     world.want("a", Goal.HALT)
@@ -178,15 +175,15 @@ def test_a_job_gets_what_was_free_already_as_soon_as_it_trains() -> None:
 
 
 def test_workers_that_the_run_itself_does_without_come_back() -> None:
-    world = running(4, a={"max": 4})
+    world = settled(4, a={"max": 4})
     world.reads_jobs(world.leader)
     view = world.view(world.leader)
     [job] = view.jobs
     assert job.run is not None
 
     def planned(workers: int, **changes: object) -> tuple[object, ...]:
-        agent = replace(job.run.agents["h0"], **changes)  # type: ignore[union-attr, arg-type]
-        run = replace(job.run, workers={"h0": workers}, agents={"h0": agent})  # type: ignore[type-var]
+        agent = replace(job.run.agents["h0"], **changes)
+        run = replace(job.run, workers={"h0": workers}, agents={"h0": agent})
         return plan(replace(view, jobs=(replace(job, run=run),)), world.policy, world.now_s).orders
 
     [order] = planned(3)
@@ -208,14 +205,14 @@ def test_a_job_that_takes_long_to_start_has_more_time() -> None:
 
 
 def test_once_all_is_done_nothing_is_written_or_ordered() -> None:
-    world = running(4, 2, a={"max": 4}, b={"min": 2, "max": 4}, policy="edl")
+    world = settled(4, 2, a={"max": 4}, b={"min": 2, "max": 4}, policy="edl")
     found = world.turn()
     assert not found.acts
     assert found.next_s == world.allocation.at_s + SETTINGS.interval_s
 
 
 def test_a_lost_order_is_in_the_next_plan_again() -> None:
-    world = running(4, a={"max": 4})
+    world = settled(4, a={"max": 4})
     world.submit("b", min=2, max=2)
     world.reads_jobs(world.leader)
     first = world.plans(world.leader)
@@ -226,7 +223,7 @@ def test_a_lost_order_is_in_the_next_plan_again() -> None:
 
 
 def test_a_moved_job_has_its_new_devices_before_it_gives_up_the_old_ones() -> None:
-    world = running(2, 2, a={"min": 2, "max": 2})
+    world = settled(2, 2, a={"min": 2, "max": 2})
     world.machines["h0"].drained = True
     sizes = []
     for _ in range(10):
@@ -285,7 +282,7 @@ def test_a_report_from_before_the_end_of_a_run_frees_nothing() -> None:
 
 def test_an_agent_that_acts_on_an_old_record_is_refused() -> None:
     """It has read that it may use a device, and slept while another job got that device."""
-    world = running(4, a={"max": 4}, b={"max": 2})
+    world = settled(4, a={"max": 4}, b={"max": 2})
     world.jobs["b"].left = 0
     while world.jobs["a"].run is None or len(world.jobs["a"].run.devices["h0"]) < 4:
         world.turn()
@@ -303,7 +300,7 @@ def test_an_agent_that_acts_on_an_old_record_is_refused() -> None:
 
 
 def test_a_job_does_not_start_where_its_last_run_still_has_something() -> None:
-    world = running(2, 2, a={"min": 2, "max": 2})
+    world = settled(2, 2, a={"min": 2, "max": 2})
     (first,) = world.devices("a")
     (other,) = set(world.machines) - {first}
     world.run_fails("a")
@@ -320,7 +317,7 @@ def test_a_job_does_not_start_where_its_last_run_still_has_something() -> None:
 
 
 def test_a_host_that_is_silent_for_a_moment_changes_nothing() -> None:
-    world = running(2, 2, a={"max": 4})
+    world = settled(2, 2, a={"max": 4})
     world.host_dies("h1")
     world.offer_ends("h1")
     found = world.turn()
@@ -334,7 +331,7 @@ def test_a_host_that_is_silent_for_a_moment_changes_nothing() -> None:
 
 
 def test_a_job_shrinks_without_its_lost_host_whose_slots_stay_its_own() -> None:
-    world = running(2, 2, a={"max": 4})
+    world = settled(2, 2, a={"max": 4})
     world.machine_dies("h1")
     world.offer_ends("h1")
     world.submit("b", max=2)
@@ -348,7 +345,7 @@ def test_a_job_shrinks_without_its_lost_host_whose_slots_stay_its_own() -> None:
 
 
 def test_a_job_with_too_few_slots_left_halts_and_starts_elsewhere_on_other_slots() -> None:
-    world = running(4, 4, a={"min": 3, "max": 4}, b={"min": 1, "max": 4})
+    world = settled(4, 4, a={"min": 3, "max": 4}, b={"min": 1, "max": 4})
     at = next(iter(world.devices("a")))
     first = world.jobs["a"].life.run
     world.machine_dies(at)
@@ -364,7 +361,7 @@ def test_a_job_with_too_few_slots_left_halts_and_starts_elsewhere_on_other_slots
 
 
 def test_survivors_are_filled_up_on_free_slots_without_a_halt() -> None:
-    world = running(2, 2, 2, a={"min": 4, "max": 4})
+    world = settled(2, 2, 2, a={"min": 4, "max": 4})
     lost = next(iter(world.devices("a")))
     world.machine_dies(lost)
     world.offer_ends(lost)
@@ -374,7 +371,7 @@ def test_survivors_are_filled_up_on_free_slots_without_a_halt() -> None:
 
 
 def test_a_drained_host_gives_back_its_slots() -> None:
-    world = running(2, 2, a={"max": 4}, b={"min": 2, "max": 2})
+    world = settled(2, 2, a={"max": 4}, b={"min": 2, "max": 2})
     world.machines["h1"].drained = True
     world.until(lambda: not world.machines["h1"].assigned.jobs)
     world.rounds(10)
@@ -396,7 +393,7 @@ def test_a_host_with_records_of_another_format_gets_nothing() -> None:
 
 def test_an_agent_that_says_nothing_is_ended_by_its_host() -> None:
     """The run has left the host; its agent is dead and starts no more; the host sees to the end."""
-    world = running(2, 2, a={"max": 4})
+    world = settled(2, 2, a={"max": 4})
     world.machines["h1"].drained = True
     world.turn()
     world.agent_dies("h1", "a")
@@ -414,7 +411,7 @@ def test_an_agent_that_says_nothing_is_ended_by_its_host() -> None:
 
 def test_slots_that_are_not_given_back_do_not_count_any_more() -> None:
     """A policy does not wait for ever for the slots of a host that cannot end its processes."""
-    world = running(4, 2, a={"max": 4}, b={"min": 1, "max": 2})
+    world = settled(4, 2, a={"max": 4}, b={"min": 1, "max": 2})
     world.jobs["a"].left = 0
     world.run_steps("a")
     world.submit("c", min=2, max=4)
@@ -428,7 +425,7 @@ def test_slots_that_are_not_given_back_do_not_count_any_more() -> None:
 
 
 def test_a_host_where_workers_do_not_live_is_left_for_a_time() -> None:
-    world = running(2, 2, a={"max": 4}, b={"max": 2})
+    world = settled(2, 2, a={"max": 4}, b={"max": 2})
     (free,) = set(world.machines) - set(world.devices("a"))
     world.machines[free].broken_for.add("a")
     world.jobs["b"].left = 0
@@ -444,7 +441,7 @@ def test_a_host_where_workers_do_not_live_is_left_for_a_time() -> None:
 
 
 def test_a_worker_that_is_started_again_keeps_its_slot() -> None:
-    world = running(2, a={"max": 2})
+    world = settled(2, a={"max": 2})
     worker = ("a", world.jobs["a"].life.run, 1)
     world.machines["h0"].workers.discard(worker)
     run = world.jobs["a"].run
@@ -461,7 +458,7 @@ def test_a_worker_that_is_started_again_keeps_its_slot() -> None:
 
 
 def test_a_halted_job_saves_gives_back_all_and_resumes_as_a_new_run() -> None:
-    world = running(4, a={"max": 4})
+    world = settled(4, a={"max": 4})
     first = world.jobs["a"].life.run
     world.want("a", Goal.HALT)
     found = world.turn()
@@ -490,7 +487,7 @@ def test_a_job_can_be_deleted_whatever_it_does(when: LifeState) -> None:
 
 
 def test_a_run_that_does_not_stop_is_ended() -> None:
-    world = running(2, a={"max": 2})
+    world = settled(2, a={"max": 2})
     world.want("a", Goal.HALT)
     for _ in range(int(SETTINGS.halt_timeout_s) + 10):  # its workers do not answer
         world.turn()
@@ -500,7 +497,7 @@ def test_a_run_that_does_not_stop_is_ended() -> None:
 
 
 def test_a_run_that_a_stranger_stops_is_started_again() -> None:
-    world = running(2, a={"max": 2})
+    world = settled(2, a={"max": 2})
     assert world.jobs["a"].run is not None
     world.jobs["a"].run.state = world.jobs["a"].run.state.STOPPING
     world.until(lambda: world.state("a") is QUEUED)
@@ -511,7 +508,7 @@ def test_a_run_that_a_stranger_stops_is_started_again() -> None:
 
 
 def test_a_name_that_is_used_again_shares_nothing_with_the_job_before() -> None:
-    world = running(2, 2, a={"min": 4, "max": 4})
+    world = settled(2, 2, a={"min": 4, "max": 4})
     world.want("a", Goal.GONE)
     world.turn()  # its run is over at once
     world.host_dies("h1")  # and h1 does not hear of it
@@ -545,7 +542,7 @@ def test_a_job_of_the_same_name_outside_of_the_cluster_is_left_alone() -> None:
 
 
 def test_only_allowed_sizes_and_what_is_left_goes_to_the_next_size() -> None:
-    world = running(6, a={"max": 4, "sizes": (1, 2, 4)}, b={"max": 4, "sizes": (1, 2, 4)})
+    world = settled(6, a={"max": 4, "sizes": (1, 2, 4)}, b={"max": 4, "sizes": (1, 2, 4)})
     assert (world.slots("a"), world.slots("b")) == (4, 2), "3 and 3 are not allowed"
 
 
@@ -565,7 +562,7 @@ def test_a_young_job_is_not_halted_for_others_but_may_shrink() -> None:
 
 
 def test_after_a_change_a_job_rests() -> None:
-    world = running(4, a={"max": 4, "cool_down_s": 40.0}, b={"max": 4})
+    world = settled(4, a={"max": 4, "cool_down_s": 40.0}, b={"max": 4})
     world.rounds(40)
     world.submit("c", max=4)
     world.until(lambda: world.state("c") is RUNNING)
@@ -588,7 +585,7 @@ def test_after_a_start_a_job_gets_no_more_slots_for_a_time() -> None:
 
 
 def test_a_job_that_may_not_be_preempted_keeps_its_slots() -> None:
-    world = running(4, a={"max": 3, "preemptible": False}, policy="tiresias")
+    world = settled(4, a={"max": 3, "preemptible": False}, policy="tiresias")
     world.submit("b", min=4, max=4)
     world.want("b", priority=9)
     world.rounds(60)
@@ -597,7 +594,7 @@ def test_a_job_that_may_not_be_preempted_keeps_its_slots() -> None:
 
 
 def test_a_higher_priority_is_served_first_and_takes_free_hosts_first() -> None:
-    world = running(2, 2, 2, low={"min": 2, "max": 2})
+    world = settled(2, 2, 2, low={"min": 2, "max": 2})
     home = world.devices("low")
     world.submit("high", min=4, max=4)
     world.want("high", priority=1)
@@ -658,7 +655,7 @@ def test_a_job_waits_for_those_that_it_comes_after() -> None:
 
 
 def test_the_queue_shows_places_by_priority_and_order() -> None:
-    world = running(1, a={"min": 1, "max": 1})
+    world = settled(1, a={"min": 1, "max": 1})
     for name, priority in (("b", 0), ("c", 1), ("d", 0)):
         world.submit(name, max=1)
         if priority:
@@ -691,7 +688,7 @@ class Greedy:
 
 
 def test_a_policy_that_breaks_a_rule_changes_nothing() -> None:
-    world = running(4, a={"max": 4}, b={"max": 4})
+    world = settled(4, a={"max": 4}, b={"max": 4})
     before = world.devices("a"), world.devices("b")
     world.policy = Greedy()
     world.submit("c", max=4)
@@ -701,7 +698,7 @@ def test_a_policy_that_breaks_a_rule_changes_nothing() -> None:
 
 
 def test_a_job_that_trains_is_not_stopped_for_a_decision_that_is_not_used() -> None:
-    world = running(4, a={"max": 4})
+    world = settled(4, a={"max": 4})
     world.policy = Greedy()
     world.allocation = replace(world.allocation, targets={}, inputs="", problem="it is wrong")
     for _ in range(3):
@@ -719,14 +716,14 @@ def test_many_new_jobs_are_begun_over_several_plans(monkeypatch: pytest.MonkeyPa
 
 
 def test_another_policy_is_asked_at_once() -> None:
-    world = running(4, a={"max": 4, "np": 1}, policy="fifo")
+    world = settled(4, a={"max": 4, "np": 1}, policy="fifo")
     assert world.slots("a") == 1
     world.policy = World(policy="max_min").policy
     world.until(lambda: world.workers("a") == 4, rounds=5)
 
 
 def test_the_policy_is_not_asked_without_a_cause() -> None:
-    world = running(4, a={"max": 4})
+    world = settled(4, a={"max": 4})
     at_s = world.allocation.at_s
     world.now_s = at_s + SETTINGS.interval_s - 0.5
     assert world.turn() == ClusterPlan(reasons=world.reasons, next_s=at_s + SETTINGS.interval_s)

@@ -50,4 +50,4 @@ def test_whatever_parts_are_written_the_next_plan_does_the_rest() -> None:
             world.hosts_work()
             world.now_s += 1
         world.want("c", Goal.RUN)
-        world.until(lambda world=world: sum(map(world.slots, "abcd")) == 6)  # type: ignore[misc]
+        world.until(lambda world=world: sum(map(world.slots, "abcd")) == 6)

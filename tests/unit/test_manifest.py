@@ -93,13 +93,13 @@ def test_texts_count_as_they_are_written() -> None:
 
 def test_its_paths_begin_at_the_working_directory() -> None:
     text = f"{SHORTEST}cwd: job\nvenv: .venv\ndata: [../data, /abs, ~/d, ~]\ncheckpoint: ck\n"
-    there = parsed(text).with_absolute_paths("/work", lambda: "/home/me")
-    assert there.cwd == "/work/job"
-    assert there.venv == "/work/job/.venv"
-    assert there.data == ("/work/data", "/abs", "/home/me/d", "/home/me")
-    assert there.checkpoint == "/work/job/ck"
-    assert parsed(SHORTEST).with_absolute_paths("/work", lambda: "/home/me").cwd == "/work"
-    assert parsed(SHORTEST).with_absolute_paths("/work", lambda: "/home/me").venv == ""
+    there = parsed(text).with_absolute_paths("/srv", lambda: "/home/me")
+    assert there.cwd == "/srv/job"
+    assert there.venv == "/srv/job/.venv"
+    assert there.data == ("/srv/data", "/abs", "/home/me/d", "/home/me")
+    assert there.checkpoint == "/srv/job/ck"
+    assert parsed(SHORTEST).with_absolute_paths("/srv", lambda: "/home/me").cwd == "/srv"
+    assert parsed(SHORTEST).with_absolute_paths("/srv", lambda: "/home/me").venv == ""
 
 
 def test_its_environment_begins_with_the_virtual_environment() -> None:
