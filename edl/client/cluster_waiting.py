@@ -25,7 +25,10 @@ DELETED = EXIT_CODES[AgentEnd.NO_SUCH_JOB]  # of `edl wait` for a job that a use
 
 
 class JobCondition(Enum):
-    """What a wait for a job waits for; the value is the clause that it is not so."""
+    """A condition that a job of a cluster is waited for to meet.
+
+    The value is a clause that says that the job does not meet it yet, for messages.
+    """
 
     TRAINS = "does not train"
     ENDS = "has not ended"

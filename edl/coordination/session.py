@@ -70,7 +70,7 @@ AWAY = (
 )
 _EXPIRING_S = 1.0  # until a client learns that its session is over
 ANSWERS = (NoNodeError, NodeExistsError, BadVersionError, NotEmptyError)
-"""What ZooKeeper may answer to a call that it understood; the callers in this package handle it."""
+"""The errors of calls that ZooKeeper understood and refused; callers in this package catch them."""
 
 
 class Refused(Exception):

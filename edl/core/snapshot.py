@@ -134,7 +134,7 @@ class Snapshot:
     def agents(self) -> tuple[Host, ...]:
         """Copies of the records in ``hosts``, with at most as many slots as the job may use.
 
-        If the job is limited to devices, it may use as many slots of a host as it has devices there.
+        If the job is limited to devices, it may use one slot for each of its devices of a host.
         """
         assigned = self.assigned
         return tuple(replace(h, slots=assigned.most_on(h.name, h.slots)) for h in self.hosts)

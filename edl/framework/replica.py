@@ -56,7 +56,7 @@ class FrameworkReplica(ABC):
     framework: str
     arrays: Arrays[Any]
     misfits: tuple[type[Exception], ...] = (UsageError, ValueError, KeyError)
-    """What :meth:`load` raises for the state of another script."""
+    """The errors that :meth:`load` raises for the state of another script."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind

@@ -210,7 +210,7 @@ class LeaderRecords:
 
 
 class ControllerTerm:
-    """What the leader of a cluster does during one term.
+    """One term of the leader of a cluster; :meth:`turn` plans once and carries the plan out.
 
     Args:
         store: The cluster, in a session of its own secret.

@@ -59,7 +59,7 @@ _OWN = frozenset(
 
 @dataclass(frozen=True)
 class AgentOptions:
-    """What all agents of a host are started with.
+    """The options with which all agents of a host are started.
 
     Attributes:
         host: the name of the host.
@@ -83,7 +83,7 @@ class AgentOptions:
 
 @dataclass(frozen=True)
 class StartOfRun:
-    """What the agent of one run is started with.
+    """The run, manifest and secret with which one agent is started.
 
     Attributes:
         run: the token of the run.

@@ -22,7 +22,7 @@ from edl.scheduler.run_processes import host_mark
 
 @dataclass(frozen=True)
 class HostSettings:
-    """What `edl host` was told.
+    """The settings and options of one `edl host`.
 
     Attributes:
         settings: the settings of this process, with the name of the host.

@@ -50,7 +50,7 @@ class ClusterStatus(Record):
 
 @dataclass(frozen=True)
 class JobPlan(Record):
-    """What a plan means for one job, as `edl cluster plan` shows it; each field says its meaning.
+    """One row of `edl cluster plan`: the slots of a job now and as planned, and the reason.
 
     Jobs that have ended are in no plan.
     """

@@ -135,7 +135,8 @@ class DeviceTable:
         devices = self.free(host)[:count]
         if devices and host not in self.blocked(job, run):
             entry = self._jobs[host].get(job, JobAssignment(run))
-            self._put(host, job, entry, devices=tuple(sorted((*entry.devices, *devices))))
+            both = tuple(sorted((*entry.devices, *devices)))
+            self._put(host, job, replace(entry, devices=both))
 
     def reclaim(self, host: str, job: str, count: int, run: RunView) -> None:
         """Mark all but ``count`` devices of a run on a host as to be given back; unmark the others.
@@ -162,7 +163,7 @@ class DeviceTable:
         order = sorted(entry.devices, key=rank)
         leaving = tuple(sorted(order[count:]))
         if leaving != entry.leaving:
-            self._put(host, job, entry, leaving=leaving)
+            self._put(host, job, replace(entry, leaving=leaving))
 
     def release(self, host: str, job: str, run: RunView) -> None:
         """Take the devices from a run that were marked to be given back and that it no longer uses.
@@ -181,7 +182,7 @@ class DeviceTable:
             devices = tuple(device for device in entry.devices if device not in gone)
             leaving = tuple(device for device in entry.leaving if device not in gone)
             if devices:
-                self._put(host, job, entry, devices=devices, leaving=leaving)
+                self._put(host, job, replace(entry, devices=devices, leaving=leaving))
             else:
                 self._remove(host, job)
 
@@ -193,7 +194,8 @@ class DeviceTable:
         entry = self._jobs[host][job]
         if not entry.ends:
             # The record is written with a check of its version, so this is the next one.
-            self._put(host, job, entry, ends=self.hosts[host].version + 1, idle_s=0.0)
+            ends = self.hosts[host].version + 1
+            self._put(host, job, replace(entry, ends=ends, idle_s=0.0))
 
     def release_ended(self, host: str, job: str) -> None:
         """Take all devices on ``host`` from a run of ``job`` that was told to end there.
@@ -235,17 +237,9 @@ class DeviceTable:
                 found[name] = new
         return found
 
-    def _put(self, host: str, job: str, entry: JobAssignment, **changes: object) -> None:
-        """Replace what ``job`` has on ``host`` by ``entry``, changed now.
-
-        Args:
-            host: the name of the host.
-            job: the name of the job.
-            entry: what it had, or a new entry.
-            **changes: the new values of fields of ``entry``.
-        """
-        changed = replace(entry, changed_s=self.now_s, **changes)  # type: ignore[arg-type]
-        self._jobs[host][job] = changed
+    def _put(self, host: str, job: str, entry: JobAssignment) -> None:
+        """Let ``job`` have ``entry`` on ``host``, as changed now."""
+        self._jobs[host][job] = replace(entry, changed_s=self.now_s)
         self._hosts_of.setdefault(job, set()).add(host)
 
     def _remove(self, host: str, job: str) -> None:

@@ -118,7 +118,7 @@ class LastAgent:
 
 @dataclass(frozen=True)
 class HostObservation:
-    """What `edl host` has found, and what it remembers.
+    """The facts on this host from which `edl host` decides: processes found, and its own memory.
 
     Attributes:
         version: the version of the assignment that was read before the processes were looked at.
@@ -159,7 +159,7 @@ class ProcessSignal:
 
 @dataclass(frozen=True)
 class HostDecision:
-    """What `edl host` does next.
+    """A decision of `edl host`: the report to write, agents to start and processes to end.
 
     Attributes:
         report: the report to write.

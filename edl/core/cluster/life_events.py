@@ -36,7 +36,7 @@ class PendingEvent(NamedTuple):
 
 @dataclass(frozen=True)
 class RunHosts:
-    """What the hosts say about a job's present run.
+    """The slots and processes that a job's present run has, by the records of the hosts.
 
     Attributes:
         slots: the number of slots that the run has on hosts that are not lost.

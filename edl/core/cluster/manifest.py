@@ -67,9 +67,9 @@ class BatchRange(Record):
 
 @dataclass(frozen=True)
 class PolicyHints(Record):
-    """What a user knows of a job beforehand, for policies; each field says its meaning.
+    """A user's estimates of a job's length and speed, for policies; each field says its meaning.
 
-    What the job measures replaces what is said here.
+    A measurement of the job replaces an estimate.
     """
 
     steps: Annotated[
@@ -100,7 +100,7 @@ class PolicyHints(Record):
 
 @dataclass(frozen=True)
 class JobManifest(Record):
-    """What a user asks of a cluster for one job; each field says its meaning."""
+    """The manifest of one job, which a user submits to a cluster; each field says its meaning."""
 
     name: Annotated[
         _Name, Meta(description="the name of the job; no other job of the cluster has it")
@@ -257,7 +257,7 @@ class JobManifest(Record):
 
     @property
     def start_timeout_s(self) -> float:
-        """In how many seconds all first workers of a run must be ready; then ``min`` are enough."""
+        """The seconds that a run waits for all its first workers; after that ``min`` suffice."""
         return self.settings.start_timeout_s
 
     def job_spec(self, resume: str) -> JobSpec:

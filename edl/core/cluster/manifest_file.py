@@ -243,7 +243,7 @@ _EXAMPLES = {
 
 
 class _Limits(NamedTuple):
-    """What the annotation of a field allows.
+    """The limits on the value of a key, read from the annotation of its field.
 
     Attributes:
         least: the least number, or the fewest items; None: there is no limit.

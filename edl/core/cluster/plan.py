@@ -48,7 +48,7 @@ MOST_BEGUN = 500
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """What the leader writes and orders, and what it says about each job.
+    """One plan of the leader: records to write, orders to carry out, and a reason for each job.
 
     ``lives``, ``assigned`` and ``allocation`` are written in one transaction, under the fence, with
     checks that each written node still has the version that was read. If it is refused, nothing

@@ -78,7 +78,7 @@ class ControllerRecord(Record):
 
 
 class Goal(StrEnum):
-    """What a user wants of a job: that it runs, that it is halted, or that it is gone.
+    """The goal that a user has set for a job: to run, to be halted, or to be gone (deleted).
 
     ``GONE`` is final: a client refuses to change it.
     """
@@ -137,7 +137,7 @@ class HostOffer(Record):
 
 @dataclass(frozen=True)
 class JobAssignment(Record):
-    """What one job has on one host: an agent of one run, and devices.
+    """The assignment of one host to one job: the run that the host keeps an agent of, and devices.
 
     While ``ends`` is 0, `edl host` keeps an agent of the run (`edl agent --run`). No process of
     another job may live on one of the devices.
@@ -179,7 +179,7 @@ class HostAssignment(Record):
 
 @dataclass(frozen=True)
 class JobReport(Record):
-    """What lives of one job on one host, as `edl host` has found it.
+    """The living processes of one job on one host, as `edl host` has found them.
 
     Attributes:
         run: the token of the run.

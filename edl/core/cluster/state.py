@@ -21,7 +21,7 @@ Placements = Mapping[str, Placement]
 """The placement of each job that has slots, by name."""
 
 PolicyState = Mapping[str, Any]
-"""What a policy wants to be told the next time: JSON values, for another process may ask then."""
+"""The state that a policy keeps between decisions, as JSON: another process may ask next time."""
 
 
 def slot_count(placement: Placement) -> int:

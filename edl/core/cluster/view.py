@@ -52,7 +52,7 @@ class BatchLimit(Protocol):
 
 
 class JobHints(Protocol):
-    """What the user of a job knows of it beforehand, as its manifest has it."""
+    """A user's estimates of a job's length and speed, as its manifest has them."""
 
     @property
     def steps(self) -> int | None:
@@ -68,7 +68,7 @@ class JobHints(Protocol):
 
 
 class JobRequest(Protocol):
-    """What the plan reads of a job's manifest (``edl.core.cluster.manifest.JobManifest``)."""
+    """The part of a manifest (``edl.core.cluster.manifest.JobManifest``) that a plan reads."""
 
     @property
     def requested_np(self) -> int:
@@ -120,7 +120,7 @@ class JobRequest(Protocol):
 
     @property
     def hints(self) -> JobHints:
-        """What the user knows beforehand."""
+        """The user's estimates of the job's length and speed."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ class RunView:
 
 @dataclass(frozen=True)
 class JobMeasurements:
-    """What is known of a job's training: measured in this run, in a former one, or supplied.
+    """Speed and length of a job's training: measured in this run, in a former one, or supplied.
 
     Attributes:
         steps: the measured step times; each combination of workers, hosts and batch once.

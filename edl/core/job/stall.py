@@ -112,7 +112,7 @@ class Report:
 
     @property
     def doing(self) -> str:
-        """What the training thread waits for, or :data:`IN_USER_CODE`; empty: no answer came."""
+        """The wait of the training thread, or :data:`IN_USER_CODE`; empty: no answer came."""
         return "" if self.activity is None else self.activity.doing
 
     @property

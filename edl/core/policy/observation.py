@@ -23,7 +23,7 @@ CHANGE_S = 1.0  # what a change costs until one was measured
 ALIKE = 1.25  # batches that differ by less are the same
 
 State = Mapping[str, Any]
-"""What a rule notes for the next time: JSON values, for another leader may ask then."""
+"""The state that a rule keeps between decisions, as JSON: another leader may make the next one."""
 
 
 @dataclass(frozen=True)

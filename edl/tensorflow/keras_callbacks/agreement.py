@@ -58,7 +58,7 @@ def job_metrics(rows: Sequence[Sequence[float]], names: Sequence[str]) -> dict[s
 
 @dataclass(frozen=True)
 class Met:
-    """What all workers have agreed on at the end of an epoch: a result of :func:`met`.
+    """An agreement of all workers at the end of an epoch: the result of :func:`met`.
 
     Attributes:
         stop: why all workers stop training; empty if they go on.
