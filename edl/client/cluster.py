@@ -53,7 +53,7 @@ class Cluster(SessionClient[ClusterStore]):
 
     @property
     def name(self) -> str:
-        """The name of the cluster."""
+        """The name of the cluster that this object is a client of, looked up in ZooKeeper."""
         with self._store() as store:
             return store.paths.name
 
@@ -132,14 +132,14 @@ class Cluster(SessionClient[ClusterStore]):
     def wait(
         self, job: str, timeout_s: float | None = None, on_status: OnStatus = ignore_status
     ) -> ClusterJobStatus:
-        """Wait until a job has ended, or a user has halted it; return its state then.
+        """Wait until a job has ended, or a user has halted it; return its status then.
 
         Args:
             job: the name of the job.
             timeout_s: the time to wait, in seconds; None to wait as long as ZooKeeper answers: a
                 call without an answer for 10 minutes ends.
-            on_status: called with the state of the job at first, and whenever it or its reason has
-                changed.
+            on_status: called with the status of the job at first, and whenever its state or the
+                reason of that has changed.
 
         Raises:
             UnknownJob: the cluster has no such job, it was removed, or a new job has its name.
@@ -151,9 +151,18 @@ class Cluster(SessionClient[ClusterStore]):
     def wait_until_running(
         self, job: str, timeout_s: float | None = None, on_status: OnStatus = ignore_status
     ) -> ClusterJobStatus:
-        """Wait until a job trains, or has ended or halted before that; return its state then.
+        """Wait until a job trains, or has ended or halted before that; return its status then.
 
-        The arguments and the errors are those of :meth:`wait`.
+        Args:
+            job: the name of the job.
+            timeout_s: the time to wait, in seconds; None to wait as long as ZooKeeper answers: a
+                call without an answer for 10 minutes ends.
+            on_status: called with the status of the job at first, and whenever its state or the
+                reason of that has changed.
+
+        Raises:
+            UnknownJob: the cluster has no such job, it was removed, or a new job has its name.
+            TimedOut: the job does not train after ``timeout_s``.
         """
         with self._store() as store:
             return cluster_waiting.wait_for_job(
@@ -161,9 +170,15 @@ class Cluster(SessionClient[ClusterStore]):
             )
 
     def halt(self, job: str) -> Wanted:
-        """Let a job stop with a checkpoint and keep its place; return what is wanted of it now.
+        """Let a job stop with a checkpoint and keep its place in the queue; do not wait for that.
 
         :meth:`resume` lets it go on.
+
+        Args:
+            job: the name of the job.
+
+        Returns:
+            What users want of the job after the change: its goal and its priority.
 
         Raises:
             UnknownJob: the cluster has no such job.
@@ -172,17 +187,31 @@ class Cluster(SessionClient[ClusterStore]):
         return self._want(job, lambda before: replace(before, goal=Goal.HALT))
 
     def resume(self, job: str) -> Wanted:
-        """Let a halted job go on from its newest checkpoint when it gets slots.
+        """Let a halted job go on from its newest checkpoint as soon as it gets slots; do not wait.
 
-        The result and the errors are those of :meth:`halt`.
+        Args:
+            job: the name of the job.
+
+        Returns:
+            What users want of the job after the change: its goal and its priority.
+
+        Raises:
+            UnknownJob: the cluster has no such job.
+            UsageError: the job has ended, or is being deleted.
         """
         return self._want(job, lambda before: replace(before, goal=Goal.RUN))
 
     def delete(self, job: str) -> Wanted:
         """End a job for good, or remove the records of one that has finished or failed.
 
-        A job that trains stops with a checkpoint first. Checkpoints and logs stay. The result is
-        that of :meth:`halt`.
+        The call does not wait for the end. A job that trains stops with a checkpoint first.
+        Checkpoints and logs stay.
+
+        Args:
+            job: the name of the job.
+
+        Returns:
+            What users want of the job after the change: the goal GONE, and its priority.
 
         Raises:
             UnknownJob: the cluster has no such job.
@@ -190,9 +219,18 @@ class Cluster(SessionClient[ClusterStore]):
         return self._want(job, lambda before: replace(before, goal=Goal.GONE))
 
     def priority(self, job: str, priority: int) -> Wanted:
-        """Change the priority of a job; jobs of a higher one come first.
+        """Change the priority of a job; jobs of a higher one get slots first.
 
-        The result and the errors are those of :meth:`halt`.
+        Args:
+            job: the name of the job.
+            priority: the new priority, a whole number from -1,000,000 to 1,000,000.
+
+        Returns:
+            What users want of the job after the change: its goal and its priority.
+
+        Raises:
+            UnknownJob: the cluster has no such job.
+            UsageError: the priority is out of range, or the job has ended or is being deleted.
         """
         wanted = whole(priority)
         if abs(wanted) > MOST_PRIORITY:
@@ -205,7 +243,7 @@ class Cluster(SessionClient[ClusterStore]):
     # --- hosts ---
 
     def drain(self, host: str, timeout_s: float | None = None) -> None:
-        """Let a host have no jobs: those there shrink, or move to other hosts.
+        """Let a host have no jobs from now on: those there shrink, or move to other hosts.
 
         Args:
             host: the name of the host.
@@ -243,9 +281,12 @@ class Cluster(SessionClient[ClusterStore]):
     ) -> tuple[JobPlan, ...]:
         """Return which slots each job would get if the policy were asked now; change nothing.
 
+        The result has the jobs that have not ended, in the order of submission.
+
         Args:
             policy: the name of another policy; None for that of the cluster.
-            parameters: the parameters of that other policy that are not as registered.
+            parameters: the other policy's parameters by name, where they are not to have their
+                defaults; None: all have them.
 
         Raises:
             UsageError: there is no such policy, or it has no such parameter.
@@ -256,9 +297,14 @@ class Cluster(SessionClient[ClusterStore]):
     def set_policy(
         self, policy: str, parameters: Mapping[str, object] = MappingProxyType({})
     ) -> ClusterRecord:
-        """Let the cluster decide by another policy, while its jobs run; return its settings then.
+        """Let another policy give the cluster's slots to jobs from now on; return the new settings.
 
-        ``parameters`` are those of the policy that are not to be as registered.
+        The jobs go on running.
+
+        Args:
+            policy: the name of the policy.
+            parameters: the policy's parameters by name, where they are not to have their defaults;
+                they replace all that were set before.
 
         Raises:
             UsageError: there is no such policy, it has no such parameter, or a value is not
@@ -270,14 +316,18 @@ class Cluster(SessionClient[ClusterStore]):
     # --- the way there ---
 
     def _want(self, job: str, change: Callable[[Wanted], Wanted]) -> Wanted:
-        """Change what users want of ``job``, and return what is wanted then."""
+        """Change what users want of ``job``, a name; return what is wanted after the change.
+
+        ``change`` gets what is wanted now, and returns what shall be wanted.
+        """
         with self._store() as store:
             return store.change_wanted(job, change)
 
     def _store(self) -> AbstractContextManager[ClusterStore]:
-        """Return a context manager that provides the cluster's records, in the kept session if any.
+        """Return a context manager that provides the cluster's records, to read and write them.
 
-        Without a kept session it opens one.
+        It uses the session that this object keeps open, as in its ``with`` block. If there is none,
+        it opens a session and closes it at its end.
         """
         return self._kept_or(self._connect())
 
