@@ -53,7 +53,19 @@ def open_cluster_store(
 def known_access(session: Session, name: str | None, secret: str | None = None) -> Access:
     """Return the name and the secret of a cluster that exists, as far as they are known here.
 
-    The arguments and errors are those of :func:`open_cluster_store`.
+    Args:
+        session: a session that is connected.
+        name: the name of the cluster; None for that of EDL_CLUSTER, or else the only one whose
+            secret is known here.
+        secret: the secret of the cluster; None for that of EDL_SECRET or of its file, or else one
+            in this user's state directory.
+
+    Raises:
+        UnknownCluster: there is no such cluster.
+        AccessDenied: its secret is not known here.
+        UsageError: no name is given, and there is no cluster, or the secret of none or of several
+            is known.
+        CoordinationError: ZooKeeper is away.
     """
     names, name = cluster_names(session), name or config.load().cluster
     if name is not None:
@@ -79,7 +91,7 @@ def known_access(session: Session, name: str | None, secret: str | None = None) 
 
 
 def known_accesses(session: Session, names: Sequence[str], secret: str | None) -> list[Access]:
-    """Return the accesses of those clusters called ``names`` that a known secret opens.
+    """Return the name and secret of each cluster in ``names`` that a secret known here opens.
 
     ``secret`` is the one that the user gave; None for that of this process's configuration.
     """
@@ -119,10 +131,11 @@ def store_of_job(session: Session, job: str | None, cluster: str | None) -> Clus
 
 
 def known_store(session: Session, cluster: str | None) -> ClusterStore | None:
-    """Return the records of the cluster that is meant where none need be meant; None without one.
+    """Return the records of the cluster that a user means, for a command that needs none; or None.
 
     It is the one that ``cluster`` or EDL_CLUSTER names, or else the only one in this ZooKeeper
-    whose secret this user has stored.
+    whose secret this user has stored. None: nothing names a cluster, and the user has stored the
+    secret of none or of several.
 
     Raises:
         UnknownCluster, AccessDenied: the cluster that was named does not exist, or its secret is
@@ -170,7 +183,7 @@ def user_here() -> str:
 
 
 def _has(store: ClusterStore, job: str) -> bool:
-    """Return whether the cluster of ``store`` has a job of that name."""
+    """Return whether the cluster of ``store`` has a job called ``job``, also an ended one."""
     return store.nodes.read(exists(store.paths.manifest(job)))[0] is not None
 
 
