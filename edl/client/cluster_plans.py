@@ -23,7 +23,7 @@ from edl.core.cluster.view import ClusterView
 
 
 def status_of_cluster(store: ClusterStore) -> ClusterStatus:
-    """Return the status of a cluster: who leads, its hosts, the slots in use.
+    """Return the status of the cluster of ``store``: who leads, its hosts, the slots in use.
 
     Raises:
         UnknownCluster: the cluster does not exist.
@@ -43,14 +43,15 @@ def status_of_cluster(store: ClusterStore) -> ClusterStatus:
 def plan_now(
     store: ClusterStore, policy: str | None = None, parameters: Mapping[str, object] | None = None
 ) -> tuple[JobPlan, ...]:
-    """Return what the leader of a cluster would do now if it asked the policy anew.
+    """Return the slots that each job of a cluster would get if the policy were asked now.
 
-    Nothing is written.
+    The result has the jobs that have not ended, in the order of submission. Nothing is written.
 
     Args:
-        store: the cluster.
+        store: the records of the cluster.
         policy: the name of another policy; None for that of the cluster.
-        parameters: the parameters of that other policy that are not as registered.
+        parameters: the other policy's parameters by name, where they are not to have their
+            defaults; None: all have them.
 
     Raises:
         UsageError: there is no such policy, or it has no such parameter.
@@ -67,12 +68,14 @@ def plan_now(
 def plan_with_host(
     store: ClusterStore, slots: int, labels: Mapping[str, str]
 ) -> tuple[JobPlan, ...]:
-    """Return what the leader of a cluster would do if there were one more host; write nothing.
+    """Return the slots that each job of a cluster would get if there were one more host.
+
+    The result has the jobs that have not ended, in the order of submission. Nothing is written.
 
     Args:
-        store: the cluster.
-        slots: the slots of that host, at least 1.
-        labels: its labels.
+        store: the records of the cluster.
+        slots: the number of slots of that host, at least 1.
+        labels: the labels of that host, key -> value.
 
     Raises:
         UnknownCluster: the cluster does not exist.
@@ -85,15 +88,16 @@ def plan_with_host(
 def set_policy_of_cluster(
     store: ClusterStore, policy: str, parameters: Mapping[str, object]
 ) -> ClusterRecord:
-    """Let a cluster decide by another policy, or by other parameters, while its jobs run.
+    """Let another policy, or the same with other parameters, give a cluster's slots to jobs.
 
     Args:
-        store: the cluster.
+        store: the records of the cluster, whose jobs go on running.
         policy: the name of the policy.
-        parameters: those of its parameters that are not to be as registered.
+        parameters: the policy's parameters by name, where they are not to have their defaults; they
+            replace all that were set before.
 
     Returns:
-        How the cluster decides now.
+        The changed settings of the cluster: its policy and time limits.
 
     Raises:
         UsageError: there is no such policy, it has no such parameter, or a value is not allowed.
@@ -107,7 +111,7 @@ def set_policy_of_cluster(
 
 
 def read_view(store: ClusterStore) -> ClusterView:
-    """Return all that a plan of a cluster is made of, as it is now.
+    """Return the jobs, hosts and settings of the cluster of ``store``, as a plan reads them.
 
     Raises:
         UnknownCluster: the cluster does not exist.
