@@ -35,7 +35,7 @@ class JobCondition(Enum):
 
     @property
     def state(self) -> LifeState:
-        """The state that is waited for."""
+        """The state of a job in which the condition is met: RUNNING or ENDED."""
         return LifeState.RUNNING if self is JobCondition.TRAINS else LifeState.ENDED
 
 
@@ -44,11 +44,11 @@ T = TypeVar("T")
 
 
 def ignore_status(_status: ClusterJobStatus) -> None:
-    """Do nothing with a state: the ``on_status`` of callers that want none."""
+    """Do nothing with a job's status: the ``on_status`` of callers that do not want it."""
 
 
 def described(job: StoredJob, said: JobReasons) -> ClusterJobStatus:
-    """Return the state of ``job`` for users.
+    """Return the status of ``job`` that users are shown: its state, the reason, slots and times.
 
     The reason is the newest that the leader has ``said``, or else the one in the job's record.
     """
@@ -77,7 +77,9 @@ def described(job: StoredJob, said: JobReasons) -> ClusterJobStatus:
 
 
 def details(store: ClusterStore, name: str, now_s: float) -> ClusterJobDetails:
-    """Return all that is known of the job called ``name``; ``now_s`` is the time since 1970.
+    """Return the status, manifest, devices and events of the job called ``name``.
+
+    ``now_s`` is the time, in seconds since 1970, until which its slot-seconds are counted.
 
     Raises:
         UnknownJob: the cluster has no such job.
@@ -100,7 +102,9 @@ def details(store: ClusterStore, name: str, now_s: float) -> ClusterJobDetails:
 def events(
     store: ClusterStore, job: str | None = None, after: int = -1
 ) -> list[tuple[int, ClusterEvent]]:
-    """Return the events of the cluster, or those about ``job``, with a number above ``after``.
+    """Return (number, event) for the events of the cluster, or only those about ``job``.
+
+    They are in ascending order of the numbers, all above ``after``.
 
     Raises:
         UnknownCluster: the cluster does not exist.
@@ -118,19 +122,20 @@ def wait_for_job(
     on_status: OnStatus,
     limits: ClientLimits = USUAL,
 ) -> ClusterJobStatus:
-    """Wait until something is so about a job, and return its state then.
+    """Wait until a job of a cluster trains, or has ended, and return its status then.
 
     Args:
         store: the records of the cluster.
         name: the name of the job.
-        until: what is waited for; also the end of the job, of whatever kind.
+        until: whether to wait until the job trains or until it has ended; the end of the job, or a
+            halt by a user, ends the wait in both cases.
         timeout_s: the time to wait, in seconds; None for no limit but that of ``AWAY_S`` without an
             answer of ZooKeeper.
-        on_status: called with the first state, and whenever the state or its reason has changed.
+        on_status: called with the first status, and whenever the state or its reason has changed.
         limits: has the time between two readings.
 
     Raises:
-        TimedOut: it was not so within ``timeout_s``.
+        TimedOut: the job neither fulfilled ``until`` nor ended within ``timeout_s``.
         UnknownJob: the cluster has no such job, it was removed, or a new job has its name.
         CoordinationError: ZooKeeper did not answer for ``AWAY_S``.
     """
@@ -156,7 +161,17 @@ def wait_for_job(
 
 
 def drain_host(store: ClusterStore, host: str, timeout_s: float | None) -> None:
-    """Let a host have no jobs; see :meth:`edl.client.cluster.Cluster.drain`."""
+    """Write that all jobs shall leave a host, and that it gets no others; wait for it if asked to.
+
+    Args:
+        store: the records of the cluster.
+        host: the name of the host.
+        timeout_s: how long to wait, in seconds, until no job has slots there; None: do not wait.
+
+    Raises:
+        UsageError: the cluster has no such host.
+        TimedOut: jobs are still there after ``timeout_s``; they go on leaving.
+    """
     store.set_drained(host, True)
     if timeout_s is not None:
         _wait_for_empty_host(store, host, timeout_s)
@@ -165,10 +180,10 @@ def drain_host(store: ClusterStore, host: str, timeout_s: float | None) -> None:
 def _wait_for_empty_host(
     store: ClusterStore, host: str, timeout_s: float, limits: ClientLimits = USUAL
 ) -> None:
-    """Wait until no job has anything on the host called ``host``; a host without records has none.
+    """Wait until no job has slots on ``host``; return at once if the cluster has no such host.
 
     Raises:
-        TimedOut: jobs had something there after ``timeout_s``, in seconds.
+        TimedOut: jobs still had slots there after ``timeout_s`` seconds.
         CoordinationError: ZooKeeper did not answer for all that time.
     """
     jobs: list[str] = []
@@ -239,16 +254,20 @@ def _looks(look: Callable[[], T], timeout_s: float | None, limits: ClientLimits)
 def _late(
     name: str, until: JobCondition, timeout_s: float | None, said: tuple[object, str] | None
 ) -> str:
-    """Return the sentence for a wait for the job ``name`` that was over after ``timeout_s``.
+    """Return the message of the error that a wait for a job took longer than ``timeout_s``.
 
-    ``said`` is the last state of the job and its reason; None: it was never read.
+    Args:
+        name: the name of the job.
+        until: what was waited for, which the message says is not so.
+        timeout_s: the time that was waited, in seconds.
+        said: the last state of the job and its reason; None: it was never read.
     """
     state = "" if said is None else f": it is {said[0]} ({said[1]})"
     return f"job {name} {until.value} after {timeout_s:g} s{state}; it goes on"
 
 
 def _since_submission(history: Sequence[ClusterEvent]) -> tuple[ClusterEvent, ...]:
-    """Return the events of ``history``, since the last submission of their job."""
+    """Return the events of ``history``, all of one job, from its last submission on."""
     found: list[ClusterEvent] = []
     for event in history:
         if event.kind is ClusterEventKind.SUBMITTED:
