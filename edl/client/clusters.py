@@ -23,7 +23,7 @@ DEFAULT_NAME = "main"  # of the cluster that `edl cluster start` creates
 def connected_cluster(
     name: str | None, zookeeper: str | None = None, secret: str | None = None
 ) -> Iterator[ClusterStore]:
-    """While entered, provide a cluster in a ZooKeeper session.
+    """While entered, provide the records of a cluster in a new ZooKeeper session.
 
     Args:
         name: the name of the cluster; None for that of EDL_CLUSTER, or else the only one whose
@@ -45,17 +45,17 @@ def connected_cluster(
 
 
 def access_to_start(session: Session, name: str, settings: ClusterRecord) -> tuple[Access, bool]:
-    """Return the access to the cluster called ``name``, which is created if it is not there.
+    """Return the name and secret of the cluster called ``name``; create it if it is not there.
 
     Its secret is kept in this user's state directory.
 
     Args:
         session: the session to read and write with; it belongs to the cluster afterwards.
         name: the name of the cluster.
-        settings: how the leader of a new cluster decides.
+        settings: the policy and time limits of a new cluster; not used if the cluster is there.
 
     Returns:
-        The access, and whether the cluster was created.
+        (the name and secret; whether this call created the cluster).
 
     Raises:
         AccessDenied: the cluster is there, and its secret is not known here.
