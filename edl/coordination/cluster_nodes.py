@@ -91,7 +91,7 @@ def create_cluster(session: Session, access: Access, record: ClusterRecord) -> b
     Args:
         session: The session to write with; what it creates from now on is closed with this secret.
         access: The name and the secret of the cluster.
-        record: How the leader of a new cluster decides.
+        record: The policy and time limits of the new cluster; not used if it exists.
 
     Returns:
         True if this call has created the cluster; False if it existed, with this secret.
