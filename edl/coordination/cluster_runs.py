@@ -75,7 +75,11 @@ class RunReader:
         return self._session.read_all("read runs of jobs", reads)
 
     def _pass(self, secrets: Mapping[str, str]) -> dict[str, RunRecords]:
-        """Read the runs once, those nodes that are watched and have not changed from the cache."""
+        """Read the runs of jobs once, and return them by name of the job.
+
+        Nodes that are watched and have not changed come from the session's cache. ``secrets`` has
+        the secret of each job to read, by name.
+        """
         names = self._open(secrets)
         jobs = [JobPaths(name) for name in names]
         reads = [self._reads(paths) for paths in jobs]
@@ -95,7 +99,10 @@ class RunReader:
         return found
 
     def _reads(self, paths: JobPaths) -> list[Read]:
-        """Return the reads of a job's nodes but for those of its agents, in the order of use."""
+        """Return the reads of a job's nodes, without its agents' nodes, in a fixed order.
+
+        The record ``assigned`` comes before the list of agents, as the plan demands.
+        """
         wake, quiet = self._changed, ignore_changes
         return [
             get(paths.job, wake),
@@ -109,7 +116,7 @@ class RunReader:
         ]
 
     def _open(self, secrets: Mapping[str, str]) -> list[str]:
-        """Return the names of the jobs that exist and that their secrets open, and prove these."""
+        """Prove the secrets of the jobs that exist; return the names of the jobs that they open."""
         names = sorted(secrets)
         stats = self._read(*(exists(JobPaths(name).root, self._changed) for name in names))
         marks = {
@@ -167,12 +174,13 @@ def cluster_view(
     runs: Mapping[str, RunRecords],
     kept: Mapping[str, MeasuredThroughput] = MappingProxyType({}),
 ) -> ClusterView:
-    """Return what a plan is made of, from what was read.
+    """Return the jobs, hosts and settings of a cluster as the plan reads them, put together.
 
     Args:
-        snapshot: the cluster.
-        runs: the runs of its jobs, by job.
-        kept: what former runs have measured, by job.
+        snapshot: the nodes of the cluster as they were read.
+        runs: the records of the present or last run, by name of the job; jobs without one are not
+            in it.
+        kept: what former runs have measured, by name of the job.
     """
 
     def with_run(job: JobView) -> JobView:
