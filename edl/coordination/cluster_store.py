@@ -85,7 +85,7 @@ class ClusterSnapshot:
     """All that a plan needs of a cluster's nodes, as :meth:`ClusterStore.snapshot` has read them.
 
     Attributes:
-        settings: how the cluster decides.
+        settings: the policy and the time limits of the cluster.
         allocation: the policy's last decision; the default before the first.
         allocation_version: the version of the node ``allocation``, which a write of it must name.
         jobs: the jobs, in the order of submission.
@@ -145,7 +145,7 @@ class ClusterStore:
         return found
 
     def settings(self) -> ClusterRecord:
-        """Return how the cluster decides.
+        """Read and return the settings of the cluster: its policy and time limits.
 
         Raises:
             UnknownCluster: the cluster does not exist.
@@ -555,7 +555,10 @@ def _check_change(job: str, life: JobLife, before: Wanted, after: Wanted) -> Non
 
 
 def _known_hosts(host: str, names: Sequence[str]) -> str:
-    """Return the end of a message about ``host``, which is not among the hosts ``names``."""
+    """Return the end of an error message about ``host``, which the cluster does not have.
+
+    It says which hosts (``names``) the cluster has, or those with the most similar names.
+    """
     if not names:
         return "; start one with `edl host`"
     if len(names) <= FEW:
