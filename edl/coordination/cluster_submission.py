@@ -175,7 +175,7 @@ class _Submission:
         self._store.nodes.session.transact(what, partial(self._build, ended=ended))
 
     def _build(self, transaction: TransactionRequest, ended: _Ended | None) -> None:
-        """Add to ``transaction`` all writes of this submission.
+        """Add to ``transaction`` the writes of the key, the job's nodes and an event.
 
         Args:
             transaction: The transaction to add to.
