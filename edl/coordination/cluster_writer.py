@@ -65,12 +65,15 @@ def allocation_write(paths: ClusterPaths, allocation: AllocationRecord, version:
 
 
 def reasons_write(paths: ClusterPaths, reasons: JobReasons) -> Write:
-    """Return the write of what the leader says of each job, for people and programs that ask."""
+    """Return the write that replaces the leader's reasons for each job, for people and programs."""
     return Write(paths.reasons, reasons.to_json())
 
 
 def secret_write(paths: ClusterPaths, job: str) -> Write:
-    """Return the write of a new secret of ``job``, which must have none."""
+    """Return the write that creates a new random secret of the job called ``job``.
+
+    It is refused if the job has a secret already.
+    """
     return Write(paths.secret(job), {"secret": new_secret()}, create=True)
 
 
@@ -185,7 +188,7 @@ class ClusterWriter:
         return found
 
     def keep_measured(self, job: str, measured: MeasuredThroughput) -> None:
-        """Write what former runs of ``job`` have measured.
+        """Write what former runs of ``job`` (a name) have measured, in place of the old record.
 
         Raises:
             CoordinationError: the job was removed, or ZooKeeper is away.
