@@ -22,12 +22,13 @@ HAS_SLOTS = (LifeState.STARTING, LifeState.RUNNING)
 
 @dataclass(frozen=True)
 class ActiveJob:
-    """A job that a policy may give slots to, as :func:`find_active_jobs` returns it.
+    """A job that a policy may give slots to; :func:`find_active_jobs` makes it.
 
-    "Hosts that count" are those of :func:`hosts_with_slots`.
+    "Hosts that count" are the hosts on which jobs may get slots now, as :func:`hosts_with_slots`
+    returns them.
 
     Attributes:
-        job: the job.
+        job: the job as the leader has read it: its manifest, life, run and measurements.
         limits: host -> the most slots that it may have there, above 0.
         present: host -> the slots that it has there by the last decision, at most the limit; hosts
             that do not count are left out.
@@ -87,8 +88,8 @@ def hosts_with_slots(cluster: ClusterView, table: DeviceTable) -> dict[str, int]
     lost. A drained host does not count.
 
     Args:
-        cluster: the cluster.
-        table: who has which device, and the time.
+        cluster: the hosts and the settings as they were read.
+        table: the devices, the run that each belongs to, and the time.
     """
     settings, found = cluster.settings, {}
     for host in cluster.hosts:
@@ -105,8 +106,8 @@ def find_active_jobs(
     """Return the jobs that may get slots, in the order of submission, and why others wait.
 
     Args:
-        cluster: the cluster.
-        table: who has which device, and the time.
+        cluster: the jobs, hosts and settings as they were read.
+        table: the devices, the run that each belongs to, and the time.
 
     Returns:
         (the active jobs; for each other job whose user wants it to run, by name, the sentence that
@@ -132,8 +133,8 @@ def _obstacle(job: JobView, cluster: ClusterView, now_s: float) -> str | None:
     It is None, too, for a job that is not queued.
 
     Args:
-        job: the job.
-        cluster: the cluster, with the jobs that it comes after.
+        job: the job, with its state, its run and its manifest.
+        cluster: all jobs, among them those that must have finished before this one starts.
         now_s: the time, in seconds since 1970.
     """
     if job.life.state is not LifeState.QUEUED:
@@ -230,9 +231,9 @@ def _limits(
     A host that still has something of a former run of the job has no slots for it.
 
     Args:
-        job: the job.
-        cluster: the cluster.
-        table: who has which device, and the time.
+        job: the job, with its labels and its limits on hosts.
+        cluster: the hosts as they were read, with their labels.
+        table: the devices, the run that each belongs to, and the time.
         nodes: host -> the slots that can be counted on.
     """
     life = job.life
@@ -268,15 +269,15 @@ def _has_labels(job: JobView, cluster: ClusterView, host: str) -> bool:
 
 
 def _had(job: JobView, cluster: ClusterView, table: DeviceTable) -> Mapping[str, int]:
-    """Return the slots of a job by the last decision, by host.
+    """Return how many slots a job has on each host by the policy's last decision.
 
     If there is no decision about it, or the job only starts, they are the slots that it has. A job
     without a run has none: the result is empty.
 
     Args:
-        job: the job.
+        job: the job, with its state and its run.
         cluster: the cluster, with the last decision.
-        table: who has which device.
+        table: the devices, and the run that each belongs to.
     """
     if job.life.state not in HAS_SLOTS:
         return {}
@@ -291,7 +292,7 @@ def _too_large(job: JobView, room: int, nodes: Mapping[str, int]) -> str:
     """Return the sentence that says that a job needs more slots than there are.
 
     Args:
-        job: the job.
+        job: the job that waits, with the fewest slots that it may have.
         room: the slots that it could have, on all hosts together.
         nodes: host -> the slots that can be counted on.
     """
