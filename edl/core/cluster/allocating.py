@@ -48,10 +48,11 @@ class _Decision:
 
     Attributes:
         targets: job -> host -> the number of slots that the job shall have there.
-        reasons: job -> the policy's reason.
+        reasons: job -> why it has its slots or waits, as the policy's sentence.
         batches: job -> the global batch that the policy chose, in samples.
         state: group of jobs -> what the policy keeps for its next decision.
-        problem: the rule that its decision broke, as a sentence; empty: it broke none.
+        problem: the rule that an answer broke, as a sentence, and then the other attributes are
+            empty; "" if none broke a rule.
     """
 
     targets: Targets = field(default_factory=dict)
@@ -71,9 +72,9 @@ def allocate(
     rule, the last decision holds, with that rule in ``problem``.
 
     Args:
-        cluster: the cluster.
-        policy: the policy.
-        table: who has which device, and the time.
+        cluster: the jobs and hosts as they were read, with the policy's last decision.
+        policy: the cluster policy to ask.
+        table: the devices, the run that each belongs to, and the time.
 
     Returns:
         (the decision, as the record to write; for each job that wants slots and of which the policy
@@ -140,9 +141,9 @@ def _recorded(
     no batch keeps its last batch.
 
     Args:
-        answer: the answer.
-        last: the last decision.
-        inputs: the digest of what the policy was asked about.
+        answer: the answers of the policy about all groups of jobs.
+        last: the record of the decision before this one.
+        inputs: the digest of the jobs, hosts and policy that were asked about.
         now_s: the time, in seconds since 1970.
     """
     changed_s = {}
@@ -162,7 +163,7 @@ def _recorded(
 
 
 def _without_others(record: AllocationRecord, active: Sequence[ActiveJob]) -> AllocationRecord:
-    """Return ``record`` with the targets of the jobs in ``active`` only."""
+    """Return a copy of ``record`` whose targets are only those of the jobs in ``active``."""
     names = {one.job.name for one in active}
     targets = {name: target for name, target in record.targets.items() if name in names}
     return replace(record, targets=targets)
@@ -207,7 +208,11 @@ def _ask_protecting(
 
 
 def _is_young(one: ActiveJob, now_s: float) -> bool:
-    """Return whether a job trains on at least its fewest slots, and for less than ``min_run_s``."""
+    """Return whether a job trains on its fewest slots or more, and for less than ``min_run_s``.
+
+    ``min_run_s`` is a value of the job's manifest, in seconds; ``now_s`` is the time, in seconds
+    since 1970.
+    """
     job = one.job
     if job.life.state is not LifeState.RUNNING or sum(one.present.values()) < job.min_slots:
         return False
@@ -215,7 +220,7 @@ def _is_young(one: ActiveJob, now_s: float) -> bool:
 
 
 def _at_fewest(one: ActiveJob) -> ActiveJob:
-    """Return the active job with only the fewest of its present slots, which are fixed."""
+    """Return a copy of a job that keeps the fewest of its slots, which are fixed for the policy."""
     return replace(one, present=trimmed(one.present, one.job.min_slots), is_fixed=True)
 
 
@@ -226,7 +231,9 @@ def _ask(
     policy: ClusterPolicy,
     now_s: float,
 ) -> _Decision:
-    """Ask the policy about one group of jobs after the other, and return all answers.
+    """Ask the policy about one group of jobs after the other, and return all answers together.
+
+    A group has the jobs of one priority whose labels leave them the same hosts.
 
     If one answer breaks a rule, the result has only that ``problem``.
 
