@@ -16,7 +16,11 @@ from edl.core.record import Record
 
 @dataclass(frozen=True)
 class HostStatus(Record):
-    """One host of a cluster as `edl cluster status` shows it; each field says its meaning."""
+    """One host of a cluster as `edl cluster status` shows it.
+
+    It has the host's name, state, labels and kind, the slots that it offers and that jobs have, and
+    the slots of each job there. Each field says its meaning.
+    """
 
     host: Annotated[str, "its name"]
     state: Annotated[
@@ -32,7 +36,11 @@ class HostStatus(Record):
 
 @dataclass(frozen=True)
 class ClusterStatus(Record):
-    """The status of a cluster as `edl cluster status` shows it; each field says its meaning."""
+    """The status of a cluster as `edl cluster status` shows it.
+
+    It has the leader and its term, the policy, the number of offered and of used slots, the number
+    of jobs in each state, and a :class:`HostStatus` for each host. Each field says its meaning.
+    """
 
     cluster: Annotated[str, "its name"]
     leader: Annotated[str, "the controller that leads; empty: none does now"]
@@ -50,7 +58,7 @@ class ClusterStatus(Record):
 
 @dataclass(frozen=True)
 class JobPlan(Record):
-    """One row of `edl cluster plan`: the slots of a job now and as planned, and the reason.
+    """One row of `edl cluster plan`: a job's state, its slots by host now and planned, and why.
 
     Jobs that have ended are in no plan.
     """
@@ -69,14 +77,14 @@ def cluster_status(
     controllers: int,
     zookeeper: str,
 ) -> ClusterStatus:
-    """Return the status of a cluster.
+    """Return the status of a cluster, as `edl cluster status` prints it.
 
     Args:
         cluster: the name of the cluster.
         view: its jobs and hosts.
         leader: the record of the newest leader; None: there was none.
         controllers: the number of controllers in the election; 0: nobody leads.
-        zookeeper: where this was read.
+        zookeeper: the ZooKeeper servers from which this was read, ``host:port,...``.
     """
     hosts = tuple(_host_status(host) for host in view.hosts)
     states = Counter(str(job.life.state) for job in view.jobs)
@@ -97,7 +105,10 @@ def cluster_status(
 
 
 def job_plans(view: ClusterView, found: ClusterPlan) -> tuple[JobPlan, ...]:
-    """Return what the plan ``found`` means for each job of ``view``, in the order of submission."""
+    """Return the slots of each job of ``view`` now and by the plan ``found``, with the reason.
+
+    The jobs are in the order of submission; those that have ended are left out.
+    """
     targets = (found.allocation or view.allocation).targets
     return tuple(
         JobPlan(
@@ -113,7 +124,10 @@ def job_plans(view: ClusterView, found: ClusterPlan) -> tuple[JobPlan, ...]:
 
 
 def slots_of(view: ClusterView, job: str) -> dict[str, int]:
-    """Return the slots that ``job`` has and is to keep, by host."""
+    """Return how many slots ``job`` has on each host, without those that it is giving back.
+
+    Hosts where the number is 0 are left out.
+    """
     found = {}
     for host in view.hosts:
         entry = host.assigned.jobs.get(job)
@@ -123,17 +137,17 @@ def slots_of(view: ClusterView, job: str) -> dict[str, int]:
 
 
 def with_new_decision(view: ClusterView) -> ClusterView:
-    """Return ``view`` with nothing else but that the policy is to be asked at once."""
+    """Return a copy of ``view`` for which a plan asks the policy at once; all else is the same."""
     return replace(view, allocation=replace(view.allocation, inputs=""))
 
 
 def with_new_host(view: ClusterView, slots: int, labels: Mapping[str, str]) -> ClusterView:
-    """Return ``view`` with one more host.
+    """Return a copy of ``view`` with one more host, which has no jobs and a new name ("new").
 
     Args:
-        view: the cluster.
-        slots: the slots of the new host.
-        labels: its labels.
+        view: the cluster as it was read; it is not changed.
+        slots: the number of slots that the new host offers.
+        labels: the labels of the new host, key -> value.
     """
     name, number = "new", 1
     while name in view.host_named:
@@ -144,7 +158,10 @@ def with_new_host(view: ClusterView, slots: int, labels: Mapping[str, str]) -> C
 
 
 def _host_status(host: HostView) -> HostStatus:
-    """Return the status of a host."""
+    """Return the status of a host: its state, its slots and how many of them jobs have.
+
+    The state is "silent" if the host offers nothing now, else "drained", "leaves" or "offers".
+    """
     offer = host.offer
     state = "silent" if offer is None else "offers"
     if offer is not None and (host.drained or offer.leaves):
