@@ -42,14 +42,15 @@ class DeviceTable:
     # --- what is so
 
     def of_job(self, job: str) -> dict[str, JobAssignment]:
-        """Return what ``job`` has on each host, of whatever run, in the order of the hosts' names.
+        """Return the run and devices of ``job`` on each host, also those of its former runs.
 
-        The result is by host; a host on which the job has nothing is not in it.
+        The result is by host, in the order of the hosts' names; a host on which the job has nothing
+        is not in it.
         """
         return {host: self._jobs[host][job] for host in sorted(self._hosts_of.get(job, ()))}
 
     def entries(self, job: str, run: str) -> dict[str, JobAssignment]:
-        """Return what a run has on each host, by host; a host where it was told to end is left out.
+        """Return the devices of one run by host, without hosts where the run was told to end.
 
         Args:
             job: the name of the job.
@@ -62,15 +63,18 @@ class DeviceTable:
         }
 
     def all_entries(self) -> Iterator[tuple[str, str, JobAssignment]]:
-        """Yield (host, job, what the job has there) for all hosts and jobs."""
+        """Yield (host name, job name, the job's devices there) for each job with devices on a host.
+
+        The table may be changed while one iterates.
+        """
         for host, jobs in self._jobs.items():
             for job, entry in list(jobs.items()):
                 yield host, job, entry
 
     def blocked(self, job: str, run: str) -> set[str]:
-        """Return the hosts that have something of another run of ``job``, or of one told to end.
+        """Return the hosts on which another run of ``job``, or one told to end, still has devices.
 
-        The job's run ``run`` gets no devices there until that is gone.
+        The job's run ``run`` gets no devices there until those are given back.
 
         Args:
             job: the name of the job.
@@ -238,11 +242,11 @@ class DeviceTable:
         return found
 
     def _put(self, host: str, job: str, entry: JobAssignment) -> None:
-        """Let ``job`` have ``entry`` on ``host``, as changed now."""
+        """Set the run and devices of ``job`` on ``host`` to ``entry``, changed now."""
         self._jobs[host][job] = replace(entry, changed_s=self.now_s)
         self._hosts_of.setdefault(job, set()).add(host)
 
     def _remove(self, host: str, job: str) -> None:
-        """Remove what ``job`` has on ``host``, which must be something."""
+        """Remove the run and devices of ``job`` on ``host``; without any, raise a KeyError."""
         del self._jobs[host][job]
         self._hosts_of[job].remove(host)
