@@ -38,18 +38,20 @@ class Draft:
     makes one draft in each call, and its parts change it one after the other.
 
     Args:
-        cluster: what was read.
+        cluster: the jobs, hosts and settings as they were read from ZooKeeper.
         now_s: the time, in seconds since 1970.
 
     Attributes:
-        table: who has which device.
+        table: the devices of each host, and the job and run that has each.
         lost: the names of the hosts that have been without an offer for too long.
         jobs: the jobs by name, with the lives that they will have.
         allocation: the policy's decision that holds now.
-        waits: job -> why it waits, where that is not the policy's reason.
-        orders: what runs are asked to do.
+        waits: name of a job -> why it waits, as a sentence, where that is not the policy's reason.
+        orders: the orders to runs (to begin, change their devices, stop), in the order of their
+            making.
         changes: the changes of jobs' states, in their order.
-        times_s: times at which to plan again, in seconds since 1970.
+        times_s: times at which the controller is to plan again even if nothing has changed, in
+            seconds since 1970.
     """
 
     def __init__(self, cluster: ClusterView, now_s: float) -> None:
@@ -92,7 +94,10 @@ class Draft:
         self.change(job, LifeEvent.STOP, job.life.after(LifeEvent.STOP, reason, self.now_s))
 
     def facts(self, job: JobView) -> RunHosts:
-        """Return what the hosts say about the run of ``job``: slots, lost hosts and processes."""
+        """Return the slots, lost hosts and living processes of the present run of ``job``.
+
+        They are those of the draft's device table and of the hosts' reports.
+        """
         slots, lost, lives = 0, [], False
         for host, entry in self.table.of_job(job.name).items():
             if entry.run != job.life.run:
@@ -105,7 +110,7 @@ class Draft:
         return RunHosts(slots, tuple(sorted(lost)), lives)
 
     def target(self, job: JobView) -> Mapping[str, int]:
-        """Return the slots that ``job`` is to have, by host; empty if the policy gives it none."""
+        """Return how many slots the policy gives ``job`` on each host; empty if it gives none."""
         return self.allocation.targets.get(job.name, {})
 
     def why(self, job: JobView) -> str:
