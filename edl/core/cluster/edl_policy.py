@@ -183,7 +183,7 @@ class SlotValues:
     :func:`curve` makes it.
 
     Attributes:
-        job: the job.
+        job: the job as a policy reads it: its limits, its present slots and its measurements.
         had: the slots that the job has now, if it may have as many again; else 0.
         least: the fewest slots that it can have; 0 if it cannot have any.
         speeds: by the number of slots k, the speed s(k), which is 0 for k = 0 and k_min on k_min
@@ -240,7 +240,7 @@ def curve(job: ClusterJob, had: int, slots_a_node: int, slots: int) -> SlotValue
     """Return the speed, the remaining time and the best batch of a job by its number of slots.
 
     Args:
-        job: the job.
+        job: the job as a policy reads it: its limits and its model.
         had: the number of slots that it has now; 0: none.
         slots_a_node: the slots of the largest node.
         slots: the number of slots of all nodes together.
