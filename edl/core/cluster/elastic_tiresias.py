@@ -202,7 +202,7 @@ def _reason(job: ClusterJob, has: int, demoted: bool, compacted: bool) -> str:
     """Return the sentence that says why a job has its slots, or why it waits.
 
     Args:
-        job: the job.
+        job: the job, with the slot-seconds that it has attained.
         has: how many slots it gets; 0: it waits.
         demoted: whether it is in the second queue.
         compacted: whether the jobs of that queue were cut down to their minima.
