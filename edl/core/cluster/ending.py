@@ -26,7 +26,11 @@ def end_runs(draft: Draft) -> None:
 
 
 def stop_runs(draft: Draft) -> None:
-    """Order runs to stop: those of jobs that halt, and those that no job has any more."""
+    """Add to ``draft`` the orders that stop runs: those of halting jobs, and those of no job.
+
+    A run of a halting job saves a checkpoint, unless the job is being deleted, has been stopping
+    for too long, or has no slots. A run that its job's record does not name is stopped at once.
+    """
     for job in draft.jobs.values():
         run, life = job.run, job.life
         if run is None or run.state.over or job.run_is_foreign:
@@ -41,15 +45,15 @@ def stop_runs(draft: Draft) -> None:
 
 
 def _goes_on(draft: Draft, job: JobView, entry: JobAssignment) -> bool:
-    """Return whether a run that has devices may go on to use them.
+    """Return whether a run that has devices on a host may go on to use them.
 
-    It may not if it is not the present run of its job, is over, or was to stop and was never
-    created or takes too long.
+    The result is False if the run is not the present one of its job, if it is over, or if it was to
+    stop and was either never created or takes longer than ``halt_timeout_s``.
 
     Args:
-        draft: the draft.
-        job: the job.
-        entry: what the run has on a host.
+        draft: the plan so far, with the time and the settings; it is not changed.
+        job: the job, with its state and its present run.
+        entry: the devices on the host, and the run that they are assigned to.
     """
     life, run = job.life, job.present_run
     if life.run != entry.run or not life.state.has_run:
@@ -62,11 +66,14 @@ def _goes_on(draft: Draft, job: JobView, entry: JobAssignment) -> bool:
 def _is_abandoned(draft: Draft, job: JobView, host: str, entry: JobAssignment) -> bool:
     """Return whether a run is to leave a host, and no agent there can say that it has.
 
+    The result is True if the run is to give back all its devices there, has done so by its own
+    record, has no agent there, and was told to for ``stuck_s`` seconds (a setting) or more.
+
     Args:
-        draft: the draft.
-        job: the job.
-        host: the host.
-        entry: what the job has there.
+        draft: the plan so far, with the time and the settings; it is not changed.
+        job: the job, with its present run.
+        host: the name of the host.
+        entry: the devices that the run has there, with those that it is to give back.
     """
     run = job.present_run
     if run is None or entry.leaving != entry.devices or host in run.agents:
