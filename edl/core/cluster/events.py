@@ -35,7 +35,11 @@ class ClusterEventKind(StrEnum):
 
 @dataclass(frozen=True)
 class ClusterEvent(Record):
-    """One entry of a cluster's event log; each field says its meaning."""
+    """One entry of a cluster's event log.
+
+    It has a time in seconds since 1970, a kind, the reason as a sentence, the job and the host that
+    it is about, and who has written it. Each field says its meaning.
+    """
 
     time_s: Annotated[float, "when it was written, by the writer's clock, in seconds since 1970"]
     kind: Annotated[ClusterEventKind, "the kind of the event"]
