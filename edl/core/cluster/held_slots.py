@@ -13,7 +13,7 @@ from edl.core.cluster.state import Allocation, ClusterState
 
 @dataclass(frozen=True)
 class HeldSlots:
-    """The policy that changes nothing.
+    """The cluster policy that changes nothing: each job keeps its slots, and no job gets any.
 
     Attributes:
         why: why the cluster's policy is not asked, as a sentence for the reasons.
@@ -22,7 +22,7 @@ class HeldSlots:
     why: str = ""
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """Return the present slots of each job of ``cluster`` as the decision."""
+        """Return the decision that each job of ``cluster`` keeps exactly the slots that it has."""
         reasons = {
             job.name: f"{'keeps its slots' if job.name in cluster.present else 'waits'}: {self.why}"
             for job in cluster.jobs
