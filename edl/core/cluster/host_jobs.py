@@ -75,12 +75,12 @@ class RunProcess:
 
     @property
     def identity(self) -> tuple[int, int]:
-        """The pid and the time of the start, which no other process has."""
+        """The pair (pid, start time in clock ticks), which no other process of the machine has."""
         return self.pid, self.started
 
     @property
     def of_run(self) -> tuple[str, str]:
-        """The job and the run."""
+        """The pair (name of the job, token of the run) that the process belongs to."""
         return self.job, self.run
 
 
@@ -109,7 +109,7 @@ class LastAgent:
     ended_s: float = 0.0
 
     def again_s(self, limits: HostLimits) -> float:
-        """Return when the next agent may be started, by the clock of the decision."""
+        """Return when the run may get its next agent, in seconds of the clock of ``ended_s``."""
         if self.failures < 2:
             return self.ended_s + (limits.left_pause_s if self.has_left else 0.0)
         pause_s = limits.pause_s * 2.0 ** min(self.failures - 2, 30)
@@ -144,12 +144,12 @@ class HostObservation:
 
 @dataclass(frozen=True)
 class ProcessSignal:
-    """A process that gets a signal.
+    """An order of a host's decision: send one process a signal.
 
     Attributes:
-        process: the process.
+        process: the process that gets the signal.
         kill: whether the signal is SIGKILL; otherwise it is SIGTERM.
-        reason: why, as a clause.
+        reason: why the process is to end, as a clause.
     """
 
     process: RunProcess
@@ -179,12 +179,14 @@ class HostDecision:
 def after_end(
     before: LastAgent | None, ended: LastAgent, lived_s: float, limits: HostLimits = LIMITS
 ) -> LastAgent:
-    """Return how an agent has ended, with the failures of its predecessors counted.
+    """Return ``ended`` with its number of ``failures``, to be kept for the next decision.
 
     Args:
-        before: the agent of the job that ended before it; None: there was none.
-        ended: how it has ended.
-        lived_s: how long it has lived.
+        before: the agent of the job that ended before it; None: there was none. If it belonged to
+            the same run, its failures count.
+        ended: how the agent has ended, with 0 failures.
+        lived_s: for how many seconds it has lived. From ``limits.stable_s`` on its end is no
+            failure, and 0 is returned.
         limits: the time limits.
     """
     if lived_s >= limits.stable_s:
@@ -199,10 +201,11 @@ def decide_host(
     """Return which agents `edl host` starts, which processes it ends, and what it reports.
 
     Args:
-        assigned: what is assigned to the host.
-        seen: what was found after ``assigned`` was read.
-        now_s: the time, by any clock that only goes forward.
-        limits: the time limits.
+        assigned: the jobs, runs and devices that are assigned to the host.
+        seen: the host's processes and the memory of `edl host`, found after ``assigned`` was read.
+        now_s: the time in seconds, by any clock that only goes forward; times in ``seen`` and in
+            the result are by it.
+        limits: the time limits of `edl host`.
     """
     runs: dict[tuple[str, str], list[RunProcess]] = {}
     for process in sorted(seen.processes, key=lambda one: (one.started, one.pid)):
@@ -250,7 +253,17 @@ class _Terms:
 def _terms(
     assigned: HostAssignment, of_run: tuple[str, str], seen: HostObservation, limits: HostLimits
 ) -> _Terms | None:
-    """Return why and when a run that lives here is to end; None if it goes on."""
+    """Return why and when the processes of a run are to end on this host; None: the run goes on.
+
+    A run ends that is not assigned to the host, whose assignment says that it ends, or when the
+    host leaves the cluster. When the host kills, SIGKILL is sent at once.
+
+    Args:
+        assigned: the jobs and runs that are assigned to the host.
+        of_run: the pair (name of the job, token of the run).
+        seen: the facts on the host: whether it leaves and whether it kills.
+        limits: the time limits of `edl host`.
+    """
     job, run = of_run
     entry = assigned.jobs.get(job)
     if entry is None or entry.run != run:
@@ -277,9 +290,9 @@ def _signals(
 
     Args:
         processes: the processes of the run, the oldest first.
-        terms: why and when they are to end.
-        passed_s: the time since that was decided.
-        terminated: the processes that have got SIGTERM.
+        terms: why the run is to end, and after which times SIGTERM and SIGKILL are sent.
+        passed_s: the seconds since it was found that the run is to end.
+        terminated: (pid, start time) of the processes that have got SIGTERM before.
     """
     if passed_s >= terms.kill_after_s:
         order = sorted(processes, key=lambda one: not one.is_agent)
@@ -295,10 +308,16 @@ def _signals(
 
 
 def _oldest_of_attempts(processes: Sequence[RunProcess]) -> list[RunProcess]:
-    """Return one process for each start attempt: the worker, or the oldest helper it has left.
+    """Return one process for each start attempt of a worker: its oldest living one.
 
-    Processes without an attempt count as one more. ``processes`` are those of one run, the oldest
-    first.
+    That is the worker itself or, if it has ended, a process that it started. All processes without
+    an attempt id together count as one more attempt.
+
+    Args:
+        processes: the living processes of one run, the oldest first.
+
+    Returns:
+        The processes, in the order of the argument.
     """
     found: dict[str, RunProcess] = {}
     for one in processes:
@@ -313,14 +332,15 @@ def _starts(
     now_s: float,
     limits: HostLimits,
 ) -> tuple[tuple[str, ...], list[float]]:
-    """Return the jobs that get an agent now, and the times at which others may get one.
+    """Return the pair (jobs that get an agent now, sorted; times at which others may get one).
 
     Args:
-        assigned: what is assigned to the host.
-        seen: what was found.
+        assigned: the jobs and runs that are assigned to the host.
+        seen: the facts on the host: its processes, ended agents and obstacles. While it kills, or a
+            run that is not assigned lives here, no job gets an agent.
         runs: the living processes by (job, run).
-        now_s: the time.
-        limits: the time limits.
+        now_s: the time, in seconds, by the clock of ``seen``; the returned times are by it, too.
+        limits: the time limits, with the pauses after agents that have failed.
     """
     strangers = [of_run for of_run in runs if not _is_assigned(assigned, of_run)]
     if seen.kills or strangers:
@@ -342,7 +362,12 @@ def _starts(
 
 
 def missing_agents(assigned: HostAssignment, processes: Iterable[RunProcess]) -> tuple[str, ...]:
-    """Return the jobs, sorted, that have a run here that does not end and has no living agent."""
+    """Return the names, sorted, of jobs with a run here that needs an agent and has none.
+
+    Args:
+        assigned: the jobs and runs that are assigned to the host; a run that ends needs no agent.
+        processes: the living processes of the cluster's jobs on the host.
+    """
     have = {one.of_run for one in processes if one.is_agent}
     return tuple(
         job
@@ -352,7 +377,12 @@ def missing_agents(assigned: HostAssignment, processes: Iterable[RunProcess]) ->
 
 
 def _is_assigned(assigned: HostAssignment, of_run: tuple[str, str]) -> bool:
-    """Return whether a run, (job, run), has an entry in the assignment, though it may end there."""
+    """Return whether a run is in the assignment of the host, even if only to end there.
+
+    Args:
+        assigned: the jobs and runs that are assigned to the host.
+        of_run: (name of the job, token of the run).
+    """
     entry = assigned.jobs.get(of_run[0])
     return entry is not None and entry.run == of_run[1]
 
@@ -362,13 +392,14 @@ def _reports(
     seen: HostObservation,
     runs: Mapping[tuple[str, str], Sequence[RunProcess]],
 ) -> dict[str, JobReport]:
-    """Return what the report says of each job that is assigned or lives here.
+    """Return what this host reports of each job that is assigned to it or lives on it, by job name.
 
-    Processes of other runs of a job count, too: they may use its devices.
+    Processes of other runs of a job count, too: they may use its devices. A job without processes,
+    of which there is nothing else to say, is left out.
 
     Args:
-        assigned: what is assigned to the host.
-        seen: what was found.
+        assigned: the jobs and runs that are assigned to the host.
+        seen: the facts on the host: its ended agents, and why an agent cannot be started.
         runs: the living processes by (job, run).
     """
     living: dict[str, list[RunProcess]] = {}
@@ -387,12 +418,15 @@ def _reports(
 
 
 def _report(run: str, living: Sequence[RunProcess], last: LastAgent | None) -> JobReport:
-    """Return what the report says of one job, without what may stand in the way of its agent.
+    """Return what this host reports of one job: whether an agent lives, and which workers.
+
+    The caller adds the reason why no agent can be started now.
 
     Args:
-        run: the run that the report is about.
-        living: the living processes of all runs of the job.
-        last: the last agent of the job that has ended; None: none has.
+        run: the token of the run that the report is about.
+        living: the living processes of all runs of the job on this host.
+        last: how the last agent of the job ended here; None: none has. If it belonged to ``run``,
+            the report has its exit code and, unless an agent lives, its reason.
     """
     agent = any(one.is_agent for one in living)
     # What an agent has started for itself lives as long as the agent.
