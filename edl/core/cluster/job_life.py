@@ -149,7 +149,7 @@ TRANSITIONS: Mapping[LifeState, Mapping[LifeEvent, Transition]] = {
 
 
 class LifeResult(StrEnum):
-    """How a job of a cluster has ended."""
+    """How a job of a cluster has ended: it trained to the end, failed, or was deleted by a user."""
 
     FINISHED = "finished"  # it has trained to the end
     FAILED = "failed"  # its runs have failed more often than its manifest allows
@@ -273,7 +273,7 @@ class JobLife(Record):
         }
 
     def counted(self, slots: int, now_s: float) -> JobLife:
-        """Return the record with the service up to ``now_s`` counted, and ``slots`` from then on.
+        """Return the record with the slot-seconds until ``now_s`` added, and ``slots`` from then.
 
         A record that has that number of slots already is returned unchanged.
         """
@@ -283,7 +283,10 @@ class JobLife(Record):
         return replace(self, slots=slots, counted_s=now_s, attained_slot_s=attained)
 
     def attained_s(self, now_s: float) -> float:
-        """Return the slot-seconds that the job has attained by ``now_s``."""
+        """Return the seconds for which the job had slots, times their number, until ``now_s``.
+
+        ``now_s`` is a time in seconds since 1970.
+        """
         return self.attained_slot_s + self.slots * max(0.0, now_s - self.counted_s)
 
 
