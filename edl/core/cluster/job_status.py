@@ -18,7 +18,11 @@ from edl.core.record import Record
 
 @dataclass(frozen=True)
 class ClusterJobStatus(Record):
-    """The state of a job of a cluster, as `edl list --json` prints it; times since 1970."""
+    """The state of a job of a cluster, as `edl list --json` prints it.
+
+    It has the job's state and the reason, what users want of it, how it ended, its number of slots,
+    its limits, and times in seconds since 1970. Each field says its meaning.
+    """
 
     name: Annotated[str, "name of the job"]
     state: Annotated[LifeState, "`queued`, `starting`, `running`, `halting`, `halted` or `ended`"]
@@ -57,7 +61,11 @@ class ClusterJobStatus(Record):
 
 @dataclass(frozen=True)
 class ClusterJobDetails(Record):
-    """All that is known of a job of a cluster, as `edl show --json` prints it."""
+    """All that is known of a job of a cluster, as `edl show --json` prints it.
+
+    It has the job's status, its manifest, the token of its run, its devices by host, and its
+    events. Each field says its meaning.
+    """
 
     job: Annotated[ClusterJobStatus, "its state, with the fields above"]
     manifest: Annotated[JobManifest, "what was submitted, with absolute paths"]
