@@ -99,7 +99,7 @@ class Jsa:
         slots lie on as few nodes as possible.
 
         Args:
-            job: the job.
+            job: the job as a policy reads it: its limits, batches and model.
             slots_a_node: the slots of a node.
             slots: the largest number of slots to try.
         """
@@ -141,7 +141,7 @@ class JobScaling:
     The unit is the throughput of the job on one slot that is fully used.
 
     Attributes:
-        job: the job.
+        job: the job as a policy reads it: its limits and measurements.
         least: the fewest slots that the job can have; 0 if it cannot have any number.
         rates: the relative throughput by the number of slots, from 0 on; minus infinity where the
             job cannot have so many.
@@ -202,7 +202,7 @@ def fastest_batch(
     possible. Of batches with equal throughput the result is the smallest.
 
     Args:
-        job: the job.
+        job: the job as a policy reads it, with its model of step times.
         slots: the number of slots.
         slots_a_node: the slots of a node.
         low: the smallest batch to try, in samples.
