@@ -19,13 +19,14 @@ from edl.core.records import JobState
 
 
 class PendingEvent(NamedTuple):
-    """An event that is due for a job.
+    """An event that must happen now in the life of a job, with its reason.
 
     Attributes:
-        event: the event.
-        reason: why, in a sentence.
-        failed: whether a start or a run has come to nothing, so that the next one waits.
-        counts: whether that is a failure of the job, which uses up a retry.
+        event: the event, which leads from one state of the job to the next.
+        reason: why it happens, in a sentence.
+        failed: whether a start or a run has come to nothing, so that the next start waits for some
+            time.
+        counts: whether that is a failure of the job itself, which uses up one of its retries.
     """
 
     event: LifeEvent
@@ -52,23 +53,25 @@ class RunHosts:
 def due_event(
     job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
 ) -> PendingEvent | None:
-    """Return the event that is due for ``job``, or None.
+    """Return the event that must happen now in the life of ``job``; None: it stays as it is.
+
+    Only the event is returned; :func:`life_after` gives the state of the job after it.
 
     Args:
-        job: the job.
-        facts: what the hosts say about its run.
-        settings: the limits of time.
+        job: the job, with its state, its run and what users want of it.
+        facts: the slots and living processes of its run, by the records of the hosts.
+        settings: the cluster's settings, with the time that a start may take.
         now_s: the time, in seconds since 1970.
     """
     return _DUE[job.life.state](job, facts, settings, now_s)
 
 
 def life_after(due: PendingEvent, job: JobView, now_s: float) -> JobLife:
-    """Return the record of the life of ``job`` after an event that is due.
+    """Return the new record of a job's life, to be written after the event ``due``.
 
     Args:
-        due: the event.
-        job: the job.
+        due: the event, as :func:`due_event` returns it.
+        job: the job, with the record of its life before the event.
         now_s: the time, in seconds since 1970.
     """
     changes = job.life.failed(now_s, due.counts) if due.failed else {}
@@ -86,7 +89,17 @@ def life_after(due: PendingEvent, job: JobView, now_s: float) -> JobLife:
 def _queued(
     job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
 ) -> PendingEvent | None:
-    """Return what is due for a job that waits for slots; the arguments of :func:`due_event`."""
+    """Return the event that happens next to a job that waits for slots, or None to wait on.
+
+    The job is deleted or halted if users want that. That it starts is decided elsewhere, by the
+    plan.
+
+    Args:
+        job: the job, with what users want of it.
+        facts: not used; all functions of the table of states have the same parameters.
+        settings: not used.
+        now_s: not used.
+    """
     if job.wanted.goal is Goal.GONE:
         return PendingEvent(LifeEvent.DELETE, "it was deleted while it waited")
     if job.wanted.goal is Goal.HALT:
@@ -97,7 +110,18 @@ def _queued(
 def _starting(
     job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
 ) -> PendingEvent | None:
-    """Return what is due for a job that starts; the arguments of :func:`due_event`."""
+    """Return the event that happens next to a job that starts, or None to wait on.
+
+    The job ends if its run is over, begins to stop if users want it halted or deleted, and trains
+    once a ring has. Its slots are taken back if too few are left on hosts that are not lost, or if
+    no ring trained within the time for a start.
+
+    Args:
+        job: the job, with its present run and what users want of it.
+        facts: the slots that the run has on hosts that are not lost.
+        settings: the cluster's settings, with the time that a start may take.
+        now_s: the time, in seconds since 1970.
+    """
     run = job.present_run
     if run is not None and run.state.over:
         return _ended(job, run)
@@ -121,7 +145,17 @@ def _starting(
 def _running(
     job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
 ) -> PendingEvent | None:
-    """Return what is due for a job that trains; the arguments of :func:`due_event`."""
+    """Return the event that happens next to a job that trains, or None if it goes on.
+
+    The job fails if the records of its run were removed, ends if the run is over, and begins to
+    stop if users want it halted or deleted.
+
+    Args:
+        job: the job, with its present run and what users want of it.
+        facts: not used; all functions of the table of states have the same parameters.
+        settings: not used.
+        now_s: not used.
+    """
     run = job.present_run
     if run is None:
         return _failed(job, "its records were removed from ZooKeeper while it trained")
@@ -133,7 +167,18 @@ def _running(
 def _halting(
     job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
 ) -> PendingEvent | None:
-    """Return what is due for a job whose run stops; the arguments of :func:`due_event`."""
+    """Return the event that happens next to a job whose run is to stop, or None to wait.
+
+    Nothing happens while the run is not over, or a process of it may live. Then the job finishes if
+    its training came to its end; else it is deleted, halted, retried after a failure, or queued
+    again, as users want it.
+
+    Args:
+        job: the job, with its present run and what users want of it.
+        facts: whether processes of the run may live, by the records of the hosts.
+        settings: not used; all functions of the table of states have the same parameters.
+        now_s: not used.
+    """
     run = job.present_run
     if (run is not None and not run.state.over) or facts.has_processes:
         return None
@@ -153,7 +198,16 @@ def _halting(
 def _halted(
     job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
 ) -> PendingEvent | None:
-    """Return what is due for a halted job; the arguments are those of :func:`due_event`."""
+    """Return the event that happens next to a job that is halted, or None if nothing happens.
+
+    A job that a user deletes is deleted; one that a user resumes goes back into the queue.
+
+    Args:
+        job: the job, with what users want of it.
+        facts: not used; all functions of the table of states have the same parameters.
+        settings: not used.
+        now_s: not used.
+    """
     if job.wanted.goal is Goal.GONE:
         return PendingEvent(LifeEvent.DELETE, "it was deleted while it was halted")
     if job.wanted.goal is Goal.RUN:
@@ -164,7 +218,11 @@ def _halted(
 def _nothing(
     job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
 ) -> PendingEvent | None:
-    """Return None, for nothing happens to a job that has ended, whatever the arguments are."""
+    """Return None: nothing happens to a job that has ended.
+
+    It stands in the table of the functions for each state, so its parameters are theirs; none is
+    used.
+    """
     return None
 
 
@@ -184,7 +242,11 @@ _DUE: Mapping[
 
 
 def _ended(job: JobView, run: RunView) -> PendingEvent:
-    """Return the event that follows from the end of the run ``run`` of ``job``."""
+    """Return the event for ``job``, whose run ``run`` is over: FINISH, RETRY or GIVE_UP.
+
+    A run that trained to its end finishes the job. After a failure the job is retried until no
+    retries are left. A run that somebody stopped is started again, which uses up no retry.
+    """
     if run.state is JobState.FINISHED:
         return PendingEvent(LifeEvent.FINISH, run.reason or "it has trained to the end")
     if run.state is JobState.FAILED:
@@ -194,7 +256,10 @@ def _ended(job: JobView, run: RunView) -> PendingEvent:
 
 
 def _failed(job: JobView, reason: str) -> PendingEvent:
-    """Return the event that follows from the failure of a run of ``job``, for ``reason``."""
+    """Return the event for ``job``, whose run has failed: RETRY, or GIVE_UP without retries left.
+
+    ``reason`` says why the run failed; the event's reason repeats it.
+    """
     failures, retries = job.life.failures + 1, job.manifest.retries
     if failures > retries:
         times = "" if failures == 1 else f" {failures} times, the last time"
@@ -210,7 +275,7 @@ def _stop(job: JobView) -> PendingEvent:
 
 
 def _hosts_lost(facts: RunHosts) -> str:
-    """Return a clause that names the lost hosts of a run."""
+    """Return a clause like "host a was lost"; without lost hosts, that slots were taken back."""
     lost = facts.lost
     if not lost:
         return "slots were taken back"
