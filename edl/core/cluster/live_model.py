@@ -37,10 +37,11 @@ class LiveModel:
 
     Attributes:
         step_time: the fitted model of a step's time.
-        samples: what it was fitted to; empty: nothing is known of the job's speed.
+        samples: the step times that the model was fitted to; empty: nothing is known of the job's
+            speed.
         left: the samples left to train; None: not known.
         left_slot_s: where ``left`` is not known: the slot-seconds that are left.
-        fewest: the slots on which they would be spent.
+        fewest: the fewest slots that the job may have, on which ``left_slot_s`` would be spent.
         noise_scale: the noise scale of the gradients, in samples; None: not known.
         smallest_batch: the smallest global batch of the job, in samples.
     """
@@ -85,10 +86,10 @@ class LiveModel:
 
 
 def live_model(job: JobView, now_s: float) -> LiveModel:
-    """Return what is known of a live job's speed and remaining work.
+    """Return the model of a live job's speed and remaining work, from what is known of both.
 
     Args:
-        job: the job.
+        job: the job, with its measurements and its user's estimates.
         now_s: the time, in seconds since 1970.
     """
     measured, hints = job.measured, job.manifest.hints
@@ -127,8 +128,8 @@ def speed_samples(
     A size that was measured is not taken from a curve. A curve is taken to be of one host.
 
     Args:
-        measured: what was measured.
-        hints: what the user knows.
+        measured: the measured step times, and the throughput by number of workers of former runs.
+        hints: the user's estimates, with a throughput by number of workers.
         batch: the global batch of the steps of a curve, in samples.
     """
     found = list(measured.steps)
@@ -147,7 +148,9 @@ def _fitted(samples: tuple[StepTimeSample, ...]) -> StepTime:
 
 
 def _distance(one: StepTimeSample, workers: int, hosts: int, batch: int) -> tuple[float, ...]:
-    """Return how far a measurement is from a placement: by workers, then by hosts, then by batch.
+    """Return how far a measurement is from a placement, as numbers to compare in order.
+
+    The tuple has the distance by workers, then by hosts, then by batch; 0 is equal.
 
     Args:
         one: the measurement.
@@ -159,7 +162,11 @@ def _distance(one: StepTimeSample, workers: int, hosts: int, batch: int) -> tupl
 
 
 def _left_slot_s(job: JobView, now_s: float) -> float:
-    """Return the estimated slot-seconds that a job of unknown length has left at ``now_s``."""
+    """Return the estimated slot-seconds that a job of unknown length has left at ``now_s``.
+
+    It is the user's duration times the requested slots, less what the job has attained; without a
+    duration, as much as the job has attained.
+    """
     attained, hints = job.life.attained_s(now_s), job.manifest.hints
     if hints.duration_s is not None:
         whole = hints.duration_s * job.manifest.requested_np
