@@ -12,7 +12,12 @@ from edl.core.cluster.view import JobView, RunView
 
 
 def advance_lives(draft: Draft) -> None:
-    """Let all events happen that are due, and limit jobs where their slots stay without workers."""
+    """Bring the lives of all jobs in ``draft`` up to date with users' wishes, runs and hosts.
+
+    A job that was just submitted gets its first life. Each job goes through all events that must
+    happen now, one after the other. A job whose slots on a host stay without workers gets a limit
+    for that host.
+    """
     for name in list(draft.jobs):
         if not draft.jobs[name].life.submitted_s:
             _begin(draft, draft.jobs[name])
@@ -22,7 +27,7 @@ def advance_lives(draft: Draft) -> None:
 
 
 def _begin(draft: Draft, job: JobView) -> None:
-    """Begin the record of the life of ``job``, which was just submitted."""
+    """Give ``job``, which was just submitted, its first life in ``draft``, in the state queued."""
     submitted_s = job.submitted_s or draft.now_s
     life = replace(
         job.life,
@@ -35,12 +40,19 @@ def _begin(draft: Draft, job: JobView) -> None:
 
 
 def _due(draft: Draft, job: JobView) -> PendingEvent | None:
-    """Return the event that is due for ``job``."""
+    """Return the event that must happen now in the life of ``job``; None: it stays as it is.
+
+    ``draft`` has the hosts' records, the settings and the time; it is not changed.
+    """
     return due_event(job, draft.facts(job), draft.settings, draft.now_s)
 
 
 def _happen(draft: Draft, job: JobView, due: PendingEvent) -> None:
-    """Let ``due`` happen to ``job``."""
+    """Put the life that ``job`` has after the event ``due`` into ``draft``, and note the change.
+
+    If a start has failed, the new life also limits the job's slots on hosts where it had too few
+    workers.
+    """
     life = life_after(due, job, draft.now_s)
     if due.event is LifeEvent.TAKE_BACK and due.failed:
         life = replace(life, limits={**life.limits, **_limits_of_start(draft, job)})
@@ -91,11 +103,11 @@ def _is_idle(draft: Draft, job: JobView, run: RunView, host: str, entry: JobAssi
     Without an agent's record, only a report of the host can tell.
 
     Args:
-        draft: the draft, with the host's report.
-        job: the job.
-        run: its run.
-        host: the host.
-        entry: what the job has there.
+        draft: the plan so far, with the host's report; it is not changed.
+        job: the job that the run belongs to.
+        run: the run, with the record of its agent on the host, if there is an agent.
+        host: the name of the host.
+        entry: the devices that the run has on the host, with those that it gives back.
     """
     kept = set(entry.devices) - set(entry.leaving)
     agent, view = run.agents.get(host), draft.cluster.host_named[host]
