@@ -11,11 +11,11 @@ LOGS_PATH = "/logs"
 
 @dataclass(frozen=True)
 class LogPart(Record):
-    """The place in a log after a part of it that was sent.
+    """The place in a log where the part that was sent ends, and the next part begins.
 
     Attributes:
-        file: the number of the file that the part is of.
-        next: the offset in the file after the part.
+        file: the number (inode) of the file that the part is of.
+        next: the offset in the file, in bytes, of the first byte after the part.
         missed: whether what was asked for is gone, so that there is a gap before the part.
     """
 
