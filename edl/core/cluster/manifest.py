@@ -52,7 +52,10 @@ _Size = Annotated[
 
 @dataclass(frozen=True)
 class BatchRange(Record):
-    """The global batches that a job may train with; each field says its meaning."""
+    """The global batches that a job may train with, and whether the policy may choose among them.
+
+    The fields ``min`` and ``max`` are in samples.
+    """
 
     min: Annotated[_Samples, Meta(description="the smallest global batch, in samples")]
     max: Annotated[_Samples, Meta(description="the largest global batch, in samples")]
@@ -67,7 +70,10 @@ class BatchRange(Record):
 
 @dataclass(frozen=True)
 class PolicyHints(Record):
-    """A user's estimates of a job's length and speed, for policies; each field says its meaning.
+    """A user's estimates of a job's length and speed, for policies.
+
+    They are the steps or epochs that the job trains, its duration in seconds, and its throughput by
+    number of workers. Each field says its meaning.
 
     A measurement of the job replaces an estimate.
     """
@@ -100,7 +106,11 @@ class PolicyHints(Record):
 
 @dataclass(frozen=True)
 class JobManifest(Record):
-    """The manifest of one job, which a user submits to a cluster; each field says its meaning."""
+    """The manifest of one job, which a user submits to a cluster.
+
+    It has the job's name and command, the numbers of workers that it may have, where it may run,
+    and how policies may treat it. Each field says its meaning.
+    """
 
     name: Annotated[
         _Name, Meta(description="the name of the job; no other job of the cluster has it")
@@ -293,7 +303,7 @@ class JobManifest(Record):
         )
 
     def environment(self, of_host: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment of the command on a host, without secrets.
+        """Return the environment of the job's command on a host, without the manifest's secrets.
 
         Args:
             of_host: the environment of the host, from which the command inherits.
@@ -330,7 +340,7 @@ def first_problem(manifest: JobManifest) -> ManifestProblem | None:
 
 
 def _sizes(manifest: JobManifest) -> Iterator[ManifestProblem]:
-    """Yield what is wrong with the numbers of workers of ``manifest``."""
+    """Yield each contradiction between the numbers of workers (min, max, ...) of ``manifest``."""
     least, most, step = manifest.min, manifest.max, manifest.size_step
     sizes, np = manifest.allowed_sizes, manifest.np
     if least > most:
@@ -357,7 +367,7 @@ def _sizes(manifest: JobManifest) -> Iterator[ManifestProblem]:
 
 
 def _names(manifest: JobManifest) -> Iterator[ManifestProblem]:
-    """Yield what is wrong with names of jobs and of variables in ``manifest``."""
+    """Yield each name of a job or of an environment variable that ``manifest`` must not have."""
     if manifest.name in manifest.after:
         place = manifest.after.index(manifest.name)
         why = f"after has {manifest.name}, which is this job; a job cannot wait for itself"
@@ -375,7 +385,7 @@ def _names(manifest: JobManifest) -> Iterator[ManifestProblem]:
 
 
 def _values(manifest: JobManifest) -> Iterator[ManifestProblem]:
-    """Yield what is wrong with the command, the batch and the settings of ``manifest``."""
+    """Yield what is wrong with the command, the batches and the settings of ``manifest``."""
     if not manifest.command[0]:
         yield ManifestProblem(("command", 0), "the command has no program; name it first")
     batch = manifest.batch
