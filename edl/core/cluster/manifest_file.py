@@ -73,7 +73,14 @@ def manifest_of_values(values: Mapping[str, Any]) -> JobManifest:
 
 
 def _checked(root: YamlValue, source: str) -> JobManifest:
-    """Return the manifest with the values in ``root``; see :func:`parse_manifest`."""
+    """Return the manifest that the YAML document ``root`` describes, checked as a whole.
+
+    ``source`` is the name of its file, for messages.
+
+    Raises:
+        ManifestError: the document is no mapping, a key or value is wrong, or values contradict
+            each other.
+    """
     if not isinstance(root.content, dict):
         what = f"the manifest is {_described(root)}; write `key: value` lines: {SHORTEST}"
         raise ManifestError(source, root.line, what)
@@ -138,7 +145,17 @@ class _Reader:
     source: str
 
     def record(self, value: YamlValue, kind: type[Any], key: _Key) -> Any:
-        """Return the record of type ``kind`` that the mapping ``value`` under ``key`` describes."""
+        """Return the record (a dataclass) of type ``kind`` that a mapping in a manifest describes.
+
+        Args:
+            value: the mapping as it was read, with its line in the file.
+            kind: the dataclass; its fields are the keys that the mapping may have.
+            key: the names and list indices that lead to the mapping in the manifest, for messages.
+
+        Raises:
+            ManifestError: ``value`` is no mapping, a key is unknown or missing, or a value is
+                wrong.
+        """
         if not isinstance(value.content, dict):
             raise self._wrong(value, key, f"a mapping with {', '.join(_hints(kind))}")
         hints = _hints(kind)
@@ -163,7 +180,16 @@ class _Reader:
             raise self._error(line, (*key, error.setting), f"{_name(key)}.{error}") from None
 
     def value(self, value: YamlValue, hint: Any, key: _Key) -> Any:
-        """Return ``value``, which stands under ``key``, as the type that ``hint`` asks for."""
+        """Return a value in a manifest in its type: a record, a tuple, a dictionary or a scalar.
+
+        Args:
+            value: the value as it was read, with its line in the file.
+            hint: the type of the field, with limits in ``Annotated``.
+            key: the names and list indices that lead to the value in the manifest, for messages.
+
+        Raises:
+            ManifestError: the value is missing, has another type, or is out of range.
+        """
         kind = _plain_type(hint)
         if is_dataclass(kind):
             assert isinstance(kind, type)
@@ -178,7 +204,16 @@ class _Reader:
         return self._scalar(value, hint, key)
 
     def _items(self, value: YamlValue, hint: Any, key: _Key) -> tuple[Any, ...]:
-        """Return the items of a list, each in its type; the arguments are those of `value`."""
+        """Return a list of a manifest as a tuple, with its items in the type that ``hint`` names.
+
+        Args:
+            value: the list as it was read, with its line in the file.
+            hint: the type ``tuple[T, ...]`` of a field, with limits in ``Annotated``.
+            key: the names and list indices that lead to the list in the manifest, for messages.
+
+        Raises:
+            ManifestError: ``value`` is no list, has too few or too many items, or an item is wrong.
+        """
         if not isinstance(value.content, list):
             if key == ("command",) and isinstance(value.content, str):
                 what = f"command is a text; write a list: command: {_words(value.content)}"
@@ -197,7 +232,17 @@ class _Reader:
         return found
 
     def _mapping(self, value: YamlValue, hint: Any, key: _Key) -> dict[str, Any]:
-        """Return a mapping with keys and values in their types; arguments as of `value`."""
+        """Return a mapping of a manifest as a dictionary, with its items in the types of ``hint``.
+
+        Args:
+            value: the mapping as it was read, with its line in the file.
+            hint: the type ``Mapping[K, V]`` of a field, with limits in ``Annotated``.
+            key: the names and list indices that lead to the mapping in the manifest, for messages.
+
+        Raises:
+            ManifestError: ``value`` is no mapping, or a key or value in it has a wrong type or is
+                out of range.
+        """
         if not isinstance(value.content, dict):
             raise self._wrong(value, key, "a mapping, like {KEY: value}")
         names, values = get_args(_plain_type(hint))
@@ -212,7 +257,17 @@ class _Reader:
         return found
 
     def _scalar(self, value: YamlValue, hint: Any, key: _Key) -> Scalar:
-        """Return a scalar in the type of ``hint``; the arguments are those of `value`."""
+        """Return a number, a text or a truth value of a manifest in the type that ``hint`` names.
+
+        Args:
+            value: the scalar as it was read, with its line in the file.
+            hint: the type of a field, with limits in ``Annotated``.
+            key: the names and list indices that lead to the scalar in the manifest, for messages.
+
+        Raises:
+            ManifestError: ``value`` is a list or mapping, has another type, is out of range or
+                infinite.
+        """
         as_written = _plain_type(hint) is str and isinstance(value.content, str)
         given: Any = value.content if as_written else value.scalar
         if isinstance(value.content, str):
@@ -225,12 +280,24 @@ class _Reader:
         raise self._wrong(value, key, _expected(hint, key))
 
     def _wrong(self, value: YamlValue, key: _Key, expected: str) -> ManifestError:
-        """Return the error for a ``value`` under ``key`` that is not what is ``expected``."""
+        """Return the error that a value is something else than what is expected there.
+
+        Args:
+            value: the value as it was read, with its line.
+            key: the names and list indices that lead to the value in the manifest.
+            expected: what the value must be, like "a list", or a whole clause "it must ...".
+        """
         must = expected if expected.startswith("it must ") else f"it must be {expected}"
         return self._error(value.line, key, f"{_name(key)} is {_described(value)}; {must}")
 
     def _error(self, line: int, key: _Key, sentence: str) -> ManifestError:
-        """Return an error that says ``sentence`` of the value under ``key`` in line ``line``."""
+        """Return an error whose message is ``sentence``, after the names of the file and the line.
+
+        Args:
+            line: the number of the line in the file, from 1.
+            key: the names and list indices that lead to the value that is wrong.
+            sentence: what is wrong, and what to do.
+        """
         return ManifestError(self.source, line, sentence, _name(key))
 
 
@@ -259,7 +326,7 @@ class _Limits(NamedTuple):
 
 
 def _limits(hint: Any) -> _Limits:
-    """Return what the type ``hint`` allows, from its annotation and from those within it."""
+    """Return the limits in the annotations of the type ``hint``; without any, no limits."""
     if get_origin(hint) in (Union, UnionType):
         return _limits(next(one for one in get_args(hint) if one is not NoneType))
     if get_origin(hint) is not Annotated:
@@ -287,7 +354,12 @@ def _plain_type(hint: Any) -> Any:
 
 
 def _expected(hint: Any, key: _Key) -> str:
-    """Return what a scalar of the type ``hint`` under ``key`` must be, for the end of a message."""
+    """Return what a scalar must be, like "a whole number from 1 to 8", for the end of a message.
+
+    Args:
+        hint: the type of the scalar, with limits in ``Annotated``.
+        key: the names that lead to the scalar; one that ends with ``_s`` is a number of seconds.
+    """
     kind, limits = _plain_type(hint), _limits(hint)
     if kind is str:
         empty = " that is not empty" if limits.least else ""
@@ -321,7 +393,7 @@ def _described(value: YamlValue) -> str:
 
 
 def _words(command: str) -> str:
-    """Return a ``command`` that was written as a text as a list of YAML."""
+    """Return ``command``, a text that should be a list, as the list in YAML for a message."""
     if not _SHELL.search(command):
         try:
             if words := shlex.split(command):
@@ -332,13 +404,13 @@ def _words(command: str) -> str:
 
 
 def _name(key: _Key) -> str:
-    """Return ``key`` as messages name it: "data[1]", "batch.min"."""
+    """Return a path of names and list indices as messages name it: "data[1]", "batch.min"."""
     text = "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in key)
     return text.removeprefix(".")
 
 
 def _line(root: YamlValue, key: _Key) -> int:
-    """Return the line of the value under ``key``, or of the nearest one around it."""
+    """Return the line of the value under ``key``, or of the nearest value that contains it."""
     found = root
     for one in key:
         within = found.content
