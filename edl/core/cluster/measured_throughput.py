@@ -64,15 +64,16 @@ class MeasuredThroughput(Record):
 def measurements(
     kept: MeasuredThroughput, run: RunRecords | None, order: int
 ) -> tuple[MeasuredThroughput, JobMeasurements]:
-    """Return what is known of the training of a job.
+    """Return what former runs and the present run have measured about the training of a job.
 
     Args:
-        kept: what its former runs have measured, as it is kept.
-        run: its present or last run; None: there is none.
+        kept: the record of what the job's former runs have measured.
+        run: the records of the job's present or last run; None: there is none.
         order: its place in the order of submission.
 
     Returns:
-        (the record to keep before the run is replaced; the same and the progress, for policies).
+        (the record to write before another run replaces ``run``; the same measurements with the
+        run's progress, as policies read them).
     """
     found = kept.of_job(order).with_run(run)
     known = JobMeasurements(steps=found.steps, curve=dict(found.curve))
@@ -89,7 +90,7 @@ def measurements(
 
 
 def _samples(learned: ScalingProfile) -> tuple[StepTimeSample, ...]:
-    """Return the measured step times in ``learned``."""
+    """Return the throughputs in ``learned`` as step times; those that are 0 are left out."""
     return tuple(
         StepTimeSample(workers, one.hosts, one.batch, one.batch * workers / one.samples_per_s)
         for workers, one in learned.by_batch
@@ -98,7 +99,7 @@ def _samples(learned: ScalingProfile) -> tuple[StepTimeSample, ...]:
 
 
 def _is_same(old: StepTimeSample, new: StepTimeSample) -> bool:
-    """Return whether a measurement has about the same workers, hosts and batch as a newer one."""
+    """Return whether ``old`` has as many workers and hosts as ``new``, and about the same batch."""
     same = (old.workers, old.hosts) == (new.workers, new.hosts)
     return same and alike(old.batch, new.batch)
 
