@@ -76,7 +76,10 @@ class ClusterPlan:
 
     @property
     def writes(self) -> bool:
-        """Whether there is a record to write."""
+        """Whether the plan changes a record: a job's life, a host's devices or the last decision.
+
+        Orders to runs do not count.
+        """
         return bool(self.lives or self.assigned or self.allocation is not None)
 
     @property
@@ -105,7 +108,7 @@ def plan(cluster: ClusterView, policy: ClusterPolicy, now_s: float) -> ClusterPl
 
 
 def _finished(draft: Draft) -> ClusterPlan:
-    """Return the plan that ``draft`` has become."""
+    """Return the plan: the records and orders in ``draft`` that differ from what was read."""
     lives, begun = {}, 0
     for job in draft.cluster.jobs:
         life = _tidied(draft, draft.jobs[job.name])
@@ -126,7 +129,7 @@ def _finished(draft: Draft) -> ClusterPlan:
 
 
 def _tidied(draft: Draft, job: JobView) -> JobLife:
-    """Return the life of ``job`` with its service counted, and without limits that are over."""
+    """Return the life of ``job`` with its slot-seconds until now, without limits that are over."""
     slots = 0
     if job.life.state.has_run:
         entries = draft.table.entries(job.name, job.life.run)
@@ -136,7 +139,10 @@ def _tidied(draft: Draft, job: JobView) -> JobLife:
 
 
 def _reasons(draft: Draft) -> dict[str, str]:
-    """Return for each job why it has what it has, or where it waits and why."""
+    """Return, by the name of each job, a sentence that says why it has its slots, or why it waits.
+
+    For a queued job the sentence begins with its place in the queue.
+    """
     queue = sorted(
         (job for job in draft.jobs.values() if job.life.state is LifeState.QUEUED),
         key=lambda job: (-job.wanted.priority, job.order),
@@ -154,7 +160,7 @@ def _reasons(draft: Draft) -> dict[str, str]:
 
 
 def _next_s(draft: Draft, found: ClusterPlan) -> float:
-    """Return when to plan again although nothing was seen to change, in seconds since 1970.
+    """Return when to plan again even if nothing changes until then, in seconds since 1970.
 
     ``found`` is what the plan writes and orders.
     """
@@ -170,14 +176,21 @@ def _next_s(draft: Draft, found: ClusterPlan) -> float:
 
 
 def _times_of_host(record: HostAssignment, settings: ClusterRecord) -> Sequence[float]:
-    """Return the times at which limits of a host are over, by its ``record`` and ``settings``."""
+    """Return when time limits of a host end, in seconds since 1970: to be lost, to give back slots.
+
+    ``record`` is what is assigned to the host, ``settings`` has the limits.
+    """
     found = [record.silent_s + settings.lost_after_s] if record.silent_s else []
     waits = [entry for entry in record.jobs.values() if entry.leaving or entry.ends]
     return [*found, *(entry.changed_s + settings.stuck_s for entry in waits)]
 
 
 def _times_of_job(job: JobView, settings: ClusterRecord) -> Sequence[float]:
-    """Return the times at which limits of ``job`` are over, by ``settings``."""
+    """Return when time limits of ``job`` end, in seconds since 1970, some of them in the past.
+
+    They are the end of its wait for the next try, of limits on hosts, and of the time that a start
+    or a stop may take; ``settings`` has the last two.
+    """
     life = job.life
     found = [life.not_before_s, *(limit.until_s for limit in life.limits.values())]
     if life.state is LifeState.STARTING:
