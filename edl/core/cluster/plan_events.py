@@ -29,7 +29,11 @@ class PlannedEvent(NamedTuple):
 
 
 def plan_events(view: ClusterView, found: ClusterPlan) -> list[PlannedEvent]:
-    """Return the events of the plan ``found``, which was made from ``view``."""
+    """Return the events for the log that report what the plan ``found`` changes.
+
+    First come changes of jobs' states, then of their slots, then hosts that went or came. ``view``
+    is the cluster before the plan.
+    """
     return [
         *(
             PlannedEvent(
@@ -45,7 +49,10 @@ def plan_events(view: ClusterView, found: ClusterPlan) -> list[PlannedEvent]:
 
 
 def _slots(view: ClusterView, found: ClusterPlan) -> Iterator[PlannedEvent]:
-    """Yield an event for each job whose devices change on a host."""
+    """Yield an event for each job whose devices the plan ``found`` changes, in the order of names.
+
+    The event names all devices that the job then has. ``view`` is the cluster before the plan.
+    """
     before = {host.name: host.assigned for host in view.hosts}
     after = {**before, **found.assigned}
     names = {name for host in found.assigned for one in (before, after) for name in one[host].jobs}
@@ -59,7 +66,10 @@ def _slots(view: ClusterView, found: ClusterPlan) -> Iterator[PlannedEvent]:
 
 
 def _devices(hosts: Mapping[str, HostAssignment], job: str) -> dict[str, JobAssignment]:
-    """Return what ``job`` has on each host, without what is no matter of slots."""
+    """Return the devices that ``job`` has, by host, so that two results differ only if slots do.
+
+    Hosts on which its run ends are left out; so are the times and marks of the entries.
+    """
     entries = {host: one.jobs[job] for host, one in hosts.items() if job in one.jobs}
     return {
         host: JobAssignment(entry.run, entry.devices, entry.leaving)
@@ -76,7 +86,10 @@ def _described(entry: JobAssignment) -> str:
 
 
 def _hosts(view: ClusterView, found: ClusterPlan) -> Iterator[PlannedEvent]:
-    """Yield an event for each host whose offer has gone or come back."""
+    """Yield an event for each host that, by the plan ``found``, offers nothing any more or again.
+
+    ``view`` is the cluster before the plan.
+    """
     for name, after in found.assigned.items():
         host = view.host_named[name]
         if bool(host.assigned.silent_s) != bool(after.silent_s):
@@ -84,7 +97,7 @@ def _hosts(view: ClusterView, found: ClusterPlan) -> Iterator[PlannedEvent]:
 
 
 def _host_change(host: HostView) -> str:
-    """Return the sentence about a host whose offer has gone or come back."""
+    """Return the sentence that says that a host offers nothing any more, or offers slots again."""
     if host.offer is None:
         return f"host {host.name} offers nothing any more"
     return f"host {host.name} offers {counted(len(host.offer.numbers), 'slot')} again"
