@@ -53,30 +53,30 @@ _Member = tuple[str, str]
 
 
 class _Groups:
-    """Disjoint groups of members, which grow together where two are joined."""
+    """Disjoint groups of members (union-find): joining two members makes their groups one."""
 
     def __init__(self) -> None:
         self._parent: dict[_Member, _Member] = {}
 
     def add(self, one: _Member) -> None:
-        """Add a member, in a group of its own if it is new."""
+        """Add a member in a group of its own; do nothing if it was added before."""
         self._parent.setdefault(one, one)
 
     def join(self, one: _Member, other: _Member) -> None:
-        """Join the groups of two members, which are added if they are new."""
+        """Make the groups of two members one group; a member that is new is added first."""
         self.add(one)
         self.add(other)
         self._parent[self._root(one)] = self._root(other)
 
     def all(self) -> Iterable[list[_Member]]:
-        """Return the members of each group."""
+        """Return the groups, each as a list of its members in the order of their adding."""
         found: dict[_Member, list[_Member]] = {}
         for one in self._parent:
             found.setdefault(self._root(one), []).append(one)
         return found.values()
 
     def _root(self, one: _Member) -> _Member:
-        """Return the member that stands for the group of ``one``."""
+        """Return the member that stands for the group of ``one``: one for each group."""
         root = one
         while self._parent[root] != root:
             root = self._parent[root]
