@@ -107,5 +107,8 @@ def with_parameters(name: str, parameters: Mapping[str, Any]) -> ClusterPolicy:
 
 
 def _is_number(value: object, known: object) -> bool:
-    """Return whether ``value`` is a whole number for a parameter like ``known``, a float."""
+    """Return whether ``value`` is an int (not a bool) given for a parameter that is a float.
+
+    ``known`` is the parameter's registered value.
+    """
     return isinstance(known, float) and isinstance(value, int) and not isinstance(value, bool)
