@@ -19,7 +19,7 @@ class Ranked:
     """A job in a ranking of jobs.
 
     Attributes:
-        job: the job.
+        job: the job as a policy reads it; its position is that of this object in the sequence.
         why: the clause that explains its position in the ranking, for the reason of the decision.
     """
 
