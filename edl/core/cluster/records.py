@@ -19,21 +19,26 @@ FORMAT = 1  # of the records of this package; hosts with another one get no slot
 
 @dataclass(frozen=True)
 class ClusterRecord(Record):
-    """The record of a cluster, at the node ``cluster``: how its leader decides.
+    """The record of a cluster, at the node ``cluster``: its policy, and time limits in seconds.
 
     Attributes:
         format: the format of the records.
         policy: the name of the cluster policy (:mod:`edl.core.cluster.policies`).
         parameters: the policy's parameters by name, where they differ from the registered ones.
-        interval_s: how often the policy is asked although no job and no host has come or gone.
+        interval_s: the policy is asked when a job or a host comes or goes, and else once in this
+            time.
         start_timeout_s: within this time a start must lead to a ring that trains, and a slot to a
             worker; longer for a job that gives its first workers more time.
         halt_timeout_s: how long a run that was told to stop may take, before its processes are
             ended.
-        lost_after_s: how long a host may be without an offer, before the plan does without it.
-        gather_s: how long a job waits for further slots of its share, before it takes what is free.
-        stuck_s: how long a slot may take to be given back, before it no longer counts as a slot.
-        limit_s: how long a job does without slots of a host on which they had no worker.
+        lost_after_s: a host counts as lost when its node ``offer`` (what it writes while its host
+            process lives) has been gone for this time.
+        gather_s: how long a job that is to start waits for all slots that the policy gave it to be
+            free; then it starts with those that are.
+        stuck_s: a slot that a job should have given back this long ago no longer counts as a slot
+            of its host.
+        limit_s: if a job had slots on a host in which no worker started, the job gets no such slots
+            there for this time.
     """
 
     format: int = FORMAT
@@ -73,7 +78,7 @@ class ControllerRecord(Record):
     term: int = 0
 
     def __str__(self) -> str:
-        """Return the controller as messages name it."""
+        """Return the controller as messages name it: "process PID on HOST"."""
         return f"process {self.pid} on {self.host}"
 
 
@@ -198,7 +203,7 @@ class JobReport(Record):
 
     @property
     def lives(self) -> bool:
-        """Whether the agent or a worker lives."""
+        """Whether the job's agent or a worker of it lives on the host that reports."""
         return self.agent or bool(self.processes)
 
 
