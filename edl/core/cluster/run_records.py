@@ -24,7 +24,7 @@ class RunRecords:
         desired: which workers are desired, and the batch that the cluster has chosen.
         generation: the newest generation; None: there was none yet.
         status: the progress of the training.
-        learned: what the job has measured.
+        learned: the throughput that the run has measured, by number of workers and batch.
         agents: the records of its agents.
     """
 
@@ -40,7 +40,7 @@ class RunRecords:
 
     @property
     def view(self) -> RunView:
-        """The run as a plan reads it."""
+        """The run as a :class:`RunView`, the shorter form that the plan of the cluster reads."""
         return RunView(
             token=self.token,
             state=self.job.state,
@@ -64,7 +64,7 @@ class RunRecords:
 
 
 def _has_trained(status: TrainingStatus) -> bool:
-    """Return whether a ring whose leader has written ``status`` has trained a step.
+    """Return whether the ring about which ``status`` was written has trained a step.
 
     A run that was resumed counts the steps of former runs, too, so their number says nothing.
     """
