@@ -19,7 +19,10 @@ from edl.core.records import JobState
 
 
 def give_back(draft: Draft) -> None:
-    """Begin to stop jobs that get no slots, and free what others were to give back and have.
+    """Begin to stop jobs that the policy gives no slots; take devices back from the others.
+
+    A job with more slots than the policy gives it is to give some back; those that its run no
+    longer uses become free. Only ``draft`` is changed.
 
     While the policy's decision cannot be used, no job is stopped.
     """
@@ -37,7 +40,11 @@ def give_back(draft: Draft) -> None:
 
 
 def take_devices(draft: Draft) -> None:
-    """Assign free devices to jobs, start jobs that have all of theirs, and place runs."""
+    """Assign free devices to jobs as the policy decided, start waiting jobs, and place runs.
+
+    A waiting job starts when the slots that the policy gives it are free, or enough of them. Only
+    ``draft`` is changed.
+    """
     for job in list(draft.jobs.values()):
         target, run = draft.target(job), job.present_run
         if job.life.state is LifeState.RUNNING and run is not None and target:
@@ -54,10 +61,10 @@ def _place(draft: Draft, job: JobView, run: RunView, target: Mapping[str, int]) 
     A run that has lost hosts, and would have too few slots without them, is stopped.
 
     Args:
-        draft: the draft.
-        job: the job.
-        run: its run.
-        target: the slots that it is to have, by host.
+        draft: the plan so far; devices and orders are added to it.
+        job: the job that trains.
+        run: the present run of the job.
+        target: host -> the number of slots that the policy gives the job.
     """
     entries = draft.table.entries(job.name, run.token)
     for host, count in target.items():
@@ -86,12 +93,15 @@ def _place(draft: Draft, job: JobView, run: RunView, target: Mapping[str, int]) 
 
 
 def _start(draft: Draft, job: JobView, target: Mapping[str, int]) -> None:
-    """Start a waiting job if all of its slots are free, or enough of them and it has waited.
+    """Start a waiting job if all slots that the policy gives it are free, or enough of them.
+
+    Enough is an allowed number, and counts only after ``gather_s`` seconds (a setting). If the job
+    does not start, ``draft`` gets the reason.
 
     Args:
-        draft: the draft.
-        job: the job.
-        target: the slots that it is to have, by host.
+        draft: the plan so far; it is changed.
+        job: the job that waits for slots.
+        target: host -> the number of slots that the policy gives the job.
     """
     blocked = draft.table.blocked(job.name, "")
     free = {
@@ -110,12 +120,12 @@ def _start(draft: Draft, job: JobView, target: Mapping[str, int]) -> None:
 
 
 def _start_on(draft: Draft, job: JobView, slots: Mapping[str, int]) -> None:
-    """Give a waiting job a run and free devices.
+    """Assign free devices to a waiting job, and give it a new run and the state STARTING.
 
     Args:
-        draft: the draft.
-        job: the job.
-        slots: how many devices it gets, by host.
+        draft: the plan so far; it is changed.
+        job: the job that waits for slots.
+        slots: host -> how many devices the job gets, at most as many as are free.
     """
     number = job.life.runs + 1
     run = run_token(job.order, number)
@@ -133,7 +143,10 @@ def _start_on(draft: Draft, job: JobView, slots: Mapping[str, int]) -> None:
 
 
 def _create(draft: Draft, job: JobView) -> None:
-    """Order that the run of a starting job is created, if it is not there yet."""
+    """Add the order to create the run of ``job``, which starts, unless its records exist.
+
+    The run gets the devices that the table of ``draft`` has for it.
+    """
     if job.present_run is None and job.run_is_over:
         entries = draft.table.entries(job.name, job.life.run)
         devices = {host: entries[host].devices for host in sorted(entries)}
@@ -141,7 +154,11 @@ def _create(draft: Draft, job: JobView) -> None:
 
 
 def _gathers(draft: Draft, job: JobView) -> bool:
-    """Return whether ``job`` still waits for all slots of its target to be free."""
+    """Return whether ``job`` is to wait on until all slots that the policy gives it are free.
+
+    It is True for ``gather_s`` seconds (a setting) after the policy changed its slots. ``draft``
+    notes when that time ends.
+    """
     changed_s = draft.allocation.changed_s.get(job.name, 0.0)
     ends_s = changed_s + draft.settings.gather_s
     draft.times_s.append(ends_s)
@@ -149,13 +166,16 @@ def _gathers(draft: Draft, job: JobView) -> bool:
 
 
 def _lacks(draft: Draft, job: JobView, count: int) -> str:
-    """Return the sentence that says that ``count`` slots of ``job`` are not free yet."""
+    """Return the sentence that says that ``job`` waits for ``count`` slots of other jobs."""
     slots = "1 slot, which is" if count == 1 else f"{count} slots, which are"
     return f"waits for {slots} being given back: {draft.why(job)}"
 
 
 def _batch(draft: Draft, job: JobView) -> int | None:
-    """Return the batch that the policy has chosen for ``job``; None: it chooses none."""
+    """Return the global batch that the policy has chosen for ``job``, in samples; None: none.
+
+    It is None if the job's manifest does not let the policy choose the batch.
+    """
     limit = job.manifest.batch
     chosen = limit is not None and limit.set_by_policy
     return draft.allocation.batches.get(job.name) if chosen else None
