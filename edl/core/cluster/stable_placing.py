@@ -25,8 +25,8 @@ class JobSize:
     Attributes:
         name: the name of the job.
         size: the number of slots.
-        present: the slots that it has now.
-        suggested: the nodes that the policy suggests.
+        present: node -> the slots that the job has there now.
+        suggested: (node, number of slots) pairs that the policy suggests.
         limits: node -> the most slots that it may have there; a node that is not in it has no slots
             for the job.
         fit: returns the largest allowed size up to a number of slots, or None.
@@ -45,9 +45,10 @@ class _Nodes:
     """The free slots of each node, in the order of the nodes; changed as slots are taken.
 
     Attributes:
-        free: node -> the slots that can be given.
-        avoided: node -> how many of them jobs have that are served later.
-        silent: the nodes on which slots are given back first.
+        free: node -> the number of its slots that no job has taken yet.
+        avoided: node -> how many of these slots belong to jobs that are served later; they are
+            given last.
+        silent: the nodes that may be lost, on which slots are given back first.
     """
 
     free: dict[str, int]
@@ -58,16 +59,19 @@ class _Nodes:
         """Return how many slots of ``node`` a job can get beside those in ``placed``.
 
         Args:
-            job: the job.
+            job: the job, with its limit for the node.
             placed: the slots that it has got by now.
-            node: the node.
-            spare: whether slots of jobs that are served later do not count.
+            node: the name of the node.
+            spare: whether to leave alone slots of jobs that are served later.
         """
         free = self.free[node] - (self.avoided.get(node, 0) if spare else 0)
         return max(0, min(free, job.limits.get(node, 0) - placed.get(node, 0)))
 
     def take(self, placed: dict[str, int], node: str, count: int) -> None:
-        """Move ``count`` slots of ``node`` from the free ones to ``placed``."""
+        """Take ``count`` of the free slots of ``node`` for a job; there must be so many.
+
+        ``placed`` has the job's slots by node; the slots are added there.
+        """
         if count:
             self.free[node] -= count
             placed[node] = placed.get(node, 0) + count
@@ -128,7 +132,19 @@ def trimmed(slots: Slots, size: int, silent: Collection[str] = ()) -> dict[str, 
 
 
 def _kept(job: JobSize, nodes: _Nodes) -> dict[str, int]:
-    """Take the slots that ``job`` has and keeps, and return them by node."""
+    """Take from ``nodes`` the slots that a job has now and goes on using; return them by node.
+
+    On each node these are at most the job's present slots, the slots still free in ``nodes``, and
+    the job's limit for the node; together at most ``job.size``. If they are more, slots of nodes
+    that may be lost go first, then those of the nodes where the job has fewest.
+
+    Args:
+        job: the job, with its present slots by node.
+        nodes: the slots that no job has taken yet; the function reduces them.
+
+    Returns:
+        node -> the number of slots; nodes without any are left out.
+    """
     placed: dict[str, int] = {}
     able = {node: min(count, nodes.free.get(node, 0)) for node, count in job.present.items()}
     able = {node: min(count, job.limits.get(node, 0)) for node, count in able.items()}
@@ -138,7 +154,15 @@ def _kept(job: JobSize, nodes: _Nodes) -> dict[str, int]:
 
 
 def _follow(job: JobSize, placed: dict[str, int], nodes: _Nodes) -> None:
-    """Take the slots that the policy suggests for a job without slots, if all of them are free."""
+    """Give a job without slots those that the policy suggests, if all are free; else give it none.
+
+    If the policy suggests another number than ``job.size``, the job gets none here either.
+
+    Args:
+        job: the job, with the suggested slots by node, its size and its limits by node.
+        placed: the slots of the job by node; they are added here.
+        nodes: the slots that no job has taken yet; they are reduced.
+    """
     suggested = dict(job.suggested)
     fits = all(nodes.room(job, placed, node) >= count for node, count in suggested.items())
     if fits and slot_count(job.suggested) == job.size:
@@ -152,7 +176,7 @@ def _grow(job: JobSize, placed: dict[str, int], nodes: _Nodes, spare: bool) -> N
     If a node has as many as are lacking, the one with the fewest such is taken; else the emptiest.
 
     Args:
-        job: the job.
+        job: the job, with its size and its limits by node.
         placed: its slots by node; changed in place.
         nodes: the free slots.
         spare: whether slots of jobs that are served later are left alone.
@@ -175,7 +199,7 @@ def _shrink(job: JobSize, placed: dict[str, int], nodes: _Nodes, size: int) -> N
     """Return the slots of ``job`` beyond ``size`` to the free ones, as :func:`trimmed` picks them.
 
     Args:
-        job: the job.
+        job: the job that has too many slots.
         placed: its slots by node; changed in place, and left without nodes that have none.
         nodes: the free slots; changed in place.
         size: how many slots the job keeps at most.
