@@ -37,7 +37,7 @@ class Tiresias:
     )
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """Return the allocation that serves the first queue, then the second.
+        """Return the slots of each job of ``cluster``: the first queue is served, then the second.
 
         Each job gets the slots that it requested, while slots last.
         """
