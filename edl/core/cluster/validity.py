@@ -41,7 +41,7 @@ def violation(decision: Allocation, cluster: ClusterState) -> str | None:
 def _slots(
     decision: Allocation, known: Mapping[str, ClusterJob], nodes: Sequence[Node]
 ) -> str | None:
-    """Return the first rule about slots that ``decision`` breaks, as a sentence, or None.
+    """Return the first rule about slots that ``decision`` breaks, as a sentence; None: none.
 
     ``known`` holds the jobs by name, ``nodes`` the nodes that are up.
     """
@@ -68,7 +68,7 @@ def _slots(
 
 
 def _batches(decision: Allocation, known: Mapping[str, ClusterJob]) -> str | None:
-    """Return the first rule about batches that ``decision`` breaks, as a sentence, or None.
+    """Return the first rule about batches that ``decision`` breaks, as a sentence; None: none.
 
     ``known`` holds the jobs of the cluster by name.
     """
