@@ -40,11 +40,11 @@ class BatchLimit(Protocol):
 
     @property
     def min(self) -> int:
-        """The smallest global batch."""
+        """The smallest global batch that the job may train with, in samples."""
 
     @property
     def max(self) -> int:
-        """The largest global batch."""
+        """The largest global batch that the job may train with, in samples."""
 
     @property
     def set_by_policy(self) -> bool:
@@ -80,7 +80,7 @@ class JobRequest(Protocol):
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """The labels that a host must have."""
+        """The labels (key -> value) that a host must have to get workers of the job."""
 
     @property
     def start_timeout_s(self) -> float:
@@ -100,7 +100,7 @@ class JobRequest(Protocol):
 
     @property
     def preemptible(self) -> bool:
-        """Whether its slots may be changed while it runs."""
+        """Whether the policy may change the job's slots, or take all of them, while it runs."""
 
     @property
     def min_run_s(self) -> float:
@@ -116,7 +116,7 @@ class JobRequest(Protocol):
 
     @property
     def batch(self) -> BatchLimit | None:
-        """The range of its global batch; None: the script alone chooses it."""
+        """The global batches that the job may train with; None: its script alone chooses one."""
 
     @property
     def hints(self) -> JobHints:
@@ -186,7 +186,7 @@ class RunView:
         )
 
     def busy(self, host: str) -> frozenset[int]:
-        """Return the devices of ``host`` that, by the agent's record, processes use.
+        """Return the devices of ``host`` that processes of the run use, by its agent's record.
 
         It is empty if there is no agent.
         """
@@ -235,10 +235,10 @@ class JobView:
         name: the name of the job.
         order: the place in the order of submission; no other submission, of whatever name, has it
             (the ``czxid`` of the manifest's node).
-        submitted_s: when the job was submitted, in seconds since 1970; 0: now.
+        submitted_s: when the job was submitted, in seconds since 1970; 0: at the time of the plan.
         manifest: what was submitted.
         wanted: what users want of the job.
-        life: what the leader has made of it; the default: nothing yet.
+        life: the job's state and history as the leader has recorded them; the default: none yet.
         run: the run that the job's own node has; None: there is no such node.
         measured: what is known of its training.
     """
@@ -288,7 +288,7 @@ class JobView:
 
     @property
     def min_slots(self) -> int:
-        """The fewest slots that the job may have."""
+        """The smallest number of slots with which the job may train, by its manifest."""
         sizes = self.manifest.allowed_sizes
         return sizes.above(sizes.min_np) or sizes.min_np
 
@@ -302,7 +302,7 @@ class HostView:
         offer: what it offers; None: it offers nothing now.
         drained: whether a user wants no slots of jobs on it.
         assigned: what the leader has assigned there.
-        version: the version of the node ``assigned``; -1: there is none.
+        version: the version of the node ``assigned`` of the host; -1: there is no such node.
         report: what lives there, as `edl host` has written; None: it never has.
     """
 
@@ -360,10 +360,10 @@ class ClusterView:
 
     @cached_property
     def by_name(self) -> Mapping[str, JobView]:
-        """The jobs by name."""
+        """The jobs of the cluster by name, in the order of submission."""
         return {job.name: job for job in self.jobs}
 
     @cached_property
     def host_named(self) -> Mapping[str, HostView]:
-        """The hosts by name."""
+        """The hosts of the cluster by name, also those that offer nothing now."""
         return {host.name: host for host in self.hosts}
