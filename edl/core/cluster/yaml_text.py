@@ -112,7 +112,9 @@ def _not_yaml(error: yaml.MarkedYAMLError, source: str) -> ManifestError:
 
 
 class _Builder:
-    """Build a value from the events of PyYAML's parser.
+    """A builder of the value of a document from the events of PyYAML's parser.
+
+    Give it each event by :meth:`add`; then ``root`` has the value.
 
     Args:
         source: the name of the file, for messages.
@@ -129,7 +131,7 @@ class _Builder:
         self._open: list[tuple[YamlValue, list[tuple[str, int]]]] = []
 
     def add(self, event: Any) -> None:
-        """Take the next event of the parser.
+        """Take the next event of PyYAML's parser, and add what it says to the value.
 
         Raises:
             ManifestError: the text goes beyond what :func:`parse_yaml` reads.
@@ -146,7 +148,14 @@ class _Builder:
             self._open.pop()
 
     def _begin(self, event: Any, line: int) -> None:
-        """Add the scalar, list or mapping that begins with ``event`` in line ``line``."""
+        """Add the scalar, list or mapping that begins with ``event``; a scalar may be a key.
+
+        ``line`` is the number of its line in the file.
+
+        Raises:
+            ManifestError: it is a key that is no scalar, too long or given twice, or it is nested
+                too deeply.
+        """
         within, key = self._open[-1] if self._open else (None, [])
         names = within is not None and isinstance(within.content, dict) and not key
         if names and not isinstance(event, yaml.ScalarEvent):
@@ -169,7 +178,13 @@ class _Builder:
             self._open.append((new, []))
 
     def _put(self, new: YamlValue, within: YamlValue | None, key: list[tuple[str, int]]) -> None:
-        """Put ``new`` where it belongs: into ``within``, in a mapping under ``key``, or alone."""
+        """Put the value ``new`` into the list or mapping ``within``, or make it the root.
+
+        Args:
+            new: the value that begins now.
+            within: the list or mapping that is not at its end; None: ``new`` is the document.
+            key: in a mapping the name and line of the value's key, which is removed; else empty.
+        """
         if within is None:
             self.root = new
         elif isinstance(within.content, dict):
@@ -180,7 +195,10 @@ class _Builder:
             within.content.append(new)
 
     def _check_new(self, within: YamlValue | None, key: str, line: int) -> None:
-        """Raise a ManifestError if the mapping ``within`` has the key of line ``line`` already."""
+        """Raise a ManifestError if the mapping ``within`` has ``key`` already.
+
+        ``line`` is the number of the line in which the key stands now.
+        """
         assert within is not None
         assert isinstance(within.content, dict)
         if key in within.content:
@@ -188,7 +206,10 @@ class _Builder:
             raise self._error(line, f"{key} is given twice, first in line {first}; keep one")
 
     def _check(self, event: Any, line: int) -> None:
-        """Raise a ManifestError if ``event`` has an anchor, a tag or a control character."""
+        """Raise a ManifestError if ``event`` has an anchor, an alias, a tag or a control character.
+
+        ``line`` is the number of the event's line in the file.
+        """
         if event.anchor is not None:
             sign = "*" if isinstance(event, yaml.AliasEvent) else "&"
             what = f"{sign}{event.anchor} is an anchor or alias of YAML, which is not used here"
@@ -200,7 +221,12 @@ class _Builder:
             raise self._error(line, f"the character {found[0]!a} is not allowed; remove it")
 
     def _error(self, line: int, sentence: str) -> ManifestError:
-        """Return an error that says ``sentence`` of line ``line``."""
+        """Return an error whose message is ``sentence``, after the names of the file and the line.
+
+        Args:
+            line: the number of the line in the file, from 1.
+            sentence: what is wrong there.
+        """
         return ManifestError(self._source, line, sentence)
 
 
@@ -210,7 +236,7 @@ def flow_list(words: list[str]) -> str:
 
 
 def _word(text: str) -> str:
-    """Return ``text`` as a scalar within a list of YAML."""
+    """Return ``text`` as a scalar within a list of YAML, quoted unless it is a plain word."""
     if re.fullmatch(r"[A-Za-z0-9_./=+-]+", text) and text != "-":
         return text
     escaped: Iterator[str] = (
