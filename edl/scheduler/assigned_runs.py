@@ -24,7 +24,7 @@ class AssignedRuns:
     the secret that it has proved last. The session is open only while it is needed.
 
     Args:
-        store: the cluster.
+        store: the records of the cluster.
         connect: opens the other session, and starts it.
     """
 
@@ -69,13 +69,17 @@ class AssignedRuns:
         return StartOfRun(run, manifest, secret)
 
     def close(self) -> None:
-        """End the session for the nodes of jobs; the next call opens another one."""
+        """End the session for the nodes of jobs; the next :meth:`start_of` opens another one."""
         session, self._session = self._session, None
         if session is not None:
             session.close()
 
     def _current_run(self, job: str, secret: str) -> str | None:
-        """Return the token of the present run of a job; None if there is none."""
+        """Return the token of the present run of a job, read from ZooKeeper; None if it has none.
+
+        ``secret`` is the secret of the job, which the session for jobs proves first; the session is
+        opened if there is none.
+        """
         if self._session is not None and not self._session.connected:
             self.close()
         if self._session is None:
