@@ -67,12 +67,14 @@ Events = Sequence[PlannedEvent]
 
 
 class Controller:
-    """A controller of a cluster, in one process.
+    """A controller of a cluster: a process that takes part in the election, and plans if it leads.
+
+    Call :meth:`run`; it returns after :meth:`stop`.
 
     Args:
         hosts: The ZooKeeper servers.
-        access: The name and the secret of the cluster.
-        about: The record of this controller.
+        access: The name and the secret of the cluster, which must exist.
+        about: The record of this controller: its name, host, address and port.
         say: Shows a sentence to whoever has started this process.
         connect_timeout_s: How long to wait for the first connection to ZooKeeper, in seconds.
     """
@@ -130,7 +132,17 @@ class Controller:
             self._resign(election)
 
     def _turn(self, store: ClusterStore, election: Election) -> float:
-        """Do one turn; return how long to wait for a change before the next one, in seconds."""
+        """Take part in the election once; if this controller leads, read, plan and write once.
+
+        An error is shown, and the next turn tries again.
+
+        Args:
+            store: the records of the cluster.
+            election: the election of the cluster's leader.
+
+        Returns:
+            How long to wait for a change before the next turn, in seconds.
+        """
         try:
             election.enter()
             leadership = election.leads(self._wakeup.set)
@@ -156,7 +168,13 @@ class Controller:
             return LOOK_S
 
     def _begin(self, store: ClusterStore, leadership: Leadership) -> ControllerTerm:
-        """Begin to lead."""
+        """Begin to lead the cluster: log it as an event, print it, and return the new term.
+
+        Args:
+            store: the records of the cluster.
+            leadership: the leadership that this controller has won; the term writes only while it
+                lasts.
+        """
         self._run_session.lead(leadership)
         term = ControllerTerm(store, leadership, self._run_session, self._wakeup.set, self._say)
         term.begin(self._about)
@@ -164,7 +182,10 @@ class Controller:
         return term
 
     def _follow(self, election: Election) -> float:
-        """Wait for the end of the leader, and remove dead controllers from the election."""
+        """Remove dead controllers that are before this one from ``election``, without waiting.
+
+        The result is how many seconds to wait before the next call.
+        """
         ahead = [ControllerRecord.from_json(one) for one in election.records_ahead()]
         if ahead:
             self._say_once(f"waits: {ahead[0]} leads cluster {self._access.job}")
@@ -174,14 +195,14 @@ class Controller:
         return FOLLOW_S
 
     def _resign(self, election: Election) -> None:
-        """Stop being a candidate, so that another controller leads at once."""
+        """Leave ``election``, so that another controller leads at once; an error is only logged."""
         try:
             election.leave()
         except CoordinationError as error:
             logger.info("could not resign, so the session has to end: %s", error)
 
     def _say_once(self, sentence: str) -> None:
-        """Show a sentence unless it was the last one."""
+        """Show ``sentence`` to the user, unless it was the last one that this method has shown."""
         if sentence != self._said:
             self._said = sentence
             self._say(sentence)
@@ -192,10 +213,10 @@ class LeaderRecords:
     """The records that the leader has read in one turn.
 
     Attributes:
-        snapshot: the cluster.
+        snapshot: the jobs, hosts and settings of the cluster, with the versions of their nodes.
         secrets: the secrets of its jobs, by job; a job without one was never started.
-        kept: what former runs have measured, by job.
-        runs: the present or last runs, by job.
+        kept: what former runs have measured, by name of the job.
+        runs: the records of the present or last run, by name of the job.
     """
 
     snapshot: ClusterSnapshot
@@ -205,7 +226,7 @@ class LeaderRecords:
 
     @cached_property
     def view(self) -> ClusterView:
-        """The cluster as a plan reads it."""
+        """The records that were read, as the :class:`ClusterView` from which a plan is made."""
         return cluster_view(self.snapshot, self.runs, self.kept)
 
 
@@ -213,8 +234,8 @@ class ControllerTerm:
     """One term of the leader of a cluster; :meth:`turn` plans once and carries the plan out.
 
     Args:
-        store: The cluster, in a session of its own secret.
-        leadership: The term.
+        store: The records of the cluster, in a session that has proved the cluster's secret.
+        leadership: The term that this controller has won; nothing is written when it is over.
         session: The session in which runs are read and written, fenced by the term.
         wake: Called when something has changed that a plan follows from.
         say: Shows a sentence to whoever has started this process.
@@ -240,7 +261,7 @@ class ControllerTerm:
         self._tidied_s = 0.0  # by the monotonic clock
 
     def begin(self, about: ControllerRecord) -> None:
-        """Log that the term has begun."""
+        """Write to the cluster's event log that the controller ``about`` describes leads now."""
         event = self._store.event(
             ClusterEventKind.LEADER,
             f"{about} leads in term {self.number}, with edl {about.version}",
@@ -269,7 +290,11 @@ class ControllerTerm:
         return max(0.0, min(LOOK_S, tell_s, found.next_s - time.time()))
 
     def _plan(self, read: LeaderRecords, now_s: float) -> ClusterPlan:
-        """Return the plan; if the policy cannot be asked, one in which jobs keep their slots."""
+        """Return the plan that follows from the records ``read`` at the time ``now_s``.
+
+        If the cluster's policy is unknown or fails, that is shown once, and the plan lets all jobs
+        keep their slots. ``now_s`` is in seconds since 1970.
+        """
         settings = read.snapshot.settings
         try:
             found = plan(read.view, policy_of(settings), now_s)
@@ -287,23 +312,25 @@ class ControllerTerm:
         return plan(read.view, HeldSlots(why), now_s)
 
     def _tell(self, events: Events) -> None:
-        """Show the events of a plan; of a job that changes its state, only that."""
+        """Show the events of a plan; if a job changes its state, not the event about its slots."""
         changed = {one.job for one in events if one.kind is ClusterEventKind.STATE}
         for one in events:
             if one.kind is not ClusterEventKind.SLOTS or one.job not in changed:
                 self._say(f"job {one.job}: {one.reason}" if one.job else one.reason)
 
     def _read(self) -> LeaderRecords:
-        """Read the cluster and the runs of its jobs."""
+        """Return the records of the cluster and of its jobs' runs, as ZooKeeper has them now."""
         snapshot = self._store.snapshot()
         names = [job.name for job in snapshot.jobs]
         secrets, kept = self._store.secrets(names), self._store.measured(names)
         return LeaderRecords(snapshot, secrets, kept, self._reader.read(secrets))
 
     def _write(self, read: LeaderRecords, found: ClusterPlan, events: Events) -> bool:
-        """Write a plan and its events; return False if something has changed since it was read.
+        """Write the plan ``found`` and its ``events``; return whether all of it was written.
 
-        One transaction has all of it if it is not too large.
+        One transaction has all of it, or several if it is too large. False: a record has changed
+        since ``read`` was read, so that the caller must read and plan again; with several
+        transactions the first ones may be written.
         """
         transactions: list[list[Write]] = [[]]
         size = 0
@@ -318,9 +345,16 @@ class ControllerTerm:
     def _parts(
         self, read: LeaderRecords, found: ClusterPlan, events: Events
     ) -> Iterator[list[Write]]:
-        """Yield the writes of each part of a plan, which belong into one transaction.
+        """Yield the writes of a plan, as lists of which each is one transaction, in this order.
 
-        A job's secret is written before the job is assigned to hosts, which need it.
+        First comes the policy's decision, then the jobs and hosts that change together, with their
+        events, and last the other events, each alone. A job's secret is written before the job is
+        assigned to hosts, which need it.
+
+        Args:
+            read: the records from which the plan was made, with their versions.
+            found: the plan.
+            events: the events of the plan, without time and writer.
         """
         paths, snapshot = self._store.paths, read.snapshot
         jobs = {job.name: job for job in snapshot.jobs}
@@ -345,9 +379,10 @@ class ControllerTerm:
         yield from ([event_write(paths, self._store.event(*one))] for one in rest)
 
     def _carry_out(self, read: LeaderRecords, found: ClusterPlan) -> None:
-        """Carry out the orders of a plan, one after another, for a limited time.
+        """Carry out the orders of the plan ``found``, one after another, for a limited time.
 
-        The next plan has those that are left.
+        The time is ``ORDERS_S`` seconds; orders that are left are in the next plan again. A refused
+        order is shown. ``read`` has the records from which the plan was made.
         """
         jobs, deadline_s = (
             {job.name: job for job in read.snapshot.jobs},
@@ -367,14 +402,21 @@ class ControllerTerm:
             self._refused[job.name] = refused
 
     def _keep_measured(self, read: LeaderRecords, job: StoredJob) -> None:
-        """Keep what the last run of ``job`` has measured, before another one takes its place."""
+        """Write what the last run of ``job`` has measured into the job's own record.
+
+        It is called before another run takes the place of that one. Nothing is written if the
+        record has it already. ``read`` has the run's records.
+        """
         kept = read.kept.get(job.name, MeasuredThroughput())
         now, _ = measurements(kept, read.runs.get(job.name), job.order)
         if now != kept and (now.steps or now.curve):
             self._writer.keep_measured(job.name, now)
 
     def _tidy(self, read: LeaderRecords) -> None:
-        """Remove the records of old jobs and events, now and then."""
+        """Remove the records of jobs that ended long ago; at intervals also old events and hosts.
+
+        The interval is ``HOUSEKEEPING_S`` seconds. ``read`` has the jobs and hosts.
+        """
         for job in jobs_to_remove(read.snapshot.jobs):
             secret = read.secrets.get(job.name)
             if secret is None or self._runs.remove(job.name, secret):
