@@ -47,15 +47,18 @@ FORMER_S = 2.0  # beyond a session time-out, for the offer of a former `edl host
 
 
 class HostKeeper:
-    """The process that keeps one host of a cluster.
+    """The work of the process `edl host`, which keeps the agents of jobs on one host of a cluster.
+
+    Call :meth:`run`.
 
     Args:
-        store: the cluster, in a session of its secret.
+        store: the records of the cluster, in a session that has proved its secret.
         host: the name of the host.
-        offer: what the host offers.
-        mark: the mark of the host's processes.
-        agents: the agents of its jobs.
-        runs: the reader of what agents are started with.
+        offer: the slots, devices, labels and address that the host offers.
+        mark: the text in the environment of all processes of the host's jobs, by which they are
+            found.
+        agents: starts the agents of the host's jobs, and knows how they ended.
+        runs: reads the manifest and the secret with which an agent is started.
         say: shows a sentence to the user.
         leave_within_s: within this time the workers must have left after a signal; None: no limit.
     """
@@ -126,7 +129,14 @@ class HostKeeper:
     # --- the loop
 
     def _loop(self) -> None:
-        """Do one turn after another, until the host has left."""
+        """Read, decide and act again and again, with waits in between, until the host has left.
+
+        While ZooKeeper does not answer, this is said once, and tried again; a host that is to leave
+        may then end without it.
+
+        Raises:
+            HostTaken: another process keeps a host of this name.
+        """
         while True:
             wait_s = POLL_S
             try:
@@ -149,7 +159,7 @@ class HostKeeper:
         The order matters, see :class:`edl.core.cluster.records.HostReport`.
 
         Args:
-            now_s: the monotonic clock.
+            now_s: the time of the monotonic clock, in seconds.
 
         Returns:
             The time until the next turn, in seconds; None: the host has left.
@@ -187,7 +197,16 @@ class HostKeeper:
     def _decide(
         self, assigned: HostAssignment, seen: HostObservation, now_s: float
     ) -> HostDecision:
-        """Return what is to be done; if this host must leave soon, the leader has less time."""
+        """Return which agents to start, which processes to end, and what to report of this host.
+
+        If the host must leave the cluster within some time, the leader has at most half of that to
+        move its jobs away.
+
+        Args:
+            assigned: the jobs and runs that are assigned to the host.
+            seen: the processes found on the host, and what is remembered of ended agents.
+            now_s: the time of this process's monotonic clock, in seconds.
+        """
         move_s, within_s = LIMITS.move_s, self._leave_within_s
         if within_s is not None:
             move_s = min(move_s, within_s / 2)
@@ -196,8 +215,8 @@ class HostKeeper:
     def _find(self, assigned: HostAssignment) -> tuple[RunProcess, ...]:
         """Return the processes of the cluster's jobs that live here.
 
-        If none of a run lives that ends here, it is looked twice, because a process that a dying
-        one has started may be missed once.
+        If the assignment says that a run ends here, and no process of it is found, the search is
+        repeated: a process that a dying one has just started may be missed once.
         """
         found = find_processes(self._mark)
         living = {one.of_run for one in found}
@@ -209,12 +228,16 @@ class HostKeeper:
     def _prepare(
         self, assigned: HostAssignment, decision: HostDecision, now_s: float
     ) -> tuple[dict[str, StartOfRun], dict[str, str]]:
-        """Return what the agents that are to start are started with, and what stands in their way.
+        """Read what the agents that are to start are started with; find why some cannot start now.
 
         Args:
-            assigned: what is assigned to the host.
-            decision: what is to be started.
-            now_s: the monotonic clock.
+            assigned: the jobs and runs that are assigned to the host.
+            decision: the decision, with the jobs whose agents are to start.
+            now_s: the time of the monotonic clock, in seconds.
+
+        Returns:
+            (job -> run, manifest and secret of its agent; job -> why its agent cannot start now, as
+            a sentence). Each job to start is in one of the two.
         """
         starts: dict[str, StartOfRun] = {}
         obstacles: dict[str, tuple[str, str, float]] = {}
@@ -247,10 +270,10 @@ class HostKeeper:
         """Send the signals and start the agents that were decided on.
 
         Args:
-            decision: what was decided.
-            starts: job -> what its agent is started with.
-            terminated: the processes that have got SIGTERM before.
-            now_s: the monotonic clock.
+            decision: the signals to send and the jobs whose agents to start.
+            starts: job -> the run, manifest and secret with which its agent is started.
+            terminated: (pid, start time) of the processes that have got SIGTERM before.
+            now_s: the time of the monotonic clock, in seconds.
         """
         for order in decision.signals:
             signal_process(order)
@@ -266,7 +289,16 @@ class HostKeeper:
     # --- to come and to go
 
     def _register_first(self) -> None:
-        """Offer the host; wait while ZooKeeper may still list a dead process that offered it."""
+        """Offer the host to the cluster, at the start of this process.
+
+        While another process offers it, try again until the ZooKeeper session of a dead one must
+        have ended.
+
+        Raises:
+            UsageError: another process still offers the host after that time, or a signal came.
+            UnknownCluster: the cluster does not exist.
+            CoordinationError: ZooKeeper is away.
+        """
         deadline_s = time.monotonic() + self._session.granted_s + FORMER_S
         while True:
             try:
@@ -315,7 +347,10 @@ class HostKeeper:
                 raise
 
     def _begins_to_leave(self, now_s: float) -> bool:
-        """Return whether a signal has come, so that the host leaves; note when that began."""
+        """Return whether a signal has come, so that the host leaves; note when the first one came.
+
+        ``now_s`` is the time of the monotonic clock, in seconds.
+        """
         if self._signals and not self._left_s:
             self._left_s = now_s
             self._say(f"host {self._host} leaves; a second signal kills what lives here")
@@ -336,7 +371,11 @@ class HostKeeper:
         return self._has_left(None, self._find(HostAssignment()), now_s)
 
     def _is_late(self, now_s: float) -> bool:
-        """Return whether all that lives here is to be killed: a second signal, or too late."""
+        """Return whether to kill all processes of the host: a second signal came, or time is over.
+
+        The time is the ``leave_within_s`` of this object after the first signal. ``now_s`` is the
+        time of the monotonic clock, in seconds.
+        """
         if not self._left_s:
             return False
         limit_s = math.inf if self._leave_within_s is None else self._leave_within_s
@@ -350,9 +389,9 @@ class HostKeeper:
         The leader is not waited for longer than ``TAKEN_BACK_S``.
 
         Args:
-            assigned: what is assigned to the host; None: it is not known.
-            found: the processes that live.
-            now_s: the monotonic clock.
+            assigned: the jobs and runs that are assigned to the host; None: it is not known.
+            found: the living processes of the cluster's jobs on this host.
+            now_s: the time of the monotonic clock, in seconds.
         """
         if not self._left_s or found:
             self._empty_s = 0.0
@@ -363,7 +402,11 @@ class HostKeeper:
         return is_empty or self._signals > 1 or waited_s >= TAKEN_BACK_S
 
     def _end_all(self) -> None:
-        """End all that lives here, whatever is assigned, within bounded time."""
+        """End all processes of the cluster's jobs on this host, whatever is assigned, and wait.
+
+        They get SIGTERM and later SIGKILL. If some have not ended after a minute, that is logged
+        and the method returns.
+        """
         ending_s: Mapping[tuple[str, str], float] = {}
         terminated: frozenset[tuple[int, int]] = frozenset()
         while found := self._find(HostAssignment()):
