@@ -98,12 +98,12 @@ class StartOfRun:
 
 @dataclass
 class _RunningAgent:
-    """An agent that lives, as far as is known.
+    """An agent of a run on this host that lives, as far as this process knows.
 
     Attributes:
         run: the token of its run.
-        since_s: when it was started or found, by the monotonic clock.
-        child: the process, if this process has started it.
+        since_s: when it was started or found, in seconds of the monotonic clock.
+        child: the agent's process; None: another process has started it.
     """
 
     run: str
@@ -115,8 +115,8 @@ class HostAgents:
     """The agents of the jobs of one host.
 
     Args:
-        options: what all of them are started with.
-        places: where their logs are; the directory is created.
+        options: the options with which all agents are started.
+        places: the directories of their logs; that of the agents is created.
         environment: the environment of this process, from which the agents inherit.
 
     Attributes:
@@ -175,13 +175,20 @@ class HostAgents:
             threading.Thread(target=self._await, args=(child.pid,), daemon=True).start()
 
     def failed_to_start(self, job: str, run: str, error: OSError, now_s: float) -> None:
-        """Note that the agent of a run could not be started because of ``error``."""
+        """Note that the agent of a run could not be started; the next one comes after a pause.
+
+        Args:
+            job: the name of the job.
+            run: the token of the run.
+            error: the error of the start; the host's report shows it.
+            now_s: the time of the failure, in seconds of the monotonic clock.
+        """
         reason = f"the agent cannot be started: {error.strerror or error}"
         ended = LastAgent(run, None, reason, ended_s=now_s)
         self._ended[job] = after_end(self._ended.get(job), ended, 0.0)
 
     def children(self) -> tuple[RunProcess, ...]:
-        """Return the living agents that this process has started."""
+        """Return the living agents that this process has started itself, in any order."""
         found = []
         for job, known in self._known.items():
             if known.child is not None and known.child.poll() is None:
@@ -194,12 +201,15 @@ class HostAgents:
     def look(
         self, assigned: HostAssignment, found: Iterable[RunProcess], now_s: float
     ) -> Mapping[str, LastAgent]:
-        """Return the last agent that has ended of each assigned job.
+        """Return how the last agent of each assigned job has ended, by name of the job.
+
+        Jobs of which no agent has ended are left out. Agents that have ended since the last call
+        are noted, with the reason in their logs.
 
         Args:
-            assigned: what is assigned to the host.
-            found: the processes that live.
-            now_s: the monotonic clock.
+            assigned: the jobs and runs that are assigned to the host.
+            found: the living processes of the cluster's jobs on this host.
+            now_s: the time of the monotonic clock, in seconds.
         """
         living = {one.job: one.run for one in found if one.is_agent}
         for job, run in living.items():
@@ -232,7 +242,10 @@ class HostAgents:
             logger.warning("old logs cannot be removed: %s", error)
 
     def _await(self, pid: int) -> None:
-        """Wait until the child process ``pid`` has ended, and say so; it is not reaped."""
+        """Wait until the child process ``pid`` has ended, and then call ``on_exit``.
+
+        The process is not reaped. If it was reaped before, nothing is called.
+        """
         with contextlib.suppress(ChildProcessError):  # it was reaped before
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
             self.on_exit()
@@ -262,7 +275,10 @@ class HostAgents:
         }
 
     def _open_log(self, job: str, run: str) -> int:
-        """Return a descriptor of the log of a run's agents, with a line that another one begins.
+        """Open the log of a run's agents for appending, and return its file descriptor.
+
+        A line that says that another agent starts is written to it. A log that is too long is put
+        aside before.
 
         Raises:
             OSError: the log cannot be written.
@@ -283,7 +299,7 @@ class HostAgents:
             job: the name of the job.
             run: the token of the run.
             code: the exit code, negative for a signal; None: it is not known.
-            now_s: the monotonic clock.
+            now_s: the time of the monotonic clock, in seconds, which becomes the time of the end.
         """
         result = _last_result(self._places.of_agent(job, run), run)
         if result is not None:
