@@ -12,13 +12,16 @@ from edl.coordination.cluster_host import HostOwner
 
 
 class HostLock:
-    """A lock that only one `edl host` of one host has on this machine, until its process ends.
+    """A lock that at most one process on this machine holds for a host name, until it ends.
+
+    Call :meth:`take`; there is no release.
 
     It is an abstract socket, which the kernel closes with the process. A frozen `edl host` keeps
     it: otherwise it would end, when it wakes, what its successor has started.
 
     Args:
-        mark: the mark of the host's processes.
+        mark: a text that names the cluster and the host, from
+            :func:`edl.scheduler.run_processes.host_mark`.
     """
 
     def __init__(self, mark: str) -> None:
@@ -26,7 +29,7 @@ class HostLock:
         self._socket: socket.socket | None = None
 
     def take(self) -> bool:
-        """Take the lock; return False if another process has it."""
+        """Take the lock and return True; return False at once if another process has it."""
         one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             one.bind(self._name)
@@ -38,12 +41,18 @@ class HostLock:
 
 
 def machine_name() -> str:
-    """Return a name of this machine since it came up, and of this process's pid namespace."""
+    """Return the host name with ids of this boot and of the pid namespace, as a text.
+
+    Two processes with the same name see the same process ids.
+    """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     namespace = os.readlink("/proc/self/ns/pid").partition("[")[2].rstrip("]")
     return f"{socket.gethostname()} ({boot}, {namespace})"
 
 
 def is_dead(owner: HostOwner) -> bool:
-    """Return whether a process that offers a host is known to be dead."""
+    """Return whether the process that offers a host was on this machine and has ended.
+
+    It is False if the process lives, or was on another machine, of which nothing is known here.
+    """
     return owner.machine == machine_name() and not psutil.pid_exists(owner.pid)
