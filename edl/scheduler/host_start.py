@@ -29,7 +29,7 @@ class HostSettings:
         address: the network address of the host.
         devices: the numbers of the devices that it offers, one for each slot.
         labels: the labels of the host.
-        kind: the kind of machine.
+        kind: the kind of machine, for policies that tell fast from slow ones; may be empty.
     """
 
     settings: config.Config
@@ -43,8 +43,8 @@ def keep_host(store: ClusterStore, own: HostSettings, say: Callable[[str], None]
     """Keep a host of a cluster until a signal ends this process.
 
     Args:
-        store: the cluster, in a session of its secret.
-        own: what this process was told.
+        store: the records of the cluster, in a session that has proved its secret.
+        own: the settings and options of this `edl host`.
         say: shows a sentence to the user.
 
     Raises:
