@@ -43,7 +43,7 @@ class LivenessServer:
         self.port = 0
 
     def __enter__(self) -> Self:
-        """Begin to listen.
+        """Begin to listen at a free port of the address, with a thread that answers; set ``port``.
 
         Raises:
             UsageError: this machine has no such address.
@@ -77,7 +77,11 @@ class LivenessServer:
 
 
 class LivenessProbe:
-    """A probe for dead controllers, which remembers which ports have answered."""
+    """A probe that finds dead controllers: those at whose port nobody listens any more.
+
+    It remembers which controllers have answered, since a firewall may refuse connections to the
+    others.
+    """
 
     def __init__(self) -> None:
         self._answered: set[str] = set()
@@ -99,7 +103,11 @@ class LivenessProbe:
 
 
 def _is_refused(controller: ControllerRecord) -> bool | None:
-    """Return whether the port of ``controller`` refuses a connection; None if nobody can say."""
+    """Return whether the port of ``controller`` refuses a connection: True, False or None.
+
+    True: nobody listens there. False: a process accepted the connection. None: the record has no
+    port, or no answer came.
+    """
     if not controller.port:
         return None
     try:
