@@ -41,7 +41,7 @@ class LocalHost:
         self._thread = threading.Thread(target=self._keep, name="edl-local-host", daemon=True)
 
     def start(self) -> None:
-        """Start the process."""
+        """Start the thread that starts the process again whenever it ends, and return at once."""
         self._thread.start()
 
     def end(self, within_s: float = LEAVE_S) -> None:
@@ -68,7 +68,11 @@ class LocalHost:
                 self._process.terminate()
 
     def _keep(self) -> None:
-        """Start the process again and again, after longer and longer pauses, until :meth:`end`."""
+        """Start the process, and again whenever it ends, until :meth:`end`; runs in the thread.
+
+        The pause before a start is 1 s, and doubles up to ``MOST_PAUSE_S`` s while the process ends
+        soon after its start. Each end is shown to the user.
+        """
         pause_s = 1.0
         while not self._ending.is_set():
             began_s = time.monotonic()
