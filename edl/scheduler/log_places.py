@@ -17,7 +17,7 @@ KEPT_S = 86400.0
 
 @dataclass(frozen=True)
 class LogPlaces:
-    """Where the logs of a host's jobs are.
+    """The directories of the logs of a host's jobs, and the paths of the logs in them.
 
     Attributes:
         workers: the directory with a folder for each job, of which ``logs`` has the workers' logs.
@@ -28,11 +28,11 @@ class LogPlaces:
     agents: Path
 
     def of_agent(self, job: str, run: str) -> Path:
-        """Return the path of the log of a run's agents."""
+        """Return the path of the log of a run's agents; the file need not exist."""
         return self.agents / f"{job}-{run}.log"
 
     def of_workers(self, job: str) -> Path:
-        """Return the directory of the logs of a job's workers."""
+        """Return the directory of the logs of a job's workers; it need not exist."""
         return self.workers / job / "logs"
 
     def of_job(self, job: str) -> dict[str, Path]:
