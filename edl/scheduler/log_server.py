@@ -59,7 +59,12 @@ class LogServer(DaemonServer):
         self._closes = False
 
     async def answer_other(self, request: HttpRequest) -> Response:
-        """Return the answer to a request for logs; 404 for any other path."""
+        """Return the answer to an HTTP request for the logs of a job's workers on this host.
+
+        The path ``LOGS_PATH/JOB`` gives the sizes of the job's logs by name, as JSON, and the path
+        ``LOGS_PATH/JOB/NAME`` a part of one log. The status is 401 without a valid signature, 404
+        for any other path or log, 405 for another method than GET, and 400 for a wrong query.
+        """
         if request.path != LOGS_PATH and not request.path.startswith(f"{LOGS_PATH}/"):
             return Response(404)
         if request.method != "GET":
@@ -83,16 +88,18 @@ class LogServer(DaemonServer):
         return await self._part(logs[name], place, min(wait_s, MOST_WAIT_S))
 
     def let_go(self) -> None:
-        """Let the requests that wait get what is there, because the server closes."""
+        """Answer requests that wait for more of a log with what is written; the server closes."""
         self._closes = True
 
     async def _part(self, log: Path, place: tuple[int, int], wait_s: float) -> Response:
-        """Return the answer with the part of a log that begins at a place.
+        """Return the HTTP answer with the part of a log that begins at a place.
+
+        The status is 404 if the log was removed meanwhile.
 
         Args:
             log: the path of the log.
-            place: the number of the file, or 0, and the offset in it.
-            wait_s: how long to wait for something to be there, in seconds.
+            place: (the number of the file, 0 for the oldest; the offset in it, in bytes).
+            wait_s: how long to wait, in seconds, if nothing is written after the place yet.
         """
         deadline = time.monotonic() + wait_s
         may_wait = self._waiting < MOST_WAITING
@@ -153,7 +160,7 @@ def bytes_in(log: Path) -> int:
 
 
 def _number(path: Path) -> int:
-    """Return the number of a file; 0 if it does not exist."""
+    """Return the inode number of the file ``path``; 0 if there is no such file."""
     try:
         return path.stat().st_ino
     except FileNotFoundError:
