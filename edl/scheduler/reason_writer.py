@@ -13,7 +13,9 @@ MOST_CHARACTERS = 300  # of a reason: with 1,500 jobs the record stays below hal
 
 
 class ReasonWriter:
-    """The reasons that the leader has written last, during one term.
+    """A writer of the leader's reasons for each job, during one term; call :meth:`tell`.
+
+    It remembers what it has written last, so that equal reasons are not written again.
 
     Args:
         writer: writes the records of the cluster in this term.
