@@ -53,7 +53,7 @@ def run_mark(mark: str, job: str, run: str) -> str:
 
 
 def agent_words(job: str, run: str) -> tuple[str, ...]:
-    """Return the words by which the command line of the agent of a run is known."""
+    """Return the words that follow each other in the command line of every agent of a run."""
     return ("agent", "--job", job, "--run", run)
 
 
@@ -109,7 +109,13 @@ def signal_process(order: ProcessSignal) -> None:
 
 
 def _process(pid: int, environment: bytes, mark: str) -> RunProcess | None:
-    """Return the process ``pid`` with the ``environment``; None if it is none of a run."""
+    """Return the process ``pid`` as one of a job's run; None if it belongs to no run of this host.
+
+    Args:
+        pid: the process id.
+        environment: the environment of the process, as ``/proc`` has it.
+        mark: the mark that the environment must have, from :func:`host_mark`.
+    """
     values = dict(
         pair.split(b"=", 1) for pair in environment.split(b"\0") if pair.startswith(b"EDL_")
     )
@@ -124,6 +130,10 @@ def _process(pid: int, environment: bytes, mark: str) -> RunProcess | None:
 
 
 def _has_words(pid: int, words: Sequence[str]) -> bool:
-    """Return whether the command line of a process has ``words``, one after another."""
+    """Return whether the command line of process ``pid`` has ``words``, one right after another.
+
+    Raises:
+        OSError: there is no such process, or its command line may not be read.
+    """
     line = (_PROC / str(pid) / "cmdline").read_bytes()
     return b"\0" + b"\0".join(word.encode() for word in words) + b"\0" in b"\0" + line
