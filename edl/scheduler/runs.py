@@ -87,7 +87,14 @@ class RunWriter:
         return True
 
     def _create(self, order: CreateRun, job: StoredJob, last: RunRecords | None) -> str:
-        """Create a run; see :class:`CreateRun` and, for the other arguments, :meth:`carry_out`."""
+        """Write the records of a new run of a job, which its agents then join; return "".
+
+        Args:
+            order: the token of the run, its devices by host and its global batch.
+            job: the job as the cluster has it, with its manifest.
+            last: the records of the run that the job's node has now; the new run may continue from
+                its checkpoint. None: there is none.
+        """
         hosts = {host: len(devices) for host, devices in order.devices.items()}
         spec = job.manifest.job_spec(resume_setting(job.manifest, job.order, last))
         spec = replace(spec, np=sum(hosts.values()))
@@ -98,7 +105,16 @@ class RunWriter:
         return ""
 
     def _place(self, order: PlaceRun) -> str:
-        """Let a run use other devices; see :class:`PlaceRun`."""
+        """Write the devices and the global batch that a run is to use from now on.
+
+        Args:
+            order: the run, its new devices by host, and the version of the record that they
+                replace.
+
+        Returns:
+            Why the order was refused, with nothing written: others have changed the record
+            meanwhile. "" if it was written.
+        """
         nodes = JobNodes(self._session, order.job)
         nodes.belong_to(order.run)
         why = order.reason or "the cluster gives it other slots"
@@ -107,7 +123,12 @@ class RunWriter:
         return f"the slots of job {order.job} were changed by others"
 
     def _stop(self, order: StopRun) -> str:
-        """Stop a run; see :class:`StopRun`."""
+        """Write into the record of a run that it is to stop, or that it has stopped; return "".
+
+        The run becomes STOPPING, to save a checkpoint, if the order says so and a process of it
+        lives; else it becomes STOPPED at once. If the job's node has another run or none, nothing
+        is written.
+        """
         store = JobStore(self._session, order.job)
         store.nodes.belong_to(order.run)
         try:
