@@ -52,9 +52,10 @@ def list_(
 
 @app.command()
 def show(source: SourceArgument, as_json: JsonOption = False) -> None:
-    """Show step and epoch of a checkpoint, and every tensor of its model. Every byte is checked.
+    """Print step and epoch of a checkpoint, and the name, type and shape of its model's tensors.
 
-    In a directory, damaged checkpoints are skipped.
+    All bytes of the file are compared with its checksums; a damaged file is an error. Of a
+    directory, the newest checkpoint that is not damaged is shown.
     """
     found = weights.checkpoint_at(source)
     model: dict[str, Blob] = found.state["model"]

@@ -124,9 +124,13 @@ def start(
 
 
 def run_controller(controller: Controller, host: LocalHost | None) -> None:
-    """Run a controller until a signal comes; first let the ``host`` beside it leave, if any.
+    """Run a controller until SIGTERM or Ctrl-C; a host that it keeps leaves the cluster before.
 
-    A second signal ends all at once.
+    Args:
+        controller: the controller, which is not running yet.
+        host: the `edl host` beside the controller; None: there is none.
+
+    A second signal ends both at once.
     """
     signals = 0
 
@@ -152,7 +156,7 @@ def run_controller(controller: Controller, host: LocalHost | None) -> None:
 
 
 def next_steps(name: str, hosts: str, local: bool) -> list[str]:
-    """Return what to type next, in sentences.
+    """Return sentences for the user who has started a cluster: which commands to type next.
 
     Args:
         name: the name of the cluster.
@@ -271,7 +275,7 @@ def parameters_of(policy: str, texts: Sequence[str]) -> dict[str, object]:
 
 
 def status_table(now: ClusterStatus) -> RenderableType:
-    """Lay out the status of a cluster for a terminal."""
+    """Return the status of a cluster as tables for a terminal: leader, policy, slots and hosts."""
     head = Table.grid(padding=(0, 2))
     head.add_column(style="bold")
     head.add_column()
@@ -298,7 +302,7 @@ def status_table(now: ClusterStatus) -> RenderableType:
 
 
 def _show(found: Sequence[JobPlan], as_json: bool) -> None:
-    """Print what a plan means for each job, as JSON if ``as_json``, else as a table."""
+    """Print the slots of each job now and by a plan, and why; as a JSON list or as a table."""
     if as_json:
         typer.echo(json.dumps([one.to_json() for one in found]))
         return
@@ -313,7 +317,7 @@ def _show(found: Sequence[JobPlan], as_json: bool) -> None:
 
 
 def _pair(text: str, example: str) -> tuple[str, str]:
-    """Return the key and the value of ``text``, like "gpu=h100"; ``example`` is for the error."""
+    """Split ``text``, like "gpu=h100", into (key, value); ``example`` is shown in the error."""
     key, equals, value = text.partition("=")
     if not key or not equals or not value:
         raise UsageError(f"{text!r} is no KEY=VALUE; write it like `{example}`")
@@ -323,7 +327,8 @@ def _pair(text: str, example: str) -> tuple[str, str]:
 def _value(text: str, known: object) -> object:
     """Return the value of a parameter that a user gives as ``text``.
 
-    It has the type of ``known``, the registered value, if the text can be read so.
+    If the text is JSON, such as a number, the value is what it says; a whole number becomes a float
+    if ``known``, the registered value, is one. Any other text is the value itself.
     """
     try:
         found: object = json.loads(text)
@@ -333,5 +338,5 @@ def _value(text: str, known: object) -> object:
 
 
 def _say(sentence: str) -> None:
-    """Print a line of what the controller does, with the time."""
+    """Print ``sentence``, which says what the controller does, as a line after the local time."""
     print(f"{datetime.now().astimezone():%H:%M:%S} {sentence}", flush=True)

@@ -45,7 +45,10 @@ def job_table(jobs: Sequence[ClusterJobStatus], now_s: float, width: int | None)
 
 
 def newest_ended(jobs: Sequence[ClusterJobStatus]) -> tuple[list[ClusterJobStatus], int]:
-    """Return ``jobs`` with ``ENDED_SHOWN`` of those that have ended, and how many are left out."""
+    """Return ``jobs`` without old ones that have ended, and how many those are.
+
+    The ``ENDED_SHOWN`` jobs that ended last stay, and all that have not ended. The order stays.
+    """
     ended = [job for job in jobs if job.state is LifeState.ENDED]
     by_end = sorted(ended, key=lambda job: job.ended_s)
     old = {job.name for job in by_end[: max(0, len(ended) - ENDED_SHOWN)]}
@@ -60,7 +63,11 @@ def state_line(job: ClusterJobStatus) -> str:
 def details_text(details: ClusterJobDetails, now_s: float, width: int | None) -> str:
     """Return all that is known of a job as text: its state, manifest and history.
 
-    Arguments ``now_s`` and ``width`` are those of :func:`job_table`.
+    Args:
+        details: the job.
+        now_s: the time, in seconds since 1970, from which ages are computed.
+        width: the width of the terminal in columns, in which long lines are broken at words; None:
+            lines are not broken.
     """
     rows = _rows(details, now_s)
     size = max(map(len, rows)) + len(_GAP)
@@ -92,7 +99,7 @@ def event_line(event: ClusterEvent, width: int | None, named: bool = True) -> st
 
 
 def _columns(job: ClusterJobStatus) -> tuple[str, str, str, str, str]:
-    """Return name, state, slots, priority and queue of ``job`` for its row."""
+    """Return the texts (name, state, slots, priority, queue) of ``job`` for its row in a table."""
     slots = f"{job.slots}/{_range(job.min, job.max)}"
     return job.name, job.outcome, slots, str(job.priority), job.queue
 
@@ -103,7 +110,10 @@ def _range(least: int, most: int) -> str:
 
 
 def _rows(details: ClusterJobDetails, now_s: float) -> dict[str, str]:
-    """Return the rows about the state of a job, by title; ``now_s`` is the time since 1970."""
+    """Return the lines about the state of a job as texts, by their titles, in the order to show.
+
+    Empty lines are left out. ``now_s`` is the time, in seconds since 1970, for ages.
+    """
     job = details.job
     since = f", for {rounded(now_s - job.since_s)}" if job.since_s else ""
     rows = {
@@ -122,12 +132,15 @@ def _rows(details: ClusterJobDetails, now_s: float) -> dict[str, str]:
 
 
 def _wanted(job: ClusterJobStatus) -> str:
-    """Return what users want of ``job`` if that is not that it runs."""
+    """Return "that it halts" or "that it is gone", what users want of ``job``.
+
+    It is only for a job of which they want something else than that it runs.
+    """
     return "that it halts" if job.wanted is Goal.HALT else "that it is gone"
 
 
 def _where(details: ClusterJobDetails) -> str:
-    """Return the slots of a job by host, as the end of a clause; empty if it has none."""
+    """Return how many slots a job has on which hosts, in parentheses; "" if it has none."""
     if not details.devices:
         return ""
     has = by_host({host: len(devices) for host, devices in details.devices.items()})
@@ -144,14 +157,19 @@ def _runs(details: ClusterJobDetails) -> str:
 
 
 def _next_start(details: ClusterJobDetails, now_s: float) -> str:
-    """Return for how long a job that waits is not started again; empty if it may be started."""
+    """Return as text how long a queued job is not started; "" for any other job.
+
+    A queued job that may start now gives "", too.
+
+    ``details`` has the time before which it is not, ``now_s`` is the time since 1970 in seconds.
+    """
     left_s = details.not_before_s - now_s
     waits = details.job.state is LifeState.QUEUED and left_s > 0
     return f"not in the next {rounded(left_s)}" if waits else ""
 
 
 def _moment(time_s: float) -> str:
-    """Return a time in seconds since 1970 as local date and time."""
+    """Return a time in seconds since 1970 as text: date and time in the local time zone."""
     return datetime.fromtimestamp(time_s).strftime("%Y-%m-%d %H:%M:%S")
 
 
@@ -162,7 +180,10 @@ def _given(manifest: JobManifest) -> Mapping[str, Any]:
 
 
 def _differing(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of ``values`` that differ from the ``usual`` ones, at any depth."""
+    """Return the items of ``values`` whose value differs from that in ``usual``, by key.
+
+    Of mappings within, only the items that differ are kept, too.
+    """
     found = {}
     for key, value in values.items():
         other = usual.get(key)

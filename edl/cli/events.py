@@ -60,13 +60,13 @@ def events(
 
 
 def _show_of_cluster(store: ClusterStore, job: str | None, as_json: bool, follow: bool) -> None:
-    """Show the events of a cluster.
+    """Print the events of a cluster, or of one of its jobs, one a line, the oldest first.
 
     Args:
         store: the records of the cluster.
         job: the name of the job whose events are shown; None for all.
         as_json: whether each event is printed as JSON.
-        follow: whether to go on, until the job has ended.
+        follow: whether to go on with new events: until ``job`` has ended; without ``job`` for ever.
     """
     last, width = -1, console().width if console().is_terminal else None
     while True:

@@ -127,5 +127,5 @@ def _labels(words: Sequence[str]) -> dict[str, str]:
 
 
 def _say(sentence: str) -> None:
-    """Print a line of what `edl host` does."""
+    """Print ``sentence``, which says what `edl host` does, as a line, and flush it."""
     print(sentence, flush=True)

@@ -79,7 +79,9 @@ def logs(
 
 
 def _end(session: Session, job: str, cluster: str | None) -> Callable[[], bool]:
-    """Return a function that says whether a job has ended; one of a cluster may have several runs.
+    """Return a function that reads from ZooKeeper whether a job has ended, at each call.
+
+    A job of a cluster may have several runs; it has ended when no further one follows.
 
     Args:
         session: the session to read with.
@@ -184,7 +186,15 @@ def _look_elsewhere(
 
 
 def _check_started(session: Session, job: str, cluster: str | None) -> None:
-    """Raise an EdlError if a job of a cluster was never started; arguments as of :func:`_end`."""
+    """Raise an EdlError if a job of a cluster was never started, so that it has no logs.
+
+    Nothing happens if the job is one of no cluster.
+
+    Args:
+        session: the session to read with.
+        job: the name of the job.
+        cluster: the name of its cluster, as `--cluster` gives it; None: not given.
+    """
     store = store_of_job(session, job, cluster)
     if store is not None and not (life := store.job(job).life).run:
         why = life.reason or UNSEEN

@@ -180,7 +180,7 @@ def _members_table(now: JobStatus) -> Table:
 
 
 def _state(now: JobStatus) -> str:
-    """Return the state of the job as text, with its reason if there is one: "failed: ...".
+    """Return the state of the job as text, like "failed: REASON", or "running" without a reason.
 
     ``now`` is the status of the job.
     """
@@ -240,10 +240,11 @@ def _listed(now: JobStatus, hosts: Mapping[str, int]) -> str:
 
 
 def _due(reclaim: Reclaim) -> str:
-    """Return a request to give borrowed slots back as text, like "2 slots of a within 12 s".
+    """Return a demand for borrowed slots as text, like "2 slots of node7 within 12 s".
 
-    The seconds are those that are left; "by now" replaces them when none are. ``reclaim`` is the
-    request.
+    The text has the number of slots, the name of their host, and the seconds until the job must
+    have given them back; if that time is over, it ends with "by now". ``reclaim`` is the demand as
+    the job's records have it.
     """
     left_s = reclaim.by_s - time.time()
     when = f"within {left_s:.0f} s" if left_s > 0 else "by now"
