@@ -339,7 +339,11 @@ class Chaos:
     # --- facts
 
     def _workers(self, snapshot: Snapshot) -> list[ObservedWorker]:
-        """Return the facts about each worker in ``snapshot`` that :func:`choose_worker` needs."""
+        """Return the facts about each worker in ``snapshot`` by which a victim is chosen.
+
+        A fact is whether the worker is in the ring, runs on this host, and has trained in this
+        ring. Workers of the ring are asked over HTTP for the last one.
+        """
         members = snapshot.generation.worker_ids if snapshot.generation else ()
         number = snapshot.generation.number if snapshot.generation else 0
         workers = []
