@@ -537,7 +537,7 @@ def _check_source(found: Checkpoint, source: Source) -> None:
     Size, seed, shuffling and files of the data set must be equal. The batch size may differ.
 
     Args:
-        found: the checkpoint.
+        found: the checkpoint that the job is to resume, with the facts about its data.
         source: the description of the script's training data.
 
     Raises:
@@ -584,7 +584,7 @@ def _nothing_to_resume(directory: Path, refused: Sequence[str]) -> CheckpointErr
     """Return, without raising it, the error for a directory without a usable checkpoint.
 
     Args:
-        directory: the directory.
+        directory: the directory in which checkpoints were looked for.
         refused: the reasons why files in it were refused.
     """
     why = f"; refused: {'; '.join(refused)}" if refused else ""
