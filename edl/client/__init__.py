@@ -47,7 +47,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import :class:`Cluster` when it is first used, which takes 50 ms that other clients save."""
+    """Return :class:`Cluster`, imported at its first use; Python calls this for a missing name.
+
+    The import takes 50 ms, which programs that use no cluster save. Any other ``name`` raises an
+    AttributeError.
+    """
     if name == "Cluster":
         from edl.client.cluster import Cluster
 

@@ -130,7 +130,7 @@ def _known(job: str, secret: str | None) -> list[Access]:
 
 
 def _of_cluster(session: Session, job: str) -> list[str]:
-    """Return the secret of a job that is one of the cluster that is known here; else nothing.
+    """Return a list with the secret of ``job`` if it is one of the cluster known here; else [].
 
     `edl status` and others then show the run of a job that `edl submit` has submitted.
     """

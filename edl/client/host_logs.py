@@ -25,7 +25,7 @@ class HostLogs:
 
     Attributes:
         host: the name of the host.
-        offer: its offer, which says where `edl host` listens.
+        offer: what the host offers, with the address and port at which `edl host` listens.
         access: the name and the secret of the cluster.
     """
 

@@ -72,7 +72,7 @@ def set_policy(store: JobStore, text: str, source: str) -> JobPolicy:
 
 
 def _written(policy: JobPolicy) -> PolicyFile:
-    """Return the parsed text of ``policy``; if it is empty or cannot be parsed, an empty policy."""
+    """Return the parsed text of ``policy``; without a text that can be parsed, an empty policy."""
     with suppress(UsageError):
         return parse_policy(policy.text, policy.source)
     return PolicyFile("")

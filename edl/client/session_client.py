@@ -71,9 +71,10 @@ class SessionClient(ABC, Generic[Store]):
 
     @contextmanager
     def _kept_or(self, opened: AbstractContextManager[Store]) -> Iterator[Store]:
-        """While entered, provide the records in the session that is kept open, if there is one.
+        """While entered, provide the records of the job or cluster, in one of two sessions.
 
-        Otherwise ``opened`` is entered, which opens a session.
+        It is the session that this object keeps open, as in its ``with`` block; if it keeps none,
+        ``opened`` is entered, which opens one.
         """
         if self._kept is not None:
             yield self._kept
