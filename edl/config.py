@@ -186,7 +186,7 @@ def _take_secret(found: dict[str, Any], *places: Mapping[str, Any]) -> None:
     """Let the first place that gives the secret, or a file with it, decide the secret in ``found``.
 
     If that place gives a file, its path and the secret in it are put into ``found``. Otherwise the
-    path in ``found`` becomes empty, and the secret, if there is one, stays.
+    path in ``found`` becomes empty, and the secret in ``found`` stays as it is.
 
     Args:
         found: the values of the settings of this process, by name; they may be changed.

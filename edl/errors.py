@@ -120,10 +120,10 @@ def _known(name: str, known: Sequence[str], what: str, none: str) -> str:
 
 
 class UnknownCluster(UsageError):
-    """There is no cluster of this name in ZooKeeper.
+    """ZooKeeper has no cluster of the name that a command or program has given.
 
     Args:
-        cluster: the name asked for.
+        cluster: the name that was given.
         known: the names of the clusters that there are, for the message.
     """
 
@@ -167,7 +167,7 @@ class JobExists(UsageError):
     """A new job cannot have the name ``job``, because a running job has it.
 
     Args:
-        job: the name.
+        job: the name of the job, running and new.
         processes: the names of the running job's agents and workers, for the message only.
         session_timeout_s: for how many seconds ``processes`` may count as alive after their end,
             for the message only; None if they have answered, so they live.
@@ -303,7 +303,7 @@ class RingBroken(RingError):
 
     Args:
         generation: the number of the ring's generation.
-        detail: the cause.
+        detail: why it failed, as a clause for the message.
     """
 
     def __init__(self, generation: int, detail: str) -> None:

@@ -60,7 +60,18 @@ def open_to_others(mode: int, owner: int) -> bool:
 
 
 def _read(path: str, timeout_s: float) -> str:
-    """Return the secret in the file or pipe at the absolute ``path``; see :func:`read_secret`."""
+    """Return the secret in the file or pipe at the absolute ``path``.
+
+    A pipe is read once; a later call returns what was read.
+
+    Args:
+        path: the path of the file or pipe.
+        timeout_s: how long to wait, in seconds, until a pipe is written.
+
+    Raises:
+        ConfigError: the file cannot be read, may be read by others, or does not hold one word that
+            is long enough.
+    """
     try:
         # A FIFO without a writer would make an ordinary open wait without end.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)

@@ -168,7 +168,7 @@ class GenerationDetails(Details, kind=EventKind.GENERATION, writer="the leader")
 
 @dataclass(frozen=True)
 class SwitchParts(Record):
-    """The durations of the parts of one worker's switch to another ring, in seconds."""
+    """The seconds that each part of a worker's switch to another ring took; 0: it did not occur."""
 
     role: Annotated[str, "`new` for a worker that received the state, else `old`"] = "old"
     detect_s: Annotated[

@@ -157,7 +157,7 @@ class _Placed(Record):
 
     @property
     def np(self) -> int:
-        """The number of workers on all hosts together."""
+        """The number of workers of this record on all hosts together."""
         return sum(self.hosts.values())
 
 

@@ -21,7 +21,8 @@ from edl.errors import UsageError
 class Sizes(Record):
     """The world sizes (numbers of workers) that one job may have.
 
-    A size is *allowed* if it meets all four rules. The values are checked by :meth:`check` only.
+    A size is *allowed* if it meets all four attributes. The values are checked by :meth:`check`
+    only.
 
     Attributes:
         min_np: the smallest size.
