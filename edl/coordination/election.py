@@ -251,8 +251,12 @@ class Election:
     def records_ahead(self) -> list[Mapping[str, Any]]:
         """Return the records of the candidates before this one, the leader's first.
 
-        If this is no candidate, those of all candidates are returned. The errors are those of
-        :meth:`ahead`.
+        If this is no candidate, those of all candidates are returned. A record is the JSON object
+        that describes a candidate, as it was given to its :class:`Election`.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+            EdlError: the election does not exist (the error that ``missing`` makes).
         """
         candidates = self._candidates()
         mine = self._mine(candidates)
@@ -444,7 +448,8 @@ class Leadership:
     def add_fence(self, transaction: TransactionRequest) -> None:
         """Add the fence to ``transaction``: two checks that fail when the term is over.
 
-        See rule 3 of the module. The session of the transaction must be able to read the election.
+        They check that the leader's own election node exists, and that the leader node has not
+        changed since the term started. The session of the transaction must be able to read both.
         """
         transaction.check(self.node, -1)
         transaction.check(self._leader_path, self._leader_version)

@@ -42,10 +42,18 @@ class FencedSession(Session):
     def transact(self, what: str, build: Callable[[TransactionRequest], None]) -> list[Any]:
         """Do all operations of a transaction, or none of them; return their results in order.
 
-        The arguments and errors are those of :meth:`Session.transact`.
+        Before the operations, the transaction checks that the leader's term lasts.
+
+        Args:
+            what: What the transaction does, for error messages: "cannot <what>: ...".
+            build: Adds the operations to the transaction that it is given.
 
         Raises:
             LeadershipLost: the term is over; nothing was done.
+            Refused: an operation failed, so nothing was done.
+            AccessDenied: a node belongs to a job whose secret this session does not know.
+            CoordinationError: :meth:`lead` was not called before, or ZooKeeper is away; then it may
+                have been done or not.
         """
         leadership = self._leadership
         if leadership is None:

@@ -571,7 +571,7 @@ _STATES: Mapping[str, str] = {
 
 
 def _prove(client: KazooClient, access: Access) -> Any:
-    """Begin to prove the identity ``access`` to ZooKeeper; return kazoo's pending result."""
+    """Begin to prove the identity ``access``; return kazoo's asynchronous result at once."""
     return client.add_auth_async("digest", access.credential)
 
 

@@ -71,7 +71,7 @@ class WatchedReads:
         return answers
 
     def fired(self, read: Read) -> None:
-        """Drop the kept answer to ``read``, if there is one, and then call its ``wake``.
+        """Drop the answer to ``read`` that is in memory, and then call the read's ``wake``.
 
         It is called when the node has changed, or the connection is lost.
         """
