@@ -134,7 +134,7 @@ def failed_late(job: Job, own: SupervisorState) -> Process | None:
     The result is None if there is none, or if the job is not FINISHED.
 
     Args:
-        job: the job.
+        job: the record of the job, with its state.
         own: the launcher's own state, its processes included.
     """
     late = (p for p in own.processes if p.failed_late(own.state_since, job.finished_in))
@@ -452,7 +452,7 @@ def _why_unrecoverable(
     ``start_timeout_s`` after the last death. The clause begins with "; " or ",".
 
     Args:
-        job: the job.
+        job: the record of the job, with its newest checkpoint and its settings.
         own: the launcher's own state, such as its processes and time limits.
         failed: the launcher's processes that failed; at least one.
         now: the time by the launcher's clock, in seconds.

@@ -338,7 +338,7 @@ def script_ended(process: Process, said: ScriptEnd, now: float) -> Process:
 
     Args:
         process: the process as it was known before.
-        said: the reported end.
+        said: how the script has ended, as the process has reported it, such as its exit code.
         now: when it was reported, by the launcher's clock, in seconds.
     """
     ended = process.ended if process.ended is not None else now
@@ -397,8 +397,9 @@ class _WorkerRecord:
     def find(cls, process: Process, snapshot: Snapshot) -> _WorkerRecord:
         """Return what the records in ``snapshot`` say about the worker that ``process`` runs.
 
-        It is the worker whose record has the process's ``attempt_id``; without such a record it is
-        the one that the process is already known to run, if any.
+        It is the worker whose record has the process's ``attempt_id``. Without such a record it is
+        the worker that the process was known to run before; the result's ``worker`` is None if it
+        was known to run none.
         """
         member = next((m for m in snapshot.members if m.attempt_id == process.attempt_id), None)
         worker = process.worker if member is None else member.id
@@ -490,10 +491,10 @@ def _deserted(process: Process, worker: int | None, snapshot: Snapshot, leaving:
     generation with members.
 
     Args:
-        process: the process.
+        process: a worker process of this launcher, running or ended.
         worker: the number of its worker; None: it never registered, so the result is False.
         snapshot: the job's records in ZooKeeper.
-        leaving: whether the worker was to leave anyway.
+        leaving: whether the worker was to leave the job anyway.
     """
     generation = snapshot.generation
     if process.exit_code != 0 or leaving or process.ending_since is not None or worker is None:

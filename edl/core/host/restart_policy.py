@@ -292,7 +292,7 @@ def fills_its_place(process: Process, limits: SupervisorLimits, now: float) -> b
     not wanted. A process that has failed, or was asked to end, does not fill its slot.
 
     Args:
-        process: the process.
+        process: a worker process of this launcher, running or ended.
         limits: the launcher's time limits.
         now: the time by the launcher's clock, in seconds.
     """

@@ -270,9 +270,9 @@ class SupervisorDecision:
     """A launcher's decision about its next actions, with the reason. The launcher carries it out.
 
     Attributes:
-        reason: why, in a sentence.
-        starts: the workers to start.
-        endings: the processes to end.
+        reason: why these actions, or why none, in a sentence.
+        starts: the workers to start, each with its slot and the reason.
+        endings: the worker processes to signal, each with the signal and the reason.
         outcome: the end of the job to record; None: the job goes on.
         warnings: texts to show to the user.
         disable_slot: the slot to disable; None: no slot.
