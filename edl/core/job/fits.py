@@ -85,7 +85,7 @@ def ended_before(worker: int, passed: int, begun: int) -> str:
     """Return the error message for a newcomer that cannot join because its script has ended.
 
     Args:
-        worker: the newcomer's id.
+        worker: the id of the newcomer, a number.
         passed: how many times its script has called ``fit``; the job had done all of these fits
             before.
         begun: how many fits the other workers have begun, the present one included.

@@ -59,7 +59,7 @@ def why_too_few(snapshot: Snapshot, within_s: float) -> str:
 
 
 def _workers(snapshot: Snapshot) -> Mapping[str, int]:
-    """Return how many workers of each host are in ZooKeeper, without evicted ones."""
+    """Return, by host, the number of registered workers in ``snapshot``, without evicted ones."""
     return Counter(m.host for m in snapshot.members if m.id not in snapshot.evicted)
 
 

@@ -124,10 +124,12 @@ def _decide(
     dead: frozenset[int],
     silent: frozenset[int],
 ) -> MembershipDecision:
-    """Return the decision for a job, by the first rule of the module that applies.
+    """Return the decision for a job that is to stop, starts or has a ring.
 
-    This function has rule 1 (a job that is to stop) and rule 2 (a job without a ring starts); for a
-    job with a ring it calls :func:`_decide_for_ring`. A job that has ended gets no generation.
+    A job that is to stop gets a generation without members, and a job without a ring starts if
+    enough workers are ready.
+
+    For a job with a ring :func:`_decide_for_ring` decides. A job that has ended gets no generation.
 
     Args:
         now: the state of the job in ZooKeeper.

@@ -292,7 +292,7 @@ def _beyond(arriving: Sequence[Member], launcher: Assigned, assigned: Placement)
     """Return the ids of the newcomers whose slots the launcher has taken back, in ascending order.
 
     Args:
-        arriving: the newcomers.
+        arriving: the records of the workers that are about to join the ring.
         launcher: the assigned workers; the result is empty unless they are assigned by slot.
         assigned: the number n of assigned workers by host after the departures; slots from n on are
             taken back.
@@ -411,7 +411,8 @@ def _hold_order(active: Sequence[RingMember], leavers: Sequence[Departure]) -> l
 
     Workers that wait for a replacement are postponed first, then drained ones, then those that got
     SIGTERM. When all members are to leave, the first one sends the state to the newcomers: an
-    unassigned worker if there is one, else a drained one; of several, the one of lowest rank.
+    unassigned worker, or a drained one if no worker is unassigned; of several, the one of lowest
+    rank.
 
     Args:
         active: the members of the ring, in rank order.
@@ -507,7 +508,7 @@ def _awaited(
         now: the state of the job in ZooKeeper.
         active: the members of the ring.
         leavers: the departures of the workers that may leave.
-        newcomers: the newcomers.
+        newcomers: the workers that are about to join: those that are ready and those that prepare.
         healthy: the workers that are alive and have a session, by id.
     """
     lacking = _lacking(active, leavers, without_departed(now.assigned.hosts, leavers))
@@ -527,7 +528,7 @@ def _standstill(
     Args:
         now: the state of the job in ZooKeeper.
         target: the ring as it is, with the departures that are postponed.
-        newcomers: the newcomers.
+        newcomers: the workers that are about to join: those that are ready and those that prepare.
         healthy: the workers that are alive and have a session, by id.
     """
     train, wanted = target.size, now.assigned.np

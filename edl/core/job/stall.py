@@ -91,8 +91,8 @@ class Report:
 
     Attributes:
         worker: the worker's id.
-        rank: its rank.
-        host: its host.
+        rank: the worker's rank in the ring.
+        host: the name of the host that the worker runs on.
         activity: what its training thread does; None if the worker did not answer.
         step: the number of the last step that it has completed.
         silent_s: for how many seconds it has not answered; 0.0: it answers.
