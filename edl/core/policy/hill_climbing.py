@@ -169,12 +169,17 @@ class HillClimbing:
         return np, why, found
 
     def _search(self, now: Observation) -> tuple[int, str, bool]:
-        """Return the next size to have, by the three rules in the docstring of the module.
+        """Return the next number of workers to have, by comparing the measured numbers.
+
+        While each larger measured number pays, one larger than all is tried. If one of the first
+        ``passes`` comparisons does not pay, one smaller than all is tried. Else the answer is the
+        smaller number of the first comparison that does not pay.
 
         ``now`` is the observed job; all its measured throughputs (``now.seen``) count.
 
         Returns:
-            the size, the reason, and whether the search has ended, with nothing left to be tried.
+            (the number of workers; the reason; whether the search has ended, with nothing left to
+            be tried).
         """
         verdicts, known = self.table(now), sorted(now.seen)
         if not verdicts:

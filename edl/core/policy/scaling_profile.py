@@ -196,10 +196,10 @@ class ScalingProfile(Record):
     def _with_change(self, before: ProgressSample, now: ProgressSample) -> ScalingProfile:
         """Return the profile with the seconds that a change of the number of workers has cost.
 
-        The cost is the time between the two readings that was not spent on complete steps. It is
-        averaged with the last ``change_s``, if there is one. The profile is returned unchanged if
-        both rings have the same size, the usual step time of the old one is unknown, or the cost is
-        not above 0.
+        The cost is the time between the two readings that was not spent on complete steps. The
+        result's ``change_s`` is the mean of the cost and the ``change_s`` before, or the cost alone
+        if that was 0. The profile is returned unchanged if both rings have the same size, the usual
+        step time of the old one is unknown, or the cost is not above 0.
 
         Args:
             before: the last reading of the old ring.

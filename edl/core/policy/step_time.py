@@ -198,7 +198,10 @@ LIVE = FitOptions()
 
 
 def fit(measured: Sequence[StepTimeSample], options: FitOptions = LIVE) -> StepTime:
-    """Return the model of the step time with the least objective (see the module).
+    """Return the model of the step time that fits the measured steps best.
+
+    It minimises the errors of the logarithms of the times, plus small penalties that decide between
+    models that fit equally well; the docstring of the module has the formula.
 
     One measurement is enough; parameters about which it says nothing keep the assumed values. The
     same measurements in any order give the same model.
@@ -436,7 +439,7 @@ def _free(setups: _Setups, workers: Vector, separable: bool) -> npt.NDArray[np.b
     The other parameters keep the values of :func:`_first`.
 
     Args:
-        setups: the measured steps.
+        setups: the inputs of the formula for each measured step.
         workers: the number of workers of each step.
         separable: whether gamma and the two betas of the reduction are fitted only if the
             measurements tell them from the other parameters (see :class:`FitOptions`).
@@ -473,7 +476,7 @@ def _first(
     fitted, because only one local batch was measured.
 
     Args:
-        setups: the measured steps.
+        setups: the inputs of the formula for each measured step.
         step_s: the time of each step, in seconds.
         compute_s: the compute time of each step, in seconds; None: it was not measured in every
             step. Then the search starts from a fraction of the shortest step for each parameter.
@@ -516,7 +519,7 @@ def _step_derivatives(compute: Vector, reduce: Vector, gamma: float) -> tuple[Ve
 
 
 def _penalties(values: Vector) -> Vector:
-    """Return the square roots of the three penalties of the objective (see the module).
+    """Return the square roots of the three penalties that a fit adds to its squared errors.
 
     They are those of gamma, of beta_r / alpha_r and of beta_n / alpha_n. ``values`` are the seven
     parameters, in the order of :class:`StepTime`.
