@@ -114,7 +114,10 @@ class OwnLog:
             return failure
 
     def failed(self, left_out: int, error: OSError) -> None:
-        """Add ``left_out`` to the bytes left out of the file; ``error`` is the cause."""
+        """Note that ``left_out`` more bytes were not written to the log, because of ``error``.
+
+        The first error since the last report is kept as the cause. Any thread may call this.
+        """
         with self._lock:
             if not self._left_out:
                 self._failure = f"{error.strerror}: {self.path}"
