@@ -242,7 +242,7 @@ def _look(path: str, stamp: Stamp, on_error: OnError) -> _RowsFound:
     """Read the header of a ``.npy`` file, and return how many of its rows are there.
 
     Args:
-        path: the file.
+        path: the path of the ``.npy`` file.
         stamp: the size and modification time of the file.
         on_error: ``"skip"``: return a damaged file's rows up to the damage. ``"error"``: raise.
 
@@ -316,7 +316,7 @@ def _rows(opened: PerProcess[Readable], path: str, stamp: Stamp, found: _RowsFou
 
     Args:
         opened: the cache of files that this process has open.
-        path: the file.
+        path: the path of the ``.npy`` file.
         stamp: its size and modification time when its header was read.
         found: what was found in the file; its ``header`` must not be None.
     """

@@ -155,7 +155,7 @@ def index_members(path: str, size: int, skip: bool) -> Index:
     name does not end with ``.npy`` are ignored.
 
     Args:
-        path: the archive.
+        path: the path of the ``.npz`` file, which is a zip archive.
         size: its size in bytes.
         skip: whether to leave a damaged archive out: its ``facts`` are empty then, and its
             ``skipped`` is one range, the whole file. False: raise.
@@ -195,7 +195,7 @@ def _describe(path: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> d
     Args:
         path: the path of the archive.
         archive: the open archive.
-        member: the member.
+        member: the entry of the archive that holds the array.
 
     Returns:
         A dict: ``header``, the bytes of the array's header in hexadecimal; and ``offset``, the byte

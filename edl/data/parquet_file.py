@@ -306,10 +306,10 @@ def read_group(file: pyarrow.parquet.ParquetFile, number: int, columns: list[str
 
 
 def _problem(file: pyarrow.parquet.ParquetFile, number: int, columns: list[str]) -> str:
-    """Read one row group to the last value; return in one line why that fails, or "".
+    """Read one row group to the last value; return in one line why that fails, or "" if it works.
 
     Args:
-        file: the open file.
+        file: the open Parquet file.
         number: the number of the row group in the file.
         columns: the names of the columns that are read.
     """
@@ -348,7 +348,7 @@ def _check_schema(path: str, mine: dict[str, str], first: str, facts: Any) -> No
     """Check that a file has the same columns, of the same types, as the first file.
 
     Args:
-        path: the file.
+        path: the path of the file, for the error message.
         mine: the types of its columns, by name.
         first: the path of the first file.
         facts: the facts in the index of the first file; ``facts["schema"]`` has the types of its

@@ -267,8 +267,9 @@ def _iterated(samples: Any) -> Iterator[Any]:
 def _takes_two(open: Open) -> bool:
     """Return whether the script's function ``open`` takes an offset as its second argument.
 
-    It does if it has ``*args``, a second parameter without a default, or one named ``offset``. It
-    is False for a built-in whose parameters Python does not know.
+    ``open`` does if it has ``*args`` as its first or second parameter, or if its second parameter
+    is positional and has no default, or is named ``offset``. The result is False otherwise, and for
+    a built-in function whose parameters Python cannot list.
     """
     try:
         parameters = [*inspect.signature(open).parameters.values()]

@@ -157,7 +157,7 @@ def _decodable(
     """Return for each line of a file whether it is valid in ``encoding``, as an array of booleans.
 
     Args:
-        path: the file.
+        path: the path of the text file.
         starts: the first byte of each line, in the order of the file.
         stops: the byte after the last one of each line, where its newline is; same order.
         encoding: the name of the encoding.
