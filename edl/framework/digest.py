@@ -137,7 +137,7 @@ def of_array(array: np.ndarray[Any, Any], start: int = 0, stop: int | None = Non
     The type and the shape of the array enter the digest, too.
 
     Args:
-        array: the array.
+        array: the NumPy array of which a part is digested.
         start: the first byte that enters the digest, from 0 in the array's bytes in C order.
         stop: the byte after the last one that enters; None: the end of the array.
     """

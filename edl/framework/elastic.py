@@ -457,7 +457,7 @@ def _warm_up(worker: Worker, state: State, train: Callable[[], Any]) -> None:
     of ``train`` other than the end of the warm-up is passed on, and nothing is set back.
 
     Args:
-        worker: the newcomer.
+        worker: the worker that this process is, a newcomer.
         state: the elastic state that ``train`` changes.
         train: the script's training function, with its arguments bound.
     """

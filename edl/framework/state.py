@@ -28,7 +28,7 @@ class Reference:
         index: the number of the array among all arrays of the state, from 0.
         shape: the shape of the array.
         dtype: the type of its elements, as the framework names it.
-        size: its size in bytes.
+        size: the size of the array in bytes.
         device: the type of the device that it is on, such as "cpu" or "cuda". The received array is
             on the receiver's own device of that type.
     """
@@ -246,9 +246,9 @@ def transfers(
 
 
 def few(texts: list[str]) -> str:
-    """Return the first three of ``texts`` joined by semicolons, then "and <number> more" if any.
+    """Return the first three of ``texts`` joined by semicolons, and how many more there are.
 
-    The result is empty for an empty list.
+    An example is "a; b; c and 2 more". The result is empty for an empty list.
     """
     rest = len(texts) - 3
     return "; ".join(texts[:3]) + (f" and {rest} more" if rest > 0 else "")
