@@ -316,8 +316,8 @@ class _Response(NamedTuple):
     """An HTTP answer.
 
     Attributes:
-        status: The status code.
-        body: The body.
+        status: The status code, such as 200.
+        body: The bytes of the body; empty if there is none.
         challenge: The header ``WWW-Authenticate``, "EDL <nonce>" with the nonce to sign with; empty
             if the answer has no such header.
     """

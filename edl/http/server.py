@@ -217,7 +217,7 @@ class DaemonServer:
     # --- on the loop's thread
 
     def _serve(self, listener: socket.socket) -> None:
-        """Run the server's event loop until :meth:`close` stops it, then close all connections.
+        """Run the server's event loop in this thread until :meth:`close`; then close connections.
 
         Args:
             listener: The listening socket.
