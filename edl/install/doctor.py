@@ -49,7 +49,7 @@ class Check:
 
     Attributes:
         name: what was checked, such as "Java" or "Horovod for PyTorch".
-        state: the result.
+        state: the result: all as it should be, limited, or failed.
         found: what was found, for people, such as a version, a path or an error.
         remedy: what to do about it, for people; empty if there is nothing to do.
     """

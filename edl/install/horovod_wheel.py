@@ -77,7 +77,8 @@ class Recipe:
         machine: the architecture of the machine, like "x86_64".
         torch: the version of PyTorch, as :func:`framework_version` returns it; None if it is not
             installed, and the wheel is built without it.
-        tensorflow: the same for TensorFlow.
+        tensorflow: the version of TensorFlow; None if it is not installed, and the wheel is built
+            without it.
         variables: Horovod's build variables, pairs of name and value, sorted by name: those that
             the user has set, and the choice of NCCL for a GPU build.
     """
@@ -177,7 +178,7 @@ def is_installed(wanted: Recipe) -> bool:
     False also without Horovod, or if edl's patches have changed since it was built.
 
     Args:
-        wanted: the recipe.
+        wanted: the recipe to compare with that of the installed Horovod.
     """
     return bool(installed_marker().get("key") == wanted.key)
 
@@ -186,7 +187,7 @@ def cached(wanted: Recipe) -> Path | None:
     """Return the path of the wheel in the cache that fits a recipe and edl's present patches.
 
     Args:
-        wanted: the recipe.
+        wanted: the recipe that the wheel must have been built by.
 
     Returns:
         The path; None if the cache has no such wheel.
