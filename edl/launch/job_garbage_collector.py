@@ -29,17 +29,20 @@ END_S = 2.0  # and so long is waited for it
 
 
 class JobGarbageCollector:
-    """A context manager that removes old ended jobs from ZooKeeper while it is entered.
+    """A context manager that removes old ended jobs from ZooKeeper while its ``with`` block runs.
 
-    A thread of its own does the work, so entering does not wait. It looks every hour, and also on
-    entry if this user has more jobs in ZooKeeper than are kept. An error, such as that ZooKeeper is
-    away, is only logged; the next hour tries again. Leaving stops the thread, and waits up to 2 s
-    for it. It is entered only once.
+    Entering starts a daemon thread that does the work, and returns at once. The thread looks at
+    entry and then every hour. At entry it removes jobs only if this user has more jobs in
+    ZooKeeper, ended or not, than ``retention.jobs``; each hour it removes all ended jobs that are
+    beyond ``retention``. If it fails, as when ZooKeeper does not answer, it logs a warning and
+    tries again an hour later. Leaving the block stops the thread, and waits up to 2 s for its end.
+    An object can be entered only once.
 
     Args:
         store: the records of the agent's own job, which is never removed. Its session is used to
             list the names of the jobs.
-        state: the directory of edl's state, with the secrets of this user.
+        state: the directory of edl's state on this host, which has the secrets of this user's jobs;
+            only jobs whose secrets are there are removed.
         retention: how many ended jobs are kept, and for how many seconds after their end.
     """
 

@@ -102,7 +102,7 @@ class Child:
         pid: the pid of the child process.
 
     Attributes:
-        pid: the same.
+        pid: the pid of the child process, as it was given.
         returncode: the exit code, -N if signal N killed the process; None until :meth:`poll` or
             :meth:`wait` has seen the end.
     """

@@ -292,20 +292,24 @@ def _fork(launcher: int) -> bool:
 
 
 def _become_worker(order_file: int, log: int, answer: int) -> dict[str, Any]:
-    """Give this forked process the state that ``exec`` would have given it; return its order.
+    """Make this process, just forked from the template, like one that the launcher started by exec.
 
-    The state is an empty standard input, the log as output, its working directory, environment and
-    name, and random numbers of its own. The order is the launcher's message that describes the
-    worker. First this process tells the launcher its pid; it exits with 1 if the launcher does not
-    confirm that within 10 s (``DEADLINE_S``).
+    A template is a process of edl that has imported the framework, and forks workers. This process
+    tells the launcher its pid, and exits with 1 if the launcher does not confirm that within 10 s
+    (``DEADLINE_S``). Then it takes an empty standard input, ``log`` as its output and error output,
+    the working directory, environment and command line of the order, and new seeds for its random
+    numbers.
 
     Args:
-        order_file: the file descriptor of the file with the order, in JSON.
+        order_file: the file descriptor of the file with the order, in JSON: the launcher's message
+            with the command, the environment and the working directory of the worker.
         log: the file descriptor of the log; it is closed.
         answer: the file descriptor of the socket to the launcher; it is closed.
 
     Returns:
-        The order; if its ``template`` is True, what :func:`_give_template` returns.
+        The order. If its ``template`` is True (in tests only), this process forks a second template
+        first; the function then also returns in each worker forked from that, with that worker's
+        order.
     """
     with socket.socket(fileno=answer) as launcher:
         launcher.settimeout(DEADLINE_S)
