@@ -271,10 +271,17 @@ def _activity(health: Health) -> Activity | None:
 
 
 def _progress(health: Health, now_s: float) -> WorkerProgress | None:
-    """Return the progress in an answer, with its time on the leader's clock.
+    """Return a worker's progress from its answer, with the time of its last step on our clock.
 
-    The result is None if there is no answer, or no valid progress in it. ``health`` is the answer
-    of a worker, and ``now_s`` the time when it came, in seconds of the leader's clock.
+    Args:
+        health: the result of asking the worker for its health; its report is empty if the worker
+            did not answer.
+        now_s: when the answer came, in seconds of this process's monotonic clock (that of the
+            leader).
+
+    Returns:
+        The progress, whose ``updated_at`` is when the worker's last step ended, on the clock of
+        ``now_s``. None: the report is empty, or has no valid progress.
     """
     report: Mapping[str, object] = health.report
     quiet_s = report.get("quiet_s")

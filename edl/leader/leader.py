@@ -244,11 +244,11 @@ class LeaderTerm:
 
     @staticmethod
     def _completed(decision: MembershipDecision) -> MembershipDecision:
-        """Return ``decision`` with the present time in its change of the desired workers, if any.
+        """Return ``decision`` with a time and a scope, which the pure decision does not have.
 
-        Its new generation, if any, gets a random scope: a name that nobody can guess, which begins
-        the keys of this generation in the rendezvous store. Without either, the result is
-        ``decision`` as it is.
+        A change of the desired workers gets the present time. A new generation gets a random scope:
+        a name that nobody can guess, which begins the keys of this generation in the rendezvous
+        store. A decision that has neither is returned as it is.
         """
         if decision.change and decision.change.moves:
             decision = replace(decision, change=decision.change.at(time.time()))

@@ -75,8 +75,8 @@ class StragglerMitigation:
         Args:
             now: The state of the job in ZooKeeper.
             rule: The rule on slow workers in the job's policy.
-            care: The findings of this worker's training thread: which workers are slow, and which
-                of them to replace, the first choice first.
+            care: The findings of the training thread of the leading worker: which workers are slow,
+                and which of them to replace, the first choice first.
             replaced: When a worker of each host was last replaced, by host, on the clock of
                 ``now_s``.
             now_s: The seconds since training began, in which the job had workers.
@@ -174,10 +174,11 @@ class StragglerMitigation:
         return MembershipDecision(reason, change=change if change else None, asks=(ask,))
 
     def _late(self, requests: list[Request]) -> Request | None:
-        """Return the first of ``requests`` that is open for ``wait_s`` seconds or more, or None.
+        """Return the first of ``requests`` that waits ``wait_s`` seconds or more; None: none does.
 
         The time counts from the call in which this leader first saw the request. ``requests`` are
-        all open requests for replacements; a request that is not among them is forgotten.
+        all requests for replacements that are not answered yet; a request that is not among them is
+        forgotten.
         """
         now_s = self._clock()
         self._since = {r.number: self._since.get(r.number, now_s) for r in requests}
