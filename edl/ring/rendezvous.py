@@ -310,7 +310,8 @@ class RendezvousStore:
 
         Args:
             room: the open scope in which the values are stored.
-            asked: the request.
+            asked: the request: the rank of the member that asks, and the size of the mesh of
+                connections.
 
         Returns:
             The HTTP status, then the answer (empty unless 200): 404 if a value was deleted

@@ -188,7 +188,7 @@ def _going_to(port: int) -> frozenset[int]:
 
 
 def _look(one: socket.socket, descriptor: int) -> SocketRecord:
-    """Return the properties of the socket ``one``, whose file descriptor is ``descriptor``."""
+    """Return port, state and options of the socket ``one``, whose descriptor is ``descriptor``."""
     timeout = one.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.size)
     return SocketRecord(
         descriptor,
