@@ -37,8 +37,15 @@ class SlotChange(StrEnum):
 class ResizeCost:
     """The cost of each kind of change of a job's slots, in seconds without training.
 
-    The fields are named as the kinds of :class:`SlotChange`, and are 30 s by default. There is none
-    for ``PREEMPT`` and ``FAILURE``, which cost nothing: the restart after them costs ``restart``.
+    Each field is 30 s by default. To lose all slots costs nothing: the restart after that costs
+    ``restart``.
+
+    Attributes:
+        start: when the job gets its first slots.
+        restart: when it gets slots after it had lost all.
+        join: when it gets further slots, or has its slots in another order.
+        leave: when it keeps only some of its slots.
+        migrate: any other change.
     """
 
     start: float = 30.0

@@ -17,7 +17,7 @@ from edl.simulator.resize import SlotChange
 
 @dataclass(frozen=True)
 class AllocationChange:
-    """A change of a job's slots.
+    """A change of the slots of one job in a simulation, such as a start or another number of slots.
 
     Attributes:
         at_s: the time of the change, in seconds; in a :class:`JobResult` on the clock of the trace.

@@ -64,7 +64,7 @@ class JobShare:
     as possible.
 
     Attributes:
-        job: the job.
+        job: the job, with its limits and its model of step times.
         slots_a_node: the slots of the largest node.
         slots: the number of slots that the job has been given so far in this decision.
         step_s: the seconds of a step with these slots; infinite without slots.

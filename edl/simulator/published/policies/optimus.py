@@ -112,7 +112,7 @@ def _reasons(
     """Return the clause that says why each job has its slots or waits, by the job's name.
 
     Args:
-        jobs: all jobs.
+        jobs: all jobs of the cluster, also those that wait.
         sizes: the number of slots of each job that may be resized, by name, 0 for one that waits;
             jobs that are not in it may not be preempted.
         gains: the seconds that one more slot would save each job that has slots, by name.

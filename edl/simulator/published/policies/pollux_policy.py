@@ -145,7 +145,7 @@ class Pollux:
         start it is worth something.
 
         Args:
-            job: the job.
+            job: the job, with the time of its submission.
             present: the slots that jobs have at present, by name.
             now_s: the time of the decision, in seconds.
             moves: how often each job was moved before, by its name; 0 for a job that is not in it.
@@ -160,7 +160,7 @@ def _retuned(job: ClusterJob, batches: Mapping[str, int]) -> bool:
     """Return whether a job gets another batch than it has; False for one that is given no slots.
 
     Args:
-        job: the job.
+        job: the job, with the global batch that it has now.
         batches: the new global batch of each job that is given slots, in samples, by name.
     """
     return batches.get(job.name, job.batch) != job.batch
@@ -177,7 +177,7 @@ def _models(jobs: Sequence[ClusterJob], before: Mapping[str, Sequence[float]]) -
     that were never measured are not in the result, which has the others by name.
 
     Args:
-        jobs: all jobs.
+        jobs: all jobs of the cluster, with their measured steps.
         before: by job name, the number of measurements of the last model and its parameters.
     """
     models: Models = {}
@@ -223,7 +223,7 @@ def _most(job: ClusterJob, present: Placements) -> int:
     limits allow. It may always have as many slots as it has now.
 
     Args:
-        job: the job.
+        job: the job, with its limits and its measured steps.
         present: the slots that jobs have at present, by name.
     """
     tried = max((step.workers for step in job.steps), default=0)

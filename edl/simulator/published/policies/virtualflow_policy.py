@@ -44,8 +44,8 @@ class VirtualFlow:
         """Return the allocation of slots: weighted fair shares of the admitted jobs in ``cluster``.
 
         Waiting jobs are admitted, the heaviest first, up to the first that does not fit or would
-        lower the share of a heavier job. The docstring of the module has all rules. Batches stay as
-        they are.
+        lower the share of a heavier job. Jobs that have slots stay admitted as long as all of them
+        fit. Batches stay as they are.
         """
         fixed, slots = cluster.fixed, cluster.slots
         running = _survivors(_running(cluster), fixed, slots)

@@ -179,7 +179,7 @@ def job_of_kind(name: str, arrival_s: float, kind: Kind, duration_s: float) -> S
     Args:
         name: the name of the job.
         arrival_s: the time of submission, in seconds.
-        kind: the kind of job.
+        kind: the kind of job: its model of a step's time, and its range of batches.
         duration_s: the seconds that the job takes on that slot.
     """
     work = Samples(kind, duration_s * kind.local_batch / kind.step_s(1, kind.local_batch))

@@ -159,7 +159,7 @@ def application_job(
     Args:
         name: the name of the job.
         arrival_s: the time of submission, in seconds.
-        application: the application.
+        application: the measured application that the job trains, such as cifar10.
         slots: the number of slots that its user requests.
         batch: the global batch that its user requests, in samples.
     """
