@@ -39,7 +39,7 @@ class Fits:
     :meth:`pass_over` alone if it is skipped.
 
     Args:
-        worker: this worker.
+        worker: the worker that this process is.
 
     Attributes:
         done: a record of each fit that is done, in order: how many epochs the job had then trained
@@ -179,7 +179,7 @@ class PassedOver(keras.callbacks.Callback):
         self._fits, self._done, self._history, self._build = fits, done, history, build
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Create the variables of model and optimizer, and let ``fit`` run no epoch."""
+        """Create the variables of model and optimizer; make Keras' ``fit`` end without an epoch."""
         self._build()
         self.model._initial_epoch = self.params["epochs"]  # where fit looks for its first epoch
 

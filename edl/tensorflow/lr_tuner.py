@@ -218,7 +218,7 @@ class LRTuner(keras.callbacks.Callback):
         self.step(trained)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Give the model Keras' own train function back."""
+        """Restore the model's own train function, which the tuner has replaced for this ``fit``."""
         self.model.train_function = self._plain
 
     def _train(self, arriving: Any) -> Any:

@@ -450,7 +450,7 @@ class Training:
         """Return a list of the variables that an update changes: those that the optimizers train.
 
         In a graph of TensorFlow 1 they are the trainable variables of the graph, those of the
-        optimizer, and the global step if there is one.
+        optimizer, and the global step if the graph has one.
         """
         if (optimizer := self._graph_optimizer()) is None:
             return [v for each in self._trained for v in each.optimizer._trainable_variables]

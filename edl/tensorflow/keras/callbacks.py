@@ -136,7 +136,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
                 raise ValueError(f"{type(self).__name__} needs steps_per_epoch")
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Remember the number of the epoch, from which the learning rate is computed."""
+        """Keep the number of the epoch, ``epoch``, from which the learning rate is computed."""
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:

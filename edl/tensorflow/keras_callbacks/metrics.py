@@ -236,7 +236,7 @@ def _source(name: str, value: Any, results: Mapping[str, Any]) -> str | None:
 
     Args:
         name: the name of the number in the logs.
-        value: the number or array.
+        value: the number or array in the logs under that name.
         results: the results of all metrics, by name.
     """
     same = [other for other, result in results.items() if _is_same(value, result)]

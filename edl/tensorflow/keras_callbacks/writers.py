@@ -32,7 +32,7 @@ class Writer(keras.callbacks.Callback):
 
     Args:
         callback: the callback that writes.
-        worker: this worker.
+        worker: the worker that this process is, which knows whether it has rank 0.
 
     Attributes:
         remembers: whether the state of ``callback`` is sent to newcomers and into checkpoints.
@@ -77,7 +77,7 @@ class Gated(Writer):
 
     Args:
         callback: the callback that writes.
-        worker: this worker.
+        worker: the worker that this process is, which knows whether it has rank 0.
     """
 
     def __init__(self, callback: Any, worker: Worker) -> None:
@@ -89,8 +89,9 @@ class Gated(Writer):
     def hook(self, name: str, *arguments: Any, **named: Any) -> None:
         """Call the callback's hook ``name`` with ``arguments`` and ``named``, on rank 0 only.
 
-        If it is the first, ``on_train_begin`` is called before, and then ``on_epoch_begin`` if an
-        epoch is under way. If the callback was never begun, ``on_train_end`` is not called.
+        Before the first hook that this worker calls, it calls ``on_train_begin``, and then
+        ``on_epoch_begin`` if an epoch is under way. A worker that has called no hook does not call
+        ``on_train_end`` either.
         """
         if not self.writes or (name == "on_train_end" and not self._begun):
             return
@@ -122,20 +123,21 @@ class Gated(Writer):
         self._end_epoch()
 
     def met(self, written: bool) -> None:
-        """Call the callback's ``on_epoch_end`` if the epoch's rank 0 died before it did so.
+        """Call the callback's ``on_epoch_end`` on rank 0 if the former rank 0 died before it did.
 
-        ``written`` says whether the epoch's rank 0 has called it. If not, the present rank 0 does,
-        unless the callback's file shows that the dead one has written. Then the kept epoch is
-        dropped.
+        ``written`` says whether the worker that was rank 0 at the end of the epoch has called it.
+        If not, the present rank 0 calls it, unless the callback's file shows that the dead one has
+        written. Afterwards the number and the logs of the epoch, which :meth:`on_epoch_end` has
+        kept, are forgotten on all workers.
         """
         if not written and self._unwritten is not None and not self._has_written():
             self._end_epoch()
         self._epoch = self._unwritten = None
 
     def _end_epoch(self) -> None:
-        """Call the callback's ``on_epoch_end`` with the kept epoch and logs, on rank 0 only.
+        """Call the callback's ``on_epoch_end`` on rank 0 only, and then :meth:`flush`.
 
-        Then :meth:`flush` is called.
+        The arguments are the number and the logs of the epoch that :meth:`on_epoch_end` has kept.
         """
         assert self._unwritten is not None
         epoch, logs = self._unwritten
@@ -145,17 +147,19 @@ class Gated(Writer):
             self.flush()
 
     def _has_written(self) -> bool:
-        """Return whether another worker has written the kept epoch to the callback's file.
+        """Return whether the callback's file shows that another worker has written the last epoch.
 
         Here it is False; a subclass whose file shows it overrides this.
         """
         return False
 
     def _begin(self) -> None:
-        """Call the callback's ``on_train_begin`` on this worker, if it was not called yet.
+        """Call the callback's ``on_train_begin`` on this worker, unless a call before has done it.
 
-        If the job has made updates before, :meth:`resume` is called first. If an epoch is under
-        way, ``on_epoch_begin`` is called, too.
+        The first call of this method sets the callback's model, and calls in this order:
+        :meth:`resume`, if the job has made updates before; the callback's ``on_train_begin``;
+        :meth:`began`; and the callback's ``on_epoch_begin``, if an epoch has begun on this worker
+        and not ended. Later calls do nothing. The caller has checked that this worker has rank 0.
         """
         if self._begun:
             return
@@ -210,7 +214,10 @@ class GatedCSV(Gated):
             file.truncate(text.rfind(b"\n") + 1)  # half a line of one that was killed
 
     def _has_written(self) -> bool:
-        """Return whether the file's last whole line is for the kept epoch; False without a file."""
+        """Return whether the last whole line of the callback's file is about the last epoch.
+
+        That is the one that :meth:`on_epoch_end` has kept. It is False if there is no such file.
+        """
         assert self._unwritten is not None
         try:
             with open(self.callback.filename, "rb") as file:
@@ -242,8 +249,8 @@ class GatedProgress(Gated):
     That number would be wrong when workers join or leave; the bar learns it from the epoch before.
 
     Args:
-        callback: the progress bar.
-        worker: this worker.
+        callback: Keras' ``ProgbarLogger``, which draws the bar.
+        worker: the worker that this process is, which knows whether it has rank 0.
     """
 
     callback: ProgbarLogger
@@ -269,8 +276,8 @@ class Saver(Writer):
     The callback's method that decides whether to save is replaced, so it returns False elsewhere.
 
     Args:
-        callback: the ``ModelCheckpoint``.
-        worker: this worker.
+        callback: Keras' ``ModelCheckpoint``, which saves the model.
+        worker: the worker that this process is, which knows whether it has rank 0.
     """
 
     remembers = True
@@ -296,8 +303,10 @@ class Saver(Writer):
     def _save(self, epoch: int, batch: int | None, logs: Any) -> None:
         """Let the callback save the model now, whether or not it would decide to save.
 
-        The arguments are those of the callback's ``_save_model``: the epoch, the batch (None: the
-        epoch's end) and Keras' ``logs``.
+        Args:
+            epoch: Keras' index of the epoch, from 0, for the name of the file.
+            batch: Keras' index of the batch in the epoch; None: at the end of the epoch.
+            logs: Keras' logs of the epoch or batch, by name, for the name of the file.
         """
         decides = self.callback._should_save_model
         self.callback._should_save_model = lambda *_: True
