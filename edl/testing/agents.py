@@ -50,7 +50,7 @@ class HostedJob(Protocol):
         """All workers that were started, in order of their ids, those that have ended included."""
 
     def start_worker(self, host: str) -> None:
-        """Start one more worker on the host called ``host``."""
+        """Start one more worker of the job on the host called ``host``, and return at once."""
 
     def kill(self, worker: int) -> None:
         """End the process of worker number ``worker``, frozen or not, as by SIGKILL."""
@@ -150,7 +150,7 @@ class Agents:
         return self._lacks[1] and self._job.schedule.now_s() >= self._restart_at
 
     def _start(self) -> None:
-        """Start a worker on a host that lacks one."""
+        """Start one worker on a host that has fewer than are assigned to it; there must be one."""
         host = self._lacking()
         assert host is not None
         self._job.start_worker(host)

@@ -565,7 +565,7 @@ class Counted:
     A step is given by the number of steps that the job has completed with it, from 1.
 
     Attributes:
-        model: the trained model.
+        model: the model as it was trained, with how often each sample was counted.
         steps: the number of steps of the job, also of those before the worker joined.
         exchanged: by step, the messages or numbers that the workers gave to the exchange after it,
             in rank order.
