@@ -25,7 +25,7 @@ def state_dict_names(model: torch.nn.Module) -> tuple[dict[str, str], dict[str, 
     """Map the names in a model's ``state_dict()`` to its tensors' own names.
 
     Args:
-        model: the model.
+        model: the model whose ``state_dict()`` is looked at; it is not changed.
 
     Returns:
         Two dicts. The first maps the name of each tensor in ``state_dict()`` to its name in
@@ -60,7 +60,7 @@ def load_extra_states(model: torch.nn.Module, states: Mapping[str, Any]) -> None
     """Call ``set_extra_state()`` of the modules of ``model`` that have a state in ``states``.
 
     Args:
-        model: the model.
+        model: the model; the states are set in its modules.
         states: the states by module name, as :func:`extra_states` has returned them; modules
             without one are left alone, and names of no module are ignored.
     """

@@ -117,7 +117,7 @@ def listen(optimizer: torch.optim.Optimizer, reduction: GradientReduction) -> No
     optimizer, both are one step of the job.
 
     Args:
-        optimizer: the optimizer.
+        optimizer: the optimizer that the script calls.
         reduction: the object that reduces its gradients.
     """
     stepping: torch.optim.Optimizer | None = None  # what steps within its step is part of it

@@ -185,7 +185,7 @@ class Optimizers:
         """Record that one optimizer trains a parameter.
 
         Args:
-            parameter: the parameter.
+            parameter: the parameter of the model.
             name: the parameter's name, for the error.
             owner: the reduction of the optimizer that trains it.
 

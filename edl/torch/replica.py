@@ -43,13 +43,15 @@ GROUPS = "edl: groups"  # a key in the state of an optimizer; missing in old che
 
 @dataclass(frozen=True)
 class _Trained:
-    """One of the script's optimizers, with the model that it trains.
+    """One optimizer that the script has made for this job, with the model that it trains.
 
     Attributes:
-        model: the model.
-        optimizer: the optimizer.
-        last_step: the outcome of the optimizer's last step.
-        groups: the optimizer's parameter groups.
+        model: the model whose parameters the optimizer updates.
+        optimizer: the optimizer of PyTorch, as the script made it.
+        last_step: whether the optimizer's last complete step was skipped or made without this
+            worker; it is part of the state that workers send each other.
+        groups: the parameter groups of ``optimizer``, made from the two above; it can make them
+            equal to those of another worker's state.
     """
 
     model: torch.nn.Module
@@ -107,8 +109,8 @@ class TorchReplica(FrameworkReplica):
         Several optimizers may train parameters of one model.
 
         Args:
-            model: the model.
-            optimizer: the optimizer.
+            model: the model whose parameters the optimizer updates.
+            optimizer: the further optimizer of the script.
             last_step: the object with the outcome of the optimizer's last step.
         """
         self._schedulers.add(optimizer)
@@ -308,7 +310,8 @@ class TorchReplica(FrameworkReplica):
         Args:
             optimizer: the optimizer to change.
             weights: the values of tensors, by name.
-            state: the optimizer's state.
+            state: the state of ``optimizer`` to write, as
+                :func:`edl.torch.optimizer_state.state_of` gives it.
         """
         mine = self._model_tensors()
         with torch.no_grad():

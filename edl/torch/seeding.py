@@ -100,7 +100,7 @@ class Seeded(torch.utils.data.Dataset[Any]):
     (:func:`draws_nothing`), they are not seeded. Any other attribute is that of the other data set.
 
     Args:
-        dataset: the other data set.
+        dataset: the data set whose samples are read.
         in_thread: whether batches are loaded in the training thread, whose own random numbers must
             not change.
     """

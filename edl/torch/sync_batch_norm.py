@@ -63,7 +63,7 @@ def _synchronise(kind: Any, exchange_of_step: Callable[[], Exchange | None]) -> 
     """Replace the forward pass of a layer class by one that uses the job's ring.
 
     Args:
-        kind: the layer class.
+        kind: the class of batch norm layers whose ``forward`` is replaced.
         exchange_of_step: a function that returns the function to exchange bytes with all workers,
             or None for local statistics (:func:`synchronise_batch_norm`).
     """
@@ -114,7 +114,7 @@ def _track(layer: Any, moments: Moments) -> None:
     A batch that is padding on all workers changes nothing.
 
     Args:
-        layer: the batch norm layer.
+        layer: the batch norm layer, with PyTorch's attributes for the running statistics.
         moments: the moments of the batches of all workers.
     """
     if not layer.track_running_stats or moments.elements == 0:
