@@ -410,5 +410,11 @@ class Checkpointing:
             logger.warning("the end of the job could not be recorded: %s", reason)
 
     def _log_event(self, details: Details, step: int, reason: str) -> None:
-        """Add an event to the job's log: ``details``, the job's ``step``, and a ``reason``."""
+        """Let the daemon's thread add an event with the present time to the job's log; do not wait.
+
+        Args:
+            details: what happened, as a record of its kind of event.
+            step: the number of the job's step at which it happened.
+            reason: why, as a sentence.
+        """
         self._shared.log(Event(time.time(), self._generation, step, reason, details))

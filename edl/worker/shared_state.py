@@ -268,7 +268,7 @@ class SharedState:
     # --- to the daemon thread ---
 
     def report(self, progress: WorkerProgress) -> None:
-        """Replace the progress that the daemon publishes for this worker when it next looks."""
+        """Replace this worker's progress; the daemon's thread publishes it when it next looks."""
         with self._lock:
             self._progress = progress
 

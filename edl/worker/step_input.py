@@ -23,7 +23,9 @@ class StepInput:
         is_open: whether a batch is handed out whose step is not complete.
         in_hand: whether a batch is in hand: from when it is handed out until :meth:`end_batch`.
         batch: the batch or microbatch handed out last, until it is trained; else None.
-        weight: how many samples count of the batch handed out last.
+        weight: the number of samples of the batch (or microbatch) handed out last, whether it is
+            trained or not; 0 for a padding batch, before the first batch, and after :meth:`abandon`
+            or, if the batch's samples went to other workers, :meth:`lose`.
         batches: how many batches the step has, padding included; all microbatches of one count as
             one.
         pieces_left: how many microbatches of the batch in hand are yet to be handed out.
@@ -97,7 +99,7 @@ class StepInput:
         """Note that a batch, or a microbatch of it, is handed out, for a new step or the open one.
 
         Args:
-            batch: the batch or microbatch.
+            batch: the samples that the script gets now: a whole batch, or a microbatch of it.
             padding: whether its samples count for nothing.
             nothing: with a padding batch, a batch that stands for the end of a stream's shard: it
                 has no samples, and its positions are marked as done with this step; else None.

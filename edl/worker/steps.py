@@ -107,7 +107,7 @@ class WorkerSteps(ABC):
 
     @abstractmethod
     def leave(self) -> None:
-        """Take part in the open step, if there is one, though the script has left its loop.
+        """Take part in the open step, though the script has left its loop; without one do nothing.
 
         So this worker's next step record is not mistaken for that of the open step. The call waits
         for the step records of all workers.

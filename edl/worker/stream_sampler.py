@@ -46,7 +46,7 @@ class StreamBatch(Batch):
     """A batch of samples that were read from a stream.
 
     Attributes:
-        read: the samples.
+        read: the samples as the stream's reader has returned them, in the order of their positions.
         spans: the positions that the batch takes from its worker's leases, as (start, stop) without
             stop, including positions behind the end of a shard, which hold no samples.
     """

@@ -187,9 +187,9 @@ class Worker:
         1. If it is time, the script is asked how many workers it wants.
         2. If the job resyncs, workers with another state than most get the state that most hold; so
            a newcomer gets the right state.
-        3. This worker moves to the generation to which all have agreed to switch, if there is one;
-           newcomers get the state. The process ends with success (SystemExit 0) if the worker is no
-           member of that generation.
+        3. If all have agreed to switch to a generation, this worker moves to it; newcomers get the
+           state. The process ends with success (SystemExit 0) if the worker is no member of that
+           generation.
         4. With fewer workers than min_np, all wait for newcomers.
         5. If a checkpoint is due, rank 0 saves it.
 
