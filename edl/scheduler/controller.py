@@ -413,7 +413,9 @@ class ControllerTerm:
             self._writer.keep_measured(job.name, now)
 
     def _tidy(self, read: LeaderRecords) -> None:
-        """Remove the records of jobs that ended long ago; at intervals also old events and hosts.
+        """Remove records of ended jobs that are not kept; at intervals also old events and hosts.
+
+        An ended job is not kept if a user has deleted it, or many jobs have ended after it.
 
         The interval is ``HOUSEKEEPING_S`` seconds. ``read`` has the jobs and hosts.
         """
