@@ -364,13 +364,15 @@ class Checkpoints:
         self._due_at = -math.inf if self._due_at is not None else None
 
     def _age_of_newest(self) -> float:
-        """Return how old the newest checkpoint is, in seconds, for a worker that has become rank 0.
+        """Return the seconds since the last save, from which a new rank 0 counts on.
 
-        The result is from 0 to ``every_s``: 0 also if this worker wrote or read a checkpoint, or if
-        the directory cannot be read, ``every_s`` if there is none. The new rank 0 saves when the
-        age has grown to ``every_s``. If it counted from its own beginning, a job whose workers all
-        live for less than ``every_s`` would never save. A difference between the clocks of two
-        hosts shifts only this one save, by ``every_s`` at most.
+        They are the age of the newest checkpoint in the directory, by this host's clock, cut to 0
+        to ``every_s``. They are ``every_s`` if there is no checkpoint (save now), and 0 (save in
+        ``every_s`` seconds) if the directory cannot be read. They are also 0, whatever the age, if
+        this worker itself has read or written a checkpoint: it has begun with that state, or saved
+        it, and counts from now. If the new rank 0 always counted from its own beginning, a job
+        whose workers all live for less than ``every_s`` would never save. A difference between the
+        clocks of two hosts shifts only this one save, by ``every_s`` at most.
         """
         if self._last_step >= 0:  # this worker has read it, or written it
             return 0.0
