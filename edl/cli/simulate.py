@@ -181,7 +181,9 @@ def simulate(
 ) -> None:
     """Run many jobs on one cluster under virtual time, and see when each of them is done.
 
-    With --json, prints one line for each run: its summary, and every job.
+    The jobs are a built-in set or those of a CSV file (--trace); --list shows the sets, the columns
+    of such a file, and the policies. Prints a table with a row for each run; with --json, a line
+    for each run: its summary, and every job.
     """
     if list_all:
         console().print(catalogue())
