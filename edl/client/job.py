@@ -350,9 +350,10 @@ class Job(SessionClient[JobStore]):
     # --- by which rule it finds its size ---
 
     def set_policy(self, text: str, source: str = "a program") -> JobPolicy:
-        """Let the job follow a policy, a rule by which it finds its own number of workers.
+        """Give the job a policy, the rules by which it chooses its size and handles slow workers.
 
-        It replaces the policy that the job has.
+        It replaces the policy that the job has, also one that is switched off or held. A policy
+        without a table [size] is allowed: it leaves the number of workers to people.
 
         Args:
             text: the policy, in TOML.
@@ -362,8 +363,9 @@ class Job(SessionClient[JobStore]):
             The policy as it is stored with the job.
 
         Raises:
-            UsageError: the policy cannot be read, can never change the number of workers, or has
-                another [batch] or [learning_rate] than the job began with; or the job does not run.
+            UsageError: the text is no valid policy; it has a size rule, and the job may have one
+                size only; its custom rule does not exist; its [batch] or [learning_rate] differs
+                from the one that the job began with; or the job does not run.
         """
         with self._store() as store:
             return policies.set_policy(store, text, source)

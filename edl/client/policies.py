@@ -56,9 +56,9 @@ def set_policy(store: JobStore, text: str, source: str) -> JobPolicy:
         source: the name of the policy in messages.
 
     Raises:
-        UsageError: the policy cannot be read, it can never change the number of workers, its
-            [batch] or [learning_rate] differs from the one that the job began with, or the job is
-            over.
+        UsageError: the text is no valid policy; it has a size rule, and the job may have one size
+            only; its custom rule does not exist; its [batch] or [learning_rate] differs from the
+            one that the job began with; or the job is over.
     """
     now = running(store, f"give job {store.name} a policy")
     new = checked_policy(text, source, now.job.sizes, now.job.spec.command, Path(now.job.spec.cwd))
@@ -153,8 +153,8 @@ def checked_policy(
         cwd: the working directory of the workers.
 
     Raises:
-        UsageError: the policy cannot be read, it can never change the number of workers, or the
-            module or function of its custom rule does not exist.
+        UsageError: the text is no valid policy; it has a size rule, and ``sizes`` allows one size
+            only; or the module or function of its custom rule does not exist.
     """
     policy = parse_policy(text, source)
     check_sizes(policy, sizes, source)
