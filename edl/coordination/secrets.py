@@ -1,13 +1,14 @@
 """Keep the secrets of jobs and clusters on this machine, in files that only this user can read.
 
-`edl run` makes the secret of a job (:func:`new_secret`, :func:`announce`, :func:`keep`); other
-commands of the same user find it here (:func:`candidates`). Two files under the state directory of
-edl hold the secrets:
+`edl run` calls three functions: :func:`new_secret` makes the secret of a job; :func:`announce`
+stores it among the secrets of the job's name, before the job is created with it; :func:`keep` makes
+it the current secret of that name, once the job exists. Other commands of the same user find it
+here (:func:`candidates`). Two files under the state directory of edl hold the secrets:
 
 - ``jobs/<job>/secret``: the secret of the newest job of that name that was started or joined here;
-- ``jobs/<job>/secrets``: that secret and those of earlier jobs of that name, the newest last. A job
-  of the same name may live in another ZooKeeper, and only a process that has the secret of an ended
-  job can replace it.
+- ``jobs/<job>/secrets``: the newest 64 secrets of that name, that one included, the newest last. A
+  job of the same name may live in another ZooKeeper, and only a process that has the secret of an
+  ended job can replace it.
 
 Those of clusters are kept in the same way, in ``clusters/<cluster>``. The functions take
 ``of=CLUSTERS`` for them.
