@@ -47,9 +47,11 @@ class MeasuredThroughput(Record):
         return MeasuredThroughput(order, (), tuple(sorted(curve.items())))
 
     def with_run(self, run: RunRecords | None) -> MeasuredThroughput:
-        """Return the record with what ``run``, of this job or one before it, has measured.
+        """Return a copy of the record, with what ``run`` has measured added.
 
-        Nothing is added if ``run`` is None.
+        If ``run`` belongs to the job of this record, its step times are added to ``steps``; if it
+        belongs to an earlier job of the same name, its throughputs are added to ``curve``. If it is
+        None, nothing is added.
         """
         measured = _samples(run.learned) if run is not None else ()
         if run is not None and run_order(run.token) != self.order:
