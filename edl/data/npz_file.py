@@ -117,7 +117,8 @@ class CompressedArray:
 
     Args:
         path: the ``.npz`` file.
-        stamp: the size and modification time that the file had when it was indexed.
+        stamp: the :class:`edl.data.files.Stamp` (size and modification time) of the file when it
+            was indexed.
         name: the name of the array in the file.
 
     Raises:
