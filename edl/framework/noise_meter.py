@@ -140,7 +140,12 @@ class NoiseMeter(ABC):
         each weighted with its samples over b, and the factor is b times the mean number of batches
         per worker over this worker's samples; b is the nominal batch size
         (:mod:`edl.core.step.weighting`). The step records of all workers must have arrived. The
-        job's mean gradients need no factor; they are a mean over all samples.
+        job's mean gradients need no factor; they are a mean over all samples. The caller has
+        checked that this worker has samples in the step.
+
+        Raises:
+            ZeroDivisionError: gradients are accumulated, and this worker has no samples in the
+                step.
         """
         share = self._worker.loader.step_input.share(0)
         if not share.summed:
