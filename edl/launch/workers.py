@@ -215,7 +215,10 @@ class Workers:
         return tuple(one for one in found if one.attempt_id not in self._running)
 
     def take_over(self) -> tuple[RunningWorker, ...]:
-        """Watch the workers that :meth:`orphans` finds from now on, and return them."""
+        """Watch the workers that an earlier agent of this job and host left, and return them.
+
+        They are those that :meth:`orphans` finds, in its order. ``on_exit`` is not called for them.
+        """
         orphans = self.orphans()
         self.watch(orphans)
         return orphans

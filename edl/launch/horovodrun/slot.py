@@ -364,10 +364,14 @@ class SlotSupervisor(Supervisor[SlotState]):
         return decision.exit_code
 
     def _asked(self) -> bool:
-        """Return whether the driver waits for this slot to ask for its rank, or is being asked.
+        """Return whether a round of ranks is open for this slot, so this process must not end.
 
-        If neither is so, the slot is also forbidden to ask, so that this process may end, and the
-        driver is looked at a second time: the result is what that shows.
+        A round is open while the driver waits for this slot to ask for its rank, or has not
+        answered its request. If none is open, the slot is forbidden to ask, so that it joins no
+        round between this check and the end of the process; then the driver is looked at again, and
+        the result is what that second look shows. If it is True, the process runs on, and its next
+        turn may allow the slot to ask again (:meth:`_follow_driver`). False also if the driver does
+        not answer. Each look may take 2 s.
         """
         if self._driver.asked():
             return True
