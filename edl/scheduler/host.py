@@ -269,11 +269,13 @@ class HostKeeper:
     ) -> None:
         """Send the signals and start the agents that were decided on.
 
+        An agent that cannot be started is noted for the host's report; nothing is raised.
+
         Args:
             decision: the signals to send and the jobs whose agents to start.
             starts: job -> the run, manifest and secret with which its agent is started.
             terminated: (pid, start time) of the processes that have got SIGTERM before.
-            now_s: the time of the monotonic clock, in seconds.
+            now_s: the monotonic clock, in seconds, which becomes the time of a failed start.
         """
         for order in decision.signals:
             signal_process(order)

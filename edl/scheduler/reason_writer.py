@@ -1,4 +1,8 @@
-"""Write what the leader of a cluster says of each job where people and programs can read it."""
+"""Write why each job of a cluster has its slots, or waits, into ZooKeeper, for people and programs.
+
+:class:`ReasonWriter` does it, for the leader of the cluster. The sentences are in the cluster's
+node ``reasons``, from which `edl list` and `edl show` read them.
+"""
 
 from __future__ import annotations
 
