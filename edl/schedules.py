@@ -269,8 +269,8 @@ class Scaling:
         batch: the global batch, in samples, for which the learning rate was chosen, above 0.
         rule: ``"linear"``: multiply the learning rate by k, for SGD; ``"sqrt"``: by the square root
             of k, for Adam; ``"adascale"``: by the gain of a batch k times as large, a number from 1
-            to k that follows from the gradient noise scale, for SGD (Johnson and others, ICML
-            2020).
+            to k that follows from the gradient noise scale, and 1 while that is not known, for SGD
+            (Johnson and others, ICML 2020).
         ramp: the number of updates from one factor to another; 0: the factor changes at once.
     """
 
