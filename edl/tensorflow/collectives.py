@@ -7,8 +7,9 @@ while the model computes, is gathered in a thread of its own.
 
 Run eagerly, Horovod's operations are known by their type alone, whatever name they are given: no
 two of a type may run at once. So all allgathers (step records, barriers, exchanges) go through this
-one thread, one after the other, states are broadcast between steps only, and gradients are reduced
-in graphs, where an operation keeps its name (:mod:`edl.tensorflow.gradient_ops`).
+one thread, one after the other, and states are broadcast between steps only. Gradients are reduced
+in graphs, where an operation keeps its name (:mod:`edl.tensorflow.gradient_ops`); only with a
+Horovod without edl's patch are they reduced here, eagerly, by :func:`allreduce_average`.
 """
 
 from __future__ import annotations

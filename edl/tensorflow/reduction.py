@@ -313,8 +313,9 @@ class GradientReduction:
         """Begin the step's reduction; called back by the graph when its first gradient is computed.
 
         Returns:
-            A numpy bool: True if the graph's operations send the gradients, without a factor; False
-            if they return them unsent, and :meth:`_end` decides whether they are sent later.
+            A numpy bool: True if all workers have full batches, so the graph's operations send the
+            gradients as they are, and no factor is applied before or after. False if they return
+            them unsent, and :meth:`_end` decides whether they are sent later, weighted.
         """
 
         def begin() -> bool:
