@@ -1,6 +1,7 @@
-"""Let the closure that a script gives to ``optimizer.step()`` run only once in a step.
+"""Use the gradients that a closure computes in ``optimizer.step()``; refuse to run it twice.
 
-:func:`after_closure` wraps it, in a hook before the step.
+:func:`after_closure` wraps the closure in a hook before the step. An optimizer that evaluates it a
+second time in a step, such as LBFGS with several iterations, gets a UsageError.
 """
 
 from __future__ import annotations

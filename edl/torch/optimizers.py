@@ -214,8 +214,9 @@ class Optimizers:
             no step is open, or there are no other workers.
 
         Raises:
-            UsageError: the script has several optimizers, or one that takes two backward passes,
-                and there are other workers in the step.
+            UsageError: other workers take part in the step, and the script has several optimizers,
+                or one that makes an update from two backward passes, such as SAM. (To accumulate
+                gradients, by ``backward_passes_per_step``, is allowed.)
         """
         first = self._reductions[0]
         if not first.exchanges:
