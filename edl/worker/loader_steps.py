@@ -447,11 +447,19 @@ class LoaderSteps(WorkerSteps):
         return exchange(payload, self.ring, self._progress, repair, self._shared.clock.now_s)
 
     def leave(self) -> None:
-        """Wait for the step records of a batch during which the script has left its loop.
+        """End the exchange of step records in a batch during which the script has left its loop.
 
-        Without this wait they would be mixed up with the next records. If only this worker has left
-        its loop, the others wait for its gradients, and the leader sees a stall
+        If a step is open, send this worker's record of it, unless it was sent before, and wait for
+        those of all workers: otherwise they would be mixed up with the next records. The step stays
+        open, without an update. If no step is open, in a warm-up, or if other workers have
+        completed the step, nothing is sent. If the ring breaks meanwhile, it is repaired, and the
+        step is closed if other workers have completed it. If only this worker has left its loop,
+        the others wait for its gradients, and the leader sees a stall
         (:func:`edl.core.job.stall.judge_stall`).
+
+        Raises:
+            RingError, JobFailed, StateDiffers, NewcomerDiffers, WorkerEvicted: as :meth:`records`
+                and :meth:`recover` raise them.
         """
         if self.warming_up or self.step_input.completed_by_peers:
             return

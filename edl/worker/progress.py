@@ -106,9 +106,11 @@ class TrainingProgress(ABC):
 
     @abstractmethod
     def row(self) -> dict[str, int]:
-        """Return the fields of this worker's next step record about the data, by name.
+        """Return the fields of this worker's next step record that say where it is in its data.
 
-        :class:`edl.core.step.step_record.StepRecord` explains the fields.
+        The names are those of :class:`edl.core.step.step_record.StepRecord`, which explains them:
+        ``epoch``, ``wanted`` and ``ledger``, and what a subclass adds. ``samples`` and ``position``
+        are not among them; the caller sets these.
         """
 
     @property

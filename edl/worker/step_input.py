@@ -182,10 +182,15 @@ class StepInput:
             self.weight = 0
 
     def close(self) -> int:
-        """Close the step, which is complete here or was completed by other workers.
+        """Close the step, and return which optimizers have made their updates in it.
+
+        The step is complete on this worker, or other workers have completed it without this one,
+        which has received their state (:meth:`miss`).
 
         Returns:
-            The optimizers, with bit i for number i, that have made their updates in the step.
+            The optimizers, with bit i for number i: those that have made their updates on this
+            worker; if other workers have completed the step, those that have made them there (the
+            argument ``theirs`` of :meth:`miss`).
         """
         updated = self._theirs if self.completed_by_peers else self.updates
         self.is_open, self.completed_by_peers, self.updates = False, False, 0

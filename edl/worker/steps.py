@@ -230,7 +230,7 @@ class WorkerSteps(ABC):
         self.target = None
 
     def log_switch_if_due(self) -> None:
-        """Log the switch into the present ring if just one step was completed in it.
+        """Log the event of the switch into the present ring if just one step was completed in it.
 
         It is called when the ring ends. Otherwise the second step has logged the switch. Only rank
         0 logs.
