@@ -422,9 +422,9 @@ class StragglerDetails(Details, kind=EventKind.STRAGGLER, writer="the leader"):
     """An event logged when the policy finds slow workers, changes their batches or replaces one.
 
     The event is also logged when such a worker is as fast as the others again; the event's reason
-    says which of these it is. The fields say which workers are slow (``workers``), on which host if
-    they are all the workers of it (``host``), what they are slow at (``at``), and the speed of the
-    slowest relative to the median (``speed``). Only a job whose policy handles
+    says which of these it is. The fields say which workers are slow (`workers`), on which host if
+    they are all the workers of it (`host`), what they are slow at (`at`), and the speed of the
+    slowest relative to the median (`speed`). Only a job whose policy handles
     [stragglers](../guides/stragglers.md) has such events.
     """
 
