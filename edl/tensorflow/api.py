@@ -24,10 +24,11 @@ EdlError._keras_call_info_injected = True  # type: ignore[attr-defined]  # nor d
 def init(**settings: Any) -> None:
     """Make this process a worker of the job for which the launcher started the process.
 
-    Without a launcher the script is a job of one worker. In a job that is already training, the
-    call returns at once and the script *warms up*: this worker trains its first batch alone, and
-    the result is discarded. If the process is a worker already, the call does nothing; only at a
-    Python prompt without a launcher it ends the job and begins another.
+    Without a launcher the script is a job of one worker. In a job that begins, the call waits until
+    the job's first ring is built. In a job that is already training, the call returns at once and
+    the script *warms up*: this worker trains its first batch alone, and the result is discarded. If
+    the process is a worker already, the call does nothing; only at a Python prompt without a
+    launcher it ends the job and begins another.
 
     Args:
         settings: fields of :class:`edl.config.Config`, by name. Those that the launcher has decided
@@ -91,8 +92,8 @@ def mean(value: Any, weight: float | None = None) -> Any:
         A float, or for a dict a dict of floats; nan if the weights of all workers are 0.
 
     Raises:
-        UsageError: the call is inside of a step or outside of the training, a value is not a
-            number, or ``weight`` is negative.
+        UsageError: the update of the batch in hand is not made yet, the call is outside of the
+            training, a value is not a number, or ``weight`` is negative.
     """
     if process.current_worker().loader.open:
         training.current().finish_step()

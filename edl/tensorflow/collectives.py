@@ -96,10 +96,16 @@ class TensorFlowCollectives:
         hvd.shutdown()
 
     def allgather_start(self, row: Table, name: str) -> Future[Table]:
-        """Start to gather the ``row`` of each worker, and return a future of the table of all rows.
+        """Start to gather the tables of all workers; return a future of one table of all rows.
 
-        It does not wait. A thread of its own gathers, one allgather after the other in the order of
-        the calls; the rows are in rank order. ``name`` is not used.
+        The call does not wait. A thread of its own gathers, one allgather after the other in the
+        order of the calls. The future's result has the rows in rank order, or the future raises the
+        error of the allgather.
+
+        Args:
+            row: this worker's table, an int64 array whose first axis counts its rows (one row in a
+                step record).
+            name: not used.
         """
         if not self._beside.is_alive():
             self._beside.start()
@@ -131,6 +137,7 @@ class TensorFlowCollectives:
 
         Raises:
             CollectiveFailed: the ring is broken.
+            UsageError: Horovod refuses the call, and would refuse it again in any ring.
         """
 
         def broadcast(data: bytearray, _piece: str) -> bytearray:
@@ -167,6 +174,7 @@ def broadcast_array(array: np.ndarray[Any, Any], root: int) -> np.ndarray[Any, A
 
     Raises:
         CollectiveFailed: the ring is broken.
+        UsageError: Horovod refuses the call, and would refuse it again in any ring.
     """
     return guarded(lambda: mpi_ops.broadcast(tf.convert_to_tensor(array), root).numpy())  # type: ignore[no-any-return]
 

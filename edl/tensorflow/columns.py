@@ -45,8 +45,8 @@ class ArrayColumn:
             one of Python objects.
 
     Raises:
-        DataError: the array is a single number, has other Python objects than text, or TensorFlow
-            has no type for its values.
+        DataError: the array has no axis, has other Python objects than text, or TensorFlow has no
+            type for its values.
     """
 
     def __init__(self, array: Array) -> None:
@@ -158,7 +158,7 @@ def structure_of(source: Any) -> Any:
     Returns:
         A column, or columns in the same tuples and dicts. None if ``source`` is a sequence of
         samples: a list, an object without ``shape``, or a tuple none of whose members can be a
-        column.
+        column. (A list or a range in a tuple or dict can be one.)
 
     Raises:
         DataError: some members of ``source`` can be columns and another one cannot, or a member is
@@ -182,8 +182,8 @@ def column_of(part: Any) -> Columns | None:
         ``__getitem__``. None for anything else, such as a list, tuple or dict.
 
     Raises:
-        DataError: ``part`` is ragged, sparse or a single number, or TensorFlow has no type for its
-            values.
+        DataError: ``part`` is ragged or sparse, or an array or tensor without an axis; or
+            TensorFlow has no type for its values.
     """
     if isinstance(part, (tf.RaggedTensor, tf.SparseTensor)) or hasattr(part, "toarray"):
         dense = "to_tensor()" if isinstance(part, tf.RaggedTensor) else "tf.sparse.to_dense"
@@ -208,11 +208,12 @@ def column_of(part: Any) -> Columns | None:
 def _of_array(array: Array) -> Columns:
     """Return ``array`` as a column with one value for each index of its first axis.
 
-    A non-empty array of lists or arrays, one a sample, becomes a :class:`ListColumn`, any other an
-    :class:`ArrayColumn`.
+    A non-empty array of Python objects with one axis, all of them lists or arrays, becomes a
+    :class:`ListColumn`; any other array becomes an :class:`ArrayColumn`.
 
     Raises:
-        DataError: the array is a single number, or TensorFlow has no type for its values.
+        DataError: the array has no axis, has other Python objects than text, or TensorFlow has no
+            type for its values.
     """
     values = array.tolist() if array.dtype.hasobject and array.ndim == 1 else []
     if values and all(isinstance(value, (list, np.ndarray)) for value in values):

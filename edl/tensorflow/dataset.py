@@ -436,9 +436,10 @@ def Dataset(
 
     Raises:
         DataError: the source is empty, or its columns differ in length.
-        UsageError: edl cannot number the samples of the source, to tell which are trained (those of
-            a ``tf.data.Dataset``, say); there is a data set already; or the batch sizes are out of
-            range, or are set by the job's policy, too.
+        UsageError: ``edl.init()`` was not called; edl cannot number the samples of the source, to
+            tell which are trained (those of a ``tf.data.Dataset``, say); there is a data set
+            already; the script has called ``fit``; or the batch sizes are out of range, or are set
+            by the job's policy, too.
     """
     now = training.current()
     # Of fit, whose default that is: the data set has an order of its own.

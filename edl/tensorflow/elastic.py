@@ -145,6 +145,9 @@ class _VariablesState(State):
 
         Returns:
             The values of the root; None unless ``keep``.
+
+        Raises:
+            RingBroken: a worker is gone.
         """
         return exchange(ring, root, values, keep, cloudpickle.dumps)
 

@@ -114,8 +114,9 @@ class PipelineBatchSource:
         """Remove the batch of the next step from the queue and return it.
 
         Before that, batches are formed until ``ahead`` more are in the queue or the leases give
-        none. If there is no batch, the warm-up's batch is returned. The samples themselves come
-        from ``tf.data``: call :meth:`receiving`'s function after this method.
+        none. If the queue is empty then, the batch of the warm-up is returned, outside of a warm-up
+        as a padding batch. The samples themselves come from ``tf.data``: call :meth:`receiving`'s
+        function after this method.
 
         Args:
             waits: True: return the next batch even if its samples are not loaded yet. False: if it
@@ -216,7 +217,7 @@ class PipelineBatchSource:
         return worker.loader.sampler.form(worker.loader.ledger)
 
     def skip(self) -> None:
-        """Take from ``tf.data`` the batch that :meth:`next` has returned last, which it would load.
+        """Keep ``tf.data`` from loading the batch that :meth:`next` has returned last.
 
         It is for ``edl.next_batch()``, which loads the batch itself, right after :meth:`next`.
         """
@@ -258,7 +259,7 @@ class PipelineBatchSource:
     def watch(self, iterator: object) -> None:
         """Let ``tf.data`` stop loading when ``iterator``, its newest iterator, is deleted.
 
-        Call it with each new iterator; that of an older one then does nothing. TensorFlow's
+        Call it with each new iterator; to delete an older one then has no effect. TensorFlow's
         destructor of an iterator waits for the iterator's thread, and that thread may wait in
         :meth:`take` for a batch.
         """
@@ -309,9 +310,10 @@ class PipelineBatchSource:
     def take(self, number: int, load: Callable[[Any], Any]) -> Any:
         """Wait until the next batch is formed, load its samples, and return them.
 
-        Called in a thread of ``tf.data``. If ``load`` raises an error of edl's, for a damaged file
-        say, the training thread raises it instead: when it takes the batch, or at once if it has
-        taken it. Any other error is raised here.
+        Called in a thread of ``tf.data``. The seconds for which a step has waited for the samples
+        are added to the time that the step spends on data. If ``load`` raises an error of edl's,
+        for a damaged file say, the training thread raises it instead: when it takes the batch, or
+        at once if it has taken it. Any other error is raised here.
 
         Args:
             number: the number of the iteration, from :meth:`open`.

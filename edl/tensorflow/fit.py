@@ -1,8 +1,7 @@
 """Define ``edl.tensorflow.KerasCallback``, by which Keras' own training loop takes part in the job.
 
-Keras calls its callbacks before it takes a batch and after it has trained the batch, so a callback
-can do what the loop of :mod:`edl.framework.steps` does elsewhere. Three things a callback cannot
-know by itself:
+A callback is called before and after each batch, so it can do what the loop of
+:mod:`edl.framework.steps` does elsewhere. Three things it cannot know by itself:
 
 - in which epoch to begin, when the job is already training: ``fit`` reads that from the model
   after ``on_train_begin``, where the newcomer has warmed up and joined;
@@ -173,9 +172,10 @@ class KerasCallback(keras.callbacks.Callback):
         return [self, *shown, self._last]
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Check the arguments of ``fit``, begin a fit of the job, create the model's weights.
+        """Check the arguments of ``fit``, begin a fit of the job, and create the model's variables.
 
-        From now on ``fit`` takes the batches of the data set, and :meth:`metrics` is there.
+        In a script with several optimizers the variables are left to the script. From now on
+        ``fit`` takes the batches of the data set, and :attr:`metrics` has a value.
 
         Raises:
             UsageError: there is no edl.Dataset, or ``fit`` was not given it to train on, or was
@@ -209,7 +209,8 @@ class KerasCallback(keras.callbacks.Callback):
     def metrics(self) -> EpochMetrics:
         """The metrics of the model that ``fit`` trains, which workers can combine.
 
-        They are made in :meth:`on_train_begin`, anew for each ``fit``.
+        They are made in :meth:`on_train_begin`, anew for each ``fit``; AssertionError before the
+        first.
         """
         metrics = self._training.metrics
         assert metrics is not None
@@ -331,6 +332,10 @@ class KerasCallback(keras.callbacks.Callback):
         All workers call it, and each waits for all. On a newcomer that has skipped the fit, because
         the job had done it before, nothing is compared, and the job's numbers are written into
         Keras' ``History``.
+
+        Raises:
+            StateDiffers: the workers' states differ, also after a resync, and the job ends.
+            NewcomerDiffers: this worker is a newcomer whose state differs; the others go on.
         """
         now = self._training
         now.fitting, self.model._initial_epoch = False, None
@@ -519,10 +524,7 @@ class _LastCallback(keras.callbacks.Callback):
         worker.log_event(TrainingStoppedDetails(), message)
 
     def _warm_up(self) -> None:
-        """Train a newcomer's first batch alone, which builds the graph, and discard the result.
-
-        Called before the newcomer joins the ring.
-        """
+        """Train a newcomer's first batch alone before it joins the ring; this builds the graph."""
         now = self._training
         now.steps.warm_up()
         arriving = iter(now.newest_dataset)

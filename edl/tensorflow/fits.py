@@ -69,7 +69,7 @@ class Fits:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether the present fit is not the first, and the job has not begun its epochs yet."""
+        """Whether the present fit is not the first, and the job has begun no epoch of it yet."""
         return self._worker.loader.epoch < self._before
 
     @property
@@ -103,15 +103,18 @@ class Fits:
     def end(self, history: Any) -> None:
         """Compare the states of all workers, record the present fit as done, and save a checkpoint.
 
-        All workers call it, and each waits for all. If the job saves checkpoints, rank 0 saves one,
-        and the call does not wait for the file. Newcomers learn from now on that the fit is done.
+        All workers call it, and each waits for all. If the job's setting ``on_divergence`` is
+        "resync", workers whose states differ get the state of most workers first. If the job saves
+        checkpoints, rank 0 saves one, and the call does not wait for the file. Newcomers learn from
+        now on that the fit is done.
 
         Args:
             history: Keras' ``History`` of the fit, whose numbers are stored for newcomers; None:
                 the fit has none.
 
         Raises:
-            StateDiffers: the workers' states differ, and the job ends.
+            StateDiffers: the workers' states differ (in a job that resyncs: still), and the job
+                ends.
             NewcomerDiffers: this worker is a newcomer whose state differs; the others go on.
         """
         self._worker.fits.compare_states()

@@ -3,10 +3,11 @@
 :func:`average` adds such an operation to a graph, and :func:`averages` runs a graph of them from
 Python. Each gradient is on its way while backward computes the next, as in plain Horovod. What
 plain Horovod's operations cannot do needs a patch of its source (gradients-outlive-the-ring in
-edl/install/patches). With the patch, when the ring breaks, an operation named ``edl_gradient*``
-ends without an error that would end the whole graph, and is counted here as failed
-(:func:`failure`); and while nothing is to be sent (:func:`start_sending`), such an operation
-returns its input.
+edl/install/patches); ``AVAILABLE`` is True if the installed Horovod has it, and without it
+:func:`start_sending`, :func:`sent` and :func:`failure` raise AttributeError. With the patch, when
+the ring breaks, an operation named ``edl_gradient*`` ends without an error that would end the whole
+graph, and is counted here as failed (:func:`failure`); and while nothing is to be sent
+(:func:`start_sending`), such an operation returns its input.
 
 Horovod matches what the workers send by name, and knows an operation that runs eagerly by its type
 alone. So Python sends through a graph of its own, under the same names: in one step, one worker may
@@ -81,9 +82,10 @@ def average(sent: Any, number: int, optimizer: int = 0) -> Any:
 def averages(sent: Sequence[Any], optimizer: int = 0) -> list[Any]:
     """Average gradients over the ring from Python, all at once, and return their means.
 
-    The call waits for all workers. If the ring breaks, it returns without an error, with values
-    that are no means: ask :func:`failure` then. The graph that does the work is traced once for
-    tensors of the same shapes and types.
+    Call ``start_sending(True)`` before; else ``sent`` is returned as it is. The call waits for all
+    workers. If the ring breaks, it returns without an error, with values that are no means: ask
+    :func:`failure` then. The graph that does the work is traced once for tensors of the same shapes
+    and types.
 
     Args:
         sent: this worker's gradients, in types that Horovod can send, in the same order on all

@@ -83,8 +83,9 @@ def DistributedOptimizer(optimizer: Any, *arguments: Any, **named: Any) -> Any:
             Average or Sum, ``process_set`` is the global one and ``backward_passes_per_step`` is 1.
 
     Raises:
-        UsageError: edl is not initialised, an argument has another value than these, or the Keras
-            optimizer was wrapped before.
+        UsageError: edl is not initialised; or, for a Keras optimizer, an argument has another value
+            than these, ``gradient_predivide_factor`` is given with Sum, or the optimizer was
+            wrapped before.
     """
     current_worker()
     if isinstance(optimizer, keras.optimizers.Optimizer):
@@ -216,9 +217,29 @@ def _keras_optimizer(  # noqa: PLR0913 (the signature of Horovod's function for 
 ) -> Any:
     """Let a Keras optimizer average its gradients over the workers before it applies them.
 
-    The method ``apply`` of ``optimizer`` is replaced, and ``optimizer`` is returned. The further
-    arguments are those of Horovod's ``DistributedOptimizer`` for Keras. Three of them have no
-    effect: ``average_aggregated_gradients``, ``scale_local_gradients`` and ``use_locking``.
+    The method ``apply`` of ``optimizer`` is replaced, and ``optimizer`` is returned. The arguments
+    are those of Horovod's ``DistributedOptimizer``; three of them have no effect:
+    ``average_aggregated_gradients``, ``scale_local_gradients`` and ``use_locking``.
+
+    Args:
+        optimizer: a Keras optimizer.
+        name: what the names of the operations begin with; None: "Distributed" and the class's name.
+        device_dense: the device on which dense gradients are reduced; empty: Horovod chooses.
+        device_sparse: the same for ``IndexedSlices``.
+        compression: Horovod's compression of the gradients that are sent.
+        sparse_as_dense: whether ``IndexedSlices`` are sent as dense tensors.
+        gradient_predivide_factor: the part of the average's divisor by which gradients are divided
+            before the sum; the rest follows after it.
+        op: Average or Sum.
+        backward_passes_per_step: must be 1.
+        average_aggregated_gradients: ignored.
+        num_groups: the number of groups in which gradients are sent; 0: each alone. Ignored if
+            ``groups`` is given.
+        groups: that number, or lists of variables, one list for each group; None: ``num_groups``
+            holds.
+        process_set: must be the global one.
+        scale_local_gradients: ignored.
+        use_locking: ignored.
 
     Raises:
         UsageError: ``op`` is not Average or Sum, ``process_set`` is not the global one,

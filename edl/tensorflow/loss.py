@@ -27,8 +27,8 @@ WEIGHTED = "and edl weights the gradient of each worker with its samples, as for
 def watch_losses() -> None:
     """Patch Keras to log a warning about the first loss in training that is no mean over samples.
 
-    Only rank 0 logs it, once, when a loss is called within a step. The patch lasts for the rest of
-    the process; a second call does nothing.
+    Only rank 0 logs it, once, when a loss is called within a step, in a job that other workers may
+    join. The patch lasts for the rest of the process; a second call does nothing.
     """
     plain = keras.losses.Loss.__call__
     told: list[str] = []

@@ -86,7 +86,8 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
         It is the scaling's factor for this update divided by that for the update before: a float32
         or, in a graph, a float32 tensor. It is for a momentum that contains the learning rate, as
-        SGD's. Without a scaling it is 1.
+        SGD's. It is 1 without a scaling, and if the other workers have made the update without this
+        one, which receives their momentum.
         """
         return asked(self._change)
 

@@ -117,12 +117,13 @@ class LRTuner(keras.callbacks.Callback):
         return self._tuner.reason
 
     def step(self, batch: Any) -> None:
-        """Evaluate the loss on ``batch`` if the update before is measured, and tune the rate.
+        """Tune the rate, after measuring the update before that of ``batch`` if it was chosen.
 
         All workers call it in a loop of the script's own, after the update of ``batch`` and before
-        the next batch. With ``fit`` the callback calls it. If a measurement is made, the call waits
-        for all workers, and the new rate holds from the next update on. ``batch`` is what
-        ``loss_of`` takes.
+        the next batch. With ``fit`` the callback calls it. To measure an update is to evaluate the
+        loss of the next batch, which is ``batch``, at other learning rates of that update. If a
+        measurement is made, the call waits for all workers, and the new rate holds from the next
+        update on. ``batch`` is what ``loss_of`` takes.
 
         Raises:
             UsageError: the update of the batch is not made, or there is no ``loss_of``.
@@ -160,8 +161,9 @@ class LRTuner(keras.callbacks.Callback):
     def before_update(self) -> Sequence[Any]:
         """Set the learning rate right before an update; in a graph, add operations that do so.
 
-        ``edl.Optimizer`` calls it. If the update is to be measured, the variables' values are kept,
-        too.
+        ``edl.Optimizer`` calls it. If the rate changes by more than 1 %, a momentum that contains
+        it is scaled by the same factor. If the update is to be measured, the variables' values are
+        kept.
 
         Returns:
             Tensors that the update has to wait for (``tf.control_dependencies``); their values have

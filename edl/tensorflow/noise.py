@@ -40,8 +40,9 @@ class KerasNoise(NoiseMeter):
     ) -> None:
         """Record the squared norms of a step's gradients: this worker's own, and the job's means.
 
-        The norms enter this worker's next step record. A worker that is alone in its ring keeps its
-        gradients, and measures those of two steps together.
+        The norms enter this worker's next step record. A worker without samples in the step
+        measures nothing. A worker that is alone in its ring keeps its gradients, and measures those
+        of two steps together.
 
         Args:
             own: the gradients of this worker, tensors or arrays.

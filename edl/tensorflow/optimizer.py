@@ -65,10 +65,13 @@ def Optimizer(optimizer: Any, model: Any = None, *, backward_passes_per_step: in
         ``optimizer``, the same object; for a name or a configuration, a new Keras optimizer.
 
     Raises:
-        UsageError: ``edl.init()`` was not called; the optimizer was wrapped already, is of another
-            kind, or does not fit the mode that TensorFlow is in (eager or graph); one of several
-            names no model, or comes after the first batch; or both the script and the policy set a
-            schedule.
+        UsageError: ``edl.init()`` was not called; Keras knows no optimizer of this name;
+            ``backward_passes_per_step`` is not 1; the optimizer was wrapped already, is of another
+            kind, or does not fit the mode that TensorFlow is in (eager or graph); ``model`` is of a
+            kind that has no variables; one of several names no model, or comes after the first
+            batch; both the script and the policy set a schedule; the updates cannot follow the
+            scaling of the rate (Ftrl, Adafactor, or accumulated gradients); or the call is in the
+            scope of a ``tf.distribute`` strategy.
     """
     now = training.current()
     if isinstance(optimizer, str | dict):  # as Keras' compile() takes them

@@ -1,7 +1,5 @@
 """Reduce the gradients of a step to their means over the global batch: all of them or none.
 
-By :class:`GradientReduction` the update is that of one process with the whole batch.
-
 In a graph each gradient is an operation of its own, on its way while backward computes the next
 (:mod:`edl.tensorflow.gradient_ops`). The graph calls back into this process twice (docs/adr/0008):
 :meth:`GradientReduction._begin` when the first gradient is there, and
@@ -12,6 +10,7 @@ number of workers is not in the graph, so no change of membership traces it anew
 With several optimizers each has a reduction of its own. The gradients of one are reduced and
 applied before those of the next are reduced, in a graph, too: the next step of the same batch.
 
+:class:`GradientReduction` does it, so that the update is that of one process with the whole batch.
 :mod:`edl.framework.reduction` decides whether a step is applied, sent again or skipped.
 """
 
@@ -132,7 +131,8 @@ class GradientReduction:
             The means in order, and whether to apply them: a bool, in a graph a boolean tensor.
 
         Raises:
-            UsageError: no batch is left, Horovod refuses the gradients, or XLA compiles the graph.
+            UsageError: no batch was handed out, its gradients are reduced already, Horovod refuses
+                them (in a graph the training thread raises these), or XLA compiles the graph.
         """
         local = [
             _nothing(variable) if gradient is None else tf.convert_to_tensor(gradient)
@@ -389,7 +389,8 @@ class GradientReduction:
         """Call ``act`` for a graph, in a thread of TensorFlow's, and pass its errors on.
 
         The training thread waits for the graph meanwhile. It raises a UsageError of ``act`` at
-        once, and any other in :meth:`raise_pending`. Only one call of this method runs at a time.
+        once, and any other error in :meth:`raise_pending`; then, if no ring is open, a ring of this
+        worker alone is built. Calls in several threads follow one another.
 
         Args:
             act: a function without arguments.
@@ -399,7 +400,7 @@ class GradientReduction:
             What ``act`` returned, or ``otherwise``.
 
         Raises:
-            UsageError: that of ``act``, in the training thread or if it is the step's second.
+            UsageError: that of ``act``, in the training thread or if the step has had one before.
         """
         try:
             with self._one_at_a_time, activity.training_here():
@@ -485,7 +486,7 @@ class GradientReduction:
     def _trace(self, gradients: list[Any]) -> None:
         """Build the graph by which Python averages ``gradients``, in the first call only.
 
-        Nothing is sent. Called when no other worker waits for this one, in a warm-up for example.
+        Nothing is sent. Called while no other worker waits for this one, as in a warm-up.
         """
         if gradient_ops.AVAILABLE and not self._traced:
             self._send(False)

@@ -66,7 +66,7 @@ def elastic_shard_generator(
         the structure of the source. The iterator of an earlier call ends when this one is read.
 
     Raises:
-        DataError: the source is empty.
+        DataError: the source is empty, or its columns differ in length.
         UsageError: no source is given, edl cannot number its samples, or there is a source already;
             ``epochs`` or the arguments of the batch are out of range.
     """
@@ -394,6 +394,9 @@ class SessionHook(tf.compat.v1.train.SessionRunHook):
         """Hand out the next batch if the run to come trains: if its fetches need reduced gradients.
 
         ``run_context`` is TensorFlow's ``SessionRunContext`` of the run.
+
+        Raises:
+            UsageError: the fetches need reduced gradients and no update, or all epochs are trained.
         """
         if self._trains(run_context):
             _job().begin()
@@ -433,8 +436,8 @@ def _operation(graph: tf.Graph, fetch: Any) -> tf.Operation:
 def _reduces(operation: tf.Operation) -> bool:
     """Return whether ``operation`` is one of edl's calls back in a reduction of gradients.
 
-    Such calls are operations of ``tf.numpy_function`` with the names ``edl_end`` and
-    ``edl_reduce``.
+    Such calls are operations of ``tf.numpy_function`` and ``tf.py_function`` whose names begin with
+    ``edl_end`` or ``edl_reduce``.
     """
     name = operation.name.rpartition("/")[2]
     return bool(operation.type.endswith("PyFunc") and name.startswith(REDUCED))

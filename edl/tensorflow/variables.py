@@ -34,7 +34,8 @@ class VariableAccess(Protocol):
         """Return the elements of variables in byte ranges, as a flat array for each range.
 
         Args:
-            parts: the ranges of bytes, each of one variable, its ``value``; they cut no element.
+            parts: the ranges of bytes. The attribute ``value`` of each is the variable. A range
+                holds whole elements.
 
         Returns:
             The arrays in the order of ``parts``, each of the type of its variable.
@@ -59,7 +60,8 @@ class EagerAccess:
         avoided. Of a value on a device such as a GPU, only the range is copied.
 
         Args:
-            parts: the ranges of bytes, each of one variable, its ``value``; they cut no element.
+            parts: the ranges of bytes. The attribute ``value`` of each is the variable. A range
+                holds whole elements.
 
         Returns:
             The arrays in the order of ``parts``, each of the type of its variable.
@@ -112,7 +114,8 @@ class SessionAccess:
         part.
 
         Args:
-            parts: the ranges of bytes, each of one variable, its ``value``; they cut no element.
+            parts: the ranges of bytes. The attribute ``value`` of each is the variable. A range
+                holds whole elements.
 
         Returns:
             The arrays in the order of ``parts``, each of the type of its variable.

@@ -113,7 +113,10 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
             self.model.stop_training = EPOCH_IS_OVER
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Set ``state.batch`` to 0, and let ``fit`` continue with the next epoch."""
+        """Set ``state.batch`` to 0, and let ``fit`` continue if only the epoch was ended.
+
+        If another callback has set ``stop_training`` to True, ``fit`` stops as it asked.
+        """
         if self.model.stop_training is EPOCH_IS_OVER:
             self.model.stop_training = False
         self._state.batch = self._before = 0

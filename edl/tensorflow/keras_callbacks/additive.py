@@ -187,9 +187,10 @@ def _bare(node: ast.AST) -> ast.AST:
 
 
 def _has_variables(value: Any) -> bool:
-    """Return whether ``value``, an attribute of a metric, is or contains a variable or a metric.
+    """Return whether ``value``, an attribute of a metric, is or contains a variable.
 
-    Lists, tuples and dicts are searched.
+    Lists, tuples and the values of dicts are searched. A metric that the metric holds is no
+    variable.
     """
     if isinstance(value, dict):
         value = [*value.values()]

@@ -38,6 +38,8 @@ def metrics_row(worker: int, samples: int, metrics: Mapping[str, float]) -> list
 def job_metrics(rows: Sequence[Sequence[float]], names: Sequence[str]) -> dict[str, float]:
     """Return the means of metrics over the workers, by name, weighted with their samples.
 
+    All means are nan if no worker has trained a sample.
+
     Args:
         rows: the rows of :func:`metrics_row` of all workers, in rank order.
         names: the names of this worker's metrics, in the order of its row.

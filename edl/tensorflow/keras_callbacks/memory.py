@@ -227,7 +227,7 @@ class CallbackStates:
         """Hold the states of the callbacks of a new fit, in place of those of the last fit.
 
         A callback's state is the attributes that differ from their values before its first fit. A
-        callback that was in an earlier fit keeps those first values.
+        callback that was in an earlier fit keeps those first values. :attr:`begun` becomes -1.
 
         Args:
             callbacks: all callbacks of the fit beside edl's, in order.

@@ -52,7 +52,10 @@ class Numbering(Protocol):
         """Begin a step of the job with the next batch; return its index in the epoch, from 0."""
 
     def with_steps(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Return a copy of ``params``, Keras' parameters, with the job's steps per epoch."""
+        """Return a copy of ``params``, Keras' parameters of ``fit``, with the job's ``steps``.
+
+        That is the number of steps per epoch; None if it is unknown, as for a stream.
+        """
 
 
 @functools.cache
