@@ -37,9 +37,10 @@ def policy(policy: str | os.PathLike[str]) -> None:
             string that has a newline is taken as text.
 
     Raises:
-        UsageError: if the policy cannot be read, if it has a size rule and the job may have only
-            one size, if the function of a custom rule cannot be imported, or if it sets batches or
-            a learning rate and the data loader or the optimizer exists already.
+        UsageError: if ``edl.init()`` was not called, if the policy cannot be read, if it has a size
+            rule and the job may have only one size, if the function of a custom rule cannot be
+            imported, or if it sets batches or a learning rate and the data loader or the optimizer
+            exists already.
     """
     text, source = _read(policy)
     worker = current_worker()

@@ -64,9 +64,9 @@ class StateArrays:
 
     The bytes of the state are cut into groups (:class:`edl.core.step.state_check.StateGroup`), and
     :meth:`within` returns the values of one group. It lists the state's values anew only for group
-    0, and for a group with values other than arrays, because to list them each time would cost more
-    than the digests. For any other group it uses the old list, and reads each array anew from the
-    container that holds it.
+    0, for a group with values other than arrays, and if a container lacks a value that was listed,
+    because to list them each time would cost more than the digests. For any other group it uses the
+    old list, and reads each array anew from the container that holds it.
 
     Args:
         state: a function without arguments that returns the present state: a dict of values and of

@@ -125,19 +125,24 @@ class State(ABC):
 
         Raises:
             HostsUpdatedInterrupt: if workers join or leave, see :meth:`check_host_updates`.
+            RingBroken: if a worker is gone; the wrapper of :func:`run` handles it.
+            StateDiffers, NewcomerDiffers: if the workers' states differ, and the job or this
+                newcomer ends.
+            WorkerEvicted: if the leader has evicted this worker.
         """
         self._pass(commit=True)
 
     def check_host_updates(self) -> None:
         """Let workers join and leave at this point of the script; all workers must call it.
 
-        The attributes are saved only if workers do. Outside of the wrapped function nothing
-        happens.
+        The attributes are saved only if workers join or leave. Outside of the wrapped function
+        nothing happens.
 
         Raises:
             HostsUpdatedInterrupt: if workers join or leave here, or if this worker is a newcomer
                 whose warm-up ends. The wrapped function is then called again in the new ring, with
                 the present state.
+            RingBroken, WorkerEvicted: as :meth:`commit` raises them.
         """
         self._pass(commit=False)
 
@@ -153,6 +158,10 @@ class State(ABC):
         """Replace this worker's attributes by those of rank 0, and save them.
 
         All workers must call this at the same point of the script. With one worker, only save.
+
+        Raises:
+            RingBroken: if a worker is gone; the attributes are undefined until :meth:`restore`.
+            UsageError: if this worker's state has other attributes than rank 0's.
         """
         self.synchronise(current_worker().ring, 0, Receive.ALL)
         self._compared.forget()
@@ -329,6 +338,9 @@ class State(ABC):
             root: the rank that sends.
             values: on the root, the dict that :meth:`_values` returns; None on all other workers.
             keep: whether this worker needs the received values.
+
+        Raises:
+            RingBroken: if a worker is gone.
         """
 
 
@@ -354,7 +366,9 @@ def run(
 
     Returns:
         The wrapper. It returns the result of ``function``, or None on a worker that was interrupted
-        in the last steps and got the final state from another worker.
+        in the last steps and got the final state from another worker. It raises UsageError for a
+        state that is not edl's, a second call, or a collective that Horovod refuses in any ring;
+        and WorkerEvicted or JobFailed if the worker or the job cannot go on.
     """
 
     @functools.wraps(function)
@@ -429,7 +443,8 @@ def _enlist(state: State, state_name: str) -> Worker:
     Raises:
         UsageError: if ``state`` is not a state of edl, if another wrapped function has trained to
             its end in this process, if the class of ``state`` overrides ``sync()``, or if the
-            script also uses ``edl.track``, or edl's own loader, optimizer or checkpoints.
+            script also uses ``edl.track``, edl's own loader, optimizer or checkpoints, or a policy
+            that needs them.
     """
     worker = current_worker()
     if not isinstance(state, State):

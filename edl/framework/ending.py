@@ -77,7 +77,7 @@ def has_begun() -> bool:
 
 
 def ends_well() -> bool:
-    """Return whether nothing is known against an end of the script by its own will, with code 0.
+    """Return whether, as far as is known, the script has ended by itself with exit code 0.
 
     This is asked when the script has ended; while it runs normally the result is True. It is False
     after an uncaught exception or another exit code than 0, and if the script has exited inside a

@@ -26,8 +26,8 @@ def refusal(message: str, hint: str) -> UsageError | None:
         hint: what every worker must do, for the error message, such as ``build the same model``.
 
     Returns:
-        The error, with Horovod's message; None if the message is another one, as that of a ring
-        that broke.
+        The error, with Horovod's message and the hint (for Adasum, with advice of edl's instead);
+        None if the message is another one, as that of a ring that broke.
     """
     if _NO_ADASUM in message:
         return UsageError(f"op=Adasum is not there: {ADASUM}")

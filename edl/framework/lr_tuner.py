@@ -284,8 +284,9 @@ def _told(rows: Sequence[Sequence[float]], update: Update) -> MeasuredUpdate:
         update: the update in whose batch the losses were evaluated.
 
     Returns:
-        The weighted means of the losses (None if all weights are 0), the time of the slowest
-        worker for measuring, and the mean time of a step.
+        The measurement, with the weighted means of the losses (None if all weights are 0), the time
+        of the slowest worker for measuring, the mean time of a step (0: unknown), the size of the
+        batch of ``update``, and the samples that the job has trained with it.
     """
     means = weighted_means([[row[0], *row[3:]] for row in rows])
     known = any(row[0] > 0 for row in rows)

@@ -85,7 +85,8 @@ class NoiseMeter(ABC):
         """Return the slice of a flat gradient to read in this step, and how often it counts.
 
         The slice is all of a small gradient (below 4096 elements), which counts once, or one eighth
-        of a large one, which counts 8 times.
+        of a large one, which counts 8 times. Each measurement has the next eighth; a lone worker,
+        which measures two steps together, reads the same one in both.
 
         Args:
             size: the number of elements of the gradient.

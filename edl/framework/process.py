@@ -55,7 +55,8 @@ def start(binding: Callable[[], Binding], settings: dict[str, Any]) -> None:
 
     In a job that begins, the call waits until the job's first ring is built, with this worker in
     it. In a job that trains already, it returns with this worker in its warm-up. Without a launcher
-    the worker is the only one of a job of its own.
+    the worker is the only one of a job of its own. A process that elastic horovodrun has started
+    directly is replaced by `edl-worker`, which starts the script again.
 
     A second call has no effect, except at a Python prompt or in a notebook without a launcher:
     there each call ends the job of one worker and begins another, because cells of a notebook are
@@ -345,9 +346,10 @@ def checkpoint(directory: str | os.PathLike[str], every_s: float = 300.0, keep: 
     The state is the model, the optimizer, tracked objects, the step and the ledger. Call this on
     all workers before training begins; nothing is saved by the call itself. Rank 0 saves before the
     first step, then between two steps when ``every_s`` seconds have passed, and when the job
-    finishes or is stopped. It copies the state, and a thread writes the file. When all workers die,
-    the restarted ones continue from the newest file. `edl run --resume` does so in a new job, with
-    any number of workers.
+    finishes or is stopped. It copies the state, and a thread writes the file. In a job without a
+    launcher, SIGTERM from now on makes the worker save between two steps and end. When all workers
+    die, the restarted ones continue from the newest file. `edl run --resume` does so in a new job,
+    with any number of workers.
 
     Args:
         directory: a directory that all hosts share, used for this training only; it is created if

@@ -66,8 +66,9 @@ class RandomNumbers:
     def enter(self) -> None:
         """Seed this worker's generators; call this once, when it has the job's state.
 
-        In a job that begins, rank 0 keeps the script's own seeds, and the seeds of the others
-        depend on their ranks. Later they depend on the worker's id and the job's step.
+        In the first ring of a job that begins, rank 0 keeps the script's own seeds, and the seeds
+        of the other workers depend on their ranks. In a later ring, and in a job that is resumed, a
+        worker's seeds depend on its id and the job's step.
         """
         worker = self._worker
         if worker.generation > 1 or worker.step > 0:

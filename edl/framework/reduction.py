@@ -199,8 +199,10 @@ class StepReduction:
                 again in the next ring when it raises RingBroken.
 
         Returns:
-            The averages that ``average`` has returned. None if nothing had to be sent: this worker
-            is alone, no worker has samples, or other workers had completed the step.
+            The averages that ``average`` has returned. None if nothing had to be sent. The state in
+            :attr:`step` tells why: REDUCED, since this worker is alone and its own gradients are
+            the mean; DROPPED, since no worker has samples; or SUPERSEDED, since other workers had
+            completed the step.
 
         Raises:
             RingError: if the ring broke and this script cannot repair it inside a step, or if the
@@ -275,11 +277,12 @@ class StepReduction:
     # --- a framework that calls back
 
     def begin(self) -> bool:
-        """Return whether TensorFlow's graph shall send its gradients at once, without a factor.
+        """Return whether TensorFlow's graph shall send its gradients at once, and unchanged.
 
-        That is the case if all batches are full and the ring is intact; the call waits for the step
-        records, which say so. If the result is True, the caller calls :meth:`sending` next. If it
-        is False, the graph sends nothing, and calls :meth:`end`.
+        That is the case if the batches of all workers are full, there are several workers, and the
+        ring is intact: then the gradients are multiplied by no factor before or after the average.
+        The call waits for the step records of all workers. If the result is True, the caller calls
+        :meth:`sending` next. If it is False, the graph sends nothing, and calls :meth:`end`.
 
         Raises:
             RingError: if the workers are not in the same step.

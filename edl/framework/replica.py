@@ -102,7 +102,8 @@ class FrameworkReplica(ABC):
         Args:
             state: a whole state, as :meth:`state` returns it.
             receive: which part to load. ``STEP``: what the last update has changed; ``RESYNC``: all
-                but what each worker keeps for itself; ``ALL``: all. Never ``NOTHING``.
+                but what each worker keeps for itself, such as tracked objects whose
+                ``edl_compared`` is False; ``ALL``: all. Never ``NOTHING``.
 
         Raises:
             UsageError: if the state has other tracked objects. For a state of another model, any of
@@ -212,7 +213,7 @@ class FrameworkReplica(ABC):
             root: the rank that sends.
             receive: which part this worker loads, unless it is the root. ``NOTHING``; ``STEP``:
                 what the last update has changed; ``RESYNC``: all but what each worker keeps for
-                itself; ``ALL``: all.
+                itself, such as tracked objects whose ``edl_compared`` is False; ``ALL``: all.
 
         Raises:
             RingBroken: if a worker is gone; a receiver's state is then unchanged.

@@ -40,16 +40,19 @@ class BatchSource(Protocol):
         """
 
     def next(self, waits: bool = True) -> tuple[Batch, bool]:
-        """Take the next batch from the queue; wait until its data are loaded, if that takes time.
+        """Take the next batch from the queue, and return it.
+
+        PyTorch's loader waits here until the batch's data are loaded; ``tf.data`` loads them in a
+        thread, and its iterator waits for them later.
 
         Args:
             waits: False: if it is known that the data of the next batch are not loaded yet, a
-                padding batch is returned in its place, and the next call may return the batch.
+                padding batch is returned in its place, and a later call returns the batch.
 
         Returns:
             A pair: the batch whose data the script gets next, and whether it is a padding batch,
-            whose samples count for nothing. One is returned also when this worker has no samples
-            left.
+            whose samples count for nothing. A padding batch is also returned when this worker has
+            no samples left.
         """
 
 
