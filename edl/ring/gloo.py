@@ -203,8 +203,8 @@ def files_of_ring(user: Mapping[str, str], generation: int | None) -> dict[str, 
 
     Horovod empties a file that it opens, and each ring opens its files. So the number of the
     generation is put into the file name: ``timeline.json`` becomes ``timeline.g3.json``. A ring of
-    one worker writes no file. A timeline that waits for ``hvd.start_timeline()`` (DYNAMIC) stays
-    so.
+    one worker writes no file: its timeline is DYNAMIC, its log None. A timeline that waits for
+    ``hvd.start_timeline()`` (DYNAMIC) stays so.
 
     Args:
         user: the environment variables that the user has set, by name.

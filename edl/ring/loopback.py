@@ -267,8 +267,9 @@ class LoopbackNetwork:
     def enter(self, generation: Generation, rank: int, worker: int) -> _Room:
         """Record that a member has come to the rendezvous of ``generation``; return the rendezvous.
 
-        It does not wait. When the last member has come, the ring's connections are made. If the
-        result is ``aborted``, the member was not recorded. The caller holds the network's lock.
+        It does not wait. When the last member has come, the ring's connections are made. If
+        ``aborted`` of the result is not empty, the member was not recorded. The caller holds the
+        network's lock.
 
         Args:
             generation: the generation whose ring is built.
@@ -408,7 +409,7 @@ class LoopbackMember:
         return wire
 
     def close(self) -> None:
-        """Leave the ring in order, and so end it; if one hangs, wait up to ``timeout_s`` for it."""
+        """Leave the ring in order, and so end it; wait up to ``timeout_s`` for a frozen member."""
         network, wire = self._network, self._wire
         self._check_alive()
         if wire is None:
@@ -456,7 +457,7 @@ class LoopbackMember:
         self._network.announce_switch(self._worker, generation)
 
     def wait_for_announcement(self, generation: Generation) -> bool:
-        """Wait up to 2 s; return whether :meth:`announce_switch` was called for ``generation``."""
+        """Return whether ``generation`` is announced in 2 s, and rank 0 neither lost nor frozen."""
         self._check_alive()
         return self._network.wait_for_announcement(generation)
 

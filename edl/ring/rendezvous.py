@@ -192,9 +192,10 @@ class RendezvousStore:
 
         Returns:
             The HTTP status, then the value (empty unless 200): 200 with the value; 404 if ``scope``
-            is no scope name, or if after ``hold_s`` seconds the generation is not announced or the
-            value is missing; 409 if a mesh request, or a value stored for it, is invalid; 410 if
-            the scope is closed; 503 if too many requests wait for their generation to be announced.
+            is no scope name, if after ``hold_s`` seconds the generation is not announced or the
+            value is missing, or if a value of the mesh was deleted meanwhile; 409 if a mesh
+            request, or a value stored for it, is invalid; 410 if the scope is closed; 503 if too
+            many requests wait for their generation to be announced.
         """
         try:
             async with asyncio.timeout(self.hold_s):

@@ -96,7 +96,8 @@ class RingConnection(Protocol):
         One old member, the state source, calls it right before it closes the old ring.
 
         Raises:
-            RendezvousFailed: the worker whose daemon serves the rendezvous (rank 0) is gone.
+            RendezvousFailed: the worker whose daemon serves the rendezvous (rank 0) is gone, or the
+                daemon does not answer in time.
         """
 
     def wait_for_announcement(self, generation: Generation) -> bool:
@@ -222,7 +223,8 @@ class Ring:
         One old member, the state source, calls it right before it closes the old ring.
 
         Raises:
-            RendezvousFailed: the worker whose daemon serves the rendezvous (rank 0) is gone.
+            RendezvousFailed: the worker whose daemon serves the rendezvous (rank 0) is gone, or the
+                daemon does not answer in time.
         """
         self._connection.announce_switch(generation)
 
@@ -283,7 +285,7 @@ class Ring:
     def exchange(self, payload: bytes) -> list[bytes]:
         """Send ``payload`` to all members, and wait for theirs; the sizes may differ.
 
-        All members must call it at the same point.
+        All members must call it at the same point. In a ring of one worker it returns at once.
 
         Returns:
             The payloads of all members, this one's included, in rank order.
@@ -300,7 +302,7 @@ class Ring:
     def broadcast(self, payload: bytes, root: int, name: str) -> bytes:
         """Wait for the bytes that rank ``root`` sends, and return them, on ``root`` too.
 
-        All members must call it at the same point.
+        All members must call it at the same point. In a ring of one worker it returns ``payload``.
 
         Args:
             payload: the bytes to send; ignored on all ranks but ``root``.
