@@ -94,8 +94,8 @@ class Step(Schedule):
     The rate begins at ``peak_lr``, after a linear rise from 0 over ``warmup`` samples (default 0).
 
     Args:
-        milestones: numbers of trained samples, in ascending order, 0 or more. The update that
-            reaches a milestone still has the old rate.
+        milestones: numbers of trained samples, in ascending order, 0 or more. The update after
+            which the job has trained more samples than a milestone is the first with the new rate.
         factor: what the present rate is multiplied by after each milestone, above 0.
     """
 
@@ -221,7 +221,7 @@ class OneCycle(Budgeted):
     UsageError.
 
     Args:
-        rise: the fraction of ``total``, between 0 and 1, during which the learning rate rises.
+        rise: the fraction of ``total``, above 0 and below 1, during which the learning rate rises.
         start: the learning rate at 0 samples, as a factor of ``peak_lr``.
         end: the learning rate from ``total`` samples on, as a factor of the one at 0 samples.
     """
