@@ -368,7 +368,8 @@ def run(
         The wrapper. It returns the result of ``function``, or None on a worker that was interrupted
         in the last steps and got the final state from another worker. It raises UsageError for a
         state that is not edl's, a second call, or a collective that Horovod refuses in any ring;
-        and WorkerEvicted or JobFailed if the worker or the job cannot go on.
+        WorkerEvicted or JobFailed if the worker or the job cannot go on; and SystemExit (code 0) if
+        the job goes on without this worker.
     """
 
     @functools.wraps(function)

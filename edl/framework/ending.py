@@ -188,9 +188,10 @@ def say_refused() -> None:
 class Closing:
     """A guard for the end of a worker's process: it calls ``close``, and limits its time.
 
-    Make one, and call :meth:`start`; the rest happens when Python ends. Once ``close`` has taken
-    2 s (:data:`BREAK_S`), ``unblock`` is called. Once it has taken 10 s (:data:`CLOSE_S`) and
-    ``settle_s()`` seconds more, the launcher is told that the process has ended, and soon ends it.
+    Make one, and call :meth:`start`; the rest happens when Python ends. Once ``close`` has taken 2
+    s (:data:`BREAK_S`), ``unblock`` is called. If ``close`` then takes a further 10 s
+    (:data:`CLOSE_S`) and ``settle_s()`` seconds, the launcher is told that the process has ended,
+    and soon ends it.
 
     Args:
         close: a function that leaves the ring and ends the session with ZooKeeper.

@@ -38,6 +38,7 @@ def gather_arrays(arrays: Mapping[str, Array], empty_fits: bool = False) -> list
         UsageError: if names or types differ, or if this is called inside a step or outside of the
             training.
         RingBroken: if a worker is gone, in a script with an elastic state.
+        WorkerEvicted, JobFailed: if this worker or the job cannot go on.
     """
     forms = [[name, str(array.dtype), [*array.shape]] for name, array in sorted(arrays.items())]
     header = json.dumps(forms).encode()

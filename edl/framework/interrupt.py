@@ -23,8 +23,8 @@ def raise_in(thread: int, error: EdlError) -> bool:
 
     Args:
         thread: the identifier of the other thread, as :func:`threading.get_ident` returns it.
-        error: the error to raise. The thread gets a new exception of a subclass of its class, with
-            the same arguments.
+        error: the error to raise. The thread gets a new exception, of a subclass of the error's
+            class and with the error's arguments.
 
     Returns:
         Whether the error will be raised in that thread. False if there is no such thread, or if it

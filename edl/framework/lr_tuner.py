@@ -138,12 +138,12 @@ class Tuner:
         self._extra_s += self._copied_s
 
     def end_update(self, worker: Worker, losses: Losses) -> None:
-        """Measure the update before the last one if it was chosen; else finish the last one's copy.
+        """Measure the update before the last one if it was chosen; else perhaps choose the last.
 
         All workers must call this after each update and before the next batch. In a measurement
         they exchange their losses, so each waits for all, and the rules may change the learning
-        rate. Otherwise the last update is chosen for measurement if the rules say so, and its copy
-        is completed.
+        rate. Otherwise, if the rules choose the last update, its copy is completed, and the next
+        call measures it; if they do not, the copy is dropped.
 
         Args:
             worker: the worker that this process is.

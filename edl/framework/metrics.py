@@ -53,6 +53,7 @@ def mean(value: Any, weight: float | None = None) -> float | dict[str, float]:
             number or the weight is negative, or if workers give different numbers of values. With
             an elastic state also if ``weight`` is None.
         RingBroken: if a worker is gone, in a script with an elastic state.
+        WorkerEvicted, JobFailed: if this worker or the job cannot go on.
     """
     if weight is None:
         weight = batch_weight()

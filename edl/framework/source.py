@@ -139,8 +139,9 @@ def attach_stream(
 
     Raises:
         DataError: if the stream has no shards, or too many.
-        UsageError: if the worker has training data already, if ``batches`` has a global batch or a
-            micro-batch, or if a data set without shards is to be shuffled.
+        UsageError: if the worker has training data already, if the script has an elastic state or
+            has trained to its end, if ``batches`` has a global batch or a micro-batch, or if a data
+            set without shards is to be shuffled.
     """
     if batches.global_batch or batches.micro_batch:
         raise UsageError(
@@ -192,7 +193,8 @@ def attach_source(
 
     Raises:
         DataError: if the data set is empty.
-        UsageError: if the worker has training data already.
+        UsageError: if the worker has training data already, or if the script has an elastic state
+            or has trained to its end.
     """
     fingerprint = fingerprint_of(dataset)
     kind = AlignedSource if batches.global_batch else Source

@@ -173,6 +173,11 @@ class BatchSteps:
             UsageError: if the script has trained to its end before, if its loader belongs to an
                 earlier job of this process, or if it has several optimizers and gives a range as
                 its global batch.
+            SystemExit: with code 0, if the job ends or goes on without this newcomer before it has
+                joined.
+            NewcomerDiffers: if this newcomer's model differs from the job's.
+            JobFailed, WorkerEvicted: if the workers cannot end the job together, or this one is
+                evicted.
         """
         worker = self._worker
         self.limit(max_steps)
@@ -226,6 +231,8 @@ class BatchSteps:
             FitIsDone: if the job is in a later call of Keras' ``fit`` than the script, which then
                 skips the present one.
             NewcomerDiffers: if this newcomer's model differs from the job's.
+            SystemExit: with code 0, if the job ends or goes on without this newcomer before it has
+                joined.
         """
         if is_over(self._worker):
             raise UsageError(
@@ -269,6 +276,8 @@ class BatchSteps:
 
         Raises:
             UsageError: if the script has not trained the batch that it got last.
+            SystemExit: with code 0, if this worker leaves the job with the switch.
+            StateDiffers, JobFailed, WorkerEvicted: if the job or this worker cannot go on.
         """
         worker, feed = self._worker, self._feed
         if self._numbers is not None:
