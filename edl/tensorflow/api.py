@@ -94,6 +94,7 @@ def mean(value: Any, weight: float | None = None) -> Any:
     Raises:
         UsageError: the update of the batch in hand is not made yet, the call is outside of the
             training, a value is not a number, or ``weight`` is negative.
+        WorkerEvicted, JobFailed: this worker or the job cannot go on.
     """
     if process.current_worker().loader.open:
         training.current().finish_step()

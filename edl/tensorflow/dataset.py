@@ -265,6 +265,12 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         The iterator ends when all samples of the epoch are trained or the job has made all its
         updates, on a newcomer that warms up after one batch. ``now`` holds the data source, the
         optimizers and the open step of this process.
+
+        Raises:
+            UsageError: the script has not trained the batch that it got last, or a newer iterator
+                takes the batches.
+            SystemExit: with code 0: this worker leaves the job.
+            StateDiffers, JobFailed, WorkerEvicted: the job or this worker cannot go on.
         """
         with now.feed.receiving(self._raw()) as receive:
             while now.begin_step():

@@ -194,8 +194,7 @@ class KerasCallback(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Begin the job's next epoch, the one that ``fit`` counts as ``epoch``.
 
-        A worker that has joined within an epoch stays in it. The samples of the epoch are counted
-        from 0.
+        A worker that joined within an epoch stays in it. This worker's sample count becomes 0.
 
         Raises:
             UsageError: the job's epoch is not ``epoch``.
@@ -234,6 +233,7 @@ class KerasCallback(keras.callbacks.Callback):
 
         Raises:
             UsageError: the epoch is over, or the batch before was not trained.
+            SystemExit: with code 0: this worker leaves the job with the switch.
         """
         now = self._training
         if not now.begin_step():
@@ -543,8 +543,8 @@ def _is_number(value: Any) -> bool:
 def _check_compiled(model: Any, now: training.Training) -> None:
     """Refuse a compiled ``model`` that edl cannot train, and turn off XLA in it.
 
-    ``now`` holds the data source, the optimizers and the open step of this process. In a script
-    with several optimizers, that of ``compile`` may be any, as ``train_step`` applies the others.
+    ``now`` holds the data source, the optimizers and the open step of this process. With several
+    optimizers the one given to ``compile`` may be any, as ``train_step`` applies them.
 
     Raises:
         UsageError: the model's optimizer is no ``edl.Optimizer``, or the model was compiled with

@@ -27,6 +27,7 @@ def gather(value: Any) -> Array:
     Raises:
         UsageError: shapes differ beyond the first dimension, or types differ; or the call is in the
             midst of a step, or outside of the training.
+        WorkerEvicted, JobFailed: this worker or the job cannot go on.
     """
     own = _array(value)
     parts = [each[""] for each in gather_arrays({"": own.reshape(1) if own.ndim == 0 else own})]
@@ -51,6 +52,7 @@ def sum(value: Any) -> Array:
     Raises:
         UsageError: shapes or types differ; or the call is in the midst of a step, or outside of the
             training.
+        WorkerEvicted, JobFailed: this worker or the job cannot go on.
     """
     own = _array(value)
     parts = [each[""] for each in gather_arrays({"": own})]

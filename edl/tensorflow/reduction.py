@@ -174,7 +174,7 @@ class GradientReduction:
         return self._reduction.apply()
 
     def applies_early_in_graph(self) -> Any:
-        """Return a boolean tensor that calls :meth:`applies_early` whenever the graph runs."""
+        """Return a boolean tensor: the result of :meth:`applies_early` in each run of the graph."""
 
         def early() -> Any:
             return np.bool_(self.from_graph(self.applies_early, False))

@@ -154,6 +154,10 @@ class _GraphJob:
         Before, the open step is completed if its gradients are reduced. The first time that the
         result is True, the data set of batches ends, and this worker finishes the job's training
         together with all others.
+
+        Raises:
+            WorkerEvicted: this worker was evicted.
+            JobFailed: other workers train on.
         """
         now, worker = self._training, self._training.worker
         now.finish_step()

@@ -124,7 +124,7 @@ class JobTape:
             target: the loss.
             sources: the variables, in any nested structure.
             *more: further arguments of the wrapped tape's ``gradient``.
-            **named: the same, by name.
+            **named: further arguments of that method, by name.
 
         Returns:
             The means, in the structure of ``sources``, as dense tensors; None for a variable on
@@ -133,6 +133,8 @@ class JobTape:
         Raises:
             UsageError: the script has several optimizers, and the variables are not all of one; or
                 XLA compiles the calling ``tf.function``.
+            JobFailed, WorkerEvicted, StateDiffers: outside of a ``tf.function``, the job or this
+                worker cannot go on. (In one, the training thread raises them after the call.)
         """
         gradients = self._tape.gradient(target, sources, *more, **named)
         means = reduce_early(tf.nest.flatten(gradients), tf.nest.flatten(sources))

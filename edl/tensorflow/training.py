@@ -198,9 +198,9 @@ class Training:
         Raises:
             DataError: the source is empty, its columns differ in length, or only a part of it is
                 columns.
-            UsageError: there is a source already, the script has called ``fit``, edl cannot number
-                the samples (of a ``tf.data.Dataset``, say), or the batch sizes are out of range or
-                set by the job's policy, too.
+            UsageError: there is a source already, the script has called ``fit`` or has an elastic
+                state, edl cannot number the samples (of a ``tf.data.Dataset``, say), or the batch
+                sizes are out of range or set by the job's policy, too.
         """
         if self.fits.done:
             raise UsageError(ONE_MODEL_AND_DATA)
@@ -511,7 +511,7 @@ class Training:
     def is_reduced(self) -> bool:
         """Whether the gradients of the batch handed out last were averaged over the workers.
 
-        With several optimizers it is true as soon as those of one are.
+        With several optimizers it is True as soon as the gradients of one optimizer were averaged.
         """
         return any(each.reduction.done for each in self._trained)
 
@@ -541,6 +541,8 @@ class Training:
 
         Raises:
             UsageError: the script has not trained the batch that it got last.
+            SystemExit: with code 0: this worker leaves the job with the switch.
+            StateDiffers, JobFailed, WorkerEvicted: the job or this worker cannot go on.
         """
         self.finish_step()
         return self.steps.begin()

@@ -162,8 +162,8 @@ def _added_to(call: ast.Call, function: ast.Attribute) -> set[int]:
 def _addend(value: ast.AST, target: str) -> ast.AST | None:
     """Return the first node in the sum ``value`` that is equal to ``target``.
 
-    ``value`` may be the node itself, ``target + ...``, ``target - ...``, or the same with ``add``
-    and ``subtract``. If it is anything else, None is returned.
+    ``value`` may be the node itself, a sum with it, a difference whose first term it is, or the
+    same by a function ``add`` or ``subtract``. If it is anything else, None is returned.
 
     Args:
         value: the syntax tree of the expression.
