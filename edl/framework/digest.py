@@ -1,7 +1,8 @@
 """Compute checksums (digests) of the parts of a training state, to compare workers with each other.
 
 A digest is a CRC-32. It costs little time, and it changes if one bit or the order of the values
-does. :class:`StateArrays` cuts a state into pieces; :func:`of_value` computes the digest of one.
+does. :class:`StateArrays` cuts a state into pieces, each a :class:`ByteRange`; :func:`of_value`
+computes the digest of one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """End a worker's process soon after its script; tell the launcher which stage the end has reached.
 
-``edl.init()`` calls :func:`arm` and :meth:`Closing.start` for this. The end of a process has three
-stages:
+``edl.init()`` calls :func:`arm` and :meth:`Closing.start` for this. The exit code is kept in this
+module (:func:`fails`, :class:`ScriptExit`). The end of a process has three stages:
 
 1. The script goes on: in its threads that are not daemons, in exit handlers that it has registered
    with :mod:`atexit` since it imported edl, and in child processes that Python waits for.

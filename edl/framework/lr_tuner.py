@@ -8,7 +8,8 @@ not make the update (a newcomer, or a worker that missed the step) takes part wi
 :mod:`edl.core.policy.lr_tuner` has the rules that turn a measurement into a learning rate.
 
 Each framework's ``edl.LRTuner`` holds a :class:`Tuner` and a :class:`Probe` (which keeps the copy),
-evaluates the loss, and sets the rate that :meth:`Tuner.rate` returns.
+evaluates the loss, and sets the rate that :meth:`Tuner.rate` returns. The functions that begin with
+``refuse`` raise UsageError for scripts that cannot have a tuner.
 """
 
 from __future__ import annotations
