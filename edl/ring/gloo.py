@@ -2,7 +2,8 @@
 
 The members of a ring find each other through the rendezvous store (a key-value store over HTTP) in
 the daemon of rank 0, see :mod:`edl.ring.rendezvous`. Each generation has its own scope there, an
-unguessable prefix of the keys. The main entry is :func:`gloo_ring`.
+unguessable prefix of the keys. The main entry is :func:`gloo_ring`, whose ring uses a
+:class:`GlooConnection` and a framework's :class:`Binding`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Simulate rings inside one process, whose members are threads: a test decides when rings break.
 
-A test makes a :class:`LoopbackNetwork` and a ring for each thread. A loopback ring fails as Horovod
-over Gloo does (docs/explanation/failures.md), which the workers rely on:
+A test makes a :class:`LoopbackNetwork`, and by its ``ring()`` a ring for each thread. A loopback
+ring fails as Horovod over Gloo does (docs/explanation/failures.md), which the workers rely on:
 
 1. All members execute the collectives of a ring in one order. When a member dies during a
    collective, some survivors may have its result and others not; no survivor lacks more than one
