@@ -1,6 +1,8 @@
 """Read columns of a data set (arrays, lists, tensors, files), with one value for each sample.
 
-:func:`structure_of` makes columns of what a script gives to ``edl.Dataset``.
+:func:`structure_of` makes columns of what a script gives to ``edl.Dataset``: an
+:class:`ArrayColumn` of an array in memory, a :class:`ListColumn` of a list, or a
+:class:`LazyColumn` of an object whose rows are read when they are needed.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ they were built, which is the same on all workers. If a graph calls two function
 exchanges, each function seems to write one resource, and TensorFlow never runs two such calls at
 once, so their order is kept, too.
 
-Each message carries the number of its exchange in the graph (:func:`numbered`). If the numbers of
-the workers differ all the same, UsageError is raised.
+Each message carries the number of its exchange in the graph (:func:`next_number`,
+:func:`numbered`). If the numbers of the workers differ all the same, UsageError is raised.
 """
 
 from __future__ import annotations

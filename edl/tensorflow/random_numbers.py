@@ -1,8 +1,9 @@
 """Seed the random generators of TensorFlow and Keras, so that no two workers draw the same numbers.
 
-:class:`Seeder` seeds them, and :mod:`edl.framework.random_numbers` decides when. Keras' layers
-(Dropout, GaussianNoise, augmentation) keep their seed in a variable. That variable is no part of
-the job's state: a newcomer with the seed of another worker would draw the same numbers.
+:class:`Seeder` seeds them, and :mod:`edl.framework.random_numbers` decides when.
+:func:`own_operation_seeds` is for the operations in functions given to ``Dataset.map``. Keras'
+layers (Dropout, GaussianNoise, augmentation) keep their seed in a variable. That variable is no
+part of the job's state: a newcomer with the seed of another worker would draw the same numbers.
 """
 
 from __future__ import annotations

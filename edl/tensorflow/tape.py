@@ -1,10 +1,11 @@
 """Tell whether the gradients that an ``edl.Optimizer`` is given are this worker's or the job's.
 
-:func:`for_update` does so. A plain ``tf.GradientTape`` returns the gradients of this worker. The
-optimizer reduces them when it applies them, if they are just as the tape returned them. If the
-script has changed them before (clipped, scaled, added up), each worker has changed its own, and the
-update would not be the one of a single worker that trains the whole batch: such gradients raise
-UsageError. :class:`JobTape` returns the job's means, which may be changed.
+:func:`for_update` does so; :func:`watch` patches TensorFlow for it. A plain ``tf.GradientTape``
+returns the gradients of this worker. The optimizer reduces them when it applies them, if they are
+just as the tape returned them. If the script has changed them before (clipped, scaled, added up),
+each worker has changed its own, and the update would not be the one of a single worker that trains
+the whole batch: such gradients raise UsageError. :class:`JobTape` returns the job's means, which
+may be changed.
 
 A plain gradient carries a mark, an attribute that no operation passes on to its result. The mark is
 also lost where a gradient enters or leaves a ``tf.function``; such gradients, too, raise

@@ -2,7 +2,8 @@
 
 :func:`variables_of` finds the variables of an object, and :func:`variables_by_name` names them. In
 TensorFlow 2 and Keras a variable holds its value (:class:`EagerAccess`); in a graph the session
-holds it (:class:`SessionAccess`).
+holds it (:class:`SessionAccess`). ``CREATED`` records the variables that the script creates
+(:class:`Created`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
 """Define ``hvd.callbacks`` for Keras scripts: Horovod's callbacks, written for Keras 3.
 
 A script gives them to ``model.fit(callbacks=[...])`` on all workers alike.
+:class:`BroadcastGlobalVariablesCallback` makes the workers' variables equal,
+:class:`MetricAverageCallback` averages metrics, and :class:`LearningRateScheduleCallback` and
+:class:`LearningRateWarmupCallback` set the learning rate.
 """
 
 from __future__ import annotations

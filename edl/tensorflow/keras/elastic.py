@@ -1,7 +1,9 @@
 """Define ``hvd.elastic`` for Keras scripts: the state, and callbacks that commit it in ``fit``.
 
 A script makes a :class:`KerasState`, and calls ``model.fit`` with the callbacks in a function that
-:func:`run` has wrapped.
+:func:`run` has wrapped. :class:`CommitStateCallback` commits the state;
+:class:`UpdateBatchStateCallback` and :class:`UpdateEpochStateCallback` keep the state's ``batch``
+and ``epoch``.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Let callbacks that write files, to the terminal or to a server write on rank 0 only.
 
-:func:`standing_in` returns the :class:`Writer` that takes the place of such a callback. The script
-gives the callbacks on all workers. The worker that is rank 0 at the time of a write makes it, so
-when rank 0 dies, its successor continues. Until all workers have exchanged rows at the end of an
-epoch (:meth:`Writer.met`), each worker keeps the numbers that are to be written, so that it can
-write them if rank 0 dies before it does.
+:func:`standing_in` returns the :class:`Writer` that takes the place of such a callback: a
+:class:`Saver` for ModelCheckpoint, else a :class:`Gated` or one of its subclasses. The script gives
+the callbacks on all workers. The worker that is rank 0 at the time of a write makes it, so when
+rank 0 dies, its successor continues. Until all workers have exchanged rows at the end of an epoch
+(:meth:`Writer.met`), each worker keeps the numbers that are to be written, so that it can write
+them if rank 0 dies before it does.
 """
 
 from __future__ import annotations
