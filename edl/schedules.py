@@ -2,9 +2,10 @@
 
 With more workers a job makes fewer steps in an epoch. So a schedule in steps changes with the
 number of workers, and a schedule in samples does not: its learning rate depends only on how many
-samples the job has trained, in whatever batches. All classes here are pure;
-``edl.torch.LRSchedule`` and ``edl.tensorflow.LRSchedule`` make an optimizer follow one.
-:class:`Scaling` is the rule by which the learning rate follows the global batch.
+samples the job has trained, in whatever batches. The schedules are :class:`Constant`,
+:class:`Step`, :class:`Knee`, :class:`Linear`, :class:`Cosine` and :class:`OneCycle`. All classes
+here are pure; ``edl.torch.LRSchedule`` and ``edl.tensorflow.LRSchedule`` make an optimizer follow
+one. :class:`Scaling` is the rule by which the learning rate follows the global batch.
 
 ``at(samples)`` is the learning rate of the update after which the job has trained that many
 samples. In every schedule but OneCycle the learning rate rises linearly from 0 over the first
