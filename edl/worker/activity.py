@@ -1,10 +1,10 @@
 """Tell what the training thread of a worker is doing right now, for the worker's `/health` page.
 
-:meth:`ThreadWatch.look` tells it. Nothing is recorded while training goes well, but the last
-failpoint: the thread that asks reads the Python stack of the training thread. The training thread
-waits for other workers if the stack has a function that :data:`_WAITS` lists or :func:`waits`
-marks. Otherwise it is in user code, and the innermost frame that belongs to neither edl nor a
-library says where.
+:meth:`ThreadWatch.look` tells it: the thread that calls it reads the Python stack of the training
+thread. The training thread itself only records the last failpoint that it has passed. It waits for
+other workers if its stack has a function that :data:`_WAITS` lists or :func:`waits` marks.
+Otherwise it is in user code, and the innermost frame that belongs to neither edl nor a library says
+where.
 """
 
 from __future__ import annotations
@@ -152,8 +152,10 @@ class ThreadWatch:
     def look(self) -> Activity:
         """Return what the training thread does, and in which line of the user's code.
 
-        The result also names the last failpoint (:mod:`edl.failpoints`) that the thread has passed,
-        and the seconds since then. It does not say since when the thread does what it does. Before
+        The result has what the thread waits for (or "in user code"), the innermost line of the
+        user's code as "file:line" (empty if there is none), the name of a long activity there (or
+        an empty text), the last failpoint (:mod:`edl.failpoints`) that the thread has passed, and
+        the seconds since then. It does not say since when the thread does what it does. Before
         :meth:`start` the thread counts as being in user code, in no line.
         """
         point, at = self._passed

@@ -1,8 +1,9 @@
 """Save the state of a job to disk, load it when the job begins, and record how the job ends.
 
-:class:`Checkpointing` does it for one worker. A job begins afresh, from a checkpoint that the user
-asked for, or, when all workers have died, from the newest checkpoint of its own. Only the state
-source reads the checkpoint; it then sends the state to all other workers.
+:class:`Checkpointing` does it for one worker. Rank 0 saves into the directory that the script has
+given to ``edl.checkpoint``. A job begins afresh, from a checkpoint that the user asked for, or,
+when all workers have died, from the newest checkpoint of its own. Only the state source reads the
+checkpoint; it then sends the state to all other workers.
 """
 
 from __future__ import annotations
@@ -236,13 +237,14 @@ class Checkpointing:
             self._checkpoints.hasten()
 
     def _log_resumed(self, generation: Generation, found: Checkpoint, warmed_up: bool) -> None:
-        """Log that the job was resumed from a checkpoint.
+        """Log, also as an event of the job, that the job was resumed from a checkpoint.
 
         Args:
             generation: the generation of the ring that gets the state.
             found: the checkpoint.
             warmed_up: whether this worker has trained a warm-up batch: then the job had trained
-                until all its workers died, and the event says how many steps are lost at least.
+                until all its workers died, and the event says how many steps are lost at least
+                (not if ZooKeeper does not answer).
         """
         step = self.progress.step
         lost_steps: int | None = None

@@ -52,10 +52,10 @@ def exchange(
         progress: counts the exchanges, and holds the answer of the last one; both are set before
             the return.
         repair: called when the ring breaks, with the error and the time when this worker began to
-            wait; it builds a ring of the survivors. If a survivor had the answer, ``repair`` stores
-            it in ``progress.answer`` and raises ``progress.exchanges`` by one. Otherwise the
-            survivors send their payloads again, in the new ring. What it raises comes out of this
-            function.
+            wait; it builds ``ring`` anew among the survivors. If a survivor had the answer,
+            ``repair`` stores it in ``progress.answer`` and raises ``progress.exchanges`` by one.
+            Otherwise the survivors send their payloads again, in the new ring. Errors that it
+            raises are passed on.
         now_s: returns the time of a monotonic clock, in seconds.
     """
     failpoints.reached("exchange")

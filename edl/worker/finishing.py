@@ -1,11 +1,13 @@
 """End the training of one worker: all epochs are trained, or its script has ended before that.
 
-:class:`Finishing` does it. A job has *finished* when all workers of its ring end after the same
-step, whether they have trained all epochs or their scripts have ended inside one. They then
-exchange one more step record each. If that fails, a worker that missed the last step gets its
-result in the repair of the ring. Another record says whether rank 0 has saved the last checkpoint.
-If a worker ends while others train on, the job fails, after rank 0 has saved; the error names the
-workers that have left (:func:`edl.core.step.step_record.check_together`).
+:class:`Finishing` does it: by :meth:`Finishing.finish` when the script has left its loop, by
+:meth:`Finishing.script_ended` when the script itself has ended. A job has *finished* when all
+workers of its ring end after the same step, whether they have trained all epochs or their scripts
+have ended inside one. They then exchange one more step record each. If that fails, a worker that
+missed the last step gets its result in the repair of the ring. Another record says whether rank 0
+has saved the last checkpoint. If a worker ends while others train on, the job fails, after rank 0
+has saved; the error names the workers that have left
+(:func:`edl.core.step.step_record.check_together`).
 """
 
 from __future__ import annotations

@@ -89,10 +89,13 @@ class FitProgress:
 
         It is called before ``fit`` returns, since the script uses the model then. If the job's
         setting ``on_divergence`` is "resync", workers that differ get the state of most workers,
-        and all are compared again, :data:`RESYNCS` (3) times at most; otherwise the job ends.
+        and all are compared again. After three corrections (:data:`RESYNCS`) the call returns
+        without another comparison. With another setting a difference ends the job. If the ring
+        breaks, it is repaired.
 
         Raises:
-            StateDiffers: states differ, and the job ends.
+            StateDiffers: states differ, and the job does not resync, or no majority holds the same
+                state; the job ends.
             NewcomerDiffers: this worker is a newcomer whose state differs; the others go on.
         """
         for _ in range(RESYNCS):

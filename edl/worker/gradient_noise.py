@@ -63,8 +63,9 @@ class GradientNoise:
     def turn(self, step: int) -> int:
         """Return the index, from 0 on, of the measurement that is due in the step ``step``.
 
-        Of a large gradient only an eighth is measured at a time, and this index says which eighth.
-        For a step that is not measured it is the index of the last measurement before.
+        A measurement covers only an eighth of a large gradient, and this index says which eighth.
+        For a step that is not measured it is the index of the last measurement before. It is
+        ``step`` itself if no step is measured.
         """
         return step // max(1, self._every)
 

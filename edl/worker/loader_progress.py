@@ -87,6 +87,8 @@ class LoaderProgress(TrainingProgress):
     def attach(self, source: Source, worker: int, reader: StreamReader | None = None) -> None:
         """Declare the data that the job trains on, and begin epoch 0.
 
+        A worker of the present ring gets leases at once, a newcomer when it enters its first ring.
+
         Args:
             source: the description of the data.
             worker: the id of this worker.
@@ -157,7 +159,7 @@ class LoaderProgress(TrainingProgress):
 
     @property
     def epoch_left(self) -> EpochLeft:
-        """The number of the present epoch, and how many of its samples the job has trained.
+        """The present epoch: its number, its samples (0: a stream), how many of them are trained.
 
         Raises:
             UsageError: the script has created no data loader of edl yet.
@@ -168,8 +170,8 @@ class LoaderProgress(TrainingProgress):
     def next_epoch(self) -> None:
         """Begin the next epoch; the job does not train what is left of the present one.
 
-        Of the next epoch nothing is trained, unless other workers have begun it already: then the
-        ledger that they have sent is used.
+        An open step is dropped with its batches. Of the next epoch nothing is trained, unless other
+        workers have begun it already: then the ledger that they have sent is used.
         """
         self.step_input.abandon()
         if self._upcoming is not None:
@@ -209,8 +211,8 @@ class LoaderProgress(TrainingProgress):
     def takes_newcomers(self) -> bool:
         """Whether newcomers may join after the batch that is in training.
 
-        With several optimizers they join only at the beginning of a round of updates
-        (:meth:`edl.core.step.update_order.UpdateOrder.takes_newcomers`).
+        With one optimizer it is always True. With several they join only at the beginning of a
+        round of updates (:meth:`edl.core.step.update_order.UpdateOrder.takes_newcomers`).
         """
         if self.optimizers < 2:
             return True
@@ -266,7 +268,7 @@ class LoaderProgress(TrainingProgress):
         self.microbatches = self.source.batching.microbatches(size)
 
     def _take_batching(self, batching: Batching) -> None:
-        """Form batches of the sizes of ``batching`` from now on (see ``BatchSampler.use``)."""
+        """Form batches of the sizes of ``batching``; keep those of the open step as they are."""
         self._source = replace(self.source, batching=batching)
         if self._worker in self.members:
             self.sampler.use(self._source, self.members, self.step_input.untrained)
@@ -354,7 +356,8 @@ class LoaderProgress(TrainingProgress):
     def row(self) -> dict[str, int]:
         """Return the step record's fields about the ledger, the open step and the noise, by name.
 
-        The noise fields are this worker's measurements of the gradients of the step before.
+        They are ``epoch``, ``wanted``, ``ledger``, ``batches``, ``late``, ``part``, ``counted``,
+        ``updated``, and this worker's measurements in the step before (``GradientNoise.row``).
         """
         ledger, open_step = self.ledger, self.step_input
         return {
@@ -411,6 +414,7 @@ class LoaderProgress(TrainingProgress):
         """Return this position (step, epoch, ledger, ...) as JSON values, by name.
 
         The state source sends them to the other workers of a ring, which call :meth:`take_over`.
+        Of :attr:`answer` they have only the lengths of the payloads, which are sent separately.
         """
         return {
             "step": self.step,
@@ -456,9 +460,9 @@ class LoaderProgress(TrainingProgress):
         """Move to the position of the state source.
 
         If this worker missed a step that others completed, the step is complete here, too: its
-        samples are in the model that the worker receives. If it missed an exchange of messages,
-        :attr:`answer` is set to the result in the header. It cannot have missed more than one step
-        or exchange, since each needs all workers.
+        samples are in the model that the worker receives. If it missed an exchange of messages, the
+        caller has set :attr:`answer` to the result. It cannot have missed more than one step or
+        exchange, since each needs all workers.
 
         If the state source is in a later epoch, this worker's epoch is over, and the received
         ledger is used for the next one. If the state source is in an earlier epoch, which it is

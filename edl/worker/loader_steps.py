@@ -12,9 +12,10 @@ With several optimizers a batch may have several steps: ``next_part()`` ends one
 on the same batch, and ``end_batch()`` comes before the next batch.
 
 With accumulated gradients a step has several batches, and their number is not known at the first
-one. ``accumulate()`` comes between two of them, and the record is sent *late*: with the first
-gradient. If some workers have sent theirs with the first batch, because they did not know this yet,
-all workers discard the records of that step, and send them again late.
+one. ``accumulate()`` comes between two of them, and the record is sent *late*: in the last batch,
+when the first gradient of the sum is ready to be sent to the other workers. If some workers have
+sent theirs with the first batch, because they did not know this yet, all workers discard the
+records of that step, and send them again late.
 """
 
 from __future__ import annotations
@@ -217,7 +218,8 @@ class LoaderSteps(WorkerSteps):
         """Begin a step on ``batch``, or add the batch to the open step.
 
         This worker's step record goes out with the first batch of a step; if gradients are
-        accumulated, it goes out with the first gradient (:meth:`announce`).
+        accumulated, it goes out in the step's last batch (:meth:`announce`); in a warm-up none is
+        sent.
 
         Args:
             batch: the batch, or the microbatch of it, that the script gets now.
@@ -240,6 +242,8 @@ class LoaderSteps(WorkerSteps):
         """End the open step and begin the next one on the same batch, for another update.
 
         It is called when a script with several optimizers computes gradients again after an update.
+        If the step before is still open, it is completed as by :meth:`end`, which waits for the
+        step records of all workers.
 
         Raises:
             UsageError: the step has accumulated the gradients of more than one batch.
@@ -256,8 +260,9 @@ class LoaderSteps(WorkerSteps):
     def accumulate(self) -> None:
         """Note that this worker adds up the gradients of the batch: its step may have more batches.
 
-        If the records were sent with the batch already, all workers discard them and send them
-        again at the end of the step. In later steps records are sent at the end only.
+        If the records were sent with the batch already, the call waits for them, all workers
+        discard them and send them again at the end of the step. In later steps records are sent at
+        the end only.
         """
         early = not self._progress.announces_late
         self._progress.accumulate()
@@ -342,7 +347,7 @@ class LoaderSteps(WorkerSteps):
             True if others had completed the step: the model has their state now, in which this
             worker's gradients are included. False if the step has to be completed with the
             gradients of the survivors. Then this worker's step record has been sent again; with
-            accumulated gradients it goes out with the first gradient.
+            accumulated gradients it is sent when their sum is.
 
         Raises:
             WorkerEvicted, JobFailed: this worker or the job cannot go on.
@@ -360,7 +365,8 @@ class LoaderSteps(WorkerSteps):
 
         If all workers have agreed to switch to another ring, :attr:`target` is the number of its
         generation; :meth:`edl.worker.worker.Worker.boundary` makes the switch. Nothing happens if
-        no step is open.
+        no step is open. In a warm-up, or if other workers have completed the step without this
+        one, the step is only closed.
         """
         progress = self._progress
         if not self.open:
@@ -451,11 +457,9 @@ class LoaderSteps(WorkerSteps):
 
         If a step is open, send this worker's record of it, unless it was sent before, and wait for
         those of all workers: otherwise they would be mixed up with the next records. The step stays
-        open, without an update. If no step is open, in a warm-up, or if other workers have
-        completed the step, nothing is sent. If the ring breaks meanwhile, it is repaired, and the
-        step is closed if other workers have completed it. If only this worker has left its loop,
-        the others wait for its gradients, and the leader sees a stall
-        (:func:`edl.core.job.stall.judge_stall`).
+        open, without an update. If no step is open, or in a warm-up, nothing is sent. If the ring
+        breaks meanwhile, it is repaired. If only this worker has left its loop, the others wait for
+        its gradients, and the leader sees a stall (:func:`edl.core.job.stall.judge_stall`).
 
         Raises:
             RingError, JobFailed, StateDiffers, NewcomerDiffers, WorkerEvicted: as :meth:`records`
@@ -507,7 +511,7 @@ class LoaderSteps(WorkerSteps):
 
         Returns:
             Why the checkpoint was not written (the cause itself on rank 0 only); empty if it was,
-            or if this is not known.
+            or if the others have ended the job before they told this worker.
         """
         unsaved = ""
 

@@ -118,7 +118,8 @@ class TrainingProgress(ABC):
     def epoch_progress(self) -> dict[str, Any]:
         """The fields of :class:`WorkerProgress` about the data, by field name.
 
-        They are what this worker reports to other processes.
+        They are what this worker reports to other processes, such as ``epoch`` and ``epoch_done``;
+        a field that is not in it keeps its default.
         """
 
     @abstractmethod

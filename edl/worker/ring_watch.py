@@ -124,7 +124,7 @@ class RingWatch:
 def _times(
     rows: npt.NDArray[np.int64], workers: Sequence[int], generation: Generation
 ) -> list[Times]:
-    """Return the mean times and samples of each worker over its steps, in rank order.
+    """Return the mean times (in seconds) and samples of each worker per step, in rank order.
 
     Steps in which the worker has at most half of its largest number of samples are left out: a
     small batch at the end of an epoch says nothing about the speed.

@@ -214,7 +214,8 @@ class BatchSampler:
     def agrees_with(self, ledger: Ledger) -> bool:
         """Return whether the batches formed ahead are the first samples of this worker's leases.
 
-        The leases are those in ``ledger``, which may have changed since the batches were formed.
+        The leases are those in ``ledger``, which may have changed since the batches were formed. If
+        it is the ledger of another epoch, the result is True only if no batch is formed ahead.
         """
         if ledger.epoch != self._epoch:
             return not self._ahead
@@ -283,7 +284,7 @@ class BatchSampler:
 
 
 def _skip(spans: tuple[Span, ...], samples: int) -> list[Span]:
-    """Return ``spans``, pairs (start, stop) of positions, without the first ``samples`` of them."""
+    """Return ``spans``, pairs (start, stop), without their first ``samples`` positions."""
     rest: list[Span] = []
     for start, stop in spans:
         skipped = min(samples, stop - start)

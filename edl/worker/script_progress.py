@@ -59,7 +59,7 @@ class ScriptProgress(TrainingProgress):
         return True
 
     def row(self) -> dict[str, int]:
-        """Return zeros for the step record's fields about the data: there is no ledger."""
+        """Return 0 for the step record's fields ``epoch``, ``wanted`` and ``ledger``, by name."""
         return {"epoch": 0, "wanted": 0, "ledger": 0}
 
     @property
@@ -74,7 +74,7 @@ class ScriptProgress(TrainingProgress):
     def header(self) -> dict[str, Any]:
         """Return this progress as JSON values, which the state source sends to other workers.
 
-        They are the four that :meth:`take_over` sets.
+        They are ``step``, ``ended``, ``joined_after`` and ``comparable``.
         """
         return {
             "step": self.step,
@@ -86,8 +86,8 @@ class ScriptProgress(TrainingProgress):
     def take_over(self, header: Mapping[str, Any], receive: Receive) -> None:
         """Replace this progress with the one that the state source sent as ``header``.
 
-        Set are ``step``, ``ended``, ``joined_after`` and ``comparable``. ``receive`` is not used:
-        all workers take over the whole progress.
+        Set are ``step``, ``ended``, ``joined_after``, ``comparable`` and, to True, ``has_state``.
+        ``receive`` is not used: all workers take over the whole progress.
         """
         self.step, self.has_state = int(header["step"]), True
         self.ended = bool(header["ended"])

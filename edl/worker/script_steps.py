@@ -107,8 +107,8 @@ class ScriptSteps(WorkerSteps):
     def agree(self, compares: bool = False) -> bool:
         """Exchange step records with all workers, which call it at the same point of the script.
 
-        The call waits for all workers. If it is time, it also asks the script how many workers it
-        wants.
+        The call waits for all workers. It also calls the script's function that says how many
+        workers it wants (``edl.on_interval``), if the interval since the last such call is over.
 
         Args:
             compares: whether the state has just been saved, so that its digests are compared.

@@ -142,7 +142,8 @@ class StateComparison:
 
         A group is one of the parts of equal size into which the state is cut; the default is all of
         it. The result is a positive number below 2**63; it is 0 if the job's setting
-        ``state_check_steps`` is 0, the worker is alone, or no state is declared.
+        ``state_check_steps`` is 0, the worker is alone, or no state is declared. The digest of each
+        tensor or object in the state is kept for the report that workers exchange if states differ.
         """
         if self._every == 0 or self._ring.alone or self.replica is None:
             return 0
@@ -244,7 +245,8 @@ class StateCheck(StateComparison):
         :meth:`resync`, which is called at once if ``records`` are those of the end of training.
 
         Raises:
-            StateDiffers: states of old workers differ; the job ends.
+            StateDiffers: states of old workers differ, and the job does not resync, or no majority
+                holds the same state at the end of training; the job ends.
             NewcomerDiffers: this worker is a newcomer whose state differs; it ends.
             RingBroken: another worker is a newcomer whose state differs, or a worker died while the
                 states were exchanged. The records are sent and compared again in the next ring.
@@ -282,7 +284,8 @@ class StateCheck(StateComparison):
         equal, or if the script has declared no state.
 
         Raises:
-            StateDiffers: states of old workers differ; the job ends.
+            StateDiffers: states of old workers differ, and the job does not resync, or no majority
+                holds the same state; the job ends.
             NewcomerDiffers: this worker is a newcomer whose state differs; it ends.
             RingBroken: another worker is such a newcomer, or has died.
         """

@@ -84,7 +84,11 @@ class StepTimer:
         self._reduced = self._now_s()
 
     def end(self) -> None:
-        """Note the end of a step, and set the attributes with the times of that step."""
+        """Note the end of a step, and set the attributes with the times of that step.
+
+        The caller has counted the step in :attr:`steps_here`, as the first one of the ring sets
+        :attr:`first_step_us` and is left out of :attr:`median_step_s`.
+        """
         now = self._now_s()
         reduced = now if self._reduced is None else self._reduced
         self.reduce_us = us(reduced - self.waiting_since)

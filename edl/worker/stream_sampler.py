@@ -120,7 +120,9 @@ class StreamSampler(BatchSampler):
     def form(self, ledger: Ledger) -> Batch | None:
         """Read the samples that the next batch lacks, and return the batch.
 
-        The result is None if :meth:`has_more` is False. ``ledger`` has the leases of all workers.
+        The result is None if the leases hold no more samples. It is also None if they do not fill a
+        batch, other batches are formed ahead, and more leases may come. ``ledger`` has the leases
+        of all workers.
         """
         if not self.has_more(ledger):
             return None
@@ -169,7 +171,8 @@ class StreamSampler(BatchSampler):
     def agrees_with(self, ledger: Ledger) -> bool:
         """Return whether what was read and not trained is still the front of this worker's leases.
 
-        The leases are those in ``ledger``. The result may be True although positions behind the end
+        The leases are those in ``ledger``; if it is the ledger of another epoch, the result is True
+        only if no batch is formed ahead. The result may be True although positions behind the end
         of a shared stream (one shard that all workers read) are not leased any more.
         """
         if ledger.epoch != self._epoch:

@@ -73,7 +73,7 @@ class Switching:
         config: the configuration of this process.
         shared: the state that the daemon's threads share with the training thread.
         ring: connects the workers. It is built and closed here.
-        progress: the attribute of that name.
+        progress: the job's step and position in the data; it becomes the attribute of that name.
         coordinator: reports this worker's stage and failures.
         checkpointing: loads the job's first state, and saves the last one.
     """
@@ -221,8 +221,8 @@ class Switching:
     def switch(self, number: int) -> None:
         """Move to the generation with this number, on which all workers of the ring have agreed.
 
-        All old members do it together. The process ends with success (SystemExit 0) if this worker
-        is no member of that generation.
+        All old members do it together; if the ring breaks meanwhile, :meth:`repair` takes the place
+        of the switch. The process ends with success (SystemExit 0) if this worker is no member.
         """
         generation = self._shared.generation(number)
         old_size, median_us, began = self._ring.place.size, self.median_step_us(), self._now_s()
@@ -470,9 +470,9 @@ class Switching:
     def _wait_for_repair(self, failed: int, error: RingError) -> Generation:
         """Wait for the generation that the leader makes of the survivors, and return it.
 
-        The job fails if no generation came within repair_timeout_s (for which a leader waits for
+        This worker gives up if none came within repair_timeout_s (for which a leader waits for
         workers not proven dead) + switch_timeout_s. Another leader gets the same time again, but
-        after three times this time the job fails in any case.
+        after three times this time the worker gives up in any case.
 
         Args:
             failed: the number of the generation that failed.

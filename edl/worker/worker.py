@@ -66,7 +66,7 @@ class Worker:
             :meth:`leave_data_to_script`.
         checkpointing: saves and resumes the job, and ends it when it fails.
         replica: the state that is shared; None until the script has declared it.
-        size_request: how many workers more, or fewer, the script wants.
+        size_request: asks the script how many workers more, or fewer, it wants.
         policy: this worker's access to the job's policy and scaling profile.
         follows: returns the job's policy, even while that is switched off, or, if the job has none,
             the policy that the script proposes.
@@ -74,7 +74,7 @@ class Worker:
         same_random: whether the random numbers in the training thread are the same on all workers,
             because they come from the script's seeds.
         finishing: ends this worker's training.
-        fits: which fits (calls of Keras' ``fit``) the script has done.
+        fits: the record of the fits (calls of Keras' ``fit``) that the script has done.
 
     Args:
         config: the configuration of this process.
@@ -184,7 +184,8 @@ class Worker:
 
         All workers of the ring call it at the same point. In this order:
 
-        1. If it is time, the script is asked how many workers it wants.
+        1. If the script has given a function that says how many workers it wants
+           (``edl.on_interval``), and its interval is over, that function is called.
         2. If the job resyncs, workers with another state than most get the state that most hold; so
            a newcomer gets the right state.
         3. If all have agreed to switch to a generation, this worker moves to it; newcomers get the
@@ -312,8 +313,8 @@ class Worker:
     def _is_of_another_fit(self, target: int) -> bool:
         """Return whether the newcomers of a generation were ready for another fit than the present.
 
-        Then nobody switches to it. ``target`` is the number of the generation; a fit is one call of
-        Keras' ``fit``.
+        Then nobody switches to it. The result is False if it has no newcomers. ``target`` is the
+        number of the generation; a fit is one call of Keras' ``fit``.
         """
         generation = self._shared.generation(target)
         return bool(generation.joined) and generation.fits != self.steps.progress.fits_done
@@ -321,8 +322,9 @@ class Worker:
     def _let_leave(self, target: int) -> bool:
         """Call the callbacks of :meth:`on_leave`, if workers leave with the switch to ``target``.
 
-        ``target`` is the number of the next generation. All old workers are in the ring still, so
-        the callbacks may exchange messages with those that leave.
+        If all workers leave, because the job ends, no callback is called. ``target`` is the number
+        of the next generation. All old workers are in the ring still, so the callbacks may exchange
+        messages with those that leave.
 
         Returns:
             Whether the ring is still the same; False: it broke meanwhile, and its repair replaces
@@ -468,11 +470,13 @@ class Worker:
         """Send ``values`` to all workers; return a list for each worker, in rank order.
 
         All workers call it between two steps, at the same point of the script, and each waits for
-        all. The answer is the same on all, even if some workers die; see :meth:`exchange_bytes`,
-        also for further errors.
+        all. The answer is the same on all, even if some workers die.
 
         Raises:
-            UsageError: a worker has sent more numbers than another.
+            UsageError: a worker has sent more numbers than another, or the call is not between two
+                steps of the training.
+            RingBroken: a worker is gone, in a script that keeps its own place in its data.
+            WorkerEvicted, JobFailed: this worker or the job cannot go on.
         """
         return unpacked(self.exchange_bytes(packed(values)))
 
