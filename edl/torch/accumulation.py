@@ -143,7 +143,8 @@ class Accumulation:
     def leave_out(self) -> bool:
         """Handle a batch or microbatch without a backward pass: it adds nothing to the gradients.
 
-        If the step goes on, the next batch that the script takes is in the same step.
+        If the step goes on, the batch stays one of the step's, and so is the next batch that the
+        script takes. Otherwise nothing is changed, and the caller ends the batch.
 
         Returns:
             Whether the step goes on with another batch or microbatch, because the call is inside of

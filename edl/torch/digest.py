@@ -1,6 +1,7 @@
 """Compute digests of tensors on the device where they are, by :func:`digests`.
 
-:mod:`edl.framework.digest` says what a digest is.
+A digest is a CRC-32, an integer (:mod:`edl.framework.digest`). On a device other than the CPU it is
+that of a 64-bit checksum of the bytes, computed there.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ def digests(parts: Iterable[ByteRange]) -> dict[str, int]:
     """Return the digest of each byte range in ``parts``, by the name of the range's value.
 
     A value that cannot be compared is left out: a sparse or quantized tensor, or an object of an
-    unknown type. Two tensors have equal digests if their bits are equal, so 0.0 and -0.0 differ.
-    The results of a device come to the CPU in one transfer for all its tensors.
+    unknown type. Two tensors have equal digests if their dtypes, shapes and bits are equal (0.0 and
+    -0.0 differ), and both are on the CPU or both on another device. The results of a device come to
+    the CPU in one transfer for all its tensors.
 
     Args:
         parts: values of the state, each with the first byte of the range and the byte after its

@@ -87,7 +87,7 @@ class Gradient:
         """Return whether the gradient is this worker's own of step ``step``, and not the mean.
 
         A gradient that the script has set itself counts as its own, a leftover of the step before
-        does not. False if the parameter has no gradient.
+        does not. True while its allreduce is pending; else False if the parameter has no gradient.
         """
         if self.pending is not None:
             return True

@@ -264,9 +264,11 @@ def before_each_update(
 ) -> None:
     """Let ``then`` be called right before each update of ``optimizer``.
 
-    By then the gradients are the mean over all workers. Each call adds one more function. ``then``
-    is also called in a step that the other workers have completed without this worker, when this
-    worker comes to its own ``step()``; its argument is then the job's last update.
+    By then the gradients are the mean over all workers. Each call adds one more function. If the
+    script gives ``step()`` a closure, ``then`` is called after the closure has run; a closure that
+    runs twice in a step gets a UsageError. ``then`` is also called in a step that the other workers
+    have completed without this worker, when this worker comes to its own ``step()``; its argument
+    is then the job's last update.
 
     Args:
         optimizer: an optimizer that ``edl.Optimizer`` has returned.

@@ -155,8 +155,8 @@ class LRTuner(LRScheduler):
     def _begin_update(self, update: Update) -> None:
         """Set the learning rate right before ``update``, the record of the next update.
 
-        If it is time to measure, the parameters are copied, too, so that :meth:`step` can select
-        the update.
+        If the tuning measures at this number of trained samples, the parameters are copied, too, so
+        that :meth:`step` can select the update.
 
         Raises:
             UsageError: the optimizer has another LR scheduler by now.

@@ -113,8 +113,8 @@ def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
         state: a state that :func:`state_of` has returned for an optimizer with the same groups.
 
     Raises:
-        ValueError: there are more or fewer groups, or groups of other sizes, or the wrapped
-            optimizers have other names.
+        ValueError: there are more or fewer groups; the optimizer wraps no other and its groups have
+            other sizes; or the wrapped optimizers have other names.
     """
     inner = inner_optimizers(optimizer)
     if not inner:

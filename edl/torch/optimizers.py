@@ -116,7 +116,11 @@ class OptimizerReduction(Protocol):
         """
 
     def end_batch(self) -> None:
-        """Prepare for the next batch; reduced gradients that were not applied count as a skip."""
+        """Prepare for the next batch.
+
+        If gradients of the current batch are reduced and not applied, its step ends as one whose
+        update was skipped.
+        """
 
 
 class Optimizers:

@@ -61,8 +61,8 @@ class PendingAllreduces:
     def send(self, gradient: Gradient, reduction: StepReduction) -> None:
         """Start the allreduce of ``gradient``; this worker sends zeros if it has no gradient.
 
-        The call does not wait. It stores the allreduce in ``gradient.pending``, and with the first
-        gradient of a step it also sends this worker's step record.
+        The call does not wait. It stores the allreduce in ``gradient.pending``. With the first
+        gradient of a step it also sends this worker's step record, unless that was sent before.
 
         Args:
             gradient: the record of the gradient.

@@ -195,7 +195,8 @@ class GradientReduction:
 
         Horovod's optimizer has a method of this name. Here the gradients are the mean when
         ``backward()`` returns, so it mostly does nothing. It reduces if ``backward()`` on this
-        worker has met no parameter of the optimizer, but may have on other workers.
+        worker has met no parameter of the optimizer, but may have on other workers. It does nothing
+        before the last microbatch of a batch, and if no batch is handed out.
         """
         self._optimizers.see_failure()
         if self.accumulation.is_between_microbatches:
@@ -236,9 +237,10 @@ class GradientReduction:
     def end_step(self, skipped: bool | torch.Tensor) -> None:
         """End the step for this optimizer, after its update was made or skipped.
 
-        Whether it was skipped is recorded in the optimizer's :class:`LastStep`. With one optimizer
-        the samples of all workers count as trained from now on; with several, the end of the job's
-        step is left to :class:`~edl.torch.optimizers.Optimizers`.
+        Whether it was skipped is recorded in the optimizer's :class:`LastStep`. If other workers
+        have completed the step without this one, ``LastStep.missed`` restores their result. With
+        one optimizer the samples of all workers count as trained from now on; with several, the end
+        of the job's step is left to :class:`~edl.torch.optimizers.Optimizers`.
 
         Args:
             skipped: whether the update was skipped. A tensor says so on the optimizer's device: it

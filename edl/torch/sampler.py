@@ -62,9 +62,10 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.processed_num += batch_size * self.num_replicas
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a dict of ``epoch``, its number, and ``processed_num``.
+        """Return the position of the sampler in its data, for :meth:`load_state_dict`.
 
-        The latter is how many samples of the epoch all workers together have trained.
+        It is a dict with ``epoch``, the number of the current epoch, and ``processed_num``, how
+        many samples of that epoch all workers together have trained.
         """
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
