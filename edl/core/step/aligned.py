@@ -28,9 +28,10 @@ from edl.core.step.spans import Span, common, joined, length, subtract_spans, ta
 class AlignedSource(Source):
     """The data of a job whose global batch is fixed: each step is leased in slices to all workers.
 
-    The fields are those of :class:`~edl.core.step.source.Source`; ``batching.global_batch`` is set,
-    to the fixed number of samples. ``lets_newcomers_pad`` is False: each worker trains its slice of
-    a step, so a newcomer does not train padding batches while it loads its first batch.
+    The fields are those of :class:`~edl.core.step.source.Source`: ``total``, ``batching``,
+    ``shuffle``, ``seed``, ``prefetch_batches`` and ``fingerprint``. ``batching.global_batch`` is
+    set, to the fixed number of samples. ``lets_newcomers_pad`` is False: each worker trains its
+    slice of a step, so a newcomer does not train padding batches while it loads its first batch.
     """
 
     lets_newcomers_pad: ClassVar[bool] = False  # each worker trains its slice of a step
@@ -46,9 +47,9 @@ class AlignedSource(Source):
         """Return how many more global batches ``worker`` needs to be leased.
 
         It needs leases for the batches that its loader prefetches and for two steps; the global
-        batches that are leased already are subtracted. The result is 0 if ``worker`` has no slice
-        in the last leased global batch: with a lease for a later one, it would train that while the
-        other workers train the last one.
+        batches of which any worker holds a lease are subtracted. The result is 0 if more than
+        ``step_batches`` global batches are leased and ``worker`` has no slice in the last of them:
+        with a lease for a later one, it would train that while the other workers train the last.
 
         Args:
             ledger: the ledger of the epoch, with the present leases of all workers.

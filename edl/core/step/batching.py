@@ -17,8 +17,8 @@ from edl.errors import DataError, UsageError
 class Batching(Record):
     """The sizes of a job's batches, in samples, equal on all workers.
 
-    If ``batch_range`` is set, it counts; else ``global_batch``, if that is set; else
-    ``batch_size``, with its limit ``max_global_batch``. 0 means that a size is not set.
+    The sizes follow from ``batch_range`` if it is set; else from ``global_batch``, if that is set;
+    else from ``batch_size``, with its limit ``max_global_batch``. 0 means that a size is not set.
 
     Attributes:
         batch_size: the batch of one worker.

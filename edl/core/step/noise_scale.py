@@ -179,7 +179,7 @@ class Average(Record):
 
         The noise scale is the mean of S, divided by the mean of |G|^2. The error is infinite with
         fewer than :data:`FEWEST` (4.5) effective measurements, or if the mean of |G|^2 is not above
-        0; else it is 0 if the mean of S is 0.
+        0; else it is 0 if the mean of S is 0. There must be at least one measurement.
         """
         (s, g), n = self.means, self.count
         if n < FEWEST or g <= 0:

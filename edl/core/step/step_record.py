@@ -136,7 +136,7 @@ class StepRecord(SwitchTimes):
 
     Attributes:
         generation: the generation of the ring.
-        step: the number of the step.
+        step: the number of the step: how many steps the job has completed before it.
         worker: the worker's id.
         epoch: the number of the epoch.
         samples: how many samples of this worker enter the step, from the front of its leases; 0 for
