@@ -328,9 +328,10 @@ class Checkpoints:
         """Save a checkpoint if it is time; rank 0 calls this at each boundary between two steps.
 
         The state is copied before this returns, and written by another thread. The state before the
-        first step is saved at once. Later saves follow every ``every_s`` seconds; a worker that
-        becomes rank 0 counts them from the newest checkpoint. A save whose time comes while the one
-        before is still being written is made at a later boundary.
+        first step is saved at once, unless this worker has read it from a checkpoint. Later saves
+        follow every ``every_s`` seconds; a worker that becomes rank 0 counts them from the newest
+        checkpoint. A save whose time comes while the one before is still being written is made at a
+        later boundary.
 
         Args:
             at: the job's position.
@@ -369,10 +370,10 @@ class Checkpoints:
         They are the age of the newest checkpoint in the directory, by this host's clock, cut to 0
         to ``every_s``. They are ``every_s`` if there is no checkpoint (save now), and 0 (save in
         ``every_s`` seconds) if the directory cannot be read. They are also 0, whatever the age, if
-        this worker itself has read or written a checkpoint: it has begun with that state, or saved
-        it, and counts from now. If the new rank 0 always counted from its own beginning, a job
-        whose workers all live for less than ``every_s`` would never save. A difference between the
-        clocks of two hosts shifts only this one save, by ``every_s`` at most.
+        this worker itself has read or written a checkpoint: it counts from now. If the new rank 0
+        always counted from its own beginning, a job whose workers all live for less than
+        ``every_s`` would never save. A difference between the clocks of two hosts shifts only this
+        one save, by ``every_s`` at most.
         """
         if self._last_step >= 0:  # this worker has read it, or written it
             return 0.0
