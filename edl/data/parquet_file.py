@@ -79,7 +79,19 @@ def parquet(
 
 
 class _Parquet(Dataset[Any]):
-    """A data set of the rows of Parquet files; :func:`parquet` makes it and has its arguments."""
+    """A data set of the rows of Parquet files; :func:`parquet` makes it and checks its arguments.
+
+    Args:
+        paths: the files: paths or glob patterns.
+        columns: the names of the columns to read; None: all columns.
+        parse: a function of the dict of a row that returns what the script sees; None: the dict.
+        on_error: ``"skip"``: damaged row groups and files are left out. ``"error"``: they raise a
+            DataError.
+        cache_bytes: how many bytes of decoded row groups a process keeps.
+
+    Raises:
+        DataError: if a file cannot be indexed, or has other columns than the first one.
+    """
 
     def __init__(
         self,

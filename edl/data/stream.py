@@ -158,7 +158,12 @@ class ShardReader(ABC):
 class Stream(ShardReader):
     """A stream of shards that a script's function opens; :func:`stream` makes it.
 
-    ``shards`` is the list of the shards, and ``parse`` the script's function of a sample, or None.
+    ``shards`` is the list of the shards. ``open(shard, offset)`` or ``open(shard)`` is the script's
+    function that returns the samples of a shard. ``parse`` is its function of a sample, or None.
+
+    Raises:
+        UsageError: if ``shards`` is text or cannot be iterated, or if ``open`` or ``parse`` is no
+            function.
     """
 
     def __init__(

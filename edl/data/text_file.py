@@ -66,9 +66,15 @@ def text_lines(
 
 
 class TextLines(SpanDataset[Any]):
-    """A data set of the lines of text files; :func:`text_lines` makes it and has its arguments.
+    """A data set of the lines of text files; :func:`text_lines` makes it and checks the encoding.
 
-    ``chunk_bytes``: how many bytes of a file are read at once to index it.
+    Args:
+        paths: the files: paths or glob patterns.
+        encoding: the encoding of the files; None: records are bytes.
+        parse: a function of a line that returns what the script sees; None: the line itself.
+        on_error: ``"skip"``: lines that cannot be decoded are left out. ``"error"``: such a line
+            raises a DataError when it is read.
+        chunk_bytes: how many bytes of a file are read at once to index it.
     """
 
     def __init__(

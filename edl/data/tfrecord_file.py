@@ -67,7 +67,13 @@ def tfrecord(
 
 
 class _TFRecord(SpanDataset[Any]):
-    """A data set of the records of TFRecord files; :func:`tfrecord` makes it."""
+    """A data set of the records of TFRecord files; :func:`tfrecord` makes it.
+
+    Args:
+        paths: the files: paths or glob patterns.
+        parse: a function of a record's bytes that returns what the script sees; None: the bytes.
+        on_error: ``"skip"``: damaged records are left out. ``"error"``: they raise a DataError.
+    """
 
     def __init__(
         self, paths: Paths, parse: Callable[[bytes], Any] | None, on_error: OnError
