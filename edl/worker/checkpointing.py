@@ -316,7 +316,7 @@ class Checkpointing:
         """Save a last checkpoint and wait until it is written, at most ``save_timeout_s`` seconds.
 
         The caller sees to it that only rank 0 calls this. Nothing is saved if the job saves no
-        checkpoints, if this worker does not hold the job's state, or if it has written the
+        checkpoints, if this worker does not hold the job's state, or if it has written or read the
         checkpoint of this step already.
 
         Returns:

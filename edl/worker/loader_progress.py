@@ -357,7 +357,7 @@ class LoaderProgress(TrainingProgress):
         """Return the step record's fields about the ledger, the open step and the noise, by name.
 
         They are ``epoch``, ``wanted``, ``ledger``, ``batches``, ``late``, ``part``, ``counted``,
-        ``updated``, and this worker's measurements in the step before (``GradientNoise.row``).
+        ``updated``, and of the step before ``own_square`` and ``mean_square``.
         """
         ledger, open_step = self.ledger, self.step_input
         return {

@@ -25,14 +25,19 @@ class Shared(Protocol):
 
 
 class ScriptState(Shared, Compared, Protocol):
-    """The interface to broadcast and compare the state of a script that loads its own data."""
+    """The interface to broadcast and compare the state of a script that loads its own data.
+
+    It has the methods of :class:`Shared` and :class:`~edl.worker.state_check.Compared`:
+    ``synchronise``, ``digests`` and ``learning_rates``.
+    """
 
 
 class Replica(Shared, Durable, Compared, Protocol):
     """The interface to broadcast, compare and save a framework's state.
 
     The state is the model, the optimizer and the tracked objects (those given to ``edl.track``,
-    such as schedulers), which are the same on all workers.
+    such as schedulers), which are the same on all workers. ``synchronise`` broadcasts it,
+    ``digests`` and ``learning_rates`` compare it, ``capture`` and ``restore`` are for checkpoints.
     """
 
     def end_batch(self, step: int, epoch: int) -> None:

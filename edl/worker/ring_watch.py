@@ -51,10 +51,12 @@ class RingWatch:
     ) -> None:
         """Add a complete step; every tenth step, report on the ring and set this worker's share.
 
-        The report replaces ``shared.ring``, which the daemon reads. The period is :data:`EVERY`
-        steps. If the job has no policy and edl does not choose its global batch, the report is
-        empty and the share is 1. The share is the part of a full batch that this worker trains;
-        if the policy cares for slow workers, a slow one has less than 1.
+        The report replaces ``shared.ring``, which the daemon reads. It has the mean times of each
+        worker, what the policy does about slow workers, the workers' requests for another size, the
+        noise scale and the batch sizes. The period is :data:`EVERY` steps. If the job has no policy
+        and edl does not choose its global batch, the report is empty and the share is 1. The share
+        is the part of a full batch that this worker trains; if the policy cares for slow workers, a
+        slow one has less than 1.
 
         Args:
             records: the step records of all workers.

@@ -147,7 +147,8 @@ class BatchSampler:
     def keep_only(self, in_hand: Sequence[Batch]) -> None:
         """Discard all batches that are formed and not yet trained, except ``in_hand``.
 
-        ``in_hand`` are the batches that are trained now, which were formed first.
+        If there are any to discard, ``restarts`` grows by one. ``in_hand`` are the batches that are
+        trained now, which were formed first.
         """
         self._sizes.clear()
         if len(in_hand) < len(self._ahead):
@@ -324,7 +325,8 @@ class AlignedSampler(BatchSampler):
     def agrees_with(self, ledger: Ledger) -> bool:
         """Return whether the batches formed ahead are the first slices of this worker's leases.
 
-        The leases are those in ``ledger``, which may have changed since the batches were formed.
+        The leases are those in ``ledger``, which may have changed since the batches were formed. If
+        it is the ledger of another epoch, the result is True only if no batch is formed ahead.
         """
         if not super().agrees_with(ledger):
             return False

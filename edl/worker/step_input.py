@@ -68,7 +68,7 @@ class StepInput:
 
     @property
     def is_between_parts(self) -> bool:
-        """Whether an optimizer has made an update with the batch in hand.
+        """Whether an optimizer has made an update with the batch in hand, or its step has ended.
 
         If gradients of this batch are computed again after that, they belong to a new step.
         """

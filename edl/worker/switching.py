@@ -572,7 +572,7 @@ class Switching:
     def _leave(self, generation: Generation) -> NoReturn:
         """Leave the job and end the process: this worker is no member of ``generation``.
 
-        If the whole job stops, rank 0 saves a last checkpoint before.
+        If the whole job stops, rank 0 (if the ring is broken, each worker) saves a last checkpoint.
         """
         self.stopped = not generation.members
         # After a break no worker knows which others are left: then each of them saves.

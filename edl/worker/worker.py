@@ -144,7 +144,8 @@ class Worker:
         training, this worker is alone in a ring of one afterwards, to warm up.
 
         Raises:
-            ZooKeeperUnreachable, UnknownJob: see :meth:`edl.daemon.daemon.Daemon.start`.
+            ZooKeeperUnreachable: ZooKeeper does not answer.
+            UnknownJob: ZooKeeper does not have the job.
             JobFailed: the job did not start within twice its start_timeout_s, or has ended before.
         """
         self._switching.start()
