@@ -35,7 +35,7 @@ class StreamSource(Source):
 
     It is equal on all workers. The stream has shards whose lengths are known only when they are
     read. ``total`` is a number of positions: :data:`SHARD` for each shard. The other inherited
-    fields are arguments of :meth:`of`.
+    fields are ``batching``, ``shuffle``, ``seed``, ``prefetch_batches`` and ``fingerprint``.
 
     Attributes:
         shared: whether the stream is one shard that all workers read, each for its own leases.
