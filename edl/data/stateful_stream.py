@@ -66,10 +66,10 @@ class StatefulStream(ShardReader):
     About every :data:`MARK_EVERY` (1000) samples the state of the data set is kept, in memory; of
     more than :data:`MOST_MARKS` (16) every second one is dropped. A worker that has to read an
     earlier sample, or joins later, then reads on from a kept state instead of the first sample.
-    Newcomers and checkpoints get the kept states (the stream is a tracked object). A state is used
-    only if the same samples follow it as before: a data set that shuffles in a buffer may leave the
-    buffer out of its state, and then yields other samples. The constructor reads the first
-    samples twice, to compare them.
+    Newcomers and checkpoints get the kept states (the stream is a tracked object), which are not
+    compared between workers (``edl_compared`` is False). A state is used only if the same samples
+    follow it as before: a data set that shuffles in a buffer may leave the buffer out of its state,
+    and then yields other samples. The constructor reads the first samples twice, to compare them.
 
     Args:
         dataset: the data set.
