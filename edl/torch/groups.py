@@ -162,8 +162,8 @@ class ParameterGroups:
 class Flags:
     """A record of the ``requires_grad`` flags with which the script's epoch loop began.
 
-    By it :meth:`changed` tells which flags the loop has changed, and :meth:`follow` sets the flags
-    of another worker.
+    By it :meth:`changed` tells which flags the loop has changed since, and :meth:`follow` sets this
+    worker's flags to those of the job.
     """
 
     def __init__(self) -> None:

@@ -271,7 +271,7 @@ class DataLoader:
         Each microbatch counts as one. Before this worker's first step in the job's ring the number
         is computed for the number of workers with which the job began, so that a schedule over
         ``epochs * len(loader)`` steps is the same on newcomers. After it the number is computed for
-        the present number of workers.
+        the present number of workers and the present global batch.
 
         Raises:
             TypeError: the data set is a stream, whose length is unknown before its end.

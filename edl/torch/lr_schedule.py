@@ -198,7 +198,8 @@ class InSamples:
     """A wrapper of an LR scheduler of PyTorch, for which ``batch`` samples count as one step.
 
     :func:`in_samples` makes it. Right before each update edl calls ``scheduler.step()`` until the
-    scheduler has made one step for each ``batch`` samples that the job has trained.
+    scheduler has made one step for each ``batch`` samples that the job has trained before that
+    update.
 
     Args:
         scheduler: the scheduler that counts steps.

@@ -182,7 +182,7 @@ def named_state(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any
 
 
 def _state_dict(optimizer: Optimizer) -> dict[str, Any]:
-    """Return the ``state_dict()`` of ``optimizer``, without parameters that are in no group.
+    """Return the ``state_dict()`` of ``optimizer``, without states of parameters in no group.
 
     PyTorch's own raises a KeyError once a script has removed a group whose parameters had a state.
     """

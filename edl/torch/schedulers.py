@@ -66,10 +66,10 @@ class Schedulers:
         self._optimizers.append(optimizer)
 
     def states(self, but: Collection[Any]) -> list[dict[str, Any]]:
-        """Return a dict of ``kind``, the class name, and ``state`` for each scheduler.
+        """Return a list with a dict for each scheduler, in the order of their creation.
 
-        They are in the order of the schedulers' creation. Values that cannot be sent, such as
-        functions, are replaced by a marker.
+        A dict has ``kind``, the name of the class, and ``state``, the scheduler's state. Values in
+        it that cannot be sent, such as functions, are replaced by a marker.
 
         Args:
             but: schedulers to leave out, because they are tracked by name; other objects in it are

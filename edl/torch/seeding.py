@@ -122,8 +122,9 @@ class Seeded(torch.utils.data.Dataset[Any]):
     def __getitems__(self, items: list[Any]) -> list[Any]:
         """Return the samples of a batch, with the generators seeded before each is read.
 
-        The class says for which data sets they are seeded once or not at all. The seed of the batch
-        is kept for the collate function of this process (:class:`_LastSeed`).
+        If the data set reads all samples of a batch at once, they are seeded once; if it draws no
+        random numbers, not at all. The seed of the batch is kept for the collate function of this
+        process (:class:`_LastSeed`).
 
         Args:
             items: the indices of the samples; if it is an :class:`Items` with seeds, these are
