@@ -172,7 +172,8 @@ class StepRecord(SwitchTimes):
             global batch stays, or the worker does not lead.
         own_square: the squared norm of the worker's gradient in the last step, as the bits of a
             float64; 0: not measured (:mod:`edl.core.step.noise_scale`).
-        mean_square: the squared norm of the job's gradient in the last step, in the same form.
+        mean_square: the squared norm of the job's gradient in the last step, as the bits of a
+            float64; 0: not measured.
 
     The other times are those of the worker's last switch (:class:`SwitchTimes`), 0 before the first
     one. All workers of a ring were in that switch, so a table has the times of each of them.
