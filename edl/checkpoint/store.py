@@ -325,7 +325,7 @@ class Checkpoints:
     # --- saving
 
     def save_if_due(self, at: CheckpointPosition, replica: Durable, at_once: bool = False) -> None:
-        """Save a checkpoint if it is time; rank 0 calls this at each boundary between two steps.
+        """Save a checkpoint if ``every_s`` seconds have passed; rank 0 calls it between two steps.
 
         The state is copied before this returns, and written by another thread. The state before the
         first step is saved at once, unless this worker has read it from a checkpoint. Later saves
@@ -336,7 +336,7 @@ class Checkpoints:
         Args:
             at: the job's position.
             replica: the model, optimizer and tracked objects to save.
-            at_once: whether it is time in any case, however new the newest checkpoint is.
+            at_once: whether to save in any case, however new the newest checkpoint is.
 
         Raises:
             CheckpointError: if the state before the first step cannot be stored. Later failures are
