@@ -140,7 +140,8 @@ def span_of(number: int, batch_size: int) -> Span:
 def dealt(ledger: Ledger, batch_size: int) -> set[int]:
     """Return the indices, in the epoch, of the global batches of which any worker holds a lease.
 
-    ``batch_size`` is the length of a global batch, in samples; the first batch has index 0.
+    ``ledger`` has the leases. ``batch_size`` is the length of a global batch, in samples; the first
+    batch has index 0.
     """
     spans = [span for _, held in ledger.leases for span in held]
     return {n for a, b in spans for n in range(a // batch_size, (b - 1) // batch_size + 1)}

@@ -1,7 +1,7 @@
 """Write clauses of messages that say how much of an epoch was trained when the workers left it.
 
-:class:`EpochLeft` describes the epoch; each function returns one clause, to be appended to a
-sentence.
+:class:`EpochLeft` describes the epoch. :func:`ended_by_script`, :func:`ended_by_count` and
+:func:`left_out` each return one clause as text, to be appended to a sentence.
 """
 
 from __future__ import annotations

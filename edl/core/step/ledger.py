@@ -1,7 +1,8 @@
 """Keep the data ledger: which positions of an epoch are done, leased to a worker, or free.
 
-:func:`start_epoch` makes a :class:`Ledger`, and :func:`complete_step` moves it after each step. An
-epoch is a line of ``total`` positions (:mod:`edl.core.step.shuffle` says which record is at each).
+:func:`start_epoch` makes a :class:`Ledger`, :func:`grant` leases free positions to the workers,
+:func:`complete_step` moves it after each step, and :func:`free_leases` takes leases back. An epoch
+is a line of ``total`` positions (:mod:`edl.core.step.shuffle` says which record is at each).
 Most positions of a stream hold nothing, see :mod:`edl.core.step.stream`; what is said of samples
 here holds for positions. Rules:
 
@@ -230,7 +231,11 @@ class Ledger:
         return zlib.crc32(msgspec.json.encode(values))
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the ledger as JSON values, which :func:`restore` reads."""
+        """Return the ledger as JSON values, which :func:`restore` reads.
+
+        The keys are ``total``, ``epoch``, ``free``, ``leases``, ``in_hand`` (of ``current``),
+        ``counted_by`` (of ``applied_by``), ``owed`` (of ``partially_applied``) and ``trained``.
+        """
         return {
             "total": self.total,
             "epoch": self.epoch,

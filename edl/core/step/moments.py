@@ -45,7 +45,7 @@ class Moments(NamedTuple):
 
     @classmethod
     def decode(cls, payload: bytes) -> Moments:
-        """Return the moments from the bytes that :meth:`encode` made, with arrays of their own."""
+        """Return the moments from ``payload``, a result of :meth:`encode`, in new arrays."""
         values = np.frombuffer(payload).copy()  # PyTorch wants memory that it may write to
         channels = (len(values) - 1) // 2
         return cls(float(values[0]), values[1 : 1 + channels], values[1 + channels :])

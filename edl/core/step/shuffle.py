@@ -112,7 +112,7 @@ class EpochOrder:
 
 
 def _mixed(words: npt.NDArray[np.uint64], bits: np.uint64) -> npt.NDArray[np.uint64]:
-    """Return the highest ``bits`` bits, as a number, of a 64-bit hash of each word.
+    """Return the highest ``bits`` bits, as a number, of a 64-bit hash of each item of ``words``.
 
     The hash is the finalizer of splitmix64. Each of its bits depends on all bits of the word
     (Steele, Lea, Flood: Fast splittable pseudorandom number generators).

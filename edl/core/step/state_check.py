@@ -3,8 +3,8 @@
 Each worker makes a digest of every part (tensor or value) of the state that must be equal on all
 workers, and folds the digests into one number (:func:`fold`), which is sent with its step record.
 All workers then see from the same table whether they agree (:func:`split_of`). Only if they do not,
-they exchange the digests of the parts. The largest group of workers that agree counts as right if
-it is a majority (:class:`Split`).
+they exchange the digests of the parts, from which :func:`reason` makes the message. The largest
+group of workers that agree counts as right if it is a majority (:class:`Split`).
 
 A digest of the whole state costs too much for every step. So a state is cut by bytes into as many
 groups as there are steps between two comparisons, and after each step one of them is compared

@@ -313,7 +313,8 @@ def _check_equal(records: StepRecords, name: str) -> None:
 def _check_same_updates(records: StepRecords) -> None:
     """Check that the same optimizers made updates in the last step on all workers.
 
-    Also check that all workers are at the same step of their present batch (``part``).
+    Also check that all workers are at the same step of their present batch (``part``). ``records``
+    are the step records of all workers.
 
     Raises:
         RingError: the workers differ; the message says for each which optimizers made updates.
@@ -342,8 +343,9 @@ def _where(record: StepRecord) -> str:
 def check_together(records: StepRecords) -> None:
     """Check that no worker has left an epoch, or the training, in which others go on.
 
-    A worker has left the training if its ``stop`` is ``FINISHED`` or above. It has left an epoch if
-    its record has a higher epoch than another one.
+    ``records`` are the step records of all workers. A worker has left the training if its ``stop``
+    is ``FINISHED`` or above. It has left an epoch if its record has a higher epoch than another
+    one.
 
     Raises:
         UnevenEnd: some have left; the message names them, and the workers that go on.
@@ -425,24 +427,25 @@ def wanting_to_stop(records: StepRecords) -> list[int]:
 def requested_batch(records: StepRecords) -> int:
     """Return the global batch of the next steps in samples, as the leader's row says; 0: no change.
 
-    Only a worker that believes that it leads has a ``batch`` other than 0 in its row. The result is
-    0 while two such workers ask for different batches.
+    ``records`` are the rows of all workers. Only a worker that believes that it leads has a
+    ``batch`` other than 0 in its row. The result is 0 while two such workers ask for different
+    batches.
     """
     wished = {*records.values("batch")} - {0}
     return wished.pop() if len(wished) == 1 else 0
 
 
 def global_samples(records: StepRecords) -> int:
-    """Return N, the sum of the workers' ``samples``: how many samples enter the step."""
+    """Return N, how many samples enter the step: the sum of all ``samples`` in ``records``."""
     return int(records.column("samples").sum())
 
 
 def samples_for(records: StepRecords, optimizer: int) -> Column:
     """Return how many samples of each worker count for the optimizer with the index ``optimizer``.
 
-    The result has shape ``(size,)``, in rank order. It is 0 for a worker whose samples the
-    optimizer has applied already (``counted`` in the record): another worker trained them, and left
-    in the middle of its batch.
+    ``records`` are the step records of all workers. The result has shape ``(size,)``, in rank
+    order. It is 0 for a worker whose samples the optimizer has applied already (``counted`` in the
+    record): another worker trained them, and left in the middle of its batch.
     """
     theirs: Column = records.column("samples") * (~records.column("counted") >> optimizer & 1)
     return theirs
@@ -451,8 +454,9 @@ def samples_for(records: StepRecords, optimizer: int) -> Column:
 def moves(records: StepRecords) -> Column:
     """Return how many positions leave the front of each worker's leases when this step is complete.
 
-    The result has shape ``(size,)``, in rank order. With several optimizers a batch has several
-    steps; the number is 0 in all of them but the first.
+    ``records`` are the step records of all workers. The result has shape ``(size,)``, in rank
+    order. With several optimizers a batch has several steps; the number is 0 in all of them but the
+    first.
     """
     samples, taken = records.column("samples"), records.column("taken")
     return np.where(records.column("part") > 0, 0, np.where(taken < 0, samples, taken))
@@ -461,9 +465,10 @@ def moves(records: StepRecords) -> Column:
 def agreed_generation(records: StepRecords) -> tuple[int | None, str]:
     """Return (the generation to switch to after this step, or None; the reason as a clause).
 
-    It is a generation only if ``newest_generation`` is the same in all rows, and newer than the
-    generation of the present ring. Then all workers switch after the same step. The reason says
-    which workers do not know the newest generation yet, or that nobody knows a newer one.
+    It is the number of a generation only if ``newest_generation`` is the same in all rows of
+    ``records``, and newer than the generation of the present ring. Then all workers switch after
+    the same step. The reason says that all know the new generation, which workers do not know it
+    yet, or that nobody knows a newer one.
     """
     current, known = int(records.column("generation")[0]), records.column("newest_generation")
     target = int(known.max())

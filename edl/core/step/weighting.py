@@ -3,7 +3,8 @@
 The update of a step must be the mean gradient over its global batch of N samples, however unevenly
 the workers share it (promise 5 in docs/explanation/guarantees.md). A worker's local gradient is the
 mean over its own n_i samples, so the update is  sum_i (n_i / N) g_i. :func:`weigh` returns the
-factors for one worker.
+factors for one worker. By :func:`presence` and :func:`present` the workers agree which parameters
+have a gradient.
 
 Horovod sends gradients before N is known and averages over the ``size`` workers, so the weight is
 split: each worker scales what it sends by ``n_i / b``, and all scale the average by
