@@ -1,6 +1,8 @@
 """Write and read checkpoints: one safetensors file each, written whole, with every byte checked.
 
-:func:`pack_state` and :func:`write` write one, :func:`read_checkpoint` reads one. The file::
+:func:`pack_state` and :func:`write` write one, :func:`read_checkpoint` reads one,
+:func:`read_manifest` only its header. :func:`checkpoint_files` lists those of a directory, and
+:func:`prune` removes old ones. The file::
 
     LENGTH                 8 bytes, little endian: of the header
     header                 JSON, first {"__metadata__": {"edl-checkpoint": FORMAT, "sha256": ..
@@ -201,7 +203,7 @@ def remove_leftovers(directory: Path) -> None:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Return whether a file begins like a checkpoint of edl; the rest of it may be damaged.
+    """Return whether the file ``path`` begins like a checkpoint of edl; its rest may be damaged.
 
     Raises:
         CheckpointError: if the file cannot be read.
@@ -257,7 +259,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def _serialized(manifest: Manifest, state: PackedState) -> list[bytes | memoryview]:
-    """Return a checkpoint file's contents in pieces, in the order of the file.
+    """Return the contents of a checkpoint file of ``manifest`` and ``state``, in pieces, in order.
 
     The first piece is LENGTH and the header, each further one the bytes of an array (not a copy).
     """

@@ -124,7 +124,7 @@ def places_of(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, 
 
 
 def read_plain(path: Path) -> dict[str, Blob]:
-    """Read all tensors of a safetensors file that any tool has written; return them by name.
+    """Read all tensors of the safetensors file ``path``, written by any tool; return them by name.
 
     Their ``kind`` is "safetensors" and their device "cpu". The file's metadata are left out.
 

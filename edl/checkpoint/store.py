@@ -1,6 +1,6 @@
 """Save the durable state of a job regularly, and load it into a state source that has no state.
 
-:class:`Checkpoints` does both, by these rules:
+:class:`Checkpoints` does both, for a state that implements :class:`Durable`, by these rules:
 
 1. All workers hold equal states between two steps, so one worker saves: rank 0, between two steps.
    The training thread copies the state; another thread writes the file.
