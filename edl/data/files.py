@@ -1,6 +1,7 @@
 """Find the files of a data set, in the same order on every host, and read them.
 
-:func:`resolve` finds them; :class:`Readable` reads one of them.
+:func:`resolve` finds them; :class:`Readable` reads one of them, :class:`Stamp` tells whether it has
+changed, and :class:`PerProcess` keeps open files.
 """
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ class StatefulStream(ShardReader):
 
 
 def _digests(samples: list[Any]) -> list[str]:
-    """Return for each sample, in order, a digest of 8 hexadecimal digits.
+    """Return for each of ``samples``, in order, a digest of 8 hexadecimal digits.
 
     Of a value in a sample that cannot be compared, only the type enters the digest.
     """

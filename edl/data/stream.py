@@ -3,7 +3,8 @@
 A shard is a part of the data that is read from its beginning, such as a file. The samples of a
 shard are the same on every worker; the job's ledger says which worker trains which of them
 (:mod:`edl.core.step.stream`). A worker reads the shards that the ledger has leased to it one after
-the other, each from its first sample that is not trained yet. Scripts make one with :func:`stream`.
+the other, each from its first sample that is not trained yet. Scripts make a :class:`Stream` with
+:func:`stream`; edl's loader calls its :meth:`~ShardReader.read`.
 """
 
 from __future__ import annotations
