@@ -1,6 +1,7 @@
 """Re-export the names of ``horovod.torch`` in ``edl.torch``, for scripts written for Horovod.
 
-``import horovod.torch as hvd`` becomes ``import edl.torch as hvd``. The collectives are Horovod's
+``import horovod.torch as hvd`` becomes ``import edl.torch as hvd``. :func:`DistributedOptimizer`
+wraps Horovod's, and ``rank()``, ``size()`` and the like are edl's. The collectives are Horovod's
 own and use the current ring; when the ring breaks, they raise HorovodInternalError, and
 ``elastic.run`` goes on from the last commit in a new ring. A newcomer that warms up is alone in a
 ring of one worker, although its ``rank()`` is then never 0.

@@ -79,8 +79,9 @@ class DataLoader:
         micro_batch: the most samples in one forward and backward pass of this worker. A larger
             batch is split into microbatches, each an item of the loop, whose gradients are added
             up; the last microbatch makes the update. None: batches are not split.
-        prefetch_factor: as in ``torch.utils.data.DataLoader``.
-        worker_init_fn: as in ``torch.utils.data.DataLoader``.
+        prefetch_factor: how many batches each loader process loads ahead; None: 2.
+        worker_init_fn: a function that each loader process calls at its start, with its number
+            from 0; None: there is none.
         worker: the :class:`~edl.worker.worker.Worker` to load for; None: that of this process.
         options: all other arguments of ``torch.utils.data.DataLoader``. ``persistent_workers`` is
             True if it is not given and there are loader processes.

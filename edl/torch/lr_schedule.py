@@ -3,7 +3,7 @@
 The rate of an update is set right before the update, when every worker knows how many samples the
 update has. So it is the same on all workers, whatever the batches are and whichever workers have
 joined or left. A script may call ``scheduler.step()`` as for PyTorch's own schedulers; the call
-changes no rate.
+changes no rate. :func:`follow_policy` makes a schedule from the job's policy file.
 """
 
 from __future__ import annotations

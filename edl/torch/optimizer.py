@@ -114,7 +114,8 @@ def listen(optimizer: torch.optim.Optimizer, reduction: GradientReduction) -> No
     The hook before it completes the reduction of the gradients, after the script's closure if there
     is one; the hook after it ends the step of the job. Before the last microbatch of a batch,
     ``step()`` makes no update, and the hooks do neither. If ``step()`` calls that of a wrapped
-    optimizer, both are one step of the job.
+    optimizer, both are one step of the job. A ``step()`` that evaluates its closure twice, or not
+    at all, raises UsageError.
 
     Args:
         optimizer: the optimizer that the script calls.

@@ -2,8 +2,8 @@
 
 :class:`Schedulers` shares them. A script makes its scheduler as with PyTorch alone; a newcomer, and
 a job that is resumed, must go on with the learning rate of the job. The module also warns of
-schedules that depend on the number of steps, because a job whose size changes has no fixed number
-of steps.
+schedules that depend on the number of steps (:func:`warn_of_counted_steps`,
+:func:`warn_of_a_changed_batch`), because a job whose size changes has no fixed number of steps.
 """
 
 from __future__ import annotations

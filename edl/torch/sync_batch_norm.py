@@ -196,6 +196,7 @@ class _Normalise(torch.autograd.Function):
         Args:
             ctx: autograd's context.
             gradient: the derivative of the loss by the outputs.
+            _moments_gradient: not used; the moments have no gradient.
 
         Returns:
             The derivatives by inputs, gamma and beta, each None if it is not needed; then three

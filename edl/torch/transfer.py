@@ -61,8 +61,8 @@ class TorchArrays:
         The call returns when all broadcasts are complete; all of them are started at once. A large
         tensor is sent as it is, without a copy on either side; several small ones are put into one
         buffer and sent by one broadcast. A worker that does not keep the tensors receives
-        everything in one scratch buffer, because touching new memory would cost it more than the
-        transfer.
+        everything in one scratch buffer for each type of device, because touching new memory would
+        cost it more than the transfer.
 
         Args:
             sent: references to all tensors of the state.
