@@ -4,7 +4,8 @@
 thread. The training thread itself only records the last failpoint that it has passed. It waits for
 other workers if its stack has a function that :data:`_WAITS` lists or :func:`waits` marks.
 Otherwise it is in user code, and the innermost frame that belongs to neither edl nor a library says
-where.
+where. A framework registers further waits and activities by :func:`waits_unseen` and
+:func:`works_at`.
 """
 
 from __future__ import annotations

@@ -22,7 +22,9 @@ class JobOfOne:
     """The coordinator of a job that has one worker and no launcher; it publishes nothing.
 
     A coordinator (:class:`edl.worker.coordinator.Coordinator`) connects a worker with the other
-    processes of its job. This one has none to talk to, so most of its methods do nothing.
+    processes of its job. This one has none to talk to, so most of its methods do nothing. Its
+    ``settings`` are those of ``config``, ``run`` is a random text, ``policy`` does nothing, and the
+    signal handler may set ``leave_requested``.
 
     Args:
         config: the configuration of this process, with the settings of the job.
@@ -39,7 +41,10 @@ class JobOfOne:
         self.policy = NoPolicy()
 
     def start(self) -> tuple[Member, Generation | None]:
-        """Return the record of the only worker (id 0), and the only generation (number 0)."""
+        """Return the record of the only worker (id 0), and the only generation (number 0).
+
+        The generation is never None.
+        """
         config, attempt = self._config, ""
         member = Member(0, config.host, config.slot, config.own_address, 0, os.getpid(), attempt)
         ring_member = RingMember(member.id, member.host, member.slot, member.address, member.port)

@@ -48,8 +48,10 @@ class LoaderProgress(TrainingProgress):
     """One worker's position in the epochs of edl's own loader.
 
     It is ``Worker.loader.progress``. It holds the ledger (which samples of the epoch are trained,
-    which are leased to which worker), the sampler that forms this worker's batches, and the open
-    step. It counts steps, samples and fits (calls of Keras' ``fit``).
+    which are leased to which worker), the sampler that forms this worker's batches, the open step
+    (``step_input``), the order of the optimizers' updates (``update_order``) and the noise estimate
+    (``noise``). It counts steps (``step``), fits (calls of Keras' ``fit``: ``fits``), and samples:
+    ``trained`` in the whole job, ``untrained`` where all workers left an epoch before its end.
     """
 
     unit = "steps"
@@ -374,10 +376,7 @@ class LoaderProgress(TrainingProgress):
 
     @property
     def epoch_progress(self) -> dict[str, Any]:
-        """The fields of :class:`edl.core.progress.WorkerProgress` about the data, by field name.
-
-        They are what this worker reports to other processes.
-        """
+        """The fields of :class:`edl.core.progress.WorkerProgress` about the data, to report."""
         ledger, noise = self.ledger, self.noise.scale
         return {
             "noise_scale": noise.samples,

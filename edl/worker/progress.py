@@ -133,7 +133,10 @@ class TrainingProgress(ABC):
 
     @abstractmethod
     def header(self) -> dict[str, Any]:
-        """Return this progress as JSON values, which the state source sends to other workers."""
+        """Return this progress as JSON values, which the state source sends to other workers.
+
+        A subclass says which values; ``step`` and ``joined_after`` are among them.
+        """
 
     @abstractmethod
     def take_over(self, header: Mapping[str, Any], receive: Receive) -> None:

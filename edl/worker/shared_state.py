@@ -126,7 +126,7 @@ class SharedState:
         return self._requested_batch if leads else 0
 
     def job_is(self, state: JobState, reason: str = "") -> None:
-        """Set :attr:`job_state` and its ``reason``.
+        """Set :attr:`job_state` to ``state``, and the ``reason`` for it, which :attr:`job_end` has.
 
         If the job is over, the waits in :meth:`wait_for_end` and :meth:`wait_for_generation` end.
         """
