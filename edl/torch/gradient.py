@@ -98,6 +98,8 @@ class Gradient:
     def is_leftover(self, since: int = 0) -> bool:
         """Return whether the gradient is still the tensor that the last step has left.
 
+        False if the parameter has no gradient, or had none then.
+
         Args:
             since: how many in-place writes the tensor has had since the end of that step; with any
                 other number of writes it does not count as a leftover.
