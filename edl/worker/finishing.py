@@ -85,7 +85,7 @@ class Finishing:
 
         The call waits until all workers of the ring have completed the last step and rank 0 has
         saved the last checkpoint, and up to 5 s until the end of the job is recorded. The job is
-        finished then.
+        finished then, with exit code 1 if that checkpoint could not be written.
 
         Args:
             early: whether the script ends its training on purpose, perhaps inside an epoch. If

@@ -533,7 +533,10 @@ class LoaderSteps(WorkerSteps):
         return "its last checkpoint was not written; the output of rank 0 says why"
 
     def idle_record(self) -> StepRecord:
-        """Return this worker's step record, without samples, for a pause; it has a state digest."""
+        """Return this worker's step record for a pause, without samples and without sending it.
+
+        Its state digest is the one that :meth:`begin` has set for the last step; 0: none was due.
+        """
         return replace(super().idle_record(), state=self._check.state)
 
     def _begin_step(self) -> None:

@@ -168,6 +168,8 @@ class TrainingProgress(ABC):
     ) -> WorkerProgress:
         """Return the progress that this worker's daemon publishes, for the leader and `edl status`.
 
+        It has :attr:`step`, the fields of :attr:`epoch_progress`, and the arguments.
+
         Args:
             generation: the number of the present generation.
             size: the number of workers in the ring.

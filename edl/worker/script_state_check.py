@@ -84,7 +84,11 @@ class ScriptStateCheck(StateComparison):
         self._saves, self.state = self._progress.step + 1, self.now()
 
     def newcomers_are_right(self) -> None:
-        """Note that the newcomers' states equal the others', so no comparison is due for them."""
+        """Note that the newcomers' states equal those of the other workers.
+
+        ``progress.joined_after`` becomes ``NEVER``, so :attr:`newcomers_are_due` is False until
+        workers join again, and :attr:`state` becomes 0.
+        """
         self._progress.joined_after, self.state = NEVER, 0
 
     def saved(self) -> None:

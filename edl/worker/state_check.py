@@ -59,7 +59,10 @@ STATE = struct.Struct(">qq")  # a worker, and the digest of its state
 
 
 class Compared(Protocol):
-    """The interface of a state whose parts (such as tensors) must be equal on all workers."""
+    """The interface of a state whose parts (such as tensors) must be equal on all workers.
+
+    ``digests`` and ``learning_rates`` tell what to compare; ``synchronise`` sends the state.
+    """
 
     def digests(self, group: StateGroup = WHOLE) -> dict[str, int]:
         """Return a digest of each part of the state, by the name of the part.
@@ -228,9 +231,10 @@ class StateCheck(StateComparison):
     def begin_step(self) -> None:
         """Set :attr:`state` to the digest that goes into the step record of the step that begins.
 
-        It is of the state after the step before. :func:`edl.core.step.state_check.due` says which
-        group of the state's bytes it covers. It is kept until the next step, because the record may
-        have to be sent again when the state has changed already.
+        It is of the state after the step before: of the whole state at the beginning of an epoch
+        and after the first step of newcomers, else of the next group of its bytes
+        (:func:`edl.core.step.state_check.due`); 0 if nothing is compared. It is kept until the next
+        step, because the record may have to be sent again when the state has changed already.
         """
         progress = self._progress
         begins_epoch = progress.ledger.done == 0
