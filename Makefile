@@ -1,6 +1,6 @@
 # The one entry for people and CI. `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-tests demo test lint format types docs unit property contract integration chaos soak churn interleavings short-jobs elections bench figures tables scenarios clean
+.PHONY: help setup setup-tests demo test test-unit test-processes lint format types docs unit property contract integration chaos soak churn interleavings short-jobs elections bench figures tables scenarios clean
 
 PYTHON_BIN := .venv/bin/python
 PYTEST := $(PYTHON_BIN) -m pytest
@@ -26,7 +26,15 @@ demo: ## a job on real data that grows and shrinks while it trains; needs PyTorc
 	@$(PYTHON_BIN) examples/demo.py
 
 test: setup-tests lint types ## everything that must hold: lint, types, unit, property, contract, integration, some chaos
-	HYPOTHESIS_PROFILE=ci $(PYTEST) $(SIDE_BY_SIDE) tests -m "not chaos and not long or chaos_short"
+	@$(MAKE) --no-print-directory --jobs 2 test-unit test-processes
+
+# Two runs of pytest at the same time: one process imports the modules of the unit tests, and not each of
+# three.
+test-unit:
+	HYPOTHESIS_PROFILE=ci $(PYTEST) tests/unit -m "not long"
+
+test-processes:
+	HYPOTHESIS_PROFILE=ci $(PYTEST) $(SIDE_BY_SIDE) tests/property tests/contract tests/integration tests/chaos -m "not chaos and not long or chaos_short"
 
 lint: setup ## ruff: rules and formatting
 	$(PYTHON_BIN) -m ruff check .

@@ -86,7 +86,6 @@ def pytest_collection_finish() -> None:
 
 DURATIONS = "edl/durations"  # in pytest's cache: seconds by test, of its last run
 TOGETHER = (
-    "unit/",
     "contract/",
     "test_keras_lr_tuner.py",
     "test_security.py",
@@ -101,6 +100,8 @@ TENSORFLOW = (
     "[tensorflow",
     "[tf_",
     "[horovod.tensorflow",
+    "[edl.tensorflow",
+    "test_histories",
 )
 _durations: Counter[str] = Counter()
 
@@ -109,7 +110,7 @@ def scope_of(nodeid: str, config: pytest.Config) -> str:
     """Return the name of the tests that one process of pytest does together with this one."""
     file = nodeid.partition("::")[0]
     short = "not long" in config.option.markexpr
-    if short and "unit/" not in file and any(part in nodeid for part in TENSORFLOW):
+    if short and any(part in nodeid for part in TENSORFLOW):
         return "tensorflow"
     return file if any(part in file for part in TOGETHER) else nodeid
 

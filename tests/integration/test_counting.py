@@ -20,9 +20,21 @@ SAMPLES, EPOCHS = 897, 3
 SIZES = (2, 4, 1, 3)
 
 
-@pytest.mark.parametrize("num_workers", [pytest.param(0, marks=pytest.mark.long), 2])
-def test_each_sample_counts_once_an_epoch(num_workers: int, tmp_path: Path, zk_hosts: str) -> None:
-    """2 -> 4 -> 1 -> 3 workers, asked for at random moments; later ones come from a template."""
+@pytest.mark.parametrize(
+    ("num_workers", "template"),
+    [
+        pytest.param(2, False, id="loaders"),
+        pytest.param(2, True, id="loaders-template", marks=pytest.mark.long),
+        pytest.param(0, True, id="template", marks=pytest.mark.long),
+    ],
+)
+def test_each_sample_counts_once_an_epoch(
+    num_workers: int, template: bool, tmp_path: Path, zk_hosts: str
+) -> None:
+    """2 -> 4 -> 1 -> 3 workers, asked for at random moments.
+
+    With ``template``, later workers come from the template that users have.
+    """
     moments = random.Random(f"moments of {num_workers}")
     script = [COUNTING, "--out", str(tmp_path), "--num-workers", str(num_workers)]
     size = ["--samples", str(SAMPLES), "--epochs", str(EPOCHS), "--batch-size", "4"]
@@ -30,14 +42,16 @@ def test_each_sample_counts_once_an_epoch(num_workers: int, tmp_path: Path, zk_h
     together = tmp_path / "together"  # none is ready before all are known
     script += ["--together", str(together)]
     patience = {"EDL_GATHER_TIMEOUT_S": "120"}  # of newcomers with each other: the machine is busy
-    patience["EDL_TEMPLATE"] = "1"
+    if template:
+        patience["EDL_TEMPLATE"] = "1"
     slow = Throttle(0.2, 120, 3.0)
     with started(
         tmp_path, zk_hosts, *script, *size, **limits, environment=patience, throttled=slow
     ) as job:
         now = job.wait_for_step(1)
-        template = tmp_path / "state/edl/jobs" / job.name / "logs/template.output"
-        job.wait(lambda _: template.exists() and "ready" in template.read_text(), "template", 180.0)
+        if template:
+            log = tmp_path / "state/edl/jobs" / job.name / "logs/template.output"
+            job.wait(lambda _: log.exists() and "ready" in log.read_text(), "template", 180.0)
         for wanted in SIZES[1:]:
             job.wait_for_step(now["step"] + moments.randrange(20))
             together.touch()
