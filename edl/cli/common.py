@@ -51,9 +51,9 @@ MaybeClusterOption = Annotated[
     typer.Option(
         "--cluster",
         metavar="NAME",
-        help="JOB is one of this cluster. Default: JOB is one of the cluster in EDL_CLUSTER, or of "
-        "the only one whose secret is known here, if that has a job of this name, else one of "
-        "`edl run`. '': it is one of `edl run`.",
+        help="Look for JOB in this cluster only. Default: first in the cluster that EDL_CLUSTER "
+        "names, or else in the only one whose secret is known here; then among the jobs of `edl "
+        "run`. '': only among the jobs of `edl run`.",
         show_default=False,
     ),
 ]
