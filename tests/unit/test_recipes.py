@@ -25,7 +25,8 @@ from edl.secret_file import open_to_others
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "recipes"
 FILES = sorted(path for path in RECIPES.rglob("*") if path.is_file() and path.suffix != ".pyc")
-TEXTS = [*FILES, ROOT / "docs" / "guides" / "clusters.md"]
+GUIDES = ROOT / "docs" / "guides"
+TEXTS = [*FILES, GUIDES / "clusters.md", GUIDES / "kubernetes.md"]
 MANIFESTS = sorted(RECIPES.glob("kubernetes/*.yaml"))
 # The oldest Kubernetes that the manifests are for, and the newest whose schemas are at hand.
 KUBERNETES = ("1.31", "1.35")
