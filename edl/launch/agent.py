@@ -89,7 +89,8 @@ class Agent(Supervisor[AgentState]):
             need not exist; None if the user has named no file.
         reclaim_s: the time in seconds in which borrowed slots must be free, if a request to give
             them back does not say it.
-        leave_within_s: how many seconds the workers may take to leave after a signal; None: any.
+        leave_within_s: how many seconds the workers may take to leave after a signal; None for no
+            limit.
         of_run: whether this agent has joined one run of the job and no other. It then never writes
             a lost job again, and ends when the job's workers were placed on other hosts.
     """

@@ -284,7 +284,10 @@ class Output:
             self._say(note.shorter if note.sentence in self._sentences else note.text)
 
     def _show_news(self, tail: _Tail, finish: bool) -> None:
-        """Show the lines that a worker has written since the last call, and its progress bar.
+        """Show the lines that a worker has written since the last call, and then its progress bar.
+
+        The bar is shown only if it is not drawn on a terminal, has changed, and was last shown
+        ``bar_s`` seconds ago or longer.
 
         Args:
             tail: reads the worker's log.

@@ -1,5 +1,7 @@
 """Tie a process to its parent: kill it when the parent dies, or find out if its output is read.
 
+A process calls :func:`die_with_parent` to be killed with its parent, :func:`behind_a_shell` to be a
+child of a process that waits for it as a shell does, and :func:`is_unread` to ask about its output.
 The functions are for Linux, and independent of each other.
 """
 

@@ -54,9 +54,13 @@ class DiscoveryState:
 def desired_hosts(offered: Mapping[str, int], settings: Config, state: Path) -> Mapping[str, int]:
     """Return the number of workers that are desired on each host, by host.
 
-    The result is a copy of ``offered`` if no horovodrun is an ancestor of this process. Otherwise
-    the call stores its answer in ``state`` for the next call, and the job's secret once the job is
-    known; it writes the offered slots into the job's records.
+    The numbers are those of the job's records in ZooKeeper. Before there is a job they follow
+    horovodrun's option -np; if ZooKeeper does not answer, they are those of the last call. If no
+    horovodrun is an ancestor of this process, the result is a copy of ``offered``, and nothing else
+    is done.
+
+    The call stores its answer in ``state`` for the next call. Once the job is known, the call also
+    stores the job's secret there, and writes the offered slots into the job's records.
 
     Args:
         offered: the number of slots by host that the user offers; if empty, localhost offers as

@@ -118,6 +118,9 @@ class Driver:
     def start(self, wake: Callable[[], None]) -> None:
         """Register this process with the driver, and then start the thread; to be called once.
 
+        The driver then notifies this process of changed hosts, if it has rank 0
+        (:meth:`on_hosts_updated`).
+
         ``wake`` is called without arguments, in that thread, after each answer of the driver.
 
         Raises:

@@ -346,9 +346,10 @@ class SlotSupervisor(Supervisor[SlotState]):
             now: the monotonic clock, in seconds.
 
         Returns:
-            ``code``; 1 if the driver has given up the job, or has left a request of this slot
-            without an answer for 60 s; None, so that this process runs on, while the driver waits
-            for requests of other slots: until then it would not notice the exit of this process.
+            ``code``; 1 if the driver has given up the job. While the driver still waits for slots
+            to ask it, None, so that this process runs on: the driver would not notice its exit. But
+            if the driver has once left a request of this slot without an answer, and still waits
+            for slots 60 s later, 1.
         """
         if not (snapshot.job.state.over and self._counts and self._asked()):
             return self._say_end(snapshot, code)
