@@ -9,6 +9,8 @@ worker learns it by two environment variables:
   is, the number of the worker's slot: scripts choose their GPU by it. Before it are the devices of
   the workers in lower slots.
 
+:func:`with_devices` chooses the devices and sets these variables.
+
 A device changes from one job to another in two steps: the first job's record of this host says that
 the device is neither allowed nor used there any more, and then the other job gets it. So an agent
 must not start a worker on a device that its record does not have.
@@ -165,12 +167,16 @@ def cuda_variable(devices: Iterable[int], cuda: Sequence[str] | None) -> dict[st
 
 
 def _device_for(before: Process | None, usable: Sequence[int], busy: Collection[int]) -> int | None:
-    """Return the device for a new worker; None if it must wait for one.
+    """Return the number of the device for a new worker of a slot; None if it must wait for one.
+
+    It is the device of the slot's last process, if that process still runs (the two then share it)
+    or no living process uses the device; else the usable device with the lowest number that no
+    living process uses.
 
     Args:
         before: the last process of the worker's slot; None if there was none.
-        usable: the devices that the worker may get, sorted.
-        busy: the devices that living processes use.
+        usable: the numbers of the devices that the worker may get, sorted.
+        busy: the numbers of the devices that living processes use.
     """
     free = [device for device in usable if device not in busy]
     if before is not None and before.used_device in (usable if before.alive else free):

@@ -24,8 +24,9 @@ def offered_devices(
         cuda: the entries of the ``CUDA_VISIBLE_DEVICES`` of `edl host`; None if it is not set.
 
     Raises:
-        UsageError: the devices are no different numbers, or there are fewer than slots, or their
-            number is not known.
+        UsageError: ``devices`` has no different numbers from 0, or not as many as there are slots,
+            or a number that is no place in ``cuda``; ``slots`` is below 1, or above the number of
+            entries of ``cuda``; or neither of the three is given.
     """
     if devices is not None:
         numbers = _numbers(devices)

@@ -354,9 +354,10 @@ def noted(own: State, snapshot: Snapshot, now: float) -> State:
 def without_zookeeper(own: State) -> State:
     """Return a copy of a launcher's state without the facts that an outage of ZooKeeper makes void.
 
-    These are the times since when workers have had no session or hosts no agent, and the death of
-    the newest generation's ring. When ZooKeeper is back, workers and agents need some time to open
-    their sessions again; until then a missing session does not mean that one of them is dead.
+    These are the times since when workers have had no session, the time since when a job that has
+    not begun has had too few places on its hosts, and the death of the newest generation's ring.
+    When ZooKeeper is back, workers and agents need some time to open their sessions again; until
+    then a missing session does not mean that one of them is dead.
     """
     deaths = own.ring_deaths
     if deaths and deaths[-1].generation == own.step[0]:

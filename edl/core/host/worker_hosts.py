@@ -1,4 +1,7 @@
-"""Find the hosts on which the workers of a job have run: their logs are there."""
+"""Find the hosts on which the workers of a job have run: their logs are there.
+
+:func:`worker_hosts` gives the host of each worker, :func:`addresses` the address of each host.
+"""
 
 from __future__ import annotations
 

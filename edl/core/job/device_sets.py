@@ -1,5 +1,8 @@
 """Check and describe which devices of each host a job may use, and place workers as they are asked.
 
+:func:`device_sets` checks what a user's program gives, :func:`check_devices` compares it with the
+workers, and :func:`placed_exactly` computes the placement.
+
 The *number of a device* is that of one of the host's slots, from 0; where the host has GPUs, it is
 the number of a GPU. A job that is limited to devices has a set of them for each of its hosts.
 """

@@ -76,7 +76,7 @@ def fits_of(said: Any) -> tuple[DoneFit, ...]:
 def as_json(fits: Sequence[DoneFit]) -> list[dict[str, Any]]:
     """Return one JSON object for each finished fit, in order, for newcomers and for checkpoints.
 
-    It has the attributes of :class:`DoneFit` by name; the metrics must be JSON values.
+    Each object has the attributes of :class:`DoneFit` by name; the metrics must be JSON values.
     """
     return [vars(each) for each in fits]
 

@@ -1,5 +1,7 @@
 """Check the token of a run, and decide whether an agent may still join the run.
 
+:func:`check_run_token` does the first, :func:`why_run_is_over` the second.
+
 A run is one start of a job. A job that is stopped and started again under its name is another run.
 Each run has a token; no two runs have the same one.
 """
