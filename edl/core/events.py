@@ -18,10 +18,7 @@ from edl.errors import CoordinationError
 
 
 class EventKind(StrEnum):
-    """The kind of an event in a job's event log; the value is its name in the log.
-
-    Each kind has its own subclass of :class:`Details`, whose docstring says when it is logged.
-    """
+    """The kind of an event, named by its value; its :class:`Details` say when it is logged."""
 
     LEADER = "leader"
     GENERATION = "generation"
@@ -70,24 +67,15 @@ class EventKind(StrEnum):
 class Details(Record):
     """The fields that an event of one kind carries besides its time, generation, step and reason.
 
-    Each kind of event has one subclass, registered in :data:`DETAILS` when the class is defined.
-
-    Attributes:
-        kind: the kind of event.
-        writer: the process that logs the event, as text for the docs.
+    Each kind has one subclass, which is registered in :data:`DETAILS` under its ``kind`` when the
+    class is defined; ``writer`` is the process that logs the event, as text for the docs.
     """
 
     kind: ClassVar[EventKind]
     writer: ClassVar[str]  # who writes it, for the docs
 
     def __init_subclass__(cls, kind: EventKind | None = None, writer: str = "") -> None:
-        """Register a subclass of :class:`Details` as the details of ``kind``.
-
-        Args:
-            kind: the kind of event; None for a base class that several kinds share, which is not
-                registered.
-            writer: the process that logs the event, as text for the docs.
-        """
+        """Register a subclass for ``kind`` (None: do not); ``writer`` is the process that logs."""
         if kind is not None:  # None: a class that several kinds share
             cls.kind, cls.writer = kind, writer
             DETAILS[kind] = cls
@@ -100,12 +88,10 @@ DETAILS: dict[EventKind, type[Details]] = {}
 class Event(Record):
     """One entry of a job's event log; the kind of the event is that of its ``details``.
 
-    Attributes:
-        time: when the event was written, by the writer's clock, in seconds since 1970.
-        generation: the generation that the event is about; 0: before the first.
-        step: the newest complete step that the writer knew.
-        reason: what has happened, and why, in a sentence.
-        details: the fields that only events of this kind have.
+    Its other fields are the ``time`` at which it was written (in seconds since 1970, by the
+    writer's clock), the ``generation`` that it is about (0: before the first), the newest complete
+    ``step`` that the writer knew, and the ``reason``, a sentence that says what has happened, and
+    why.
     """
 
     time: Annotated[float, "when it was written, by the writer's clock"]  # seconds since 1970
@@ -120,11 +106,7 @@ class Event(Record):
         return self.details.kind
 
     def to_json(self) -> dict[str, Any]:
-        """Return the event as JSON values, with its kind.
-
-        A text longer than :data:`edl.core.excerpt.CHARS` characters is cut to its beginning and its
-        end.
-        """
+        """Return the event as JSON values, with its kind; of a long text the middle is left out."""
         values: dict[str, Any] = excerpts({"kind": str(self.kind), **super().to_json()})
         return values
 
@@ -144,14 +126,19 @@ class Event(Record):
 
 @dataclass(frozen=True)
 class LeaderDetails(Details, kind=EventKind.LEADER, writer="the leader"):
-    """An event logged when the leader begins to lead, or is connected to ZooKeeper again."""
+    """An event logged when ``worker`` begins to lead, or is connected to ZooKeeper again."""
 
     worker: Annotated[str, "the leader"]
 
 
 @dataclass(frozen=True)
 class GenerationDetails(Details, kind=EventKind.GENERATION, writer="the leader"):
-    """An event logged when the leader has written a generation (the members of a new ring)."""
+    """An event logged when the leader has written a generation (the members of a new ring).
+
+    It has the leader's ``term``, the ``members``, those that ``joined`` and those that ``left``,
+    and the last speed of the ring before (``samples_per_s``). ``repair``: no ring trains until this
+    one is built, because one broke (see ``failures``) or the job starts.
+    """
 
     term: Annotated[int, "the term of the leader"]
     members: Annotated[tuple[str, ...], "workers in rank order"]
@@ -168,7 +155,13 @@ class GenerationDetails(Details, kind=EventKind.GENERATION, writer="the leader")
 
 @dataclass(frozen=True)
 class SwitchParts(Record):
-    """The seconds that each part of a worker's switch to another ring took; 0: it did not occur."""
+    """The seconds that each part of a worker's switch to another ring took; 0: it did not occur.
+
+    ``role`` is `new` for a worker that received the state, else `old`. The parts are ``detect_s``,
+    ``election_s``, ``survivor_report_s``, ``wait_s``, ``shutdown_s``, ``init_s``, ``broadcast_s``
+    and, after the switch, ``first_step_s``. ``stall_s`` is for how long the switch held the worker
+    up in all, and ``median_step_s`` the usual time of its steps before.
+    """
 
     role: Annotated[str, "`new` for a worker that received the state, else `old`"] = "old"
     detect_s: Annotated[
@@ -209,7 +202,9 @@ class SwitchParts(Record):
 class SwitchDetails(Details, kind=EventKind.SWITCH, writer="rank 0"):
     """An event logged two steps after a switch, or earlier if the next switch or the end comes.
 
-    If the next switch follows before a step is complete, the earlier switch is not logged.
+    It has the size of the new ring (``world_size``) and, by worker, the parts of its switch
+    (``workers``). If the next switch follows before a step is complete, the earlier one is not
+    logged.
     """
 
     RENAMED: ClassVar[Mapping[str, str]] = {"roll_call_s": "survivor_report_s"}
@@ -220,10 +215,7 @@ class SwitchDetails(Details, kind=EventKind.SWITCH, writer="rank 0"):
 
 @dataclass(frozen=True)
 class EvictedDetails(Details, kind=EventKind.EVICTED, writer="the leader"):
-    """An event logged when the leader has evicted a worker.
-
-    The reason says how the worker's death was proven.
-    """
+    """An event logged when the leader has evicted ``worker``; the reason says why."""
 
     worker: Annotated[str, "the evicted one"]
 
@@ -232,7 +224,7 @@ class EvictedDetails(Details, kind=EventKind.EVICTED, writer="the leader"):
 class StalledDetails(Details, kind=EventKind.STALLED, writer="the leader"):
     """An event logged when no step completes for `stall_s` and for the time of 20 usual steps.
 
-    The reason says which worker holds the job up, since when, and in which line of code.
+    ``workers`` hold the job up; the reason says since when, and in which line of code.
     """
 
     workers: Annotated[tuple[str, ...], "those that hold the job up"]
@@ -240,10 +232,7 @@ class StalledDetails(Details, kind=EventKind.STALLED, writer="the leader"):
 
 @dataclass(frozen=True)
 class PausedDetails(Details, kind=EventKind.PAUSED, writer="the leader"):
-    """An event logged when fewer than `min_np` workers are left.
-
-    These workers wait for others before they train on.
-    """
+    """An event logged when only ``world_size`` workers are left, below ``min_np``; they wait."""
 
     world_size: Annotated[int, "how many are left"]
     min_np: Annotated[int, "how many it takes"]
@@ -251,10 +240,7 @@ class PausedDetails(Details, kind=EventKind.PAUSED, writer="the leader"):
 
 @dataclass(frozen=True)
 class DrainDetails(Details, kind=EventKind.DRAIN, writer="the leader"):
-    """An event logged when the leader has answered a request to drain or replace a worker.
-
-    The reason says why the request was accepted or refused.
-    """
+    """An event logged when a request to drain or replace ``worker`` is ``accepted`` or refused."""
 
     worker: Annotated[str, "that shall leave"]
     accepted: Annotated[bool, "it leaves"]
@@ -264,9 +250,10 @@ class DrainDetails(Details, kind=EventKind.DRAIN, writer="the leader"):
 class DesiredDetails(Details, kind=EventKind.DESIRED, writer="whoever asks for it"):
     """An event logged when the desired number of workers on a host changes.
 
-    The reason names the cause: `edl scale`, `edl migrate`, `edl profile`, a policy, a host that
-    joins or leaves, a slot that is disabled, a worker that leaves, or slots that the job borrows or
-    has to give back.
+    ``by`` is the kind of party that asked; ``before`` and ``after`` are the numbers by host. The
+    reason names the cause: `edl scale`, `edl migrate`, `edl profile`, a policy, a host that joins
+    or leaves, a slot that is disabled, a worker that leaves, or slots that the job borrows or has
+    to give back.
     """
 
     by: Annotated[str, "`person`, `launcher`, `profile`, `policy` or `leader`"]
@@ -276,9 +263,9 @@ class DesiredDetails(Details, kind=EventKind.DESIRED, writer="whoever asks for i
 
 @dataclass(frozen=True)
 class ReclaimedDetails(Details, kind=EventKind.RECLAIMED, writer="an agent, or the leader"):
-    """An event logged when slots that the job had borrowed are free again.
+    """An event logged when ``slots`` slots of ``host`` that the job had borrowed are free again.
 
-    The processes of the workers in these slots are gone.
+    That took ``after_s`` seconds from the request, which had given ``within_s``.
     """
 
     host: Annotated[str, "theirs"]
@@ -289,7 +276,10 @@ class ReclaimedDetails(Details, kind=EventKind.RECLAIMED, writer="an agent, or t
 
 @dataclass(frozen=True)
 class PolicyDetails(Details, kind=EventKind.POLICY, writer="the leader"):
-    """An event logged when the job's policy makes a new decision, or fails and is switched off."""
+    """An event logged when the job's policy makes a new decision, or fails and is switched off.
+
+    It wants ``wanted_np`` workers; ``np`` train, at ``samples_per_s``. Or it has ``failed``.
+    """
 
     RENAMED: ClassVar[Mapping[str, str]] = {"wished": "wanted_np"}
 
@@ -301,7 +291,7 @@ class PolicyDetails(Details, kind=EventKind.POLICY, writer="the leader"):
 
 @dataclass(frozen=True)
 class PolicySetDetails(Details, kind=EventKind.POLICY_SET, writer="who sets it"):
-    """An event logged when the job's policy is set or removed, or is switched on again."""
+    """An event logged when a policy (``text``, from ``source``) is set, or turned ``on`` or off."""
 
     on: Annotated[bool, "it counts"]
     source: Annotated[str, "the file that it is from, or the script"]
@@ -310,10 +300,7 @@ class PolicySetDetails(Details, kind=EventKind.POLICY_SET, writer="who sets it")
 
 @dataclass(frozen=True)
 class GlobalBatchDetails(Details, kind=EventKind.GLOBAL_BATCH, writer="the leader"):
-    """An event logged when the job chooses another global batch.
-
-    All workers use this global batch from one of the next steps on.
-    """
+    """An event logged when the job changes its global batch, ``before`` samples, to ``batch``."""
 
     before: Annotated[int, "samples of all workers together until then"]
     batch: Annotated[int, "those from then on"]
@@ -321,7 +308,10 @@ class GlobalBatchDetails(Details, kind=EventKind.GLOBAL_BATCH, writer="the leade
 
 @dataclass(frozen=True)
 class ProfilingDetails(Details, kind=EventKind.PROFILING, writer="`edl profile`"):
-    """An event logged when `edl profile` begins to measure the job at other sizes."""
+    """An event logged when `edl profile` begins to measure the job at other sizes.
+
+    Until then ``np`` workers were wanted, by host as in ``desired``; they are restored afterwards.
+    """
 
     np: Annotated[int, "workers wanted before"]
     desired: Annotated[Mapping[str, int], "host -> workers wanted there before"]
@@ -329,7 +319,11 @@ class ProfilingDetails(Details, kind=EventKind.PROFILING, writer="`edl profile`"
 
 @dataclass(frozen=True)
 class ProfileDetails(Details, kind=EventKind.PROFILE, writer="`edl profile`"):
-    """An event logged when `edl profile` has measured the throughput of the job at one size."""
+    """An event logged when `edl profile` has measured the job's throughput with ``np`` workers.
+
+    It was ``throughput`` (in ``unit`` a second, of all workers), with a mean step time of
+    ``step_s``, over ``steps`` steps that took ``seconds``.
+    """
 
     np: Annotated[int, "workers that trained"]
     throughput: Annotated[float, "of all together, a second"]
@@ -341,7 +335,11 @@ class ProfileDetails(Details, kind=EventKind.PROFILE, writer="`edl profile`"):
 
 @dataclass(frozen=True)
 class EndedDetails(Details):
-    """The common fields of events about a worker process that has ended."""
+    """The common fields of events about a worker process that has ended.
+
+    They are its ``worker`` (None: it never joined), its ``host`` and ``slot``, its ``exit_code``,
+    and ``termination_message``, the line of its output that best says why it ended.
+    """
 
     RENAMED: ClassVar[Mapping[str, str]] = {"last_line": "termination_message"}
 
@@ -360,9 +358,9 @@ class EndedDetails(Details):
 class WorkerFailedDetails(
     EndedDetails, kind=EventKind.WORKER_FAILED, writer="an agent, or `edl-worker`"
 ):
-    """An event logged when a worker process has failed.
+    """An event logged when a worker process has failed: it ended by itself, and not in order.
 
-    The process has ended by itself with an error, or without joining the job.
+    It ended with an error, or without joining the job, or with code 0 while the others train on.
     """
 
 
@@ -379,7 +377,10 @@ class WorkerExitedDetails(
 
 @dataclass(frozen=True)
 class WorkerFrozenDetails(Details, kind=EventKind.WORKER_FROZEN, writer="an agent"):
-    """An event logged when a worker does not answer and its agent is about to kill it."""
+    """An event logged when ``worker`` does not answer, and its agent ends it.
+
+    It ran on ``host`` in ``slot``; the file ``stacks`` on that host says where its threads were.
+    """
 
     worker: Annotated[str, "that does not answer"]
     host: Annotated[str, "its host"]
@@ -393,10 +394,9 @@ class WorkerFrozenDetails(Details, kind=EventKind.WORKER_FROZEN, writer="an agen
 
 @dataclass(frozen=True)
 class LogFailedDetails(Details, kind=EventKind.LOG_FAILED, writer="a worker"):
-    """An event logged when a worker cannot write its log file.
+    """An event logged when ``worker`` on ``host`` cannot write its log file, ``path``.
 
-    The disk may be full, for example. The worker trains on, and its output is discarded until the
-    file can be written again.
+    The worker trains on; its output is discarded until the file can be written again.
     """
 
     worker: Annotated[str, "whose log it is"]
@@ -406,10 +406,10 @@ class LogFailedDetails(Details, kind=EventKind.LOG_FAILED, writer="a worker"):
 
 @dataclass(frozen=True)
 class SlowWorkerDetails(Details, kind=EventKind.SLOW_WORKER, writer="rank 0"):
-    """An event logged when one worker computes much longer than the others.
+    """An event logged when ``worker`` computes much longer than the others, which wait for it.
 
-    The worker has computed at least twice as long as the others in the last 50 steps, so the others
-    wait for that worker in each step. The event is logged once for each ring and worker.
+    In the last 50 steps its median in a step (``compute_s``) was at least twice that of the others
+    (``others_s``). The event is logged once for each ring and worker.
     """
 
     worker: Annotated[str, "the slow one"]
@@ -436,17 +436,14 @@ class StragglerDetails(Details, kind=EventKind.STRAGGLER, writer="the leader"):
 
 @dataclass(frozen=True)
 class ZookeeperBackDetails(Details, kind=EventKind.ZOOKEEPER_BACK, writer="rank 0"):
-    """An event logged when ZooKeeper answers again after an outage of a second or more."""
+    """An event logged when ZooKeeper answers again after ``away_s`` seconds, a second or more."""
 
     away_s: Annotated[float, "how long"]
 
 
 @dataclass(frozen=True)
 class JobRestoredDetails(Details, kind=EventKind.JOB_RESTORED, writer="a worker, or an agent"):
-    """An event logged when the job was written into ZooKeeper again.
-
-    ZooKeeper had lost the job and its earlier events.
-    """
+    """An event logged when ``process`` has written the job again, which ZooKeeper had lost."""
 
     process: Annotated[str, "that has written it"]
 
@@ -455,10 +452,9 @@ class JobRestoredDetails(Details, kind=EventKind.JOB_RESTORED, writer="a worker,
 class SlotDisabledDetails(
     Details, kind=EventKind.SLOT_DISABLED, writer="an agent, or `edl-worker`"
 ):
-    """An event logged when a slot has failed too often.
+    """An event logged when no worker is started any more in slot number ``slot`` of ``host``.
 
-    The slot has failed more than `max_restarts` times in a row; no worker is started in this slot
-    any more.
+    The slot failed more than `max_restarts` times in a row, or its worker can never join the job.
     """
 
     host: Annotated[str, "of the slot"]
@@ -467,7 +463,7 @@ class SlotDisabledDetails(
 
 @dataclass(frozen=True)
 class NoTemplateDetails(Details, kind=EventKind.NO_TEMPLATE, writer="an agent"):
-    """An event logged when the workers of a host are not forked from a template process.
+    """An event logged when the workers of ``host`` are not forked from a template process.
 
     The reason says why; see [how a worker starts](../explanation/workers.md#how-a-worker-starts).
     """
@@ -477,7 +473,10 @@ class NoTemplateDetails(Details, kind=EventKind.NO_TEMPLATE, writer="an agent"):
 
 @dataclass(frozen=True)
 class CheckpointDetails(Details, kind=EventKind.CHECKPOINT, writer="rank 0"):
-    """An event logged when rank 0 has written a checkpoint."""
+    """An event logged when rank 0 has written a checkpoint of ``bytes`` bytes to the file ``path``.
+
+    Training paused for ``capture_s`` seconds; beside it, the writing took ``write_s``.
+    """
 
     path: Annotated[str, "of its file"]
     bytes: Annotated[int, "its size"]
@@ -494,17 +493,17 @@ class CheckpointFailedDetails(Details, kind=EventKind.CHECKPOINT_FAILED, writer=
 class CheckpointRefusedDetails(
     Details, kind=EventKind.CHECKPOINT_REFUSED, writer="the state source"
 ):
-    """An event logged when the state source, which loads a checkpoint for all, refuses a file.
-
-    The file is torn, damaged or no checkpoint of edl; the next older checkpoint is used.
-    """
+    """An event logged when the checkpoint ``path`` cannot be loaded; an older one is tried."""
 
     path: Annotated[str, "of the file"]
 
 
 @dataclass(frozen=True)
 class ResumedDetails(Details, kind=EventKind.RESUMED, writer="the state source"):
-    """An event logged when the state source has loaded a checkpoint, which it sends to others."""
+    """An event logged when the state source has loaded a checkpoint, which it sends to others.
+
+    ``path`` is its file. After the death of all workers at least ``lost_steps`` steps are lost.
+    """
 
     path: Annotated[str, "of the file"]
     lost_steps: Annotated[
@@ -516,9 +515,9 @@ class ResumedDetails(Details, kind=EventKind.RESUMED, writer="the state source")
 class StateDiffersDetails(Details, kind=EventKind.STATE_DIFFERS, writer="rank 0"):
     """An event logged when the workers' states differ.
 
-    The reason says whose states, after which step, and what differs first. Then the job ends, or
-    the workers that differ [get the state of another worker](../explanation/same-state.md), or, if
-    only newcomers differ, these newcomers end.
+    The reason says after which step, and what differs first. ``workers`` differ from most others
+    (empty: there is no majority). They [get the state](../explanation/same-state.md) of the worker
+    ``resynced_from``; if that is None, the job ends, or, if only newcomers differ, these end.
     """
 
     RENAMED: ClassVar[Mapping[str, str]] = {"healed_from": "resynced_from"}
@@ -535,8 +534,9 @@ class StateDiffersDetails(Details, kind=EventKind.STATE_DIFFERS, writer="rank 0"
 class DataSkippedDetails(Details, kind=EventKind.DATA_SKIPPED, writer="rank 0"):
     """An event logged when the loader is created over damaged data.
 
-    The reason says which parts of the data `on_error="skip"` [leaves
-    out](../guides/data.md#damage).
+    The reason says which parts `on_error="skip"` [leaves out](../guides/data.md#damage): ``bytes``
+    bytes in ``parts`` parts of ``files`` files. ``file`` and ``offset`` are the place of a single
+    part.
     """
 
     bytes: Annotated[int, "left out"]
@@ -558,8 +558,9 @@ class TrainingStoppedDetails(Details, kind=EventKind.TRAINING_STOPPED, writer="r
 class EpochLeftDetails(Details, kind=EventKind.EPOCH_LEFT, writer="rank 0"):
     """An event logged when all workers leave an epoch early.
 
-    A loop of the script was shorter than the epoch, so some samples of the epoch are not trained.
-    The workers go on to the next epoch, or end. `edl run` does not show this event.
+    A loop of the script was shorter than the epoch with the number ``epoch``: ``trained`` samples
+    of it are trained, ``untrained`` are not. The workers go on to the next epoch, or end. `edl run`
+    does not show this event.
     """
 
     epoch: Annotated[int, "counted from 0"]
@@ -578,10 +579,7 @@ class FinishedDetails(Details, kind=EventKind.FINISHED, writer="rank 0"):
 
 @dataclass(frozen=True)
 class JobFinishedDetails(Details, kind=EventKind.JOB_FINISHED, writer="an agent"):
-    """An event logged when all workers have exited with code 0, so that the job is finished.
-
-    The agents log it if no worker has recorded the end of the job before.
-    """
+    """An event logged when all workers have exited with code 0, and none has recorded the end."""
 
 
 @dataclass(frozen=True)
