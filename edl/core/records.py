@@ -193,7 +193,7 @@ class Desired(_Placed):
         reason: why the value was set.
         at_s: when the value was set, by the wall clock, in seconds since 1970.
         borrowed: host -> how many of its desired workers are in slots which the job has borrowed.
-        reclaims: the demands for borrowed slots that are not met yet; at most one for each host.
+        reclaims: the demands for borrowed slots that are not met yet; a host may have several.
         batch: the global batch that the job's cluster has chosen, in samples; 0: the job chooses.
     """
 
@@ -201,7 +201,7 @@ class Desired(_Placed):
     reason: str = ""
     at_s: float = 0.0  # wall clock
     borrowed: Mapping[str, int] = field(default_factory=dict)
-    reclaims: tuple[Reclaim, ...] = ()  # that are not done yet, one for a host
+    reclaims: tuple[Reclaim, ...] = ()  # that are not done yet
     batch: int = 0
 
 

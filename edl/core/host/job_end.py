@@ -62,8 +62,9 @@ def as_the_job_ends(
     """Return a launcher's decision while the job ends; None while the job goes on.
 
     A job ends when it is over (FINISHED, FAILED or STOPPED), when it is stopping, or when its
-    newest generation has no members. The function has no effect; the launcher carries out the
-    decision.
+    newest generation has no members. The decision ends those workers that should have ended by now,
+    records the end of the job, or says with which code the launcher exits. The function has no
+    effect; the launcher carries out the decision.
 
     Args:
         snapshot: the job's records in ZooKeeper.

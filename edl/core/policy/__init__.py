@@ -1,7 +1,11 @@
 """Choose a job's number of workers, its batches, its learning rate, and measures for slow workers.
 
-A job's policy file says which of these are chosen, and how. The functions here change no argument,
-read no clock and write nothing.
+A job's policy file says which of these are chosen, and how.
+:func:`edl.core.policy.file.parse_policy` reads it,
+:func:`edl.core.policy.size_decision.decide_size` chooses the number of workers,
+:func:`edl.core.policy.batch.choose_batch` the global batch, and
+:class:`edl.core.policy.stragglers.Stragglers` the measures for slow workers. The functions here
+change no argument, read no clock and write nothing.
 
 A size rule chooses the number of workers; each rule has a module of its own. A rule is called with
 an observation of the job (:mod:`edl.core.policy.observation`), the state that it returned the last

@@ -1,4 +1,7 @@
-"""Define the summary of a ring's last steps, from which the leader follows the job's policy."""
+"""Define the summary of a ring's last steps, from which the leader follows the job's policy.
+
+It is :class:`RingReport`.
+"""
 
 from __future__ import annotations
 

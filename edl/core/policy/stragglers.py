@@ -109,7 +109,8 @@ class Mitigation(NamedTuple):
     Attributes:
         shares: worker number -> the fraction of its usual batch that the worker gets; workers that
             are not in it get all of it.
-        replace: the numbers of the workers that should be replaced; they are in ``shares``, too.
+        replace: the numbers of the workers that should be replaced, in ascending order; they are in
+            ``shares``, too.
         findings: which workers are slow, and at what.
         state: the state of the rule, for its next call.
     """
