@@ -142,9 +142,10 @@ class FailureDetector:
         """Return which workers hold up a ring that should train, or None if there is no stall.
 
         There is no stall while steps complete, while the job pauses because it has too few workers,
-        or once it is over. In a stall the call asks all members over HTTP, about 0.5 s at most.
-        Workers that were evicted, or whose process has ended, are never named. ``snapshot`` is the
-        state of the job in ZooKeeper.
+        for some minutes after a script has ended a call of Keras' ``fit``, or once the job is over.
+        In a stall the call asks all members over HTTP, about 0.5 s at most. Workers that were
+        evicted, or whose process has ended, are never named. ``snapshot`` is the state of the job
+        in ZooKeeper.
 
         Returns:
             The workers to blame (perhaps none), which of them to evict, and the reason; None if

@@ -101,6 +101,8 @@ class SizePolicy:
 
         ``changes`` has the new values by the names of the fields of :class:`ScalingProfile`, such
         as ``noise``.
+
+            Raises: CoordinationError: ZooKeeper is away, and this leader has recorded nothing yet.
         """
         self._learned = replace(self.learned, **changes)
 
@@ -129,6 +131,10 @@ class SizePolicy:
         Returns:
             The suggested size and, if the size has to change and no change of the workers is under
             way, the change of the desired workers.
+
+        Raises:
+            CoordinationError: ZooKeeper is away: the profile there is read until this leader has
+                measured a size, and the results of `edl profile` every 30 s.
         """
         learned = self._learn(snapshot, now)
         if policy is not self._policy:

@@ -76,7 +76,8 @@ class StragglerMitigation:
             now: The state of the job in ZooKeeper.
             rule: The rule on slow workers in the job's policy.
             care: The findings of the training thread of the leading worker: which workers are slow,
-                and which of them to replace, the first choice first.
+                and which of them to replace, in the order in which they are tried: the first one
+                that can be replaced is.
             replaced: When a worker of each host was last replaced, by host, on the clock of
                 ``now_s``.
             now_s: The seconds since training began, in which the job had workers.
