@@ -267,8 +267,8 @@ class Daemon:
         Args:
             stage: The new stage.
             generation: The number of the generation whose ring this worker is in; None: as before.
-            newest_generation: The number of the newest generation that this worker knows; None: as
-                before.
+            newest_generation: The number of the newest generation that a newcomer will not enter
+                any more; None: as before.
             fits: How many fits (calls of Keras' ``fit``) are done before the one for which a
                 newcomer is ready; None: as before.
         """
@@ -467,7 +467,7 @@ class Daemon:
         self._elect(member, job.state, generation, evicted)
 
     def _register_again(self) -> None:
-        """Mark this worker's member node to be written again if the job was restored."""
+        """If the job was restored, end this worker's term, and have its node written again."""
         if self._incarnation != self._store.incarnation:
             # The nodes of this worker are gone; the worker is not.
             self._incarnation = self._store.incarnation
