@@ -423,7 +423,7 @@ class MemoryCoordinator:
         Args:
             stage: the stage of the worker, such as ready or active.
             generation: the generation whose ring the worker is in.
-            newest_generation: the newest generation that the worker knows.
+            newest_generation: the newest generation that a newcomer will not enter any more.
             fits: the number of calls of Keras' ``fit`` before the one for which a newcomer is
                 ready.
         """
