@@ -91,7 +91,8 @@ def place_run(nodes: JobNodes, devices: DeviceSets, version: int, why: str, batc
         batch: The global batch that the cluster has chosen, in samples; 0: the job chooses it.
 
     Returns:
-        False, with nothing written, if that record has another version.
+        False, with nothing written, if that record has another version, or another process changes
+        one of the job's records during the call; else True, also if nothing had to be changed.
 
     Raises:
         UnknownJob: the job does not exist, or has another run.
@@ -144,12 +145,13 @@ def record_returned(nodes: JobNodes, done: Reclaim) -> None:
 def discover(
     nodes: JobNodes, slots: Mapping[str, int], first: Placement, min_np: int, max_np: int | None
 ) -> Desired:
-    """Record the slots that horovodrun may use; if no workers are desired, desire ``first``.
+    """Record the slots that horovodrun may use; at the first call for a job, desire ``first``.
 
     Args:
         nodes: The nodes of the job.
         slots: The number of slots of each host; they replace those that were recorded before.
-        first: The number of workers to desire on each host if none are desired yet.
+        first: The number of workers to desire on each host; used only if the desired numbers name
+            no host yet.
         min_np: The smallest number of workers, written into the job's record if ``first`` is used.
         max_np: The largest number of workers, written in the same case; None keeps the job's
             present one.

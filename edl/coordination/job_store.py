@@ -374,11 +374,12 @@ class JobStore:
     def discover(
         self, slots: Mapping[str, int], first: Placement, min_np: int, max_np: int | None
     ) -> Desired:
-        """Record the slots that horovodrun may use; if no workers are desired, desire ``first``.
+        """Record the slots that horovodrun may use; at the first call for a job, desire ``first``.
 
         Args:
             slots: The number of slots of each host; they replace those that were recorded before.
-            first: The number of workers to desire on each host; used only if none are desired yet.
+            first: The number of workers to desire on each host; used only if the desired numbers
+                name no host yet.
             min_np: The smallest number of workers, written into the job's record if ``first`` is
                 used.
             max_np: The largest number of workers, written in the same case; None keeps the job's

@@ -177,7 +177,8 @@ class Nodes(ABC, Generic[P]):
             event: The event to append to the log; None: no event is appended.
 
         Returns:
-            False, with nothing written, if a node does not have the expected version.
+            True if all is written; False, with nothing written, if a node does not have the
+            expected version.
 
         Raises:
             EdlError: the :attr:`fence` does not exist; the error of :meth:`unknown`.
