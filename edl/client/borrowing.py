@@ -49,14 +49,18 @@ class Reclaimed:
 def borrow(store: JobStore, slots: int, host: str | None, limits: ClientLimits = USUAL) -> Resize:
     """Let a job borrow up to ``slots`` idle slots; return the desired workers before and after.
 
-    It returns as soon as the request is written. For the errors see
-    :meth:`edl.client.job.Job.borrow`.
+    It returns as soon as the request is written.
 
     Args:
         store: the records of the job.
         slots: the greatest number of slots, at least 1.
         host: the host of the slots; None for any of the job's hosts.
         limits: the time limits of the request.
+
+    Raises:
+        UsageError: the job does not run, ``host`` is none of its hosts, no slot is free, or the job
+            may not have one more worker.
+        CoordinationError: ZooKeeper is away; the request may have been written.
     """
     now = resizable(store, f"borrow slots for job {store.name}", limits)
     choice = partial(borrowing.borrow, now, slots, host)
@@ -74,8 +78,8 @@ def reclaim(
 ) -> Reclaimed:
     """Take borrowed slots back from a job, and wait until they are free.
 
-    The result has the slots and the time that this took. See :meth:`edl.client.job.Job.reclaim` for
-    the errors. A KeyboardInterrupt during the wait gets a note that the request stays in force.
+    The result has the slots and the time that this took. A KeyboardInterrupt during the wait gets a
+    note that the request stays in force.
 
     Args:
         store: the records of the job.
@@ -84,6 +88,13 @@ def reclaim(
         deadline_s: the time in seconds, more than 0, in which the slots have to be free.
         on_message: called with sentences about the progress.
         limits: the time limits of the request.
+
+    Raises:
+        UsageError: ``deadline_s`` is not above 0, the job does not run, not that many slots are
+            borrowed, or too few workers would be left.
+        Superseded: more workers were requested on these hosts during the wait.
+        TimedOut: the slots were not seen to be free 10 s after the deadline; the request goes on.
+        JobEnded: the job ended before the slots were free.
     """
     if not deadline_s > 0:
         raise UsageError(f"the deadline is {deadline_s:g} s; give more than 0")

@@ -108,14 +108,19 @@ def drain_host(store: JobStore, name: str, timeout_s: float, limits: ClientLimit
     """Let a host leave the job, wait until it has left, and return a sentence that says so.
 
     The agent of the host ends when its workers have left. If the host has no agent, its workers
-    leave all the same. After the time-out the host goes on leaving. For the errors see
-    :meth:`edl.client.job.Job.drain_host`.
+    leave all the same. After the time-out the host goes on leaving.
 
     Args:
         store: the records of the job.
         name: the name of the host.
         timeout_s: the time to wait, in seconds.
         limits: the time limits of the request.
+
+    Raises:
+        UsageError: the job does not run or has no such host, horovodrun places its workers, or too
+            few workers would be left.
+        TimedOut: the host has not left within ``timeout_s`` seconds.
+        JobEnded: the job ended before the host had left.
     """
     what = f"drain host {name} of job {store.name}"
     _check_host(running(store, what, limits), name)

@@ -1,4 +1,7 @@
-"""Read the logs of a cluster's jobs from the `edl host` of the host on which they are."""
+"""Read the logs of a cluster's jobs from the `edl host` of the host on which they are.
+
+:class:`HostLogs` reads those of one host.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,9 @@ class HostLogs:
     access: Access
 
     def names(self, job: str) -> Mapping[str, int]:
-        """Return the names of the logs of a job on this host, with their sizes in bytes.
+        """Return the sizes in bytes of the logs of ``job`` on this host, by the name of the log.
+
+        It is empty if the host has no log of such a job.
 
         Raises:
             CoordinationError: `edl host` does not answer there.

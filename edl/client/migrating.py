@@ -35,8 +35,7 @@ def migrate(
 ) -> Migration:
     """Move workers to another host; return what the migration did when they have moved.
 
-    See :meth:`edl.client.job.Job.migrate` for the errors. A KeyboardInterrupt during the wait
-    gets a note that the migration goes on.
+    A KeyboardInterrupt during the wait gets a note that the migration goes on.
 
     Args:
         store: the records of the job.
@@ -46,6 +45,17 @@ def migrate(
         timeout_s: the time to wait, in seconds.
         on_message: called with sentences about the progress.
         limits: the time limits of the request.
+
+    Returns:
+        The request, the numbers of the generations in which workers moved, and for how many seconds
+        the workers that stayed were held up (None: not known).
+
+    Raises:
+        UsageError: the job does not run, or the hosts or their slots do not allow the move.
+        HostLost: the agent of ``target`` is gone; workers that had not moved stay where they are.
+        Superseded: another request has changed the number of workers on the two hosts.
+        TimedOut: the workers have not moved within ``timeout_s``; the migration goes on.
+        JobEnded: the job ended before the workers had moved.
     """
     now = resizable(store, f"migrate workers of job {store.name}", limits)
     changed = store.set_desired(

@@ -50,6 +50,9 @@ class Explanation:
 def set_policy(store: JobStore, text: str, source: str) -> JobPolicy:
     """Let the job follow a policy from now on, in place of another; return it as it is stored.
 
+    It replaces the policy that the job has, also one that is switched off or held. A policy without
+    a table [size] is allowed: it leaves the number of workers to people.
+
     Args:
         store: the records of the job.
         text: the policy, in TOML.
@@ -58,7 +61,7 @@ def set_policy(store: JobStore, text: str, source: str) -> JobPolicy:
     Raises:
         UsageError: the text is no valid policy; it has a size rule, and the job may have one size
             only; its custom rule does not exist; its [batch] or [learning_rate] differs from the
-            one that the job began with; or the job is over.
+            one that the job began with; or the job does not run.
     """
     now = running(store, f"give job {store.name} a policy")
     new = checked_policy(text, source, now.job.sizes, now.job.spec.command, Path(now.job.spec.cwd))
@@ -85,7 +88,7 @@ def switch_off(store: JobStore) -> JobPolicy:
     the job.
 
     Raises:
-        UsageError: the job has no policy, the policy is off already, or the job is over.
+        UsageError: the job has no policy, the policy is off already, or the job does not run.
     """
     running(store, f"switch off the policy of job {store.name}")
 
@@ -104,7 +107,8 @@ def resume(store: JobStore) -> JobPolicy:
     ``store`` has the records of the job. The result is the policy as it is stored then.
 
     Raises:
-        UsageError: the job has no policy, the policy is neither off nor held, or the job is over.
+        UsageError: the job has no policy, the policy is neither off nor held, or the job does not
+            run.
     """
     running(store, f"resume the policy of job {store.name}")
 

@@ -36,8 +36,9 @@ def profile(
     """Measure the throughput of a job with each number of workers in ``sizes``.
 
     Each measured point is stored with the job at once, and the result has them all, the fewest
-    workers first. For the errors see :meth:`edl.client.job.Job.profile`; their messages say which
-    sizes were measured.
+    workers first. At the end, also after an error, the job gets back the number of workers that it
+    had, unless another one was requested. The messages of all errors but UsageError say which sizes
+    were measured.
 
     Args:
         store: the records of the job.
@@ -46,6 +47,14 @@ def profile(
         timeout_s: the time in seconds in which each size has to be reached and measured.
         on_message: called with sentences about the progress.
         limits: the time limits of the requests.
+
+    Raises:
+        UsageError: a number, ``steps`` or ``timeout_s`` is too small; the job does not run; its
+            limits or hosts do not allow a size; or another profile of it is under way.
+        Superseded: another size was requested, or hosts or workers joined or left.
+        TimedOut: a size was not measured within ``timeout_s`` seconds.
+        JobEnded: the job ended before all sizes were measured.
+        RequestError: the number of workers is not restored, because ZooKeeper is away.
     """
     order = in_order(sizes)
     if steps < 1:

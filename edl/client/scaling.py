@@ -63,8 +63,6 @@ def resize(
 ) -> Resize:
     """Set the desired number of workers of a job, and return the desired workers before and after.
 
-    For the errors see :meth:`edl.client.job.Job.scale`.
-
     Args:
         store: the records of the job.
         size: returns the number to set, given the number that is desired at present; called again
@@ -72,6 +70,12 @@ def resize(
         timeout_s: the time in seconds to wait until that many train; None to return as soon as the
             number is written.
         limits: the time limits of the request.
+
+    Raises:
+        UsageError: the job does not run, or its limits or hosts do not allow that many workers.
+        TimedOut: more or fewer train after ``timeout_s``; the number stays desired.
+        JobEnded: the job ended before that many workers trained.
+        CoordinationError: ZooKeeper is away; the message says whether the number may be written.
     """
     now = resizable(store, f"scale job {store.name}", limits)
 
@@ -110,8 +114,6 @@ def place(
 ) -> Resize:
     """Set how many workers a job has on each host, and which devices it may use there.
 
-    For the errors see :meth:`edl.client.job.Job.place`.
-
     Args:
         store: the records of the job.
         hosts: the number of workers by host; a host that is not in it gets none.
@@ -122,6 +124,13 @@ def place(
 
     Returns:
         The desired workers by host, before and after.
+
+    Raises:
+        UsageError: the job does not run, horovodrun places its workers, its limits or hosts do not
+            allow the placement, or a host has fewer devices than workers.
+        TimedOut: not all of them train there after ``timeout_s``; they stay desired.
+        JobEnded: the job ended before they trained there.
+        CoordinationError: ZooKeeper is away; the message says whether something may be written.
     """
     now = running(store, f"place workers of job {store.name}", limits)
     if now.assigned.by_slot:
