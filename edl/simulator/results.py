@@ -78,8 +78,8 @@ class JobResult:
         slot_s: the seconds during which it had slots, times the number of slots; the time that
             changes of slots took is included.
         history: all changes of its slots, its first slots included, in order of time.
-        batches: all changes of its batch, in order of time; it begins with the batch that its user
-            requested.
+        batches: all changes of its batch, in order of time; the batch that its user requested, with
+            which it begins, is not among them.
         dropped: whether it was rejected, at ``end_s``, without ever having had slots.
         isolated_s: the seconds that it would take alone on 1/N of the slots, N being the mean
             number of jobs in the cluster while it was there, itself included
