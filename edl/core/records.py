@@ -227,7 +227,7 @@ class Assigned(_Placed):
     devices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def devices_on(self, host: str) -> tuple[int, ...] | None:
-        """Return the devices of ``host`` that the job may use; None: the job is not limited."""
+        """Return the devices of ``host`` that the job may use, if any; None: it is not limited."""
         return self.devices.get(host, ()) if self.devices else None
 
     def grants(self, host: str, device: int) -> bool:

@@ -24,9 +24,9 @@ def offered_devices(
         cuda: the entries of the ``CUDA_VISIBLE_DEVICES`` of `edl host`; None if it is not set.
 
     Raises:
-        UsageError: ``devices`` has no different numbers from 0, or not as many as there are slots,
-            or a number that is no place in ``cuda``; ``slots`` is below 1, or above the number of
-            entries of ``cuda``; or neither of the three is given.
+        UsageError: ``devices`` is not a list of different whole numbers from 0, has more or fewer
+            numbers than there are slots, or has a number that is no place in ``cuda``; ``slots`` is
+            below 1, or above the number of entries of ``cuda``; or neither of the three is given.
     """
     if devices is not None:
         numbers = _numbers(devices)
@@ -55,10 +55,10 @@ def offered_devices(
 
 
 def _numbers(devices: str) -> tuple[int, ...]:
-    """Return the different numbers in ``devices``, which are separated by commas, sorted.
+    """Return the whole numbers in ``devices``, which are separated by commas, sorted.
 
     Raises:
-        UsageError: they are no different numbers from 0.
+        UsageError: an item of ``devices`` is not a whole number from 0, or a number is there twice.
     """
     words = [word.strip() for word in devices.split(",")]
     if not all(word.isascii() and word.isdigit() for word in words):

@@ -183,7 +183,10 @@ class Process:
 
     @property
     def _asked_before(self) -> bool:
-        """Whether the launcher asked the process to end before its script ended; False if never."""
+        """Whether the launcher asked the process to end before its script ended; False if never.
+
+        Without a known end of the script, the end of the process counts; True also while it runs.
+        """
         end = self.exited if self.ended is None else self.ended
         return self.ending_since is not None and (end is None or self.ending_since < end)
 

@@ -3,7 +3,9 @@
 A job may be created for several hosts before any agent runs there. The leader starts the first ring
 when all workers of these hosts are ready, or after a time limit with at least ``min_np`` of them
 (:func:`edl.core.job.membership.decide`). With fewer it would wait for ever for a host that does not
-come, so the agents end such a job (:mod:`edl.core.host.job_end`).
+come, so the agents end such a job (:mod:`edl.core.host.job_end`). :func:`has_too_few_places` says
+whether the hosts of a job have too few workers to begin, and :func:`why_too_few` gives the reason
+as a sentence.
 """
 
 from __future__ import annotations
