@@ -1,8 +1,10 @@
 """Set how many workers are desired on each host of a job.
 
-:class:`edl.coordination.job_store.JobStore` has these functions as methods. The assigned numbers of
-workers that follow from such a change, and the event that reports it, are written in the same
-transaction.
+:func:`set_desired` does it for a user, a policy or an agent, :func:`place_run` for the leader of a
+cluster, :func:`discover` for horovodrun; :func:`record_returned` records that borrowed slots are
+back. :class:`edl.coordination.job_store.JobStore` has these functions as methods. The assigned
+numbers of workers that follow from such a change, and the event that reports it, are written in the
+same transaction.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The leader of a cluster writes into the nodes of jobs, too: it creates, places and stops their runs.
 Such a write must do nothing once another controller leads. So the session with which it writes
 there proves the secret of the cluster beside those of the jobs, and each of its transactions checks
-the cluster's election, too.
+the cluster's election, too. :class:`FencedSession` is such a session.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Write and remove the ephemeral nodes of the processes of a job: workers, agents, edl-workers.
 
-A job's ``JobStore`` has one object of each class: ``members``, ``hosts`` and ``slots``.
+A job's ``JobStore`` has one object of each class: a :class:`MemberNodes` for the workers as
+``members``, a :class:`HostNodes` for the agents as ``hosts``, and a :class:`SlotNodes` for the
+`edl-worker` processes under horovodrun as ``slots``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Convert JSON objects to the bytes of a node and back; equal objects have equal bytes."""
+"""Convert JSON objects to the bytes of a ZooKeeper node and back: :func:`encode`, :func:`decode`.
+
+Equal objects have equal bytes.
+"""
 
 from __future__ import annotations
 
