@@ -1,4 +1,7 @@
-"""Convert an event of a job or cluster for other programs, as `edl events --json` prints it."""
+"""Convert an event of a job or cluster for other programs, as `edl events --json` prints it.
+
+:func:`flat` takes an event of a job, :func:`flat_of_cluster` one of a cluster.
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def has_finished(session: Session, own: Access, on_message: OnMessage = ignore) 
 
     False: there is no such job, or it runs, or it was stopped or has failed. A job that is stopping
     cannot be joined, but can be started again after its end: the function first waits for that end,
-    for as long as a stop may take at most.
+    for as long as a stop may take at most. If the job is still stopping then, the result is False.
 
     Args:
         session: the ZooKeeper session; afterwards it has proved the secret of that job.

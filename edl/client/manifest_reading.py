@@ -1,4 +1,4 @@
-"""Read the manifest of a job, as `edl submit` and programs give it."""
+"""Read the manifest of a job, as `edl submit` and programs give it: :func:`job_manifest`."""
 
 from __future__ import annotations
 
