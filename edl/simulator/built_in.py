@@ -1,7 +1,8 @@
 """Define the sets of jobs that come with edl, each with its cluster and its costs of a resize.
 
-``SETS`` has them by name: "pollux", "jsa", "mix" and "virtualflow". ``TRACE`` has the defaults for
-the jobs of a file. The jobs themselves are made in :mod:`edl.simulator.published.workloads`.
+``SETS`` has them by name, each as a :class:`JobSet`: "pollux", "jsa", "mix" and "virtualflow".
+``TRACE`` has the defaults for the jobs of a file. The jobs themselves are made in
+:mod:`edl.simulator.published.workloads`.
 """
 
 from __future__ import annotations
