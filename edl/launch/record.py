@@ -1,10 +1,10 @@
 """Write to ZooKeeper what a launcher has observed: the end of the job, and what workers did.
 
-:func:`conclude` records the end of the job; the other functions write one event each. Each function
-writes before it returns, and writes again if it is called again. While ZooKeeper is away it raises
-a CoordinationError; if ZooKeeper does not have the job, an UnknownJob. An event gets the time of
-the call, the generation of ``snapshot`` (0 if there is none), and the newest step that the job's
-records or its events name.
+:func:`conclude` records the end of the job; the other functions write one event each, except
+:func:`worker_that_ended`, which reads one. Each writes before it returns, and writes again if it is
+called again. While ZooKeeper is away it raises a CoordinationError; if ZooKeeper does not have the
+job, an UnknownJob. An event gets the time of the call, the generation of ``snapshot`` (0 if there
+is none), and the newest step that the job's records or its events name.
 """
 
 from __future__ import annotations
