@@ -286,10 +286,11 @@ def without_init(own: SupervisorState, now: float) -> tuple[str, ...]:
 def fills_its_place(process: Process, limits: SupervisorLimits, now: float) -> bool:
     """Return whether ``process`` still fills its slot, so that no worker is started in its place.
 
-    A running process fills it; one that is about to leave, or that has exited without a failure,
-    fills it for ``limits.settle_s`` more. When a job is scaled in, the launcher may see that a
-    worker has left before it reads the lower number of workers, and would start a worker that is
-    not wanted. A process that has failed, or was asked to end, does not fill its slot.
+    A running process fills it. If its worker is about to leave, the process fills the slot for
+    ``limits.settle_s`` seconds after the launcher saw that; a process that has exited without a
+    failure, for as long after its exit. When a job is scaled in, the launcher may see that a worker
+    has left before it reads the lower number of workers, and would start a worker that is not
+    wanted. A process that has failed, or was asked to end, does not fill its slot.
 
     Args:
         process: a worker process of this launcher, running or ended.

@@ -13,7 +13,9 @@ from edl.core.records import RingMember
 
 @dataclass(frozen=True)
 class WorkerTopology:
-    """A worker's place in a ring: Horovod's six numbers, and the index of its host, all from 0.
+    """A worker's place in a ring: Horovod's six numbers, and the index of its host.
+
+    Ranks and indices begin at 0.
 
     Attributes:
         rank: the worker's rank in the ring.

@@ -158,7 +158,7 @@ class Stragglers:
         """Return the measures against the slow workers of a ring, by the step times of all.
 
         A worker that has trained no samples counts neither as slow nor for the median. If fewer
-        than three others are there, the result has no measures and the old state.
+        than three workers have trained samples, the result has no measures and the old state.
 
         Args:
             times: the step times of each worker since the last call.
