@@ -102,8 +102,8 @@ class SizePolicy:
         ``changes`` has the new values by the names of the fields of :class:`ScalingProfile`, such
         as ``noise``.
 
-            It raises CoordinationError if ZooKeeper is away and this leader has recorded nothing
-            yet.
+        Raises:
+            CoordinationError: ZooKeeper is away, and this leader has recorded nothing yet.
         """
         self._learned = replace(self.learned, **changes)
 
