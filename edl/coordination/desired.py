@@ -129,6 +129,10 @@ def record_returned(nodes: JobNodes, done: Reclaim) -> None:
     Args:
         nodes: The nodes of the job.
         done: The demand that was fulfilled: the host, the number of its slots, and its times.
+
+    Raises:
+        UnknownJob: the job does not exist.
+        CoordinationError: ZooKeeper is away, or others keep changing the numbers.
     """
     p = nodes.paths
 

@@ -172,6 +172,10 @@ class JobStore:
                 so it must not block. If it is given, the nodes that it is called for are read only
                 if they are new or have changed since the last snapshot. None sets no watch, and all
                 nodes are read.
+
+        Raises:
+            UnknownJob: the job does not exist.
+            CoordinationError: ZooKeeper is away.
         """
         p = self.paths
         parents = (p.hosts, p.members, p.requests, p.evicted, p.slots)
@@ -221,6 +225,10 @@ class JobStore:
 
         Returns:
             The records in these nodes.
+
+        Raises:
+            UnknownJob: the job does not exist.
+            CoordinationError: ZooKeeper is away.
         """
         p = self.paths
         news = (p.job, p.generation, p.leader, p.policy)
@@ -248,6 +256,9 @@ class JobStore:
 
         Args:
             error: The error of the read that did not find the job.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
         """
         job = self.copy.job
         if job is None or job.state.over or isinstance(error, AccessDenied):
@@ -265,6 +276,9 @@ class JobStore:
         Returns:
             True if this call wrote the job; False if another process was faster, with this job or
             with a new job of its name.
+
+        Raises:
+            CoordinationError: ZooKeeper is away; the job may have been written or not.
         """
         return self.copy.write(self.session, self.nodes.run, event)
 
@@ -289,6 +303,10 @@ class JobStore:
         Returns:
             True if the job was in one of ``only_from``, and so was moved; False if nothing was
             changed.
+
+        Raises:
+            UnknownJob: the job does not exist, or has been started again.
+            CoordinationError: ZooKeeper is away, or others keep changing the job's record.
         """
         moved = False
 
@@ -312,7 +330,12 @@ class JobStore:
         return moved
 
     def status(self) -> TrainingStatus:
-        """Return the training summary that the leader wrote last; before that, the default one."""
+        """Return the training summary that the leader wrote last; before that, the default one.
+
+        Raises:
+            UnknownJob: the job does not exist.
+            CoordinationError: ZooKeeper is away.
+        """
         answer = self.nodes.read(get(self.paths.status))[0]
         if answer is None:
             raise self.nodes.unknown()
@@ -324,6 +347,10 @@ class JobStore:
         Args:
             directory: The directory of the checkpoint.
             step: The training step at which it was taken.
+
+        Raises:
+            UnknownJob: the job does not exist, or has been started again.
+            CoordinationError: ZooKeeper is away, or others keep changing the job's record.
         """
         saved = {"checkpoint": directory, "saved_step": step}
         self.nodes.compare_and_set(self.paths.job, lambda job: {**job, **saved})
@@ -358,6 +385,10 @@ class JobStore:
         Returns:
             The change: the desired numbers before and after it. Its truth value is False if nothing
             changed; then no event was written.
+
+        Raises:
+            UnknownJob: the job does not exist, or has been started again.
+            CoordinationError: ZooKeeper is away, or others keep changing the numbers.
         """
         return desired.set_desired(self.nodes, change, by, why, terms, devices)
 
@@ -368,6 +399,10 @@ class JobStore:
 
         Args:
             done: The demand that was fulfilled: the host, the number of its slots, and its times.
+
+        Raises:
+            UnknownJob: the job does not exist, or has been started again.
+            CoordinationError: ZooKeeper is away, or others keep changing the numbers.
         """
         desired.record_returned(self.nodes, done)
 
@@ -387,6 +422,10 @@ class JobStore:
 
         Returns:
             The desired numbers of workers by host after the call.
+
+        Raises:
+            UnknownJob: the job does not exist, or has been started again.
+            CoordinationError: ZooKeeper is away, or others keep changing the numbers.
         """
         return desired.discover(self.nodes, slots, first, min_np, max_np)
 
@@ -397,6 +436,10 @@ class JobStore:
             change: Gets a copy of the present assigned numbers of workers by host; returns the new
                 ones. It is called again when another process wrote meanwhile, and may raise an
                 error to change nothing.
+
+        Raises:
+            UnknownJob: the job does not exist, or has been started again.
+            CoordinationError: ZooKeeper is away, or others keep changing the numbers.
         """
 
         def changed(values: dict[str, Any]) -> dict[str, Any]:

@@ -89,6 +89,9 @@ class PolicyNodes:
         """Return the throughputs that the job has measured, by size; without any, an empty profile.
 
         It is empty, too, if the job does not exist.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
         """
         path = self._nodes.paths.learned
         return (

@@ -31,6 +31,7 @@ class ProfileNode:
 
         Raises:
             UnknownJob: the job does not exist.
+            CoordinationError: ZooKeeper is away, or others keep changing the profile.
         """
         self._nodes.compare_and_set(self._nodes.paths.profile, lambda _: curve.to_json())
 
@@ -39,6 +40,7 @@ class ProfileNode:
 
         Raises:
             UnknownJob: the job does not exist.
+            CoordinationError: ZooKeeper is away.
         """
         path = self._nodes.paths.profile
         answer = self._nodes.read(get(path))[0]
@@ -58,12 +60,17 @@ class ProfileNode:
 
         Raises:
             UnknownJob: the job does not exist.
+            CoordinationError: ZooKeeper is away, or others keep changing the record.
         """
         path = self._nodes.paths.profile_hold
         return self._nodes.put_ephemeral(path, hold, lambda held: held["token"] == hold.token)
 
     def held(self) -> ProfileHold | None:
-        """Return the record of the process that profiles the job now; None if there is none."""
+        """Return the record of the process that profiles the job now; None without one, or a job.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+        """
         path = self._nodes.paths.profile_hold
         return record_or_none(ProfileHold, path, self._nodes.read(get(path))[0])
 
@@ -72,6 +79,9 @@ class ProfileNode:
 
         Args:
             token: The token with which :meth:`hold` took the right.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
         """
         hold = self.held()
         if hold is not None and hold.token == token:

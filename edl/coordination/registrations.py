@@ -117,6 +117,9 @@ class MemberNodes:
 
         Args:
             workers: The ids of the workers; one without a record is skipped.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
         """
         evicted = [self._nodes.paths.evicted_worker(worker) for worker in workers]
         self._nodes.session.read_all("forget the evicted", [delete_node(path) for path in evicted])
@@ -194,6 +197,9 @@ class HostNodes:
 
         Returns:
             True if the request was written; False if the host has no agent.
+
+        Raises:
+            CoordinationError: ZooKeeper is away, or others keep changing the node.
         """
         node = self._nodes.paths.host(name)
         try:

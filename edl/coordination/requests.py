@@ -89,6 +89,9 @@ class RequestNodes:
         """Return the request with the number ``number``, and the version of its node.
 
         The result is (None, -1) if there is no such node.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
         """
         path = self._nodes.paths.request(number)
         answer = self._nodes.session.read_all("read a request", [get(path)])[0]
