@@ -79,11 +79,15 @@ class HostLogs:
             file, begin = part.file, part.next
 
     def _get(self, path: str, wait_s: float) -> tuple[int, bytes]:
-        """Return the status and the body of the answer to a signed request.
+        """Send a signed GET to `edl host`; return the status (200 or 404) and body of its answer.
 
         Args:
             path: the path, with the query.
             wait_s: how long `edl host` may wait before it answers.
+
+        Raises:
+            CoordinationError: `edl host` offers no logs, does not answer, or answers with another
+                status.
         """
         where = f"`edl host` of host {self.host} at {self.offer.address}:{self.offer.port}"
         if not self.offer.port:

@@ -1,4 +1,8 @@
-"""Set, switch off, resume and explain the policy of a job: the rule by which it finds its size."""
+"""Set, switch off, resume and explain the policy of a job: the rule by which it finds its size.
+
+The functions are :func:`set_policy`, :func:`switch_off`, :func:`resume` and :func:`explain`;
+:func:`checked_policy` checks a policy before its job exists.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Keep a client's ZooKeeper session open for all calls in a ``with`` block."""
+"""Keep a client's ZooKeeper session open for all calls in a ``with`` block.
+
+:class:`SessionClient` does it.
+"""
 
 from __future__ import annotations
 
