@@ -202,8 +202,8 @@ class Run:
     def edl(self, verb: str, *arguments: str) -> str:
         """Run ``edl <verb>`` with ``arguments`` on this job; return its standard output as text.
 
-        If the command fails, an AssertionError shows its error output. For its time see
-        :meth:`try_edl`.
+        If the command fails, an AssertionError shows its error output. After 60 s it is killed, and
+        subprocess.TimeoutExpired is raised.
         """
         done = self.try_edl(verb, *arguments)
         assert done.returncode == 0, f"edl {verb} ended with {done.returncode}: {done.stderr}"
@@ -240,7 +240,8 @@ class Run:
     def status(self) -> Status:
         """Return the present status of the job: the JSON object that ``edl status --json`` prints.
 
-        For the errors see :meth:`store`.
+        It raises UnknownJob before the job is registered, and CoordinationError while ZooKeeper
+        does not answer; with ``there`` an AssertionError for both.
         """
         if self.there:
             status: Status = json.loads(self.edl("status", "--json"))
@@ -251,8 +252,8 @@ class Run:
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
         """Return the job's events so far, the oldest first, as ``edl events --json`` prints them.
 
-        ``kind`` selects the events of one kind; None: of all kinds. For the errors see
-        :meth:`store`.
+        ``kind`` selects the events of one kind; None: of all kinds. The errors are those of
+        :meth:`status`, such as UnknownJob.
         """
         if self.there:
             events = [json.loads(line) for line in self.edl("events", "--json").splitlines()]
@@ -497,13 +498,13 @@ class Job(Run):
     # --- faults ---
 
     def process(self, name: str) -> psutil.Process:
-        """Wait until the status shows the worker ``name`` ("w1"), and return its process."""
+        """Wait up to 240 s until the status shows worker ``name``; return its process."""
         return psutil.Process(self.members(name)[name]["pid"])
 
     def members(self, *names: str) -> dict[str, Any]:
-        """Wait until the status shows all workers ``names``; return all workers' entries, by name.
+        """Wait up to 240 s until the status shows all ``names``; return all workers by name.
 
-        An entry is the worker's dict in the status. On a busy machine a session may end and be
+        A worker in the result is its dict in the status. On a busy machine a session may end and be
         opened again at any time, so a name may be missing for a while.
         """
 
@@ -514,20 +515,20 @@ class Job(Run):
         return found(now)
 
     def leader(self) -> str:
-        """Wait until a worker leads the job, and return its name."""
+        """Wait up to 240 s until a worker leads the job, and return its name."""
         return str(self.wait(lambda now: now["leader"], "a leader")["leader"])
 
     def plain(self) -> str:
-        """Wait until there is a worker that does not lead the job; return its name."""
+        """Wait up to 240 s for a leader and another worker, and return the name of the other."""
         now = self.wait(lambda now: now["leader"] and len(now["members"]) > 1, "two members")
         return next(str(m["id"]) for m in now["members"] if m["id"] != now["leader"])
 
     def kill(self, name: str) -> None:
-        """Wait until the status shows the worker ``name``, and send it SIGKILL."""
+        """Wait up to 240 s until the status shows the worker ``name``, and send it SIGKILL."""
         self.process(name).kill()
 
     def freeze(self, name: str) -> None:
-        """Wait until the status shows the worker ``name``, and freeze it by SIGSTOP.
+        """Wait up to 240 s until the status shows the worker ``name``, and freeze it by SIGSTOP.
 
         It stays frozen until :meth:`thaw`.
         """
