@@ -337,8 +337,9 @@ class ProfileDetails(Details, kind=EventKind.PROFILE, writer="`edl profile`"):
 class EndedDetails(Details):
     """The common fields of events about a worker process that has ended.
 
-    They are its ``worker`` (None: it never joined), its ``host`` and ``slot``, its ``exit_code``,
-    and ``termination_message``, the line of its output that best says why it ended.
+    They are its ``worker`` (None: it never joined), its ``host`` and ``slot``, its ``exit_code``
+    (None: unknown), and ``termination_message``, the line of its output that best says why it
+    ended.
     """
 
     RENAMED: ClassVar[Mapping[str, str]] = {"last_line": "termination_message"}
@@ -502,7 +503,8 @@ class CheckpointRefusedDetails(
 class ResumedDetails(Details, kind=EventKind.RESUMED, writer="the state source"):
     """An event logged when the state source has loaded a checkpoint, which it sends to others.
 
-    ``path`` is its file. After the death of all workers at least ``lost_steps`` steps are lost.
+    ``path`` is its file. After the death of all workers at least ``lost_steps`` steps are lost
+    (else it is None).
     """
 
     path: Annotated[str, "of the file"]
@@ -536,7 +538,7 @@ class DataSkippedDetails(Details, kind=EventKind.DATA_SKIPPED, writer="rank 0"):
 
     The reason says which parts `on_error="skip"` [leaves out](../guides/data.md#damage): ``bytes``
     bytes in ``parts`` parts of ``files`` files. ``file`` and ``offset`` are the place of a single
-    part.
+    part (None: several).
     """
 
     bytes: Annotated[int, "left out"]
@@ -559,8 +561,8 @@ class EpochLeftDetails(Details, kind=EventKind.EPOCH_LEFT, writer="rank 0"):
     """An event logged when all workers leave an epoch early.
 
     A loop of the script was shorter than the epoch with the number ``epoch``: ``trained`` samples
-    of it are trained, ``untrained`` are not. The workers go on to the next epoch, or end. `edl run`
-    does not show this event.
+    of it are trained, ``untrained`` are not (None: a stream). The workers go on to the next epoch,
+    or end. `edl run` does not show this event.
     """
 
     epoch: Annotated[int, "counted from 0"]

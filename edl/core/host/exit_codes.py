@@ -1,5 +1,8 @@
 """Define the ends of an agent, the exit code of each, and the line that `--json` prints at its end.
 
+The ends are those of :class:`AgentEnd`, their codes are in :data:`EXIT_CODES`, and
+:class:`AgentResult` is the line.
+
 The code of `edl agent` tells an engine or a supervisor what became of the agent, without a question
 to ZooKeeper. The codes from 90 to 95 are those that shells (126 to 165), `sysexits.h` (64 to 78)
 and systemd (200 to 243) leave free. A script may still end with one of them, so that its failed job
@@ -25,7 +28,13 @@ INTERRUPTED = 130  # of a command that Ctrl-C ended before it had done anything
 
 
 class AgentEnd(StrEnum):
-    """The way in which an agent, the process of `edl run`, `edl join` or `edl agent`, has ended."""
+    """The way in which an agent, the process of `edl run`, `edl join` or `edl agent`, has ended.
+
+    FINISHED, FAILED, STOPPED: the job is over in that state. LEFT, PREEMPTED: the host has left a
+    job that goes on, PREEMPTED after a signal to the agent. OVER, NO_SUCH_JOB: there is no such run
+    or job to join. ALREADY_HERE: another agent has this host. REFUSED: the command was not allowed.
+    ERROR: anything else. :data:`MEANINGS` has a sentence for each.
+    """
 
     FINISHED = "finished"
     FAILED = "failed"
@@ -66,7 +75,12 @@ EXIT_CODES: Mapping[AgentEnd, int] = {
 
 @dataclass(frozen=True)
 class AgentResult(Record):
-    """The result of `edl run`, `edl join` or `edl agent`, as `--json` prints it last."""
+    """The result of `edl run`, `edl join` or `edl agent`, as `--json` prints it last.
+
+    The fields name the job (``job``), its run (``run``) and the host (``host``), each None if it
+    was not known, how the agent has ended (``end``, ``exit_code``, ``reason``), and how many steps
+    the job had completed (``step``).
+    """
 
     job: Annotated[str | None, "name of the job; null: it was not known yet"] = None
     run: Annotated[
@@ -80,14 +94,22 @@ class AgentResult(Record):
 
 
 def end_of_job(state: JobState) -> AgentEnd:
-    """Return the end of an agent whose job is over; ``state`` is the state of the job."""
+    """Return the end of an agent whose job is over: FINISHED, FAILED or STOPPED, like ``state``.
+
+    ``state`` is the state of the job.
+
+    Raises:
+        ValueError: the job is not over (``state`` is RUNNING or STOPPING).
+    """
     return AgentEnd(state.value)
 
 
 def end_of_error(error: EdlError) -> AgentEnd:
     """Return the end of an agent, or of another command, that the error ``error`` has ended.
 
-    A job whose secret is not known here exists, so that its error is REFUSED.
+    It is NO_SUCH_JOB for an UnknownJob, ALREADY_HERE for an AgentExists, OVER for a RunEnded,
+    REFUSED for any other UsageError, and ERROR for all other errors. An AccessDenied is REFUSED,
+    although it is an UnknownJob: the job exists, only its secret is not known here.
     """
     if isinstance(error, AccessDenied):
         return AgentEnd.REFUSED
@@ -103,7 +125,7 @@ def end_of_error(error: EdlError) -> AgentEnd:
 def is_final(end: AgentEnd) -> bool:
     """Return whether another agent of the same run on the same host would end at once, too.
 
-    ``end`` is how the agent has ended. The result is True for FINISHED, FAILED, STOPPED and OVER.
+    True for FINISHED, FAILED, STOPPED and OVER. ``end`` is how the agent has ended.
     """
     return end in (AgentEnd.FINISHED, AgentEnd.FAILED, AgentEnd.STOPPED, AgentEnd.OVER)
 
