@@ -206,7 +206,8 @@ class LaunchersLostJob(LostJob):
         ``LAUNCHER_S`` (10) seconds.
 
         Args:
-            generation: The newest generation that this launcher has read; it does not count here.
+            generation: The newest generation that this launcher has read, or None; it does not
+                count here.
             missed_s: For how many seconds this launcher has not found the job.
             trains: Whether a worker answers.
         """
