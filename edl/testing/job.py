@@ -582,7 +582,8 @@ def started(
         max_np: the largest number of workers.
         min_np: the smallest number of workers.
         options: more options of ``edl run``.
-        environment: variables for all processes of the job, added to :attr:`Run.environment`.
+        environment: variables for all processes of the job, added to :attr:`Run.environment`; None:
+            none.
         throttled: how slow the steps are until :meth:`Job.hurry` is called, see
             :mod:`edl.testing.throttle`; None: they are not slowed down.
     """
