@@ -207,10 +207,12 @@ class LeaderTerm:
             self._policy_loop.written(found.learned)
 
     def _look_for_stall(self, snapshot: Snapshot) -> dict[int, str]:
-        """Check whether the ring stalls; log each worker that holds it up, once in a stall.
+        """Check whether the ring stalls; log when a stall begins or a further worker holds it up.
 
-        "Log" means to queue an event. The reason is kept for the summary of the training, until a
-        turn without a stall. ``snapshot`` is the state of the job in ZooKeeper.
+        An event is logged when a stall begins, and again when a worker holds the ring up that was
+        not named before in this stall; to log means to queue the event. The reason is kept for the
+        summary of the training, until a turn without a stall. ``snapshot`` is the state of the job
+        in ZooKeeper.
 
         Returns:
             The workers to evict because they hold up the ring: the reason by worker id; empty if
@@ -261,8 +263,8 @@ class LeaderTerm:
         """Yield the events that report ``decision`` in the event log; the caller writes them.
 
         They come in the order: the new generation, the change of the desired workers, slots given
-        back, evictions by worker id, answers to drains. ``snapshot`` is the state of the job in
-        ZooKeeper on which the decision was made.
+        back, evictions by worker id, answers to requests to drain or replace a worker. ``snapshot``
+        is the state of the job in ZooKeeper on which the decision was made.
         """
         if decision.generation is not None:
             new = decision.generation
@@ -309,9 +311,9 @@ class LeaderTerm:
         """Write the summary of the training to ZooKeeper, if it is due.
 
         It is due every ``status_period_s`` seconds, a setting of the job. Then all but the newest
-        2,000 events, and old evictions, are removed, too. If this leader knows of no progress, the
-        former summary is written again with speed 0 and the new reason, and nothing is removed.
-        ``snapshot`` is the state of the job in ZooKeeper.
+        2,000 events, and old evictions, are removed, too. If this leader knows of no progress, and
+        there is a former summary, that is written again with speed 0 and the new reason, and
+        nothing is removed. ``snapshot`` is the state of the job in ZooKeeper.
         """
         now = self._clock()
         if now - self._status_at < self._config.job_settings.status_period_s:

@@ -104,12 +104,16 @@ class PolicyLoop:
         left: float | None,
         samples_per_s: float,
     ) -> PolicyResult:
-        """Record the newest measurements; if the job has a policy, return what it decides.
+        """Record the newest measurements; return the decisions of the job's policy, and its batch.
 
         The measurements go into the scaling profile in memory. The caller writes the result to
         ZooKeeper, and calls :meth:`written` after it has written the profile. The policy is not
         followed while the job does not train or is profiled. A policy that cannot be read is
         reported by ``failed`` of the result, and not raised.
+
+        The global batch is that which the cluster has chosen for the job, else edl's own choice,
+        also without a policy. It is 0 if the script chooses its batches, while the policy is not
+        followed, and without the cluster's choice while the policy is switched off.
 
         Args:
             snapshot: The state of the job in ZooKeeper, with the text of its policy.
@@ -123,6 +127,7 @@ class PolicyLoop:
 
         Raises:
             CoordinationError: ZooKeeper is away: the profile there is read in the first turns.
+            UnknownJob: the job is not in ZooKeeper.
         """
         kept = snapshot.policy
         if (kept.text, kept.off) != (self._kept.text, self._kept.off):

@@ -45,8 +45,8 @@ class SizeOutcome:
     Attributes:
         suggestion: The size that the job shall have, and why; None without a ring, or without a
             policy that has a rule for the size, or if that has failed.
-        is_news: Whether the suggestion is worth an event: it differs from the one before, or comes
-            with a change.
+        is_news: Whether the suggestion is worth an event: the rule has decided anew and otherwise
+            than before, or it comes with a change.
         change: The change of the desired workers to write; None: they stay as they are.
         learned: The scaling profile to write to ZooKeeper, because 10 s have passed or there is a
             change; None: it is not to be written now.
@@ -136,6 +136,7 @@ class SizePolicy:
         Raises:
             CoordinationError: ZooKeeper is away: the profile there is read until this leader has
                 measured a size, and the results of `edl profile` every 30 s.
+            UnknownJob: the job is not in ZooKeeper.
         """
         learned = self._learn(snapshot, now)
         if policy is not self._policy:
@@ -264,6 +265,10 @@ class SizePolicy:
 
         The results of `edl profile` are read from ZooKeeper every 30 s (``PROFILE_S``). In the
         calls between, or without results, the profile is returned unchanged.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+            UnknownJob: the job is not in ZooKeeper.
         """
         if self._clock() < self._profile_due_s:
             return learned

@@ -1,4 +1,4 @@
-"""Report slow workers, and replace the slowest ones by workers on other hosts.
+"""Report slow workers, and replace the slowest ones by workers on hosts with a free slot.
 
 Until it is replaced, a slow worker trains smaller batches than the others; it chooses their size
 itself (:mod:`edl.worker.ring_watch`). The main entry is :class:`StragglerMitigation`.
@@ -41,9 +41,10 @@ class MitigationResult:
 
 
 class StragglerMitigation:
-    """The part of a leader that reports slow workers and replaces them by workers on other hosts.
+    """The part of a leader that reports slow workers and replaces them by workers in free slots.
 
-    It only decides; the leader writes the decisions. Only the leader's daemon thread calls it.
+    A slot of the slow worker's own host is taken only if no other host has a free one. The object
+    only decides; the leader writes the decisions. Only the leader's daemon thread calls it.
 
     Args:
         wait_s: How long to wait until a replacement joins, in seconds; after that the slow worker
@@ -67,10 +68,10 @@ class StragglerMitigation:
     ) -> MitigationResult:
         """Decide which slow worker to replace, and which findings to report.
 
-        At most one worker is replaced at a time: the result requests a new worker on another host,
-        and the slow one leaves when that joins. If none joins within ``wait_s`` seconds, the result
-        only takes the request back. Findings about workers that are no longer members of the ring
-        are ignored.
+        At most one worker is replaced at a time: the result requests a new worker in a free slot,
+        on another host if possible, and the slow one leaves when that joins. If none joins within
+        ``wait_s`` seconds, the result only takes the request back. Findings about workers that are
+        no longer members of the ring are ignored.
 
         Args:
             now: The state of the job in ZooKeeper.
