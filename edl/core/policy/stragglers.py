@@ -138,8 +138,9 @@ class Stragglers:
         least_share: the smallest fraction of a batch; a straggler that would get less is replaced.
         patience_steps: the number of steps in a row for which a worker's average must be slow
             before it gets a smaller batch or is replaced.
-        replaces: whether another worker takes the place of a straggler, where a slot is free on
-            another host; if False, a straggler only gets a smaller batch, however small.
+        replaces: whether another worker takes the place of a straggler, where a slot is free, on
+            another host if possible; if False, a straggler only gets a smaller batch, however
+            small.
         again_s: the least time between two replacements of slow workers on one host, in seconds.
     """
 
