@@ -171,7 +171,8 @@ class Daemon:
             This worker's member record; and the job's newest generation, None if it has none yet.
 
         Raises:
-            ZooKeeperUnreachable: no server answered within the connect time-out.
+            CoordinationError: ZooKeeper does not answer.
+            RingError: the port for other workers cannot be opened.
             UnknownJob: the job does not exist (any more).
         """
         config = self._config
@@ -498,9 +499,10 @@ class Daemon:
         generation: Generation | None,
         evicted: Mapping[int, str],
     ) -> None:
-        """Take part in the election and, if elected, do one turn as leader, unless the job is over.
+        """Take part in the election and, if elected, do one turn as leader, unless the job ends.
 
-        Also remove dead candidates, and set when this thread reads ZooKeeper next.
+        It ends, too, if ``generation`` has no members. Also remove dead candidates, and set the
+        next read.
 
         Args:
             member: This worker's member record; None before it is registered.
@@ -537,11 +539,11 @@ class Daemon:
                 return
 
     def _break_ring_of(self, evicted: frozenset[int]) -> None:
-        """Break this worker's ring if one of its members is evicted, or if it is outdated.
+        """Break this worker's ring if it is outdated or has a worker of ``evicted`` (worker ids).
 
         A ring is outdated if it is still being built although a newer generation exists. Each call
-        breaks the ring again, since a ring that is being built opens new connections. Also set
-        after how many seconds this thread looks again. ``evicted`` has the evicted workers' ids.
+        breaks the ring again, since a ring that is being built opens new connections. Waits in the
+        rendezvous of the newest ring fail, too. Also set when to look again.
         """
         number, members = self._ring.membership
         lost = bool(evicted & set(members))

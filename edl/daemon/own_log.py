@@ -116,7 +116,8 @@ class OwnLog:
     def failed(self, left_out: int, error: OSError) -> None:
         """Note that ``left_out`` more bytes were not written to the log, because of ``error``.
 
-        The first error since the last report is kept as the cause. Any thread may call this.
+        The first error since :meth:`resumed` is kept as the cause, for :meth:`take_failure`. Any
+        thread may call this.
         """
         with self._lock:
             if not self._left_out:

@@ -150,7 +150,7 @@ class PendingWrites:
         """Write how the job has ended, unless the job goes on without this worker.
 
         The job goes on if this worker was evicted, or if the newest generation has members and this
-        worker is none of them. Then a warning is logged.
+        worker is none of them, nor of the ring before. Then a warning is logged.
 
         Args:
             end: The state, reason and exit code of the job.
