@@ -322,11 +322,12 @@ class Agent(Supervisor[AgentState]):
             self._host = replace(self._host, devices=devices, busy=busy)
 
     def _look_at_template(self, snapshot: Snapshot) -> None:
-        """Start the template of the workers or read its messages; it does not wait.
+        """Start the template of the workers, or read its messages without a wait.
 
-        The template is a process that forks workers (:mod:`edl.launch.template`). If this host will
-        have none, the reason is recorded once as an event, which gets its generation and step from
-        ``snapshot``, the job's records; unless the user did not ask for a template.
+        The template is a process that forks workers (:mod:`edl.launch.template`). To end one that
+        has failed may take 5 s. If this host will have none, the reason is recorded once as an
+        event, which gets its generation and step from ``snapshot``, the job's records; unless the
+        user did not ask for a template.
         """
         self._template.look()
         why = self._template.why_none

@@ -123,6 +123,9 @@ class BorrowedSlots:
 
         Returns:
             True if at least one request was recorded as fulfilled.
+
+        Raises:
+            CoordinationError: ZooKeeper is away; the next call tries the same again.
         """
         members = {member.id for member in snapshot.members}
         hidden = sum(process.worker not in members for process in living)

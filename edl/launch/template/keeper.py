@@ -103,7 +103,8 @@ class TemplateKeeper:
     ) -> Child | None:
         """Start a worker by a fork of the template process.
 
-        The call takes 5 s at most for the fork.
+        The call takes 5 s at most for the fork, and as long again to end a template that does not
+        answer.
 
         Args:
             environment: all environment variables of the worker.
