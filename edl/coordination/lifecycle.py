@@ -139,6 +139,7 @@ def delete_ended(session: Session, paths: JobPaths) -> bool:
 
     Raises:
         JobExists: the job has not ended, and one of its processes lives or it is reserved.
+        AccessDenied: the session cannot open the job.
         UsageError: the job has ended, and some of its processes have not left it yet.
         CoordinationError: ZooKeeper is away, or another process keeps changing the job.
     """
@@ -284,6 +285,7 @@ def _living_or_leftovers(session: Session, paths: JobPaths) -> list[str]:
 
     Raises:
         JobExists: the job has not ended, and one of its processes lives or it is reserved.
+        AccessDenied: the session cannot open the job.
     """
     nodes = subtree(session, paths)
     answer, creator, generation, *living = session.read_all(
