@@ -301,7 +301,11 @@ class Election:
         )
 
     def _candidates(self) -> list[str]:
-        """Return the names of all candidates' nodes, by sequence number: the leader's first."""
+        """Return the names of all candidates' nodes, by sequence number: the leader's first.
+
+        Raises:
+            EdlError: the election does not exist (the error that ``missing`` makes).
+        """
         names = self.session.read_all("read the election", [children(self.path)])[0]
         if names is None:
             raise self._missing()

@@ -118,7 +118,8 @@ class Nodes(ABC, Generic[P]):
 
         Raises:
             EdlError: the node or the :attr:`fence` does not exist; the error of :meth:`unknown`.
-            CoordinationError: ZooKeeper is away, or others changed the node at each of 20 attempts.
+            CoordinationError: ZooKeeper is away (the value may have been written or not), or others
+                changed the node at each of 20 attempts.
         """
 
         def alone(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], None]:
@@ -146,8 +147,8 @@ class Nodes(ABC, Generic[P]):
         Raises:
             EdlError: the first node or the :attr:`fence` does not exist; the error of
                 :meth:`unknown`.
-            CoordinationError: ZooKeeper is away, or others changed the nodes at each of 20
-                attempts.
+            CoordinationError: ZooKeeper is away (the values may have been written or not), or
+                others changed the nodes at each of 20 attempts.
         """
         for attempt in range(ATTEMPTS):
             if attempt:  # without pauses two frequent writers would collide each time
@@ -177,12 +178,12 @@ class Nodes(ABC, Generic[P]):
             event: The event to append to the log; None: no event is appended.
 
         Returns:
-            True if all is written; False, with nothing written, if a node does not have the
-            expected version.
+            True if all is written; False, with nothing written, if a node is missing or does not
+            have the expected version.
 
         Raises:
             EdlError: the :attr:`fence` does not exist; the error of :meth:`unknown`.
-            CoordinationError: ZooKeeper is away.
+            CoordinationError: ZooKeeper is away; all may have been written, or nothing.
         """
         build = partial(self._write, writes=writes, event=event)
         try:
@@ -298,7 +299,8 @@ class JobNodes(Nodes[JobPaths]):
 
         Raises:
             UnknownJob: the job was removed, or replaced by a new job of the same name.
-            CoordinationError: ZooKeeper is away, or others changed the node at each of 20 attempts.
+            CoordinationError: ZooKeeper is away (the record may have been written or not), or
+                others changed the node at each of 20 attempts.
         """
         data = encode(record.to_json())
         for _ in range(ATTEMPTS):
