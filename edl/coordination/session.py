@@ -465,8 +465,7 @@ class Session:
         Raises:
             AccessDenied: a node belongs to a job whose secret this session does not know.
             CoordinationError: there was no answer within ``request_timeout_s``, or another error.
-            NoNodeError, NodeExistsError, BadVersionError, NotEmptyError: kazoo's, unless it is one
-                of ``absent``.
+            NoNodeError, or another of :data:`ANSWERS`: kazoo's error, if it is not in ``absent``.
         """
         deadline = time.monotonic() + self.request_timeout_s
         while True:
