@@ -147,8 +147,8 @@ def _wind_down(snapshot: Snapshot, own: SupervisorState, now: float) -> Supervis
 
     All workers of a FAILED job are ended at once, and otherwise those that were evicted or were
     never in a ring. The others are ended ``finish_s`` after a FINISHED job's end, ``stop_s`` after
-    a STOPPED one's. Once no worker runs, the decision has the launcher's exit code
-    (:func:`result`).
+    a STOPPED one's. If workers run ``stop_s`` after a FINISHED job's end, a warning names them.
+    Once no worker runs, the decision has the launcher's exit code (:func:`result`).
 
     Args:
         snapshot: the job's records in ZooKeeper.
@@ -378,7 +378,8 @@ def ring_is_away(snapshot: Snapshot, own: SupervisorState, now: float) -> bool:
 
     A worker that only lost its session opens another soon. Until then no new worker is started,
     because no worker could send the job's state to the new one. The result is False before the
-    first generation, and once all workers of the ring are known to be dead.
+    first generation, in a launcher that has run no worker of the ring, and once all workers of the
+    ring are known to be dead.
 
     Args:
         snapshot: the job's records in ZooKeeper.

@@ -205,8 +205,9 @@ def _drained(
 ) -> tuple[tuple[Request, ...], tuple[Departure, ...]]:
     """Return the answers to all open requests to drain or replace workers, and who leaves by them.
 
-    A request is refused if its worker is not in the ring, if the launcher assigns by slot, or if
-    without a drained worker too few would train. An accepted drain lowers the number of workers
+    A request is refused if its kind is unknown here, if its worker is not in the ring or leaves by
+    an earlier request, if the launcher assigns by slot, or if without a drained worker too few
+    would train or the job may not have that size. An accepted drain lowers the number of workers
     assigned to its host by one, unless that is 0 already. A replacement does not lower it.
 
     Args:

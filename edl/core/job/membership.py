@@ -316,9 +316,10 @@ def _restart(
 ) -> MembershipDecision:
     """Return the decision to start a job again, or to wait, when its whole ring has left ZooKeeper.
 
-    It waits while a worker may be alive with the job's state. If a newcomer of ``current`` holds
-    the state, the job goes on from that; otherwise it starts like a new job, with no state but a
-    checkpoint.
+    It waits while a worker may be alive with the job's state; a newcomer of ``current`` that does
+    not tell within ``limits.report_s`` seconds whether it has the state is evicted. If a newcomer
+    of ``current`` holds the state, the job goes on from that; otherwise it starts like a new job,
+    with no state but a checkpoint.
 
     Args:
         now: the state of the job in ZooKeeper.

@@ -215,9 +215,9 @@ def _with_allowed_size(
 ) -> Snapshot:
     """Return a copy of ``now`` with fewer assigned, if a crash has left a size that is not allowed.
 
-    The next smaller allowed size is assigned, if no agent can start the workers that the ring has
-    fewer than assigned, and ``limits.start_s`` seconds have passed since the generation began.
-    Otherwise the result is ``now`` itself.
+    The next smaller allowed size is assigned, if no agent can start the workers that the ring
+    lacks, and ``limits.start_s`` seconds have passed since the generation began. Otherwise the
+    result is ``now`` itself.
 
     Args:
         now: the state of the job in ZooKeeper.
