@@ -86,8 +86,8 @@ class AgentState(SupervisorState):
         limits: the time limits of the agent.
         draining: whether the host is about to leave the job. The agent ends with code 0 once no
             worker is assigned to the host and none of its processes runs.
-        devices: the devices that the agent's own record in ZooKeeper has. A worker is started on no
-            other one.
+        devices: the devices that the agent's own record in ZooKeeper has. If the job is limited to
+            devices, a worker is started on no other one.
         cuda_devices: the entries of the CUDA_VISIBLE_DEVICES with which the agent was started; None
             if it is not set.
     """
