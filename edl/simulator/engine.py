@@ -487,6 +487,10 @@ class _QueueRun(_Simulation):
 
         The policy is not asked if, since the last decision, no job has arrived or ended that could
         let a job start. The decision is counted all the same.
+
+        Raises:
+            UsageError: the step time of a job was not measured.
+            AssertionError: the decision breaks a rule (:mod:`edl.core.cluster.validity`).
         """
         if self.active or self.running:
             self.decisions += 1
@@ -504,6 +508,10 @@ class _QueueRun(_Simulation):
         It ends when one of the jobs asked about has to wait, when none waits any more, or when no
         slot is free. For a policy that starts jobs in order the result is the same as if it were
         asked about all, at less cost. Any other policy is asked about all waiting jobs at once.
+
+        Raises:
+            UsageError: the step time of a job was not measured.
+            AssertionError: the decision breaks a rule (:mod:`edl.core.cluster.validity`).
         """
         count = 1 if self.in_order else len(self.active)
         while self.active:
