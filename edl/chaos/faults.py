@@ -148,6 +148,10 @@ class Chaos:
         An order that cannot be carried out yet is tried again every ``POLL_S`` seconds. Stop when
         the plan is done or its count or duration is reached, when the job is not running, or after
         a fault from which it did not recover.
+
+        Raises:
+            EdlError: a worker refuses an action.
+            CoordinationError: ZooKeeper does not answer for longer than ``limit_s``.
         """
         plan, began = self._plan, time.monotonic()
         at_steps, moments = list(plan.at_steps), plan.moments(self._random)
@@ -264,6 +268,9 @@ class Chaos:
         Returns:
             the snapshot that shows that the job trains again, or that it stops or has ended without
             failing; None if the job failed, or did not recover within ``limit_s``.
+
+        Raises:
+            CoordinationError: ZooKeeper does not answer for longer than ``limit_s``.
         """
         deadline = time.monotonic() + self._limit_s
         base: tuple[int, int] | None = None  # generation and step when the ring was whole again
@@ -296,6 +303,9 @@ class Chaos:
 
         Returns:
             the outcome as a clause for people, and ``details`` of :class:`Fault`.
+
+        Raises:
+            CoordinationError: ZooKeeper does not answer for longer than ``limit_s``.
         """
         if recovered is None:
             snapshot = self._snapshot()
