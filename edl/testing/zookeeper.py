@@ -96,6 +96,9 @@ class Server:
 
         Args:
             wait: whether to return only when it serves clients (see :meth:`wait_until_it_serves`).
+
+        Raises:
+            AssertionError: it does not serve within START_S (60) seconds; only with ``wait``.
         """
         with (self._directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
