@@ -71,6 +71,7 @@ def desired_hosts(offered: Mapping[str, int], settings: Config, state: Path) -> 
     Raises:
         UsageError: no host is offered and this process was not started by horovodrun, or the
             options of horovodrun cannot be read.
+        OSError: the answer cannot be stored.
     """
     launcher = find_launcher()
     if launcher is None:
