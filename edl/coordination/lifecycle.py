@@ -205,6 +205,9 @@ def _opened(session: Session, known: Sequence[Access]) -> dict[str, Access]:
     Args:
         session: The session to read with, which has proved all of ``known``.
         known: The accesses to try; several may be for the same job.
+
+    Raises:
+        CoordinationError: ZooKeeper is away.
     """
     names = list(dict.fromkeys(access.job for access in known))
     answers = session.read_open("read ACLs", [acl(JobPaths(name).root) for name in names])
@@ -238,6 +241,9 @@ def unknown_job(session: Session, paths: JobPaths) -> UnknownJob:
     Args:
         session: The session that has not found the job.
         paths: The paths of the missing job.
+
+    Raises:
+        CoordinationError: ZooKeeper is away.
     """
     names = set(job_names(session))
     own = {paths.name, *_opened(session, session.identities)} & names

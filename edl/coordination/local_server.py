@@ -480,6 +480,7 @@ def _usable_port(address: str, port: int) -> int:
 
     Raises:
         UsageError: the machine has no such address, or a process cannot listen on the port.
+        CoordinationError: no port is free.
     """
     try:
         ipaddress.IPv4Address(address)

@@ -98,6 +98,10 @@ class Nodes(ABC, Generic[P]):
         Returns:
             For each list, in order, a list of the (path, data) of each node that exists, in the
             order of the list.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+            AccessDenied: a node belongs to a job whose secret the session does not know.
         """
         answers = iter(self.read(*(get(path, wake) for group in groups for path in group)))
         found = [[(path, next(answers)) for path in group] for group in groups]
@@ -149,6 +153,7 @@ class Nodes(ABC, Generic[P]):
                 :meth:`unknown`.
             CoordinationError: ZooKeeper is away (the values may have been written or not), or
                 others changed the nodes at each of 20 attempts.
+            AccessDenied: a node belongs to a job whose secret the session does not know.
         """
         for attempt in range(ATTEMPTS):
             if attempt:  # without pauses two frequent writers would collide each time
@@ -370,6 +375,9 @@ def first_of(path: str, answer: Any) -> int:
     Args:
         path: The path of the node: that of events or of worker ids.
         answer: The data and stat of the node, as read; None without a node.
+
+    Raises:
+        CoordinationError: the node's data is not a JSON object.
     """
     return int(content(path, answer).get("first", 0))
 
