@@ -126,7 +126,7 @@ class Event(Record):
 
 @dataclass(frozen=True)
 class LeaderDetails(Details, kind=EventKind.LEADER, writer="the leader"):
-    """An event logged when ``worker`` begins to lead, or is connected to ZooKeeper again."""
+    """An event logged when `worker` begins to lead, or is connected to ZooKeeper again."""
 
     worker: Annotated[str, "the leader"]
 
@@ -135,9 +135,9 @@ class LeaderDetails(Details, kind=EventKind.LEADER, writer="the leader"):
 class GenerationDetails(Details, kind=EventKind.GENERATION, writer="the leader"):
     """An event logged when the leader has written a generation (the members of a new ring).
 
-    It has the leader's ``term``, the ``members``, those that ``joined`` and those that ``left``,
-    and the last speed of the ring before (``samples_per_s``). ``repair``: no ring trains until this
-    one is built, because one broke (see ``failures``) or the job starts.
+    It has the leader's `term`, the `members`, those that `joined` and those that `left`,
+    and the last speed of the ring before (`samples_per_s`). `repair`: no ring trains until this
+    one is built, because one broke (see `failures`) or the job starts.
     """
 
     term: Annotated[int, "the term of the leader"]
@@ -202,8 +202,8 @@ class SwitchParts(Record):
 class SwitchDetails(Details, kind=EventKind.SWITCH, writer="rank 0"):
     """An event logged two steps after a switch, or earlier if the next switch or the end comes.
 
-    It has the size of the new ring (``world_size``) and, by worker, the parts of its switch
-    (``workers``). If the next switch follows before a step is complete, the earlier one is not
+    It has the size of the new ring (`world_size`) and, by worker, the parts of its switch
+    (`workers`). If the next switch follows before a step is complete, the earlier one is not
     logged.
     """
 
@@ -215,7 +215,7 @@ class SwitchDetails(Details, kind=EventKind.SWITCH, writer="rank 0"):
 
 @dataclass(frozen=True)
 class EvictedDetails(Details, kind=EventKind.EVICTED, writer="the leader"):
-    """An event logged when the leader has evicted ``worker``; the reason says why."""
+    """An event logged when the leader has evicted `worker`; the reason says why."""
 
     worker: Annotated[str, "the evicted one"]
 
@@ -224,7 +224,7 @@ class EvictedDetails(Details, kind=EventKind.EVICTED, writer="the leader"):
 class StalledDetails(Details, kind=EventKind.STALLED, writer="the leader"):
     """An event logged when no step completes for `stall_s` and for the time of 20 usual steps.
 
-    ``workers`` hold the job up; the reason says since when, and in which line of code.
+    `workers` hold the job up; the reason says since when, and in which line of code.
     """
 
     workers: Annotated[tuple[str, ...], "those that hold the job up"]
@@ -232,7 +232,7 @@ class StalledDetails(Details, kind=EventKind.STALLED, writer="the leader"):
 
 @dataclass(frozen=True)
 class PausedDetails(Details, kind=EventKind.PAUSED, writer="the leader"):
-    """An event logged when only ``world_size`` workers are left, below ``min_np``; they wait."""
+    """An event logged when only `world_size` workers are left, below `min_np`; they wait."""
 
     world_size: Annotated[int, "how many are left"]
     min_np: Annotated[int, "how many it takes"]
@@ -240,7 +240,7 @@ class PausedDetails(Details, kind=EventKind.PAUSED, writer="the leader"):
 
 @dataclass(frozen=True)
 class DrainDetails(Details, kind=EventKind.DRAIN, writer="the leader"):
-    """An event logged when a request to drain or replace ``worker`` is ``accepted`` or refused."""
+    """An event logged when a request to drain or replace `worker` is `accepted` or refused."""
 
     worker: Annotated[str, "that shall leave"]
     accepted: Annotated[bool, "it leaves"]
@@ -250,7 +250,7 @@ class DrainDetails(Details, kind=EventKind.DRAIN, writer="the leader"):
 class DesiredDetails(Details, kind=EventKind.DESIRED, writer="whoever asks for it"):
     """An event logged when the desired number of workers on a host changes.
 
-    ``by`` is the kind of party that asked; ``before`` and ``after`` are the numbers by host. The
+    `by` is the kind of party that asked; `before` and `after` are the numbers by host. The
     reason names the cause: `edl scale`, `edl migrate`, `edl profile`, a policy, a host that joins
     or leaves, a slot that is disabled, a worker that leaves, or slots that the job borrows or has
     to give back.
@@ -263,9 +263,9 @@ class DesiredDetails(Details, kind=EventKind.DESIRED, writer="whoever asks for i
 
 @dataclass(frozen=True)
 class ReclaimedDetails(Details, kind=EventKind.RECLAIMED, writer="an agent, or the leader"):
-    """An event logged when ``slots`` slots of ``host`` that the job had borrowed are free again.
+    """An event logged when `slots` slots of `host` that the job had borrowed are free again.
 
-    That took ``after_s`` seconds from the request, which had given ``within_s``.
+    That took `after_s` seconds from the request, which had given `within_s`.
     """
 
     host: Annotated[str, "theirs"]
@@ -278,7 +278,7 @@ class ReclaimedDetails(Details, kind=EventKind.RECLAIMED, writer="an agent, or t
 class PolicyDetails(Details, kind=EventKind.POLICY, writer="the leader"):
     """An event logged when the job's policy makes a new decision, or fails and is switched off.
 
-    It wants ``wanted_np`` workers; ``np`` train, at ``samples_per_s``. Or it has ``failed``.
+    It wants `wanted_np` workers; `np` train, at `samples_per_s`. Or it has `failed`.
     """
 
     RENAMED: ClassVar[Mapping[str, str]] = {"wished": "wanted_np"}
@@ -291,7 +291,7 @@ class PolicyDetails(Details, kind=EventKind.POLICY, writer="the leader"):
 
 @dataclass(frozen=True)
 class PolicySetDetails(Details, kind=EventKind.POLICY_SET, writer="who sets it"):
-    """An event logged when a policy (``text``, from ``source``) is set, or turned ``on`` or off."""
+    """An event logged when a policy (`text`, from `source`) is set, or turned `on` or off."""
 
     on: Annotated[bool, "it counts"]
     source: Annotated[str, "the file that it is from, or the script"]
@@ -300,7 +300,7 @@ class PolicySetDetails(Details, kind=EventKind.POLICY_SET, writer="who sets it")
 
 @dataclass(frozen=True)
 class GlobalBatchDetails(Details, kind=EventKind.GLOBAL_BATCH, writer="the leader"):
-    """An event logged when the job changes its global batch, ``before`` samples, to ``batch``."""
+    """An event logged when the job changes its global batch, `before` samples, to `batch`."""
 
     before: Annotated[int, "samples of all workers together until then"]
     batch: Annotated[int, "those from then on"]
@@ -310,7 +310,7 @@ class GlobalBatchDetails(Details, kind=EventKind.GLOBAL_BATCH, writer="the leade
 class ProfilingDetails(Details, kind=EventKind.PROFILING, writer="`edl profile`"):
     """An event logged when `edl profile` begins to measure the job at other sizes.
 
-    Until then ``np`` workers were wanted, by host as in ``desired``; they are restored afterwards.
+    Until then `np` workers were wanted, by host as in `desired`; they are restored afterwards.
     """
 
     np: Annotated[int, "workers wanted before"]
@@ -319,10 +319,10 @@ class ProfilingDetails(Details, kind=EventKind.PROFILING, writer="`edl profile`"
 
 @dataclass(frozen=True)
 class ProfileDetails(Details, kind=EventKind.PROFILE, writer="`edl profile`"):
-    """An event logged when `edl profile` has measured the job's throughput with ``np`` workers.
+    """An event logged when `edl profile` has measured the job's throughput with `np` workers.
 
-    It was ``throughput`` (in ``unit`` a second, of all workers), with a mean step time of
-    ``step_s``, over ``steps`` steps that took ``seconds``.
+    It was `throughput` (in `unit` a second, of all workers), with a mean step time of
+    `step_s`, over `steps` steps that took `seconds`.
     """
 
     np: Annotated[int, "workers that trained"]
@@ -378,9 +378,9 @@ class WorkerExitedDetails(
 
 @dataclass(frozen=True)
 class WorkerFrozenDetails(Details, kind=EventKind.WORKER_FROZEN, writer="an agent"):
-    """An event logged when ``worker`` does not answer, and its agent ends it.
+    """An event logged when `worker` does not answer, and its agent ends it.
 
-    It ran on ``host`` in ``slot``; the file ``stacks`` on that host says where its threads were.
+    It ran on `host` in `slot`; the file `stacks` on that host says where its threads were.
     """
 
     worker: Annotated[str, "that does not answer"]
@@ -395,7 +395,7 @@ class WorkerFrozenDetails(Details, kind=EventKind.WORKER_FROZEN, writer="an agen
 
 @dataclass(frozen=True)
 class LogFailedDetails(Details, kind=EventKind.LOG_FAILED, writer="a worker"):
-    """An event logged when ``worker`` on ``host`` cannot write its log file, ``path``.
+    """An event logged when `worker` on `host` cannot write its log file, `path`.
 
     The worker trains on; its output is discarded until the file can be written again.
     """
@@ -407,10 +407,10 @@ class LogFailedDetails(Details, kind=EventKind.LOG_FAILED, writer="a worker"):
 
 @dataclass(frozen=True)
 class SlowWorkerDetails(Details, kind=EventKind.SLOW_WORKER, writer="rank 0"):
-    """An event logged when ``worker`` computes much longer than the others, which wait for it.
+    """An event logged when `worker` computes much longer than the others, which wait for it.
 
-    In the last 50 steps its median in a step (``compute_s``) was at least twice that of the others
-    (``others_s``). The event is logged once for each ring and worker.
+    In the last 50 steps its median in a step (`compute_s`) was at least twice that of the others
+    (`others_s`). The event is logged once for each ring and worker.
     """
 
     worker: Annotated[str, "the slow one"]
@@ -437,14 +437,14 @@ class StragglerDetails(Details, kind=EventKind.STRAGGLER, writer="the leader"):
 
 @dataclass(frozen=True)
 class ZookeeperBackDetails(Details, kind=EventKind.ZOOKEEPER_BACK, writer="rank 0"):
-    """An event logged when ZooKeeper answers again after ``away_s`` seconds, a second or more."""
+    """An event logged when ZooKeeper answers again after `away_s` seconds, a second or more."""
 
     away_s: Annotated[float, "how long"]
 
 
 @dataclass(frozen=True)
 class JobRestoredDetails(Details, kind=EventKind.JOB_RESTORED, writer="a worker, or an agent"):
-    """An event logged when ``process`` has written the job again, which ZooKeeper had lost."""
+    """An event logged when `process` has written the job again, which ZooKeeper had lost."""
 
     process: Annotated[str, "that has written it"]
 
@@ -453,7 +453,7 @@ class JobRestoredDetails(Details, kind=EventKind.JOB_RESTORED, writer="a worker,
 class SlotDisabledDetails(
     Details, kind=EventKind.SLOT_DISABLED, writer="an agent, or `edl-worker`"
 ):
-    """An event logged when no worker is started any more in slot number ``slot`` of ``host``.
+    """An event logged when no worker is started any more in slot number `slot` of `host`.
 
     The slot failed more than `max_restarts` times in a row, or its worker can never join the job.
     """
@@ -464,7 +464,7 @@ class SlotDisabledDetails(
 
 @dataclass(frozen=True)
 class NoTemplateDetails(Details, kind=EventKind.NO_TEMPLATE, writer="an agent"):
-    """An event logged when the workers of ``host`` are not forked from a template process.
+    """An event logged when the workers of `host` are not forked from a template process.
 
     The reason says why; see [how a worker starts](../explanation/workers.md#how-a-worker-starts).
     """
@@ -474,9 +474,9 @@ class NoTemplateDetails(Details, kind=EventKind.NO_TEMPLATE, writer="an agent"):
 
 @dataclass(frozen=True)
 class CheckpointDetails(Details, kind=EventKind.CHECKPOINT, writer="rank 0"):
-    """An event logged when rank 0 has written a checkpoint of ``bytes`` bytes to the file ``path``.
+    """An event logged when rank 0 has written a checkpoint of `bytes` bytes to the file `path`.
 
-    Training paused for ``capture_s`` seconds; beside it, the writing took ``write_s``.
+    Training paused for `capture_s` seconds; beside it, the writing took `write_s`.
     """
 
     path: Annotated[str, "of its file"]
@@ -494,7 +494,7 @@ class CheckpointFailedDetails(Details, kind=EventKind.CHECKPOINT_FAILED, writer=
 class CheckpointRefusedDetails(
     Details, kind=EventKind.CHECKPOINT_REFUSED, writer="the state source"
 ):
-    """An event logged when the checkpoint ``path`` cannot be loaded; an older one is tried."""
+    """An event logged when the checkpoint `path` cannot be loaded; an older one is tried."""
 
     path: Annotated[str, "of the file"]
 
@@ -503,7 +503,7 @@ class CheckpointRefusedDetails(
 class ResumedDetails(Details, kind=EventKind.RESUMED, writer="the state source"):
     """An event logged when the state source has loaded a checkpoint, which it sends to others.
 
-    ``path`` is its file. After the death of all workers at least ``lost_steps`` steps are lost
+    `path` is its file. After the death of all workers at least `lost_steps` steps are lost
     (else it is None).
     """
 
@@ -517,9 +517,9 @@ class ResumedDetails(Details, kind=EventKind.RESUMED, writer="the state source")
 class StateDiffersDetails(Details, kind=EventKind.STATE_DIFFERS, writer="rank 0"):
     """An event logged when the workers' states differ.
 
-    The reason says after which step, and what differs first. ``workers`` differ from most others
+    The reason says after which step, and what differs first. `workers` differ from most others
     (empty: there is no majority). They [get the state](../explanation/same-state.md) of the worker
-    ``resynced_from``; if that is None, the job ends, or, if only newcomers differ, these end.
+    `resynced_from`; if that is None, the job ends, or, if only newcomers differ, these end.
     """
 
     RENAMED: ClassVar[Mapping[str, str]] = {"healed_from": "resynced_from"}
@@ -536,8 +536,8 @@ class StateDiffersDetails(Details, kind=EventKind.STATE_DIFFERS, writer="rank 0"
 class DataSkippedDetails(Details, kind=EventKind.DATA_SKIPPED, writer="rank 0"):
     """An event logged when the loader is created over damaged data.
 
-    The reason says which parts `on_error="skip"` [leaves out](../guides/data.md#damage): ``bytes``
-    bytes in ``parts`` parts of ``files`` files. ``file`` and ``offset`` are the place of a single
+    The reason says which parts `on_error="skip"` [leaves out](../guides/data.md#damage): `bytes`
+    bytes in `parts` parts of `files` files. `file` and `offset` are the place of a single
     part (None: several).
     """
 
@@ -560,8 +560,8 @@ class TrainingStoppedDetails(Details, kind=EventKind.TRAINING_STOPPED, writer="r
 class EpochLeftDetails(Details, kind=EventKind.EPOCH_LEFT, writer="rank 0"):
     """An event logged when all workers leave an epoch early.
 
-    A loop of the script was shorter than the epoch with the number ``epoch``: ``trained`` samples
-    of it are trained, ``untrained`` are not (None: a stream). The workers go on to the next epoch,
+    A loop of the script was shorter than the epoch with the number `epoch`: `trained` samples
+    of it are trained, `untrained` are not (None: a stream). The workers go on to the next epoch,
     or end. `edl run` does not show this event.
     """
 

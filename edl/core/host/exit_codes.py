@@ -125,7 +125,7 @@ def end_of_error(error: EdlError) -> AgentEnd:
 def is_final(end: AgentEnd) -> bool:
     """Return whether another agent of the same run on the same host would end at once, too.
 
-    True for FINISHED, FAILED, STOPPED and OVER. ``end`` is how the agent has ended.
+    ``end`` is how the agent has ended. The result is True for FINISHED, FAILED, STOPPED and OVER.
     """
     return end in (AgentEnd.FINISHED, AgentEnd.FAILED, AgentEnd.STOPPED, AgentEnd.OVER)
 
