@@ -153,6 +153,7 @@ class Machine:
     agents: dict[str, Agent] = field(default_factory=dict)
     workers: set[tuple[str, str, int]] = field(default_factory=set)  # job, run, device
     broken_for: set[str] = field(default_factory=set)  # jobs whose workers die at once here
+    refuses: set[str] = field(default_factory=set)  # jobs whose agents cannot be started here
 
     def runs(self, job: str, run: str) -> list[int]:
         return sorted(device for j, r, device in self.workers if (j, r) == (job, run))
@@ -234,7 +235,7 @@ class World:
             if goes_on.get(job) != agent.run:
                 self.agent_dies(name, job)
         for job, run in goes_on.items():
-            if job not in machine.agents:
+            if job not in machine.agents and job not in machine.refuses:
                 machine.agents[job] = Agent(run)
                 self._register(name, job)
         self.check()
@@ -284,6 +285,17 @@ class World:
     def workers_live(self, name: str, job: str) -> None:
         """From now on, let the workers of a job live on this host again."""
         self.machines[name].broken_for.discard(job)
+
+    def all_die(self, name: str, job: str) -> None:
+        """Let the agent and the workers of a job die here, and from now on no agent be started."""
+        machine = self.machines[name]
+        machine.refuses.add(job)
+        machine.workers = {one for one in machine.workers if one[0] != job}
+        self.agent_is_lost(name, job)
+
+    def agents_start(self, name: str, job: str) -> None:
+        """From now on, let `edl host` start agents of a job here again."""
+        self.machines[name].refuses.discard(job)
 
     # --- agents
 
@@ -365,7 +377,9 @@ class World:
         if run is None or run.state.over:
             return
         if run.state is JobState.STOPPING:
-            run.state, run.reason = JobState.STOPPED, "it was asked to"
+            agents = [machine.agents.get(job) for machine in self.machines.values()]
+            if any(agent is not None and agent.run == run.token for agent in agents):
+                run.state = JobState.STOPPED  # by an agent
             return
         if self.workers(job) >= one.request.min:
             run.trains = True

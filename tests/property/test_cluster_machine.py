@@ -54,7 +54,7 @@ HAPPENS = {
     "user": "run run run halt gone -1 1 forget",
     "host": "host_acts host_reports host_dies offer_ends machine_dies" + 5 * " host_returns",
     "agent": "agent_reads agent_declares agent_spawns agent_dies record_ends agent_is_lost "
-    "workers_crash workers_live workers_live",
+    "workers_crash workers_live workers_live all_die agents_start agents_start",
     "run": "run_steps run_fails run_stops",
     "drain": "on off off",
     "time": "1 3 6 20",
@@ -281,6 +281,7 @@ class ClusterMachine(RuleBasedStateMachine):
         for name, machine in world.machines.items():
             machine.drained = False
             machine.broken_for.clear()
+            machine.refuses.clear()
             world.host_returns(name)
         needed = [job.request.min for job in world.jobs.values() if not job.request.labels]
         slots = sum(machine.slots for machine in world.machines.values())

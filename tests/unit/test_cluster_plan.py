@@ -11,8 +11,9 @@ from cluster_world import SETTINGS, Batches, Hints, Run, World, running
 from edl.core.cluster.job_life import LifeResult, LifeState
 from edl.core.cluster.orders import CreateRun, PlaceRun, StopRun
 from edl.core.cluster.plan import ClusterPlan, plan
-from edl.core.cluster.records import Goal
+from edl.core.cluster.records import Goal, HostReport
 from edl.core.cluster.state import Allocation, ClusterState
+from edl.core.cluster.view import AgentView
 from edl.core.records import JobState
 
 QUEUED, STARTING, RUNNING = LifeState.QUEUED, LifeState.STARTING, LifeState.RUNNING
@@ -496,6 +497,50 @@ def test_a_run_that_does_not_stop_is_ended() -> None:
     assert world.state("a") is HALTED
 
 
+@pytest.mark.parametrize("goal", [Goal.HALT, Goal.RUN, Goal.GONE])
+def test_a_run_whose_processes_die_while_it_stops_is_over_at_once(goal: Goal) -> None:
+    world = settled(2, a={"max": 2})
+    world.want("a", Goal.HALT)
+    world.turn()
+    began_s = world.now_s
+    world.all_die("h0", "a")
+    world.want("a", goal)
+    after = {Goal.HALT: HALTED, Goal.RUN: QUEUED, Goal.GONE: ENDED}[goal]
+    changed = f"a: halting -> {after}: "
+    world.until(lambda: any(line.startswith(changed) for line in world.story), rounds=5)
+    assert world.now_s - began_s <= 5 < SETTINGS.halt_timeout_s
+    died = "all its processes had died before it saved a checkpoint"
+    assert any(died in line for line in world.story) is (goal is not Goal.GONE)
+
+
+def test_silence_and_old_reports_do_not_say_that_a_run_which_stops_is_dead() -> None:
+    """Its agents may live, and save."""
+    world = settled(2, 2, a={"max": 4})
+    world.want("a", Goal.HALT)
+    world.turn()
+    world.all_die("h0", "a")
+    report = world.machines["h1"].report
+    assert report is not None
+    no_agents = dict[str, AgentView]()
+    for h1 in (
+        {"report": report},  # a worker lives
+        {"report": None},
+        {"report": HostReport(world.machines["h1"].version - 1)},  # it did not know of the run yet
+        {"report": HostReport(9), "offer": None},
+    ):
+        world.reads_jobs(world.leader)
+        view = world.view(world.leader)
+        job, (host0, host1) = view.jobs[0], view.hosts
+        assert job.run is not None
+        alone = replace(job, run=replace(job.run, agents=no_agents))
+        host0 = replace(host0, report=HostReport(9))
+        view = replace(view, jobs=(alone,), hosts=(host0, replace(host1, **h1)))
+        assert plan(view, world.policy, world.now_s).orders == (), h1
+    dead = replace(view, hosts=(host0, replace(host1, report=HostReport(9))))
+    assert len(plan(dead, world.policy, world.now_s).orders) == 1
+    assert plan(replace(dead, jobs=(job,)), world.policy, world.now_s).orders == (), "an agent"
+
+
 def test_a_run_that_a_stranger_stops_is_started_again() -> None:
     world = settled(2, a={"max": 2})
     assert world.jobs["a"].run is not None
@@ -510,7 +555,7 @@ def test_a_run_that_a_stranger_stops_is_started_again() -> None:
 def test_a_name_that_is_used_again_shares_nothing_with_the_job_before() -> None:
     world = settled(2, 2, a={"min": 4, "max": 4})
     world.want("a", Goal.GONE)
-    world.turn()  # its run is over at once
+    world.turn()
     world.host_dies("h1")  # and h1 does not hear of it
     world.until(lambda: world.state("a") is QUEUED or world.state("a") is HALTING)
     world.offer_ends("h1")

@@ -94,11 +94,10 @@ class Draft:
         self.change(job, LifeEvent.STOP, job.life.after(LifeEvent.STOP, reason, self.now_s))
 
     def facts(self, job: JobView) -> RunHosts:
-        """Return the slots, lost hosts and living processes of the present run of ``job``.
-
-        They are those of the draft's device table and of the hosts' reports.
-        """
+        """Return what hosts and agents say of the run of ``job``: slots, lost hosts, processes."""
         slots, lost, lives = 0, [], False
+        run = job.present_run
+        is_dead = run is not None and not run.agents
         for host, entry in self.table.of_job(job.name).items():
             if entry.run != job.life.run:
                 continue
@@ -106,8 +105,10 @@ class Draft:
                 lost.append(host)
             else:
                 slots += 0 if entry.ends else len(entry.devices)
-                lives = lives or not self.cluster.host_named[host].reports_end(job.name)
-        return RunHosts(slots, tuple(sorted(lost)), lives)
+                view = self.cluster.host_named[host]
+                lives = lives or not view.reports_end(job.name)
+                is_dead = is_dead and view.reports_none(job.name)
+        return RunHosts(slots, tuple(sorted(lost)), lives, is_dead)
 
     def target(self, job: JobView) -> Mapping[str, int]:
         """Return how many slots the policy gives ``job`` on each host; empty if it gives none."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from edl.core.cluster.draft import Draft
 from edl.core.cluster.job_life import LifeState
 from edl.core.cluster.orders import StopRun
-from edl.core.cluster.records import Goal, JobAssignment
+from edl.core.cluster.records import JobAssignment
 from edl.core.cluster.view import JobView
 from edl.core.records import JobState
 
@@ -38,10 +38,20 @@ def stop_runs(draft: Draft) -> None:
         if run.token != life.run or not life.state.has_run:
             draft.orders.append(StopRun(job.name, run.token, False, life.reason))
         elif life.state is LifeState.HALTING:
-            gone = job.wanted.goal is Goal.GONE or draft.is_late_to_stop(job)
-            saves = not gone and draft.facts(job).slots > 0
-            if not saves or run.state is not JobState.STOPPING:
-                draft.orders.append(StopRun(job.name, run.token, saves, life.reason))
+            why = _why_not_saved(draft, job)
+            if why is not None or run.state is not JobState.STOPPING:
+                reason = why or life.reason
+                draft.orders.append(StopRun(job.name, run.token, why is None, reason))
+
+
+def _why_not_saved(draft: Draft, job: JobView) -> str | None:
+    """Return why the run of ``job``, which halts, is over at once; None: it saves a checkpoint."""
+    facts = draft.facts(job)
+    if draft.is_late_to_stop(job):
+        return f"it did not stop within {draft.settings.halt_timeout_s:g} s"
+    if not facts.slots:
+        return "no host was left on which it could save a checkpoint"
+    return "all its processes had died before it saved a checkpoint" if facts.is_dead else None
 
 
 def _goes_on(draft: Draft, job: JobView, entry: JobAssignment) -> bool:

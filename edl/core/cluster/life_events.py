@@ -43,11 +43,14 @@ class RunHosts:
         slots: the number of slots that the run has on hosts that are not lost.
         lost: the names of the lost hosts on which it has slots.
         has_processes: whether a process of it may live on a host that is not lost.
+        is_dead: whether no agent of it has a record, and each host that is not lost reports that no
+            process of it lives: nobody is left who could stop it.
     """
 
     slots: int = 0
     lost: tuple[str, ...] = ()
     has_processes: bool = False
+    is_dead: bool = False
 
 
 def due_event(
@@ -187,12 +190,14 @@ def _halting(
     if job.wanted.goal is Goal.GONE:
         return PendingEvent(LifeEvent.DELETE, "it was deleted")
     failure = run.reason if run is not None and run.state is JobState.FAILED else None
+    also = f"; its run failed while it stopped: {failure}" if failure is not None else ""
+    if run is not None and run.state is JobState.STOPPED and run.reason != job.life.reason:
+        also = f"; {run.reason}" if run.reason else ""
     if job.wanted.goal is Goal.HALT:
-        also = f"; its run failed while it stopped: {failure}" if failure is not None else ""
         return PendingEvent(LifeEvent.HALT, f"it was halted{also}")
     if failure is not None:
         return _failed(job, failure)
-    return PendingEvent(LifeEvent.REQUEUE, f"waits for slots again: {job.life.reason}")
+    return PendingEvent(LifeEvent.REQUEUE, f"waits for slots again: {job.life.reason}{also}")
 
 
 def _halted(

@@ -329,6 +329,17 @@ class HostView:
         silent_s = self.assigned.silent_s
         return self.offer is None and silent_s > 0 and now_s - silent_s >= after_s
 
+    def reports_none(self, job: str) -> bool:
+        """Return whether the host offers slots, and reports that no process of ``job`` lives there.
+
+        The report must be about the present assignment, so that `edl host` knew of the job's run
+        when it looked. A process may still be started there, unless the run is to end.
+        """
+        if self.offer is None or self.report is None or self.report.version < self.version:
+            return False
+        found = self.report.jobs.get(job)
+        return found is None or not found.lives
+
     def reports_end(self, job: str) -> bool:
         """Return whether the host reports that no process lives of a run that ended there.
 
