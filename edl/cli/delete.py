@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -11,7 +10,6 @@ from edl.cli.common import MaybeClusterOption, ZooKeeperOption
 from edl.client.cluster_access import store_of_job
 from edl.client.connection import choose_job, connected
 from edl.coordination.lifecycle import delete_ended, unknown_job
-from edl.core.cluster.records import Goal
 
 
 def delete(
@@ -28,8 +26,9 @@ def delete(
         for name in jobs:
             of_cluster = store_of_job(session, name, cluster)
             if of_cluster is not None:
-                of_cluster.change_wanted(name, lambda before: replace(before, goal=Goal.GONE))
-                typer.echo(f"job {name} will be deleted")
+                removed = of_cluster.delete_job(name).removed
+                what = f"the records of job {name}" if removed else f"job {name}"
+                typer.echo(f"{what} will be {'removed' if removed else 'deleted'}")
                 continue
             store = choose_job(session, name)
             if not delete_ended(session, store.paths):

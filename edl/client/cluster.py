@@ -202,7 +202,7 @@ class Cluster(SessionClient[ClusterStore]):
         return self._want(job, lambda before: replace(before, goal=Goal.RUN))
 
     def delete(self, job: str) -> Wanted:
-        """End a job for good, or remove the records of one that has finished or failed.
+        """End a job for good, or remove the records of one that has ended.
 
         The call does not wait for the end. A job that trains stops with a checkpoint first.
         Checkpoints and logs stay.
@@ -216,7 +216,8 @@ class Cluster(SessionClient[ClusterStore]):
         Raises:
             UnknownJob: the cluster has no such job.
         """
-        return self._want(job, lambda before: replace(before, goal=Goal.GONE))
+        with self._store() as store:
+            return store.delete_job(job)
 
     def priority(self, job: str, priority: int) -> Wanted:
         """Change the priority of a job; jobs of a higher one get slots first.

@@ -25,13 +25,13 @@ from edl.coordination.reads import OnChange, children, exists, get, ignore_chang
 from edl.coordination.session import Refused
 from edl.coordination.wire import encode
 from edl.core.cluster.events import ClusterEvent, ClusterEventKind
-from edl.core.cluster.job_life import JobLife, LifeState
+from edl.core.cluster.goals import check_change, deleted, describe_change
+from edl.core.cluster.job_life import JobLife
 from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.measured_throughput import MeasuredThroughput
 from edl.core.cluster.records import (
     AllocationRecord,
     ClusterRecord,
-    Goal,
     HostAssignment,
     HostOffer,
     HostReport,
@@ -370,13 +370,34 @@ class ClusterStore:
             UsageError: the job has ended, so that it can only be removed; or it is being deleted.
             CoordinationError: ZooKeeper is away, or others keep changing the job.
         """
+        return self._change_wanted(job, lambda before, _: change(before))
+
+    def delete_job(self, job: str) -> Wanted:
+        """Let ``job`` end for good or, if it has ended, let its records be removed.
+
+        The change is logged. A repeated call does no harm.
+
+        Returns:
+            What is wanted of the job afterwards; ``removed`` says whether its records will go.
+
+        Raises:
+            UnknownJob: the cluster has no such job.
+            CoordinationError: ZooKeeper is away, or others keep changing the job.
+        """
+        return self._change_wanted(job, deleted)
+
+    def _change_wanted(self, job: str, change: Callable[[Wanted, JobLife], Wanted]) -> Wanted:
+        """Change what users want of ``job``, as :meth:`change_wanted` does.
+
+        ``change`` gets the state of the job, too.
+        """
         wanted, life = self.paths.wanted(job), self.paths.life(job)
 
         def changed(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], ClusterEvent]:
-            before = Wanted.from_json(found[wanted])
-            after = change(before)
-            _check_change(job, JobLife.from_json(found.get(life, {})), before, after)
-            event = self.event(ClusterEventKind.WANTED, _described(before, after), job=job)
+            before, state = Wanted.from_json(found[wanted]), JobLife.from_json(found.get(life, {}))
+            after = change(before, state)
+            check_change(job, state, before, after)
+            event = self.event(ClusterEventKind.WANTED, describe_change(before, after), job=job)
             return {wanted: after.to_json()}, event
 
         try:
@@ -534,26 +555,6 @@ def _stored_job(name: str, paths: Sequence[str], answers: Sequence[Any]) -> Stor
     )
 
 
-def _check_change(job: str, life: JobLife, before: Wanted, after: Wanted) -> None:
-    """Raise an error if it is too late to change what users want of ``job``.
-
-    Args:
-        job: The name of the job.
-        life: The state of the job.
-        before: What is wanted now.
-        after: What shall be wanted.
-
-    Raises:
-        UsageError: the job has ended and ``after`` is not its removal, or the job is being deleted
-            and ``after`` wants anything else.
-    """
-    if life.state is LifeState.ENDED and after.goal is not Goal.GONE:
-        how = life.result or "ended"
-        raise UsageError(f"job {job} has ended ({how}); submit it again to run it once more")
-    if before.goal is Goal.GONE and after.goal is not Goal.GONE:
-        raise UsageError(f"job {job} is being deleted; submit it again when it is gone")
-
-
 def _known_hosts(host: str, names: Sequence[str]) -> str:
     """Return the end of an error message about ``host``, which the cluster does not have.
 
@@ -564,16 +565,3 @@ def _known_hosts(host: str, names: Sequence[str]) -> str:
     if len(names) <= FEW:
         return f"; its hosts: {', '.join(sorted(names))}"
     return f"; the nearest of {len(names)}: {', '.join(nearest(host, sorted(names)))}"
-
-
-def _described(before: Wanted, after: Wanted) -> str:
-    """Return a text for the event log that says in what ``after`` differs from ``before``.
-
-    It names the goal and the priority, each if it has changed; it is empty if neither has.
-    """
-    changes = []
-    if before.goal is not after.goal:
-        changes.append(f"{after.goal} is wanted, no longer {before.goal}")
-    if before.priority != after.priority:
-        changes.append(f"the priority is {after.priority}, no longer {before.priority}")
-    return ", and ".join(changes)

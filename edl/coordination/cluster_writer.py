@@ -92,7 +92,7 @@ def jobs_to_remove(jobs: Sequence[StoredJob], keep: int = ENDED_KEPT) -> list[St
 
     These are all jobs that a user has deleted after their end and, if there are more than ``keep``
     other ended jobs, those of them that ended first. A job that ended because a user deleted it is
-    one of the others.
+    one of the others until it is deleted once more.
 
     Args:
         jobs: All jobs of the cluster.
@@ -120,8 +120,10 @@ def hosts_to_remove(hosts: Sequence[HostView], now_s: float) -> list[HostView]:
 
 
 def _was_deleted_after_its_end(job: StoredJob) -> bool:
-    """Return whether a user has deleted ``job``, which has ended, only after its end."""
-    return job.wanted.goal is Goal.GONE and job.life.result is not LifeResult.DELETED
+    """Return whether a user has deleted ``job``, which has ended, after its end."""
+    wanted = job.wanted
+    late = wanted.goal is Goal.GONE and job.life.result is not LifeResult.DELETED
+    return wanted.removed or late
 
 
 class ClusterWriter:

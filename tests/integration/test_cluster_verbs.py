@@ -428,8 +428,9 @@ class TestWanting:
         sentence = "job digits has ended (finished); submit it again to run it once more"
         for words in (("resume", "digits"), ("halt", "digits"), ("priority", "digits", "1")):
             assert edl(*words) == (2, "", sentence)
+        said = "the records of job digits will be removed\n"
         for _ in range(2):
-            assert edl("delete", "digits") == (0, "job digits will be deleted\n", "")
+            assert edl("delete", "digits") == (0, said, "")
         assert [job.name for job in jobs_to_remove(leader.store.jobs())] == ["digits"]
 
     def test_what_is_being_deleted(self, lab: Cluster, edl: Verb) -> None:

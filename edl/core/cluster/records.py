@@ -100,10 +100,12 @@ class Wanted(Record):
     Attributes:
         goal: what the job shall do.
         priority: jobs of a higher priority get slots before all others.
+        removed: whether the job was deleted after its end, so that its records are to be removed.
     """
 
     goal: Goal = Goal.RUN
     priority: int = 0
+    removed: bool = False
 
 
 @dataclass(frozen=True)

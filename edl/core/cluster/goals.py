@@ -1,0 +1,57 @@
+"""Decide which changes of a user's goal for a job of a cluster are allowed, and describe them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edl.core.cluster.job_life import JobLife, LifeState
+from edl.core.cluster.records import Goal, Wanted
+from edl.errors import UsageError
+
+
+def deleted(before: Wanted, life: JobLife) -> Wanted:
+    """Return what is wanted of a job that a user deletes: that it is gone.
+
+    If it has ended, its records are to be removed, too.
+
+    Args:
+        before: what is wanted now.
+        life: the state of the job.
+    """
+    removed = before.removed or life.state is LifeState.ENDED
+    return replace(before, goal=Goal.GONE, removed=removed)
+
+
+def check_change(job: str, life: JobLife, before: Wanted, after: Wanted) -> None:
+    """Raise an error if it is too late to change what users want of ``job``.
+
+    Args:
+        job: the name of the job.
+        life: the state of the job.
+        before: what is wanted now.
+        after: what shall be wanted.
+
+    Raises:
+        UsageError: the job has ended and ``after`` is not its removal, or the job is being deleted
+            and ``after`` wants anything else.
+    """
+    if life.state is LifeState.ENDED and after.goal is not Goal.GONE:
+        how = life.result or "ended"
+        raise UsageError(f"job {job} has ended ({how}); submit it again to run it once more")
+    if before.goal is Goal.GONE and after.goal is not Goal.GONE:
+        raise UsageError(f"job {job} is being deleted; submit it again when it is gone")
+
+
+def describe_change(before: Wanted, after: Wanted) -> str:
+    """Return a text for the event log that says in what ``after`` differs from ``before``.
+
+    It names what has changed of goal, priority and removal; it is empty if nothing has.
+    """
+    changes = []
+    if before.goal is not after.goal:
+        changes.append(f"{after.goal} is wanted, no longer {before.goal}")
+    if before.priority != after.priority:
+        changes.append(f"the priority is {after.priority}, no longer {before.priority}")
+    if after.removed and not before.removed:
+        changes.append("its records are to be removed")
+    return ", and ".join(changes)

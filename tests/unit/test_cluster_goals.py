@@ -1,0 +1,53 @@
+"""What a user may want of a job of a cluster, and which jobs' records are removed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from edl.coordination.cluster_store import StoredJob
+from edl.coordination.cluster_writer import jobs_to_remove
+from edl.core.cluster.goals import check_change, deleted, describe_change
+from edl.core.cluster.job_life import JobLife, LifeResult, LifeState
+from edl.core.cluster.manifest import JobManifest
+from edl.core.cluster.records import Goal, Wanted
+from edl.errors import UsageError
+
+MANIFEST = JobManifest("digits", ("python", "train.py"), 1, 4)
+ENDED = JobLife(LifeState.ENDED, result=LifeResult.DELETED, ended_s=5.0)
+
+
+def stored(life: JobLife, wanted: Wanted) -> StoredJob:
+    return StoredJob("digits", 7, 1.0, MANIFEST, wanted, life, 0)
+
+
+def test_a_job_that_is_deleted_ends_and_one_that_has_ended_is_removed() -> None:
+    running = JobLife(LifeState.RUNNING)
+    first = deleted(Wanted(priority=3), running)
+    assert first == Wanted(Goal.GONE, 3)
+    assert deleted(first, running) == first
+    assert jobs_to_remove([stored(ENDED, first)]) == [], "people may want to see how it ended"
+    again = deleted(first, ENDED)
+    assert again == Wanted(Goal.GONE, 3, removed=True)
+    assert deleted(again, ENDED) == again
+    assert jobs_to_remove([stored(ENDED, again)]) == [stored(ENDED, again)]
+    assert describe_change(first, again) == "its records are to be removed"
+
+
+@pytest.mark.parametrize("result", [LifeResult.FINISHED, LifeResult.FAILED])
+def test_a_job_that_has_ended_by_itself_is_removed_by_the_first(result: LifeResult) -> None:
+    life = replace(ENDED, result=result)
+    once = deleted(Wanted(), life)
+    assert [one.name for one in jobs_to_remove([stored(life, once)])] == ["digits"]
+    said = "gone is wanted, no longer run, and its records are to be removed"
+    assert describe_change(Wanted(), once) == said
+
+
+def test_it_is_too_late_to_want_anything_else() -> None:
+    gone = Wanted(Goal.GONE)
+    with pytest.raises(UsageError, match="job digits is being deleted; submit it again when it"):
+        check_change("digits", JobLife(), gone, Wanted())
+    with pytest.raises(UsageError, match=r"job digits has ended \(deleted\); submit it again"):
+        check_change("digits", ENDED, Wanted(), Wanted(Goal.HALT))
+    check_change("digits", ENDED, gone, replace(gone, removed=True))
