@@ -134,6 +134,28 @@ def test_a_job_starts_with_fewer_slots_where_the_others_do_not_come() -> None:
     assert world.devices("b") == {"h0": (2,)}
 
 
+@pytest.mark.parametrize(
+    ("policy", "request_", "why"),
+    [
+        ("edl", {}, ""),
+        ("edl", {"preemptible": False}, "keeps its slots: it may not be preempted"),
+        ("jsa", {"cool_down_s": 40.0}, "keeps its slots for 40 s after a change (cool_down_s)"),
+    ],
+)
+def test_a_job_says_why_it_keeps_its_slots(
+    policy: str, request_: dict[str, object], why: str
+) -> None:
+    world = World(4, policy=policy)
+    world.submit("a", max=2, **request_)
+    world.turn()
+    assert world.state("a") is STARTING
+    world.turn()
+    assert world.reasons["a"] == "keeps its slots while it starts"
+    world.until(lambda: world.state("a") is RUNNING)
+    world.rounds(2)
+    assert world.reasons["a"] == why or (not why and "starts" not in world.reasons["a"])
+
+
 # --- changing hands
 
 

@@ -32,7 +32,8 @@ class ActiveJob:
         limits: host -> the most slots that it may have there, above 0.
         present: host -> the slots that it has there by the last decision, at most the limit; hosts
             that do not count are left out.
-        is_fixed: whether the policy may not change the job's slots ``present`` now.
+        why_fixed: why the policy may not change the job's slots ``present`` now, as a sentence;
+            empty: it may.
         most: the most slots that a policy may give it, on all hosts together.
         hosts: the hosts that count and have the labels that it asks for.
         labels: these labels as a text, "key=value,..."; empty if all hosts have them.
@@ -41,10 +42,15 @@ class ActiveJob:
     job: JobView
     limits: Mapping[str, int]
     present: Mapping[str, int]
-    is_fixed: bool
+    why_fixed: str
     most: int
     hosts: tuple[str, ...]
     labels: str
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the policy may not change the job's slots ``present`` now."""
+        return bool(self.why_fixed)
 
     @property
     def group(self) -> tuple[int, int, str]:
@@ -181,17 +187,32 @@ def _active(
     hosts = tuple(host for host in nodes if _has_labels(job, cluster, host))
     labels = ",".join(f"{key}={value}" for key, value in sorted(manifest.labels.items()))
     changed_s = cluster.allocation.changed_s.get(job.name, life.since_s)
-    rests = table.now_s - changed_s < manifest.cool_down_s
-    is_fixed = life.state is LifeState.STARTING or not manifest.preemptible or rests
     return ActiveJob(
         job=job,
         limits=limits,
         present=present,
-        is_fixed=intact and is_fixed,
+        why_fixed=_why_fixed(job, table.now_s - changed_s) if intact else "",
         most=most,
         hosts=hosts,
         labels="" if len(hosts) == len(nodes) else labels,
     )
+
+
+def _why_fixed(job: JobView, unchanged_s: float) -> str:
+    """Return why a job keeps the slots that it has, as a sentence; empty if it need not.
+
+    Args:
+        job: a job that starts or trains.
+        unchanged_s: for how many seconds it has had these slots.
+    """
+    manifest = job.manifest
+    if job.life.state is LifeState.STARTING:
+        return "keeps its slots while it starts"
+    if not manifest.preemptible:
+        return "keeps its slots: it may not be preempted"
+    if unchanged_s < manifest.cool_down_s:
+        return f"keeps its slots for {manifest.cool_down_s:g} s after a change (cool_down_s)"
+    return ""
 
 
 def _within(active: list[ActiveJob], host: str, slots: int, table: DeviceTable) -> list[ActiveJob]:
@@ -218,7 +239,7 @@ def _within(active: list[ActiveJob], host: str, slots: int, table: DeviceTable) 
         if count < one.present.get(host, 0):
             present = {**one.present, host: count}
             present = {name: number for name, number in present.items() if number}
-            one = replace(one, present=present, is_fixed=False)
+            one = replace(one, present=present, why_fixed="")
         found.append(one)
     return found
 

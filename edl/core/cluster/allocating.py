@@ -108,7 +108,7 @@ def _digest(
         policy: the policy, whose text has its parameters.
     """
     jobs = [
-        (one.job.order, one.group, one.most, one.is_fixed, _own_limits(one, nodes))
+        (one.job.order, one.group, one.most, one.why_fixed, _own_limits(one, nodes))
         for one in active
     ]
     kinds = [(name, nodes[name], _kind(cluster, name)) for name in nodes]
@@ -220,8 +220,10 @@ def _is_young(one: ActiveJob, now_s: float) -> bool:
 
 
 def _at_fewest(one: ActiveJob) -> ActiveJob:
-    """Return a copy of a job that keeps the fewest of its slots, which are fixed for the policy."""
-    return replace(one, present=trimmed(one.present, one.job.min_slots), is_fixed=True)
+    """Return the active job with only the fewest of its present slots, which are fixed."""
+    least_s = one.job.manifest.min_run_s
+    why = f"keeps its fewest slots for {least_s:g} s after its start (min_run_s)"
+    return replace(one, present=trimmed(one.present, one.job.min_slots), why_fixed=why)
 
 
 def _ask(
@@ -273,7 +275,8 @@ def _ask(
         taken = _sum(placed.values())
         left = {host: slots - taken[host] for host, slots in left.items()}
         answer.targets |= placed
-        answer.reasons |= decision.reasons
+        kept = {one.job.name: one.why_fixed for one in jobs if one.is_fixed}
+        answer.reasons |= {**decision.reasons, **kept}
         answer.batches |= decision.batches
         answer.state[key] = decision.state
     return answer
