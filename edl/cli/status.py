@@ -137,12 +137,16 @@ def _training_rows(now: JobStatus) -> dict[str, str]:
 
 
 def _slot_rows(now: JobStatus) -> dict[str, str]:
-    """Return the rows about slots that are free, borrowed, or to be given back.
+    """Return the rows about devices, and about slots that are free, borrowed or to be given back.
 
-    The result has the text of each row by its title; rows without such slots are left out. ``now``
-    is the status of the job.
+    The result has the text of each row by its title; rows without any are left out. ``now`` is the
+    status of the job.
     """
     rows = {}
+    if now.devices:
+        rows["devices"] = "; ".join(
+            f"{host}: {', '.join(map(str, numbers))}" for host, numbers in now.devices.items()
+        )
     if free := _free(now):
         rows["free slots"] = by_host(free)
     if now.borrowed:
@@ -168,14 +172,18 @@ def _members_table(now: JobStatus) -> Table:
 
     Workers without a rank, which are not in the ring, are last, ordered by name as text.
     """
-    columns = ("worker", "rank", "stage", "host", "pid", "port")
+    columns = ["worker", "rank", "stage", "host", "pid", "port"]
+    has_devices = any(member.device is not None for member in now.members)
+    columns += ["device"] if has_devices else []
     members = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
     by_rank = sorted(now.members, key=lambda m: (m.rank is None, m.rank or 0, m.id))
     for member in by_rank:
         mark = " (leads)" if member.id == now.leader else ""
         rank = "-" if member.rank is None else str(member.rank)
-        process = str(member.pid), str(member.port)
-        members.add_row(member.id + mark, rank, member.stage, member.host, *process)
+        cells = [rank, member.stage, member.host, str(member.pid), str(member.port)]
+        if has_devices:
+            cells.append("-" if member.device is None else str(member.device))
+        members.add_row(member.id + mark, *cells)
     return members
 
 

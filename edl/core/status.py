@@ -24,6 +24,7 @@ class MemberStatus(Record):
         id: the name of the worker, such as "w3".
         host: the name of the worker's host.
         slot: the number of the worker's slot on that host.
+        device: the number of the device that the worker was given there; None: it was given none.
         pid: the process id of the worker on that host.
         port: the port on that host where the worker answers ``/health``.
         rank: the rank of the worker in the newest generation; None: it is no member of that.
@@ -33,6 +34,7 @@ class MemberStatus(Record):
     id: Annotated[str, "as `w3`"]
     host: Annotated[str, "its host"]
     slot: Annotated[int, "its slot there"]
+    device: Annotated[int | None, "its device there, as a number from 0; null: it was given none"]
     pid: Annotated[int, "its process there"]
     port: Annotated[int, "where it answers `/health`"]
     rank: Annotated[int | None, "null: it is no member of the generation"]
@@ -88,6 +90,10 @@ class JobStatus(TrainingStatus):
         "host -> workers that its launcher keeps there: as desired, but under horovodrun as its "
         "driver says",
     ]
+    devices: Annotated[
+        Mapping[str, tuple[int, ...]],
+        "host -> the numbers of the devices that it may use there; none: it is not limited to some",
+    ]
     hosts: Annotated[Mapping[str, int], "host with an agent -> its slots; none under horovodrun"]
     evicted: Annotated[Mapping[str, str], "worker that was evicted -> why"]
     disabled_slots: Annotated[
@@ -129,6 +135,7 @@ def job_status(snapshot: Snapshot, zookeeper: str) -> JobStatus:
                 id=member.name,
                 host=member.host,
                 slot=member.slot,
+                device=member.device,
                 pid=member.pid,
                 port=member.port,
                 rank=generation.rank_of(member.id) if generation else None,
@@ -142,11 +149,18 @@ def job_status(snapshot: Snapshot, zookeeper: str) -> JobStatus:
         borrowed=dict(snapshot.desired.borrowed),
         reclaims=snapshot.desired.reclaims,
         assigned=dict(snapshot.assigned.hosts),
+        devices={} if job.state.over else _devices(snapshot),
         hosts={host.name: host.slots for host in snapshot.hosts},
         evicted={f"w{worker}": reason for worker, reason in snapshot.evicted.items()},
         disabled_slots=_disabled_slots(snapshot),
         zookeeper=zookeeper,
     )
+
+
+def _devices(snapshot: Snapshot) -> dict[str, tuple[int, ...]]:
+    """Return the devices that the job may use, by host, without hosts on which it may use none."""
+    devices = snapshot.assigned.devices
+    return {host: tuple(own) for host, own in sorted(devices.items()) if own}
 
 
 def _disabled_slots(snapshot: Snapshot) -> dict[str, str]:

@@ -316,6 +316,7 @@ def test_status_as_json() -> None:
         "pid": 100,
         "port": 1,
         "slot": 0,
+        "device": None,
         "rank": 1,
         "stage": "active",
     }
@@ -356,6 +357,25 @@ def test_status_for_people() -> None:
         "preparing",
     ):
         assert part in text
+
+
+def test_status_shows_the_devices_of_a_job_that_is_limited_to_some() -> None:
+    before = snapshot()
+    assert "device" not in shown(status_table(job_status(before, "zk")))
+    members = tuple(
+        replace(member, device=device)
+        for member, device in zip(before.members, (3, 0, None), strict=True)
+    )
+    assigned = replace(before.assigned, devices={"b": (), "a": (0, 2, 3)})
+    limited = replace(before, members=members, assigned=assigned)
+    facts = job_status(limited, "zk").to_json()
+    assert facts["devices"] == {"a": (0, 2, 3)}
+    assert [member["device"] for member in facts["members"]] == [3, 0, None]
+    lines = shown(status_table(job_status(limited, "zk"))).splitlines()
+    assert ["devices", "a: 0, 2, 3"] in [line.split(maxsplit=1) for line in map(str.strip, lines)]
+    assert [line.split()[-1] for line in lines[-4:] if line.strip()] == ["0", "3", "-"]
+    over = replace(limited, job=replace(limited.job, state=JobState.STOPPED))
+    assert job_status(over, "zk").devices == {}
 
 
 def test_status_says_how_many_samples_were_left_out() -> None:
