@@ -19,7 +19,7 @@ from pathlib import Path
 from edl.coordination.job_store import JobStore
 from edl.coordination.lifecycle import current_run
 from edl.core.events import Event
-from edl.core.host.agent import AgentLimits, AgentState, decide_agent
+from edl.core.host.agent import AgentLimits, AgentState, decide_agent, with_placement
 from edl.core.host.devices import CUDA, busy_devices, entries
 from edl.core.host.exit_codes import (
     EXIT_CODES,
@@ -125,6 +125,7 @@ class Agent(Supervisor[AgentState]):
             state=job.state,
             is_submitter=not joined,
             cuda_devices=entries(environment.get(CUDA)),
+            of_run=of_run,
         )
         command, cwd = job.spec.command, Path(job.spec.cwd)
         wanted = job.spec.settings.template
@@ -148,9 +149,7 @@ class Agent(Supervisor[AgentState]):
         self._asked = False  # the first signal has been carried out
         self._direct_end = StopWithoutZooKeeper(store, host.name, limits, self._say_once)
         self._refused: Snapshot | None = None  # in which this host could not leave
-        self._of_run = of_run
         self._lost_job.writes = not of_run
-        self._was_placed = False  # workers were assigned to this host
         self._ended_as, self._why = AgentEnd.ERROR, ""
         self._newest_step = 0  # in the events
 
@@ -280,6 +279,8 @@ class Agent(Supervisor[AgentState]):
             self._put_host()  # raises an error if another run or another agent has its place
         self._show_events(snapshot, now)
         super()._look(snapshot, now)
+        if not self._asked:  # a host that leaves takes its workers away itself
+            self._own = with_placement(self._own, snapshot.assigned, now)
         for process in self._own.living:
             if process.worker is not None:
                 self._output.name(process.attempt_id, process.name)
@@ -336,13 +337,7 @@ class Agent(Supervisor[AgentState]):
             self._no_template_told = True
 
     def _decide(self, snapshot: Snapshot, now: float) -> SupervisorDecision:
-        decision, name = decide_agent(snapshot, self._own, now), self._host.name
-        placed = name in snapshot.assigned.hosts
-        self._was_placed = self._was_placed or placed
-        if self._of_run and self._was_placed and not placed and not self._own.living:
-            self._why = f"the job's workers of host {name} were placed on other hosts"
-            return replace(decision, reason=self._why, exit_code=0)
-        return decision
+        return decide_agent(snapshot, self._own, now)
 
     # --- acts
 
@@ -569,6 +564,9 @@ class Agent(Supervisor[AgentState]):
         job = snapshot.job
         if not job.state.over:
             self._say(f"host {self._host.name} has left job {job.name}")
+            if self._own.is_elsewhere:
+                why = f"the job's workers of host {self._host.name} were placed on other hosts"
+                return self._ends(AgentEnd.LEFT, why, code)
             end_here = AgentEnd.PREEMPTED if self._signals else AgentEnd.LEFT
             return self._ends(end_here, self._why, code)
         self._show_events(snapshot, now)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from made import changed, make_job, wanted
 
-from edl.core.host.agent import AgentLimits, AgentState, decide_agent
+from edl.core.host.agent import AgentLimits, AgentState, decide_agent, with_placement
 from edl.core.host.job_end import TOLD
 from edl.core.host.process import (
     UNKNOWN_EXIT,
@@ -30,6 +30,7 @@ from edl.core.host.supervision import (
 from edl.core.job.liveness import GONE
 from edl.core.progress import ProgressSample, TrainingStatus
 from edl.core.records import (
+    Assigned,
     Generation,
     Host,
     Job,
@@ -922,6 +923,48 @@ def test_a_drained_host_ends_when_it_is_empty() -> None:
         is not None
     )
     assert decide_agent(facts, own(), NOW).exit_code is None
+
+
+HERE = Assigned({"a": 1, "b": 1}, devices={"a": (0,), "b": (1,)})
+NO_DEVICE = Assigned({"a": 0, "b": 2}, devices={"a": (), "b": (0, 1)})
+DROPPED = Assigned({"b": 2})
+SCALED_IN = Assigned({"a": 0, "b": 1})
+
+
+@pytest.mark.parametrize(
+    ("after", "is_elsewhere", "stays_s"),
+    [
+        (NO_DEVICE, True, LIMITS.elsewhere_s),  # so that others read that it uses no device
+        (DROPPED, True, 0.0),
+        (SCALED_IN, False, 1e9),  # `edl scale` may want a worker here again
+        (replace(NO_DEVICE, devices={"a": (0,), "b": (0, 1)}), False, 1e9),
+    ],
+)
+def test_an_agent_of_a_run_leaves_when_its_workers_were_placed_elsewhere(
+    after: Assigned, is_elsewhere: bool, stays_s: float
+) -> None:
+    mine = with_placement(own(of_run=True), HERE, NOW)
+    assert not mine.is_elsewhere
+    for at_s in (NOW, NOW + 1.0):
+        mine = with_placement(mine, after, at_s)
+        assert mine.is_elsewhere is is_elsewhere
+    facts = snapshot(assigned=after)
+    busy = replace(mine, processes=(trainer(0),))
+    assert decide_agent(facts, busy, NOW + stays_s).exit_code is None
+    assert decide_agent(facts, mine, NOW + stays_s - 0.1).exit_code is None or not stays_s
+    assert (decide_agent(facts, mine, NOW + stays_s).exit_code == 0) is is_elsewhere
+    back = with_placement(mine, HERE, NOW + 9.0)
+    assert decide_agent(snapshot(assigned=HERE), back, NOW + 99.0).exit_code is None
+    joined = with_placement(with_placement(own(), HERE, NOW), after, NOW)
+    assert not joined.is_elsewhere, "an agent of `edl join` stays"
+
+
+def test_an_agent_that_comes_before_or_after_its_workers_are_placed_stays() -> None:
+    early = with_placement(own(of_run=True), DROPPED, NOW)
+    assert not early.is_elsewhere
+    late = with_placement(own(of_run=True), NO_DEVICE, NOW)
+    assert late.is_elsewhere
+    assert decide_agent(snapshot(assigned=NO_DEVICE), late, NOW + 99.0).exit_code is None
 
 
 def test_a_drained_host_ends_what_has_not_joined_yet() -> None:

@@ -21,6 +21,9 @@ An agent keeps as many workers on its host as are assigned to it. Its rules, in 
    does not count: its replacement is started, and the leader takes it out of the ring. If it has
    not joined yet, it is ended.
 
+5. An agent that has joined one run of the job, and no other, leaves when the job's workers of its
+   host were placed on other hosts: :func:`with_placement`.
+
 An agent never ends a worker to scale in: the leader takes the worker out of the ring, and the
 worker exits with code 0.
 """
@@ -28,7 +31,7 @@ worker exits with code 0.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from edl.core.host.devices import why_wait, with_devices
@@ -57,7 +60,7 @@ from edl.core.host.supervision import (
     foreign,
 )
 from edl.core.job.placement import without_slot
-from edl.core.records import Member, Stage
+from edl.core.records import Assigned, Member, Stage
 from edl.core.snapshot import Snapshot
 
 _REVOKED = "the job may not use its device any more"
@@ -72,10 +75,13 @@ class AgentLimits(SupervisorLimits):
             was killed on this host, to end.
         former_sessions: the same if the earlier agent of this host's name has another address and
             may still live; a multiple of this agent's own session timeout.
+        elsewhere_s: how long an agent of one run stays when the job may use no device of its host
+            any more, so that the job's cluster can read in its record that none is in use.
     """
 
     former_s: float = 60.0  # for the session of an agent that was killed here to end
     former_sessions: float = 2.0  # the same for one elsewhere, which may live, in sessions of ours
+    elsewhere_s: float = 5.0
 
 
 @dataclass(frozen=True)
@@ -90,12 +96,45 @@ class AgentState(SupervisorState):
             devices, a worker is started on no other one.
         cuda_devices: the entries of the CUDA_VISIBLE_DEVICES with which the agent was started; None
             if it is not set.
+        of_run: whether the agent has joined one run of the job, and no other.
+        was_placed: whether workers of the job were assigned to the host.
+        elsewhere_since: since when the job's workers of the host are placed on other hosts; None:
+            they are not.
     """
 
     limits: AgentLimits = AgentLimits()
     draining: bool = False  # the host is about to leave the job
     devices: tuple[int, ...] = ()
     cuda_devices: tuple[str, ...] | None = None
+    of_run: bool = False
+    was_placed: bool = False
+    elsewhere_since: float | None = None
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the agent is one of a run, and the workers of its host are on other hosts now."""
+        return self.of_run and self.elsewhere_since is not None
+
+
+def with_placement(own: AgentState, assigned: Assigned, now: float) -> AgentState:
+    """Return the agent's state with whether the workers of its host are placed on other hosts.
+
+    They are if the record of the assigned workers had the host and has it no more, or if the job
+    may use no device of the host. A host with no worker may else get one by `edl scale`.
+
+    Args:
+        own: the agent's own state.
+        assigned: the record of the job's assigned workers.
+        now: the time by the agent's monotonic clock, in seconds.
+    """
+    number = assigned.hosts.get(own.host)
+    has_none = number == 0 and assigned.devices_on(own.host) == ()
+    if number is None:
+        is_elsewhere, was_placed = own.was_placed, own.was_placed
+    else:
+        is_elsewhere, was_placed = has_none, own.was_placed or not has_none
+    since = now if own.elsewhere_since is None else own.elsewhere_since
+    return replace(own, was_placed=was_placed, elsewhere_since=since if is_elsewhere else None)
 
 
 def decide_agent(snapshot: Snapshot, own: AgentState, now: float) -> SupervisorDecision:
@@ -168,8 +207,20 @@ def _keep(snapshot: Snapshot, own: AgentState, now: float) -> SupervisorDecision
         starting,
         end_each(to_end, own.limits, now),
         warnings=without_init(own, now),
-        exit_code=0 if own.draining and wanted == 0 and not own.living else None,
+        exit_code=0 if _has_left(snapshot, own, now) else None,
     )
+
+
+def _has_left(snapshot: Snapshot, own: AgentState, now: float) -> bool:
+    """Return whether the host has left the job, so that its agent ends; arguments as of `_keep`."""
+    if own.living:
+        return False
+    number = snapshot.assigned.hosts.get(own.host)
+    if own.draining and not number:
+        return True
+    stays_s = 0.0 if number is None else own.limits.elsewhere_s
+    since = own.elsewhere_since
+    return own.is_elsewhere and own.was_placed and since is not None and now - since >= stays_s
 
 
 def _places(
