@@ -20,8 +20,9 @@ import typer
 from edl.cli.main import app
 from edl.core.cluster.job_life import TRANSITIONS
 from edl.core.cluster.job_status import ClusterJobDetails, ClusterJobStatus
-from edl.core.cluster.manifest import BatchRange, JobManifest, PolicyHints
+from edl.core.cluster.manifest import BatchRange, JobManifest, PolicyHints, ProfileOnArrival
 from edl.core.cluster.manifest_schema import manifest_schema
+from edl.core.cluster.throughput_curve import ThroughputPoint
 from edl.core.events import DETAILS, EventKind, SwitchParts
 from edl.core.host.exit_codes import EXIT_CODES, MEANINGS, AgentResult
 from edl.core.job_spec import JobSettings
@@ -151,6 +152,11 @@ def manifest_hints() -> str:
     return _keys(PolicyHints)
 
 
+def manifest_profile() -> str:
+    """Each key of a manifest's `profile`."""
+    return _keys(ProfileOnArrival)
+
+
 def _keys(record: Any) -> str:
     hints = get_type_hints(record, include_extras=True)
     rows = (
@@ -274,6 +280,11 @@ def cluster_job_details() -> str:
     return _table(("field", "meaning"), _meanings(ClusterJobDetails))
 
 
+def throughput_point() -> str:
+    """Return the table of what is told of a job's throughput with one number of workers."""
+    return _table(("field", "meaning"), _meanings(ThroughputPoint))
+
+
 TABLES = {
     "agent-ends": agent_ends,
     "agent-result": agent_result,
@@ -285,10 +296,12 @@ TABLES = {
     "manifest": manifest,
     "manifest-batch": manifest_batch,
     "manifest-hints": manifest_hints,
+    "manifest-profile": manifest_profile,
     "members": members,
     "settings": settings,
     "status": status,
     "switch-parts": switch_parts,
+    "throughput-point": throughput_point,
 }
 
 if __name__ == "__main__":

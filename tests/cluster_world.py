@@ -35,6 +35,7 @@ from edl.core.cluster.view import (
     JobView,
     RunView,
 )
+from edl.core.policy.step_time import StepTimeSample
 from edl.core.records import JobState
 from edl.core.sizes import Sizes
 
@@ -56,6 +57,13 @@ class Batches:
 
 
 @dataclass(frozen=True)
+class Profile:
+    sizes: int = 3
+    each_s: float = 5.0
+    within_s: float = 60.0
+
+
+@dataclass(frozen=True)
 class Request:
     """What the plan reads of a manifest."""
 
@@ -74,6 +82,7 @@ class Request:
     snooze_s: float = 0.0
     batch: Batches | None = None
     hints: Hints = field(default_factory=Hints)
+    profile: Profile | None = None
 
     @property
     def requested_np(self) -> int:
@@ -383,9 +392,18 @@ class World:
             return
         if self.workers(job) >= one.request.min:
             run.trains = True
+            self._measures(job)
             one.left -= one.request.hints.samples_per_s.get(self.workers(job), self.workers(job))
             if one.left <= 0:
                 run.state, run.reason = JobState.FINISHED, "it has trained to the end"
+
+    def _measures(self, job: str) -> None:
+        """Let a job that asks for a profile know its throughput with as many workers as now."""
+        one, size = self.jobs[job], self.workers(job)
+        steps = one.measured.steps
+        if one.request.profile is not None and size not in {step.workers for step in steps}:
+            new = StepTimeSample(size, 1, 8 / size, 8 / size)
+            one.measured = replace(one.measured, steps=(*steps, new))
 
     def run_fails(self, job: str, reason: str = "ZeroDivisionError") -> None:
         run = self.jobs[job].run

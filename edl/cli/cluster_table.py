@@ -13,8 +13,9 @@ from edl.core.cluster.job_life import LifeState
 from edl.core.cluster.job_status import ClusterJobDetails, ClusterJobStatus
 from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.records import Goal
+from edl.core.cluster.throughput_curve import ThroughputPoint
 from edl.core.duration import rounded
-from edl.core.plural import by_host, counted, verb
+from edl.core.plural import by_host, counted, verb, workers
 from edl.launch.output import wrapped
 
 ENDED_SHOWN = 10  # jobs that have ended, the newest, if the user did not ask for a state
@@ -127,6 +128,7 @@ def _rows(details: ClusterJobDetails, now_s: float) -> dict[str, str]:
         "ended": f"{_moment(job.ended_s)}, exit code {job.exit_code}" if job.ended_s else "",
         "runs": f"{_runs(details)}; {details.slot_s:,.0f} slot-seconds",
         "next start": _next_start(details, now_s),
+        "samples/s": _throughput(details.throughput),
     }
     return {title: text for title, text in rows.items() if text}
 
@@ -166,6 +168,16 @@ def _next_start(details: ClusterJobDetails, now_s: float) -> str:
     left_s = details.not_before_s - now_s
     waits = details.job.state is LifeState.QUEUED and left_s > 0
     return f"not in the next {rounded(left_s)}" if waits else ""
+
+
+def _throughput(curve: Sequence[ThroughputPoint]) -> str:
+    """Return how fast a job trains with some numbers of workers, and how that is known."""
+    known = [point for point in curve if point.samples_per_s is not None]
+    if not known:
+        return "not known; it is assumed to grow in proportion to the workers"
+    return ", ".join(
+        f"{point.samples_per_s:,.4g} with {workers(point.np)} ({point.source})" for point in known
+    )
 
 
 def _moment(time_s: float) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from edl.coordination.cluster_runs import RunReader, cluster_view
-from edl.coordination.cluster_store import ClusterStore
+from edl.coordination.cluster_runs import RunReader, cluster_view, job_view
+from edl.coordination.cluster_store import ClusterStore, StoredJob
 from edl.core.cluster.cluster_status import (
     ClusterStatus,
     JobPlan,
@@ -16,10 +16,12 @@ from edl.core.cluster.cluster_status import (
     with_new_decision,
     with_new_host,
 )
+from edl.core.cluster.measured_throughput import MeasuredThroughput
 from edl.core.cluster.plan import plan
 from edl.core.cluster.policies import policy_of, with_parameters
 from edl.core.cluster.records import ClusterRecord, ControllerRecord
-from edl.core.cluster.view import ClusterView
+from edl.core.cluster.run_records import RunRecords
+from edl.core.cluster.view import ClusterView, JobView
 
 
 def status_of_cluster(store: ClusterStore) -> ClusterStatus:
@@ -118,12 +120,27 @@ def read_view(store: ClusterStore) -> ClusterView:
         CoordinationError: ZooKeeper is away.
     """
     snapshot = store.snapshot()
+    names = [job.name for job in snapshot.jobs]
+    return cluster_view(snapshot, _runs(store, names), store.measured(names))
+
+
+def measured_view(store: ClusterStore, job: StoredJob) -> JobView:
+    """Return ``job`` with its present or last run, and with what its runs have measured.
+
+    Raises:
+        CoordinationError: ZooKeeper is away.
+    """
+    run = _runs(store, [job.name]).get(job.name)
+    kept = store.measured([job.name]).get(job.name, MeasuredThroughput())
+    return job_view(job, run, kept)
+
+
+def _runs(store: ClusterStore, names: Sequence[str]) -> Mapping[str, RunRecords]:
+    """Return the present or last runs of the jobs called ``names`` that were ever started."""
     session = store.nodes.session
     mine = session.access
     try:
-        names = [job.name for job in snapshot.jobs]
-        runs = RunReader(session).read(store.secrets(names))
-        return cluster_view(snapshot, runs, store.measured(names))
+        return RunReader(session).read(store.secrets(names))
     finally:
         if mine is not None:
             session.identify(mine)  # what is written next belongs to the cluster again

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import TypeVar
 
+from edl.client.cluster_plans import measured_view
 from edl.client.waiting import USUAL, ClientLimits
 from edl.coordination.cluster_store import ClusterStore, StoredJob
 from edl.core.cluster.events import ClusterEvent, ClusterEventKind
 from edl.core.cluster.job_life import LifeResult, LifeState
 from edl.core.cluster.job_status import ClusterJobDetails, ClusterJobStatus
 from edl.core.cluster.records import JobReasons
+from edl.core.cluster.throughput_curve import throughput_curve
 from edl.core.host.exit_codes import EXIT_CODES, AgentEnd
 from edl.errors import CoordinationError, TimedOut, UnknownJob
 
@@ -95,6 +97,7 @@ def details(store: ClusterStore, name: str, now_s: float) -> ClusterJobDetails:
         leaving={host: one.leaving for host, one in entries.items() if one.leaving},
         not_before_s=job.life.not_before_s,
         slot_s=job.life.attained_s(now_s),
+        throughput=throughput_curve(measured_view(store, job), job.life.slots, now_s),
         history=_since_submission([event for _, event in events(store, name)]),
     )
 

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from edl.coordination.access import Access
-from edl.coordination.cluster_store import ClusterSnapshot
+from edl.coordination.cluster_store import ClusterSnapshot, StoredJob
 from edl.coordination.nodes import content, record, record_or_none
 from edl.coordination.paths import JobPaths
 from edl.coordination.reads import OnChange, Read, acl, children, exists, get, ignore_changes
@@ -182,11 +182,20 @@ def cluster_view(
             in it.
         kept: what former runs have measured, by name of the job.
     """
-
-    def with_run(job: JobView) -> JobView:
-        run = runs.get(job.name)
-        _, measured = measurements(kept.get(job.name, MeasuredThroughput()), run, job.order)
-        return replace(job, run=None if run is None else run.view, measured=measured)
-
-    jobs = tuple(with_run(job.view) for job in snapshot.jobs)
+    jobs = tuple(
+        job_view(job, runs.get(job.name), kept.get(job.name, MeasuredThroughput()))
+        for job in snapshot.jobs
+    )
     return ClusterView(jobs, snapshot.hosts, snapshot.settings, snapshot.allocation)
+
+
+def job_view(job: StoredJob, run: RunRecords | None, kept: MeasuredThroughput) -> JobView:
+    """Return a job as a plan reads it.
+
+    Args:
+        job: the job, as the cluster has it.
+        run: its present or last run; None: it has none.
+        kept: what its former runs have measured.
+    """
+    _, measured = measurements(kept, run, job.order)
+    return replace(job.view, run=None if run is None else run.view, measured=measured)

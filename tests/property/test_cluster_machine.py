@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from cluster_world import Batches, World
+from cluster_world import Batches, Profile, World
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -37,6 +37,7 @@ REQUESTS: tuple[dict[str, Any], ...] = (
     {"min": 2, "max": 4, "labels": {"gpu": "new"}},
     {"min": 1, "max": 4, "batch": Batches()},
     {"min": 1, "max": 2, "retries": 0},
+    {"min": 1, "max": 6, "profile": Profile(3, 4.0, 40.0), "cool_down_s": 5.0},
 )
 SETTINGS = ClusterRecord(
     interval_s=20.0,

@@ -10,6 +10,7 @@ from cluster_world import Batches, Hints, Request
 
 from edl.core.cluster.job_life import JobLife, LifeState
 from edl.core.cluster.live_model import LEAST_SERVICE_S, batch_of, live_model
+from edl.core.cluster.throughput_curve import throughput_curve
 from edl.core.cluster.view import JobMeasurements, JobView
 from edl.core.policy.step_time import StepTimeSample
 
@@ -96,3 +97,26 @@ def test_the_batch_is_measured_or_the_smallest_or_one_sample_a_slot() -> None:
     unknown = JobMeasurements()
     assert batch_of(replace(job(request={"batch": Batches(32, 512)}), measured=unknown)) == 32
     assert batch_of(replace(job(request={"max": 8, "np": 6}), measured=unknown)) == 6
+
+
+def test_a_curve_says_where_each_point_comes_from() -> None:
+    steps = (StepTimeSample(2, 1, 32, 0.5), StepTimeSample(2, 2, 32, 0.4))
+    request = {"min": 1, "max": 16, "np": 8, "hints": Hints(samples_per_s={1: 1.0, 4: 320.0})}
+    found = throughput_curve(job(steps=steps, curve={1: 80.0}, request=request), 2, 0.0)
+    assert [(one.np, str(one.source)) for one in found] == [
+        (1, "former job"),
+        (2, "measured"),
+        (4, "supplied"),
+        (8, "assumed"),
+        (16, "assumed"),
+    ]
+    rates = [one.samples_per_s for one in found]
+    assert rates[:3] == pytest.approx([80.0, 160.0, 320.0])
+    assert found[1].hosts == 2, "the newest"
+    assert rates[3] is not None
+    assert rates[3] > 320.0
+
+
+def test_of_an_unknown_job_only_the_ratio_is_assumed() -> None:
+    found = throughput_curve(job(request={"max": 4}), 0, 0.0)
+    assert [(one.np, one.samples_per_s) for one in found] == [(1, None), (4, None)]

@@ -20,8 +20,10 @@ from edl.coordination.cluster_store import StoredJob
 from edl.core.cluster.events import ClusterEvent, ClusterEventKind
 from edl.core.cluster.job_life import JobLife, LifeResult, LifeState
 from edl.core.cluster.job_status import ClusterJobDetails, ClusterJobStatus
+from edl.core.cluster.live_model import ThroughputSource
 from edl.core.cluster.manifest import BatchRange, JobManifest
 from edl.core.cluster.records import Goal, JobReasons, Wanted
+from edl.core.cluster.throughput_curve import ThroughputPoint
 
 NOW_S = 1000.0
 MANIFEST = JobManifest("digits", ("python", "train.py"), 1, 4, cwd="/w")
@@ -110,6 +112,10 @@ def test_one_job_in_full() -> None:
         leaving={"b": (5,)},
         not_before_s=1300.0,
         slot_s=4321.0,
+        throughput=(
+            ThroughputPoint(1, 1, 410.25, ThroughputSource.MEASURED),
+            ThroughputPoint(4, 2, 1500.0, ThroughputSource.ASSUMED),
+        ),
         history=(
             ClusterEvent(895.0, ClusterEventKind.STATE, "running -> queued", "digits", by="me@a"),
         ),
@@ -124,6 +130,10 @@ def test_one_job_in_full() -> None:
     ]
     assert "next start  not in the next 5m" in lines
     assert f"runs        2, 1 failed; the last one is {life.run}; 4,321 slot-seconds" in lines
+    assert "samples/s   410.2 with 1 worker (measured), 1,500 with 4 workers (assumed)" in lines
+    unknown = (ThroughputPoint(1, 1, None, ThroughputSource.ASSUMED),)
+    text = details_text(replace(details, throughput=unknown), NOW_S, None)
+    assert "samples/s   not known; it is assumed to grow in proportion to the workers" in text
     at = lines.index("manifest")
     assert lines[at + 1 : at + 9] == [
         "  name: digits",

@@ -290,7 +290,7 @@ def _has_labels(job: JobView, cluster: ClusterView, host: str) -> bool:
 
 
 def _had(job: JobView, cluster: ClusterView, table: DeviceTable) -> Mapping[str, int]:
-    """Return how many slots a job has on each host by the policy's last decision.
+    """Return the slots of a job by the policy's last decision, by host.
 
     If there is no decision about it, or the job only starts, they are the slots that it has. A job
     without a run has none: the result is empty.
@@ -302,7 +302,8 @@ def _had(job: JobView, cluster: ClusterView, table: DeviceTable) -> Mapping[str,
     """
     if job.life.state not in HAS_SLOTS:
         return {}
-    target = cluster.allocation.targets.get(job.name)
+    last = cluster.allocation
+    target = last.profiled.get(job.name, last.targets.get(job.name))
     if target is not None and job.life.state is LifeState.RUNNING:
         return target
     entries = table.entries(job.name, job.life.run)

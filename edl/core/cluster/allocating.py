@@ -16,6 +16,8 @@ is added around them:
 4. **Sizes.** Where a job may have only some sizes, it gets the next smaller one. Slots that this
    leaves go to such jobs, in the order of submission, if they reach their next size.
 5. **Nodes.** :mod:`edl.core.cluster.stable_placing` chooses the nodes.
+6. **Profiles.** A job of unknown speed may get other slots for a short time, so that it is measured
+   (:mod:`edl.core.cluster.arrival_profile`).
 
 A decision that breaks a rule of :mod:`edl.core.cluster.validity` changes nothing.
 """
@@ -30,6 +32,7 @@ from itertools import groupby
 from typing import Any
 
 from edl.core.cluster.active_jobs import ActiveJob, find_active_jobs, hosts_with_slots
+from edl.core.cluster.arrival_profile import profile_progress, profiled_slots
 from edl.core.cluster.devices import DeviceTable
 from edl.core.cluster.job_life import LifeState
 from edl.core.cluster.records import AllocationRecord
@@ -38,7 +41,7 @@ from edl.core.cluster.state import Allocation, ClusterPolicy, ClusterState, Node
 from edl.core.cluster.validity import violation
 from edl.core.cluster.view import ClusterView
 
-Targets = dict[str, dict[str, int]]
+Targets = dict[str, Mapping[str, int]]
 """Job -> host -> number of slots."""
 
 
@@ -82,7 +85,7 @@ def allocate(
     """
     active, obstacles = find_active_jobs(cluster, table)
     nodes, last = hosts_with_slots(cluster, table), cluster.allocation
-    inputs = _digest(active, nodes, cluster, policy)
+    inputs = _digest(active, nodes, cluster, policy, table.now_s)
     due = table.now_s - last.at_s >= cluster.settings.interval_s
     if inputs == last.inputs and not due:
         return last, obstacles
@@ -90,7 +93,13 @@ def allocate(
     if answer.problem:
         broken = replace(last, at_s=table.now_s, inputs=inputs, problem=answer.problem)
         return _without_others(broken, active), obstacles
-    return _recorded(answer, last, inputs, table.now_s), obstacles
+    profiles = profiled_slots(active, nodes, answer.targets, last, table.now_s)
+    given = {name: answer.targets[name] for name in profiles.targets}
+    answer.targets |= profiles.targets
+    for name, what in profiles.reasons.items():
+        answer.reasons[name] = f"{what}: {answer.reasons[name]}"
+    record = _recorded(answer, last, inputs, table.now_s)
+    return replace(record, profiled=given), obstacles
 
 
 def _digest(
@@ -98,6 +107,7 @@ def _digest(
     nodes: Mapping[str, int],
     cluster: ClusterView,
     policy: ClusterPolicy,
+    now_s: float,
 ) -> str:
     """Return a digest, 16 hexadecimal digits, whose change lets the policy be asked at once.
 
@@ -106,9 +116,13 @@ def _digest(
         nodes: host -> the slots that can be counted on.
         cluster: the cluster, for the kinds of its hosts.
         policy: the policy, whose text has its parameters.
+        now_s: the time, in seconds since 1970.
     """
     jobs = [
-        (one.job.order, one.group, one.most, one.why_fixed, _own_limits(one, nodes))
+        (
+            (one.job.order, one.group, one.most, one.why_fixed, _own_limits(one, nodes)),
+            profile_progress(one.job, cluster.allocation, now_s),
+        )
         for one in active
     ]
     kinds = [(name, nodes[name], _kind(cluster, name)) for name in nodes]

@@ -202,6 +202,8 @@ class JobLife(Record):
         attained_slot_s: the seconds during which it had slots, times their number, up to
             ``counted_s``.
         limits: host -> the limit of the job's slots there.
+        profile_until_s: until when the job may be profiled, which is decided when it trains for the
+            first time; 0: that is not so yet, or its manifest does not ask for it.
     """
 
     state: LifeState = LifeState.QUEUED
@@ -221,6 +223,7 @@ class JobLife(Record):
     counted_s: float = 0.0
     attained_slot_s: float = 0.0
     limits: Mapping[str, HostLimit] = field(default_factory=dict)
+    profile_until_s: float = 0.0
 
     def after(self, event: LifeEvent, reason: str, now_s: float, **changes: Any) -> JobLife:
         """Return the record after ``event``, with the state that :data:`TRANSITIONS` says.

@@ -13,6 +13,7 @@ from edl.core.cluster.events import ClusterEvent
 from edl.core.cluster.job_life import LifeResult, LifeState
 from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.records import Goal
+from edl.core.cluster.throughput_curve import ThroughputPoint
 from edl.core.record import Record
 
 
@@ -80,6 +81,9 @@ class ClusterJobDetails(Record):
         float, "before this time it is not started again, in seconds since 1970; 0: at any time"
     ]
     slot_s: Annotated[float, "for how many seconds it has had slots, times their number"]
+    throughput: Annotated[
+        tuple[ThroughputPoint, ...], "how fast it trains with some numbers of workers, see below"
+    ]
     history: Annotated[
         tuple[ClusterEvent, ...], "its events since it was submitted, the oldest first"
     ]

@@ -21,6 +21,7 @@ its user has given. If neither is known, the job has as much service left as:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import lru_cache
 
 from edl.core.cluster.view import JobHints, JobMeasurements, JobView
@@ -132,12 +133,36 @@ def speed_samples(
         hints: the user's estimates, with a throughput by number of workers.
         batch: the global batch of the steps of a curve, in samples.
     """
-    found = list(measured.steps)
-    for curve in (measured.curve, hints.samples_per_s):
-        known = {one.workers for one in found}
+    return tuple(one for one, _ in sourced_samples(measured, hints, batch))
+
+
+class ThroughputSource(StrEnum):
+    """The source of a job's known throughput with one number of workers.
+
+    ``MEASURED``: the job itself has measured it, in this run or a former one. ``FORMER_JOB``: a job
+    that had the name before has. ``SUPPLIED``: its manifest says it. ``ASSUMED``: the model of a
+    step's time predicts it from those, or takes it to grow with the workers if there are none.
+    """
+
+    MEASURED = "measured"
+    FORMER_JOB = "former job"
+    SUPPLIED = "supplied"
+    ASSUMED = "assumed"
+
+
+def sourced_samples(
+    measured: JobMeasurements, hints: JobHints, batch: int
+) -> tuple[tuple[StepTimeSample, ThroughputSource], ...]:
+    """Return the known step times of a job as :func:`speed_samples` does, each with its source."""
+    found = [(one, ThroughputSource.MEASURED) for one in measured.steps]
+    for curve, source in (
+        (measured.curve, ThroughputSource.FORMER_JOB),
+        (hints.samples_per_s, ThroughputSource.SUPPLIED),
+    ):
+        known = {one.workers for one, _ in found}
         for np, rate in sorted(curve.items()):
             if np not in known and np > 0 and rate > 0:
-                found.append(StepTimeSample(np, 1, batch / np, batch / rate))
+                found.append((StepTimeSample(np, 1, batch / np, batch / rate), source))
     return tuple(found)
 
 

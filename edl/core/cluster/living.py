@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from edl.core.cluster.arrival_profile import profile_end_s
 from edl.core.cluster.draft import Draft
 from edl.core.cluster.job_life import HostLimit, LifeEvent, LifeState
 from edl.core.cluster.life_events import PendingEvent, due_event, life_after
@@ -54,6 +55,8 @@ def _happen(draft: Draft, job: JobView, due: PendingEvent) -> None:
     workers.
     """
     life = life_after(due, job, draft.now_s)
+    if due.event is LifeEvent.TRAIN:
+        life = replace(life, profile_until_s=profile_end_s(job, draft.now_s))
     if due.event is LifeEvent.TAKE_BACK and due.failed:
         life = replace(life, limits={**life.limits, **_limits_of_start(draft, job)})
     draft.change(job, due.event, life)

@@ -94,7 +94,7 @@ class PolicyHints(Record):
         Mapping[_Size, _Speed],
         Meta(
             description="samples per second at some numbers of workers, like `{1: 410, 4: 1500}`; "
-            "with it the job is not profiled when it arrives"
+            "with it `profile` measures nothing"
         ),
     ] = field(default_factory=dict)
 
@@ -102,6 +102,24 @@ class PolicyHints(Record):
     def samples_per_s(self) -> dict[int, float]:
         """The throughput in samples per second, by number of workers."""
         return {int(size): speed for size, speed in self.throughput.items()}
+
+
+@dataclass(frozen=True)
+class ProfileOnArrival(Record):
+    """The limits within which a job of unknown speed is measured; each field says its meaning."""
+
+    sizes: Annotated[
+        Annotated[int, Meta(ge=2, le=16)],
+        Meta(description="with how many numbers of workers it is measured at most"),
+    ] = 3
+    each_s: Annotated[
+        Annotated[float, Meta(ge=1.0, le=3600.0)],
+        Meta(description="for how many seconds it trains with each, at least"),
+    ] = 10.0
+    within_s: Annotated[
+        Annotated[float, Meta(ge=1.0, le=86400.0)],
+        Meta(description="how many seconds after its first step all of it ends"),
+    ] = 120.0
 
 
 @dataclass(frozen=True)
@@ -247,6 +265,13 @@ class JobManifest(Record):
     hints: Annotated[
         PolicyHints, Meta(description="what policies may know beforehand; see below")
     ] = field(default_factory=PolicyHints)
+    profile: Annotated[
+        ProfileOnArrival | None,
+        Meta(
+            description="how the cluster measures the throughput of a job about which it knows "
+            "nothing, when it first trains; `{}` takes the defaults; see below"
+        ),
+    ] = None
     settings: Annotated[
         JobSettings,
         Meta(
@@ -392,6 +417,9 @@ def _values(manifest: JobManifest) -> Iterator[ManifestProblem]:
     if batch is not None and batch.min > batch.max:
         why = f"batch.min is {batch.min} and batch.max is {batch.max}; lower min, or raise max"
         yield ManifestProblem(("batch", "min"), why)
+    if manifest.profile is not None and not manifest.preemptible:
+        why = "profile changes the number of workers, and preemptible is false"
+        yield ManifestProblem(("profile",), f"{why}; leave one of them out")
     if manifest.settings.resume:
         why = "settings.resume is set by the cluster: a run continues from the job's checkpoints"
         yield ManifestProblem(("settings", "resume"), f"{why}; leave it out")

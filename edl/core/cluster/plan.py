@@ -30,6 +30,7 @@ from dataclasses import dataclass, field, replace
 
 from edl.core.cluster.active_jobs import HAS_SLOTS
 from edl.core.cluster.allocating import allocate
+from edl.core.cluster.arrival_profile import profile_progress, settled_s
 from edl.core.cluster.draft import Draft, JobChange
 from edl.core.cluster.ending import end_runs, stop_runs
 from edl.core.cluster.job_life import JobLife, LifeState
@@ -172,6 +173,8 @@ def _next_s(draft: Draft, found: ClusterPlan) -> float:
         times += _times_of_host(found.assigned.get(host.name, host.assigned), settings)
     for job in draft.jobs.values():
         times += _times_of_job(job, settings)
+        if profile_progress(job, draft.allocation, now_s) is not None:
+            times += [job.life.profile_until_s, settled_s(job, draft.allocation)]
     return min((at_s for at_s in times if at_s > now_s), default=now_s + settings.interval_s)
 
 

@@ -240,6 +240,8 @@ class AllocationRecord(Record):
         changed_s: job -> when its target was last changed.
         batches: job -> the global batch that the policy has chosen, in samples.
         reasons: job -> the policy's reason.
+        profiled: job -> host -> the number of slots that the policy gives a job which is profiled,
+            and has its target for that.
         state: what the policy keeps for its next decision, for each group of jobs that it was asked
             about together.
         problem: the rule that the policy's decision broke, as a sentence; the decision before it
@@ -252,6 +254,7 @@ class AllocationRecord(Record):
     changed_s: Mapping[str, float] = field(default_factory=dict)
     batches: Mapping[str, int] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
+    profiled: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     state: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     problem: str = ""
 

@@ -67,6 +67,22 @@ class JobHints(Protocol):
         """The throughput in samples a second, by number of workers."""
 
 
+class ProfileLimits(Protocol):
+    """The limits within which a job of unknown speed is measured, as its manifest has them."""
+
+    @property
+    def sizes(self) -> int:
+        """With how many numbers of workers it is measured at most."""
+
+    @property
+    def each_s(self) -> float:
+        """For how many seconds it trains at least with each of them."""
+
+    @property
+    def within_s(self) -> float:
+        """How many seconds after its first step all of it ends."""
+
+
 class JobRequest(Protocol):
     """The part of a manifest (``edl.core.cluster.manifest.JobManifest``) that a plan reads."""
 
@@ -121,6 +137,10 @@ class JobRequest(Protocol):
     @property
     def hints(self) -> JobHints:
         """The user's estimates of the job's length and speed."""
+
+    @property
+    def profile(self) -> ProfileLimits | None:
+        """The limits within which it is measured when it first trains; None: it is not."""
 
 
 @dataclass(frozen=True)
