@@ -75,6 +75,7 @@ class Request:
     start_timeout_s: float = 0.0
     weight: float = 1.0
     after: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
     retries: int = 3
     preemptible: bool = True
     min_run_s: float = 0.0
@@ -202,6 +203,7 @@ class World:
         self.story: list[str] = []  # the changes of jobs' states
         self.reasons: Mapping[str, str] = {}
         self.next_s = 0.0
+        self.secrets: set[str] = set()
 
     # --- users
 
@@ -468,7 +470,7 @@ class World:
                     name, offer, machine.drained, machine.assigned, machine.version, machine.report
                 )
             )
-        return ClusterView(jobs, hosts, self.settings, self.allocation)
+        return ClusterView(jobs, hosts, self.settings, self.allocation, self.secrets)
 
     def plans(self, controller: Controller) -> ClusterPlan:
         view = self.view(controller)

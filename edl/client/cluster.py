@@ -14,6 +14,7 @@ from edl.client.cluster_waiting import JobCondition, OnStatus, described, ignore
 from edl.client.clusters import connected_cluster
 from edl.client.manifest_reading import AnyManifest, job_manifest
 from edl.client.session_client import SessionClient
+from edl.coordination.cluster_secrets import ClusterSecrets, SecretStatus
 from edl.coordination.cluster_store import ClusterStore
 from edl.coordination.cluster_submission import submit_job
 from edl.core.cluster.cluster_status import ClusterStatus, JobPlan
@@ -266,6 +267,42 @@ class Cluster(SessionClient[ClusterStore]):
         """
         with self._store() as store:
             store.set_drained(host, False)
+
+    # --- secrets ---
+
+    def set_secret(self, name: str, content: str | bytes) -> None:
+        """Give a secret to the cluster, or replace it; jobs read it by its name.
+
+        Args:
+            name: the name of the secret.
+            content: the secret.
+
+        Raises:
+            ConfigError: ``name`` cannot be the name of a secret.
+            UsageError: the content is empty or has more than 64 KB, or the cluster has too many
+                secrets.
+        """
+        with self._store() as store:
+            data = content.encode() if isinstance(content, str) else bytes(content)
+            ClusterSecrets(store).set(name, data)
+
+    def secrets(self) -> tuple[SecretStatus, ...]:
+        """Return the names of the cluster's secrets, and who has set them when, sorted by name."""
+        with self._store() as store:
+            return ClusterSecrets(store).list()
+
+    def delete_secret(self, name: str) -> tuple[str, ...]:
+        """Remove a secret; return the names of the jobs that have not ended and ask for it.
+
+        A job that asks for it and is to start waits until it is set again.
+
+        Raises:
+            UsageError: the cluster has no such secret.
+        """
+        with self._store() as store:
+            ClusterSecrets(store).delete(name)
+            living = [job for job in store.jobs() if job.life.state is not LifeState.ENDED]
+        return tuple(job.name for job in living if name in job.manifest.secrets)
 
     # --- the cluster itself ---
 

@@ -17,6 +17,7 @@ of the cluster, a client, or the owner of the host)::
         jobs/<job>/life       JobLife; empty until the leader has seen the job; the leader
         jobs/<job>/secret     {secret}: of the job's runs; the leader creates it once
         jobs/<job>/measured   MeasuredThroughput: of former runs; absent before there are any
+        secrets/<name> StoredSecret: a secret of users, sealed; clients
         hosts/<host>   HostOwner: the process that offers the host; its version is the host's fence
         hosts/<host>/offer    HostOffer; ephemeral; the owner
         hosts/<host>/drained  exists while the host shall have no jobs; clients
@@ -55,6 +56,7 @@ class ClusterPaths:
         self.election = f"{self.root}/election"
         self.keys = f"{self.root}/keys"
         self.jobs = f"{self.root}/jobs"
+        self.secrets = f"{self.root}/secrets"
         self.hosts = f"{self.root}/hosts"
         self.events = f"{self.root}/events"
 
@@ -62,7 +64,8 @@ class ClusterPaths:
     def fixed(self) -> tuple[str, ...]:
         """The paths of all nodes that exist from the creation of the cluster on, parents first."""
         values = (self.cluster, self.allocation, self.reasons, self.leader, self.election)
-        return (self.root, *values, self.keys, self.jobs, self.hosts, self.events)
+        nodes = (self.keys, self.jobs, self.secrets, self.hosts, self.events)
+        return (self.root, *values, *nodes)
 
     def key(self, key: str) -> str:
         """Return the path of the node that says which job was submitted with the key ``key``.
@@ -95,6 +98,14 @@ class ClusterPaths:
     def secret(self, job: str) -> str:
         """Return the path of the node with the secret of all runs of the job called ``job``."""
         return f"{self.job(job)}/secret"
+
+    def user_secret(self, name: str) -> str:
+        """Return the path of the node with the users' secret called ``name``.
+
+        Raises:
+            ConfigError: ``name`` cannot be the name of a secret.
+        """
+        return f"{self.secrets}/{check_name('secret', name)}"
 
     def measured(self, job: str) -> str:
         """Return the path of the node with what former runs of ``job`` have measured."""

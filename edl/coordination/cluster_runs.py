@@ -186,7 +186,9 @@ def cluster_view(
         job_view(job, runs.get(job.name), kept.get(job.name, MeasuredThroughput()))
         for job in snapshot.jobs
     )
-    return ClusterView(jobs, snapshot.hosts, snapshot.settings, snapshot.allocation)
+    return ClusterView(
+        jobs, snapshot.hosts, snapshot.settings, snapshot.allocation, snapshot.secrets
+    )
 
 
 def job_view(job: StoredJob, run: RunRecords | None, kept: MeasuredThroughput) -> JobView:

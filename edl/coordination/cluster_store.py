@@ -90,6 +90,7 @@ class ClusterSnapshot:
         allocation_version: the version of the node ``allocation``, which a write of it must name.
         jobs: the jobs, in the order of submission.
         hosts: the hosts, in the order of their names, each with the version of its ``assigned``.
+        secrets: the names of the secrets that users have given to the cluster.
         leader: the JSON object that describes the leader of the newest term, with its ``term``;
             empty before the first.
     """
@@ -100,6 +101,7 @@ class ClusterSnapshot:
     jobs: tuple[StoredJob, ...]
     hosts: tuple[HostView, ...]
     leader: Mapping[str, Any]
+    secrets: frozenset[str] = frozenset()
 
 
 class ClusterStore:
@@ -270,8 +272,9 @@ class ClusterStore:
         """
         p, wake = self.paths, self._changed
         single = (p.cluster, p.allocation, p.leader)
-        *values, jobs, hosts = self.nodes.read(
-            *(get(path, wake) for path in single), children(p.jobs, wake), children(p.hosts, wake)
+        *values, jobs, hosts, secrets = self.nodes.read(
+            *(get(path, wake) for path in single),
+            *(children(path, wake) for path in (p.jobs, p.hosts, p.secrets)),
         )
         if None in (*values, jobs, hosts):
             raise self.nodes.unknown()
@@ -283,6 +286,7 @@ class ClusterStore:
             jobs=self._jobs(jobs, wake),
             hosts=self._hosts(hosts, wake),
             leader=content(p.leader, leader),
+            secrets=frozenset(secrets or ()),
         )
 
     def _jobs(self, names: Iterable[str], wake: OnChange) -> tuple[StoredJob, ...]:

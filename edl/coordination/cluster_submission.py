@@ -16,6 +16,7 @@ from typing import Any
 from kazoo.client import TransactionRequest
 from kazoo.exceptions import NodeExistsError
 
+from edl.coordination.cluster_secrets import ClusterSecrets
 from edl.coordination.cluster_store import MOST_JOBS, ClusterStore
 from edl.coordination.nodes import ATTEMPTS, content
 from edl.coordination.reads import exists, get
@@ -58,7 +59,8 @@ def submit_job(store: ClusterStore, manifest: JobManifest, key: str | None = Non
     Raises:
         ManifestError: a value of the manifest is not allowed.
         UsageError: the key is empty, a job of that name has not ended, another manifest was
-            submitted with the key, or the cluster has as many jobs as it may have (``MOST_JOBS``).
+            submitted with the key, the cluster has as many jobs as it may have (``MOST_JOBS``), or
+            it has not got a secret for which the manifest asks.
         UnknownCluster: the cluster does not exist.
         CoordinationError: ZooKeeper is away, and the job may have been submitted or not: try again
             with the same key. Or others keep changing the job, or the newest identity of the
@@ -74,7 +76,9 @@ def submit_job(store: ClusterStore, manifest: JobManifest, key: str | None = Non
         if submission.is_known():
             return manifest.name
         try:
-            submission.write(submission.ended_one())
+            ended = submission.ended_one()
+            submission.check_secrets()
+            submission.write(ended)
         except Refused:
             continue  # another process has submitted or removed a job of that name: look again
         except CoordinationError:
@@ -89,7 +93,7 @@ def submit_job(store: ClusterStore, manifest: JobManifest, key: str | None = Non
 class _Submission:
     """One submission of a job, which :func:`submit_job` attempts until it has succeeded.
 
-    Each attempt is :meth:`is_known`, :meth:`ended_one` and :meth:`write`.
+    Each attempt is :meth:`is_known`, :meth:`ended_one`, :meth:`check_secrets` and :meth:`write`.
 
     Args:
         store: The cluster.
@@ -156,6 +160,20 @@ class _Submission:
                 f"another name, or remove it with `edl delete {self._name}`"
             )
         return _Ended(life[1].version, key if nodes.read(exists(key))[0] else "")
+
+    def check_secrets(self) -> None:
+        """Raise a UsageError if the cluster has not got a secret for which the manifest asks.
+
+        One that is deleted afterwards lets the job wait.
+        """
+        if not self._manifest.secrets:
+            return
+        secrets = ClusterSecrets(self._store)
+        known = secrets.names()
+        for name in self._manifest.secrets:
+            if name not in known:
+                asks = f", for which job {self._name} asks"
+                raise UsageError(secrets.unknown(name, known, asks))
 
     def write(self, ended: _Ended | None) -> None:
         """Write the job and an event in one transaction.

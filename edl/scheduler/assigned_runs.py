@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from edl.coordination.access import Access
+from edl.coordination.cluster_secrets import ClusterSecrets
 from edl.coordination.cluster_store import ClusterStore
 from edl.coordination.lifecycle import current_run
 from edl.coordination.paths import JobPaths
@@ -56,23 +57,40 @@ class AssignedRuns:
             return f"its records cannot be read: {error}"  # they are of a newer edl, for example
         if secret is None:
             return NOT_CREATED
-        if manifest.secrets:
-            names = ", ".join(manifest.secrets)
-            return f"the job asks for secrets ({names}), and this edl keeps none for jobs"
         if missing := missing_paths(manifest):
             return missing
+        secrets = self._secrets_of(manifest)
+        if isinstance(secrets, str):
+            return secrets
         try:
             if self._current_run(job, secret) != run:
                 return NOT_CREATED
         except AccessDenied:
             return f"the name {job} is taken by a job that has another secret"
-        return StartOfRun(run, manifest, secret)
+        return StartOfRun(run, manifest, secret, secrets)
 
     def close(self) -> None:
         """End the session for the nodes of jobs; the next :meth:`start_of` opens another one."""
         session, self._session = self._session, None
         if session is not None:
             session.close()
+
+    def _secrets_of(self, manifest: JobManifest) -> Mapping[str, bytes] | str:
+        """Return the secrets that ``manifest`` asks for, by name, or a sentence why one is missing.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+        """
+        try:
+            found = ClusterSecrets(self._store).contents(manifest.secrets)
+        except CoordinationError as error:
+            if not self._store.nodes.session.connected:
+                raise
+            return str(error)  # it was sealed by a stranger
+        missing = [name for name in manifest.secrets if name not in found]
+        if missing:
+            return f"the cluster has no secret {missing[0]}; `edl secret set {missing[0]}`"
+        return found
 
     def _current_run(self, job: str, secret: str) -> str | None:
         """Return the token of the present run of a job, read from ZooKeeper; None if it has none.

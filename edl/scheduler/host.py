@@ -124,6 +124,7 @@ class HostKeeper:
                 raise
             finally:
                 self._runs.close()
+                self._agents.remove_secrets(HostAssignment(), self._find(HostAssignment()))
         self._say(f"host {self._host} has left cluster {self._cluster}")
 
     # --- the loop
@@ -186,6 +187,7 @@ class HostKeeper:
             self._registration.withdraw()
             return None
         self._act(decision, starts, seen.terminated, now_s)
+        self._agents.remove_secrets(assigned, found)
         if decision.starts:
             self._agents.prune((job, entry.run) for job, entry in assigned.jobs.items())
         if decision.starts or decision.signals or NOT_CREATED in obstacles.values():

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from edl.core.cluster.host_jobs import LIMITS, LastAgent, RunProcess, after_end
@@ -30,6 +30,7 @@ from edl.core.settings import variable
 from edl.errors import CoordinationError
 from edl.scheduler.log_places import LogPlaces
 from edl.scheduler.run_processes import RUN_VARIABLE, agent_words, run_mark, start_of
+from edl.scheduler.secret_files import SECRETS_VARIABLE, SecretFiles
 
 logger = logging.getLogger(__name__)
 
@@ -89,11 +90,13 @@ class StartOfRun:
         run: the token of the run.
         manifest: the manifest of the job.
         secret: the secret of the job.
+        secrets: the content of each secret for which the manifest asks, by name.
     """
 
     run: str
     manifest: JobManifest
-    secret: str
+    secret: str = field(repr=False)
+    secrets: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
 
 @dataclass
@@ -118,6 +121,7 @@ class HostAgents:
         options: the options with which all agents are started.
         places: the directories of their logs; that of the agents is created.
         environment: the environment of this process, from which the agents inherit.
+        secret_files: where the secrets are written for which their manifests ask.
 
     Attributes:
         on_exit: called, in any thread, when an agent has ended that this process has started.
@@ -128,8 +132,10 @@ class HostAgents:
         options: AgentOptions,
         places: LogPlaces,
         environment: Mapping[str, str],
+        secret_files: SecretFiles,
     ) -> None:
         self._options = options
+        self._secret_files = secret_files
         self._places = places
         self._environment = dict(environment)
         self.on_exit: Callable[[], None] = lambda: None
@@ -140,12 +146,16 @@ class HostAgents:
         """Start the agent of a run.
 
         It has its own session, so that it lives on when this process ends. It gets the secret of
-        the job by a pipe, so that it stands in no environment and in no file.
+        the job by a pipe, so that it stands in no environment and in no file, and those for which
+        the manifest asks as files.
 
         Raises:
-            OSError: the process cannot be started, or its log cannot be written.
+            OSError: the process cannot be started, or its log or a secret cannot be written.
         """
         job, run = start.manifest.name, start.run
+        directory: Path | None = None
+        if start.secrets:
+            directory = self._secret_files.write(job, run, start.secrets)
         log = self._open_log(job, run)
         reader, writer = os.pipe()
         try:
@@ -157,7 +167,7 @@ class HostAgents:
             child = subprocess.Popen(
                 [sys.executable, "-m", "edl.cli.main", *words],
                 cwd="/",
-                env=self._environment_of(start, reader),
+                env=self._environment_of(start, reader, directory),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -241,6 +251,23 @@ class HostAgents:
         except OSError as error:
             logger.warning("old logs cannot be removed: %s", error)
 
+    def remove_secrets(self, assigned: HostAssignment, found: Iterable[RunProcess]) -> None:
+        """Remove the files with the secrets of runs that have ended on this host.
+
+        Those of runs that live here stay, and those of assigned runs that go on here.
+
+        Args:
+            assigned: what is assigned to the host.
+            found: the processes that live.
+        """
+        runs = {one.of_run for one in found}
+        for job, entry in assigned.jobs.items():
+            last = self._ended.get(job)
+            is_over = last is not None and last.run == entry.run and last.is_final
+            if not entry.ends and not is_over:
+                runs.add((job, entry.run))
+        self._secret_files.keep_only(runs)
+
     def _await(self, pid: int) -> None:
         """Wait until the child process ``pid`` has ended, and then call ``on_exit``.
 
@@ -250,15 +277,24 @@ class HostAgents:
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
             self.on_exit()
 
-    def _environment_of(self, start: StartOfRun, secret: int) -> dict[str, str]:
-        """Return the environment of an agent, whose secret is read from the descriptor ``secret``.
+    def _environment_of(
+        self, start: StartOfRun, secret: int, secrets: Path | None
+    ) -> dict[str, str]:
+        """Return the environment of an agent.
 
         It is the environment of this process, with what the manifest adds. The devices that the job
         may see are not the manifest's to say.
+
+        Args:
+            start: what the agent is started with.
+            secret: the descriptor from which it reads the secret of the job.
+            secrets: the directory with the secrets for which the manifest asks; None: it asks for
+                none.
         """
         own, options = self._environment, self._options
         found = start.manifest.environment({k: v for k, v in own.items() if k not in _OWN})
         found.pop(CUDA, None)
+        found.pop(SECRETS_VARIABLE, None)
         if CUDA in own:
             found[CUDA] = own[CUDA]
         if options.leave_within_s is not None:
@@ -272,6 +308,7 @@ class HostAgents:
             "EDL_ADDRESS": options.address,
             "EDL_ZOOKEEPER": options.zookeeper,
             "EDL_SECRET_FILE": f"/dev/fd/{secret}",
+            **({SECRETS_VARIABLE: str(secrets)} if secrets is not None else {}),
         }
 
     def _open_log(self, job: str, run: str) -> int:

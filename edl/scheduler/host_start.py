@@ -18,6 +18,7 @@ from edl.scheduler.host_owner import HostLock
 from edl.scheduler.log_places import LogPlaces
 from edl.scheduler.log_server import LogServer
 from edl.scheduler.run_processes import host_mark
+from edl.scheduler.secret_files import SecretFiles, secret_root
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ def keep_host(store: ClusterStore, own: HostSettings, say: Callable[[str], None]
         ),
         places,
         config.environment(),
+        SecretFiles(secret_root(mark, config.state_dir())),
     )
     server = LogServer(own.address, cluster, access.secret, places)
     offer = HostOffer(

@@ -17,6 +17,7 @@ from edl.coordination.access import Access
 from edl.coordination.cluster_host import HostOwner, HostRegistration
 from edl.coordination.cluster_nodes import cluster_names, create_cluster, open_cluster
 from edl.coordination.cluster_paths import CLUSTERS
+from edl.coordination.cluster_secrets import ClusterSecrets
 from edl.coordination.cluster_store import ClusterStore
 from edl.coordination.cluster_submission import submit_job
 from edl.coordination.cluster_writer import (
@@ -29,6 +30,8 @@ from edl.coordination.cluster_writer import (
     jobs_to_remove,
     life_write,
 )
+from edl.coordination.reads import acl as acl_of
+from edl.coordination.reads import get
 from edl.coordination.session import Session
 from edl.core.cluster.events import ClusterEventKind
 from edl.core.cluster.job_life import JobLife, LifeEvent, LifeResult, LifeState
@@ -362,6 +365,75 @@ class TestWanted:
         assert store.snapshot().settings.policy == "jsa"
         [(_, event)] = store.events.read()
         assert event.reason == "policy is jsa, parameters is {'a': 1}"
+
+
+class TestSecrets:
+    def test_they_are_sealed_and_given_by_name(
+        self, store: ClusterStore, other: ClusterStore
+    ) -> None:
+        mine, theirs = ClusterSecrets(store), ClusterSecrets(other)
+        assert [mine.set("wandb", b"hf_123"), theirs.set("wandb", b"hf_123")] == [True, False]
+        assert theirs.set("key", bytes(range(256)))
+        assert theirs.contents(["wandb", "key", "none"]) == {
+            "wandb": b"hf_123",
+            "key": bytes(range(256)),
+        }
+        assert [(one.name, one.by) for one in mine.list()] == [
+            ("key", "you@there"),
+            ("wandb", "me@here"),
+        ]
+        assert store.snapshot().secrets == {"key", "wandb"}
+        path = store.paths.user_secret("wandb")
+        data, acl = store.nodes.read(get(path), acl_of(path))
+        assert b"hf_123" not in data[0]
+        assert LAB.opens(acl[0])
+        assert "hf_123" not in str(store.events.read())
+        assert mine.set("wandb", b"hf_456")
+        assert theirs.contents(["wandb"]) == {"wandb": b"hf_456"}
+        mine.delete("wandb")
+        assert (mine.names(), store.snapshot().secrets) == (("key",), {"key"})
+        with pytest.raises(UsageError, match="cluster lab has no secret 'wandb'; it has key"):
+            theirs.delete("wandb")
+        reasons = [event.reason for _, event in store.events.read()]
+        assert reasons == [
+            "the secret wandb was set",
+            "the secret key was set",
+            "the secret wandb was set anew",
+            "the secret wandb was deleted",
+        ]
+
+    def test_what_cannot_be_one(self, store: ClusterStore) -> None:
+        secrets = ClusterSecrets(store)
+        with pytest.raises(ConfigError, match="'a/b' cannot be the name of a secret"):
+            secrets.set("a/b", b"x")
+        with pytest.raises(UsageError, match="the secret a would be empty"):
+            secrets.set("a", b"")
+        with pytest.raises(UsageError, match="the secret a has more than 65536 bytes"):
+            secrets.set("a", bytes(65537))
+        with pytest.raises(UsageError, match="cluster lab has no secret 'a', and no other"):
+            secrets.delete("a")
+
+    def test_a_job_that_asks_for_one_that_is_not_there_is_refused(
+        self, store: ClusterStore
+    ) -> None:
+        asks = manifest(secrets=("wandb-token",))
+        sentence = (
+            "cluster lab has no secret 'wandb-token', for which job digits asks; give it one with "
+            "`edl secret set wandb-token`"
+        )
+        with pytest.raises(UsageError, match=f"^{sentence}$"):
+            submit_job(store, asks, "night-7")
+        ClusterSecrets(store).set("wandb-token", b"x")
+        submit_job(store, asks, "night-7")
+        ClusterSecrets(store).delete("wandb-token")
+        assert submit_job(store, asks, "night-7") == "digits", "it was submitted"
+
+    def test_a_cluster_of_an_earlier_edl_can_keep_them(self, store: ClusterStore) -> None:
+        store.nodes.session.call("test", lambda c: c.delete_async(store.paths.secrets))
+        assert store.snapshot().secrets == frozenset()
+        assert ClusterSecrets(store).names() == ()
+        assert ClusterSecrets(store).set("a", b"x")
+        assert store.snapshot().secrets == {"a"}
 
 
 class TestHosts:

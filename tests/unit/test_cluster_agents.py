@@ -15,6 +15,7 @@ from edl.core.host.exit_codes import AgentEnd, AgentResult
 from edl.scheduler.assigned_runs import missing_paths
 from edl.scheduler.host_agents import AgentOptions, HostAgents
 from edl.scheduler.log_places import LogPlaces
+from edl.scheduler.secret_files import SecretFiles
 
 ASSIGNED = HostAssignment({"j": JobAssignment("r1", (0,))})
 AGENT = RunProcess(7, 1, "j", "r1", is_agent=True)
@@ -28,8 +29,9 @@ def places(tmp_path: Path) -> LogPlaces:
 
 
 @pytest.fixture
-def agents(places: LogPlaces) -> HostAgents:
-    return HostAgents(AgentOptions("a", "m", 2, "10.0.0.5", "zoo:2181"), places, {})
+def agents(places: LogPlaces, tmp_path: Path) -> HostAgents:
+    options = AgentOptions("a", "m", 2, "10.0.0.5", "zoo:2181")
+    return HostAgents(options, places, {}, SecretFiles(tmp_path / "secrets"))
 
 
 def last_line(end: AgentEnd, **values: Any) -> str:

@@ -137,8 +137,10 @@ MORE = {
     "env:\n  A: [1]": "6: env.A is a list; it must be a text",
     "env:\n  A:": "6: env.A has no value; give one, or leave the key out",
     "env:\n  EDL_JOB: x": "6: EDL_JOB is a variable of edl; write settings of the job under",
-    "secrets:\n- A\n- EDL_JOB": "7: EDL_JOB is a variable of edl",
-    "secrets: [A]\nenv: {A: 1}": "5: env and secrets both have A; leave it out of one",
+    "secrets:\n- a\n- ../b": "7: secrets[1] is '../b'; it must be 1 to 64 letters, digits, dots,",
+    "profile: on-arrival": "5: profile is 'on-arrival'; it must be a mapping with sizes, each_s,",
+    "profile: {sizes: 1}": "5: profile.sizes is 1; it must be a whole number from 2 to 16",
+    "profile: {}\npreemptible: false": "5: profile changes the number of workers, and preemptible",
     "data:\n- /data\n- ''": "7: data[1] is ''; it must be a text that is not empty",
     "data: /data": "5: data is '/data'; it must be a list",
     f"data: [{'a,' * 1001}]": "5: data has 1001 items; at most 1000 are allowed",
@@ -368,6 +370,6 @@ def test_the_schema_accepts_what_is_parsed_and_refuses_the_rest() -> None:
 def test_the_schema_describes_every_key() -> None:
     schema = manifest_schema()
     kinds = [schema, *schema["$defs"].values()]
-    assert len(kinds) == 4
+    assert len(kinds) == 5
     for kind in kinds:
         assert [key for key, one in kind["properties"].items() if not one.get("description")] == []

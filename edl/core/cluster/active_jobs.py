@@ -154,6 +154,9 @@ def _obstacle(job: JobView, cluster: ClusterView, now_s: float) -> str | None:
             return f"waits for job {name}, which is not there; submit it, or delete this job"
         if first.life.result is not LifeResult.FINISHED:
             return f"waits for job {name}, which is {first.life.result or first.life.state}"
+    missing = [name for name in job.manifest.secrets if name not in cluster.secrets]
+    if missing:
+        return f"waits for the secret {missing[0]}: `edl secret set {missing[0]}`"
     wait_s = job.life.not_before_s - now_s
     if wait_s > 0:
         return f"waits {wait_s:.0f} s for its next try: {job.life.reason}"

@@ -15,7 +15,7 @@ class ClusterEventKind(StrEnum):
 
     By users: ``SUBMITTED``: a job was submitted. ``WANTED``: something else is wanted of a job, or
     its priority has changed. ``DRAIN``: a host is drained, or is no longer. ``POLICY``: the cluster
-    has another policy or other limits.
+    has another policy or other limits. ``SECRET``: a secret was set or deleted.
 
     By the leader: ``LEADER``: it begins to lead. ``STATE``: a job has entered another state.
     ``SLOTS``: a job gets other slots. ``HOST``: a host has come, gone or come back. ``REMOVED``: an
@@ -26,6 +26,7 @@ class ClusterEventKind(StrEnum):
     WANTED = "wanted"
     DRAIN = "drain"
     POLICY = "policy"
+    SECRET = "secret"
     LEADER = "leader"
     STATE = "state"
     SLOTS = "slots"

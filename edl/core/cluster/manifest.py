@@ -178,11 +178,12 @@ class JobManifest(Record):
         Meta(description="environment variables of the command; values are taken as written"),
     ] = field(default_factory=dict)
     secrets: Annotated[
-        tuple[_Variable, ...],
+        tuple[_Name, ...],
         Meta(
             max_length=MOST_ITEMS,
-            description="names of secrets of the cluster; each is given to the command as an "
-            "environment variable of that name, and stands in no manifest",
+            description="names of [secrets of the cluster](../guides/cluster-of-jobs.md#secrets), "
+            "like `[wandb-token]`; the command reads each from the file of that name in the "
+            "directory `EDL_SECRETS_DIR`",
         ),
     ] = ()
     data: Annotated[
@@ -397,16 +398,10 @@ def _names(manifest: JobManifest) -> Iterator[ManifestProblem]:
         place = manifest.after.index(manifest.name)
         why = f"after has {manifest.name}, which is this job; a job cannot wait for itself"
         yield ManifestProblem(("after", place), why)
-    for number, secret in enumerate(manifest.secrets):
-        if secret in manifest.env:
-            why = f"env and secrets both have {secret}; leave it out of one"
-            yield ManifestProblem(("secrets", number), why)
-    for number, variable in enumerate((*manifest.env, *manifest.secrets)):
+    for variable in manifest.env:
         if variable.startswith("EDL_"):
-            owner = ("env", variable) if variable in manifest.env else None
-            key = owner or ("secrets", number - len(manifest.env))
             why = f"{variable} is a variable of edl; write settings of the job under `settings`"
-            yield ManifestProblem(key, why)
+            yield ManifestProblem(("env", variable), why)
 
 
 def _values(manifest: JobManifest) -> Iterator[ManifestProblem]:

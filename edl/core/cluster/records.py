@@ -283,3 +283,18 @@ class JobReasons(Record):
         another state.
         """
         return self.reasons.get(job, "") if self.at_s >= since_s else ""
+
+
+@dataclass(frozen=True)
+class StoredSecret(Record):
+    """The record of a secret that a user has given to the cluster, at the node ``secrets/<name>``.
+
+    Attributes:
+        sealed: the secret, sealed with a key of the cluster (:func:`edl.keys.seal`), in base 64.
+        set_s: when it was set.
+        by: the user and the machine that have set it.
+    """
+
+    sealed: str
+    set_s: float = 0.0
+    by: str = ""

@@ -9,7 +9,7 @@ that checks the version of ``assigned``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -109,6 +109,10 @@ class JobRequest(Protocol):
     @property
     def after(self) -> Sequence[str]:
         """The names of the jobs that must have finished before this one starts."""
+
+    @property
+    def secrets(self) -> Sequence[str]:
+        """The names of the secrets of the cluster that its command reads."""
 
     @property
     def retries(self) -> int:
@@ -382,12 +386,14 @@ class ClusterView:
         hosts: the hosts, in the order of their names; also those that offer nothing.
         settings: how the cluster decides.
         allocation: the policy's last decision.
+        secrets: the names of the secrets that users have given to the cluster.
     """
 
     jobs: Sequence[JobView]
     hosts: Sequence[HostView]
     settings: ClusterRecord = field(default_factory=ClusterRecord)
     allocation: AllocationRecord = field(default_factory=AllocationRecord)
+    secrets: Collection[str] = ()
 
     @cached_property
     def by_name(self) -> Mapping[str, JobView]:

@@ -1,0 +1,241 @@
+"""Keep secrets that users give to a cluster for its jobs, sealed, in ZooKeeper.
+
+The nodes have the ACL of the cluster, as all of its nodes. Their content is sealed with a key that
+follows from the cluster's secret, which is never sent. So neither a listener on the network, who
+learns the key that opens the nodes, nor a reader of ZooKeeper's files learns a secret of a user.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kazoo.client import TransactionRequest
+from kazoo.exceptions import NodeExistsError
+
+from edl.coordination.cluster_store import ClusterStore
+from edl.coordination.nodes import ATTEMPTS, record
+from edl.coordination.reads import children, exists, get
+from edl.coordination.session import Refused
+from edl.coordination.wire import encode
+from edl.core.cluster.events import ClusterEvent, ClusterEventKind
+from edl.core.cluster.records import StoredSecret
+from edl.errors import FEW, CoordinationError, UsageError, nearest
+from edl.keys import NONCE_BYTES, derived, seal, unseal
+
+MOST_BYTES = 65536  # of a secret
+MOST_SECRETS = 1000  # of a cluster
+
+
+@dataclass(frozen=True)
+class SecretStatus:
+    """A secret that a cluster keeps, without its content.
+
+    Attributes:
+        name: its name.
+        set_s: when it was set, in seconds since 1970.
+        by: the user and the machine that have set it.
+    """
+
+    name: str
+    set_s: float
+    by: str
+
+
+class ClusterSecrets:
+    """The secrets of users that a cluster keeps.
+
+    Args:
+        store: The cluster, in a session of its secret.
+    """
+
+    def __init__(self, store: ClusterStore) -> None:
+        self._store = store
+        self._nodes = store.nodes
+        self._paths = store.paths
+
+    def set(self, name: str, content: bytes) -> bool:
+        """Keep ``content`` as the secret called ``name``; replace one of that name.
+
+        Returns:
+            False, with nothing written, if the secret of that name has this content already.
+
+        Raises:
+            ConfigError: ``name`` cannot be the name of a secret.
+            UsageError: the content is empty or too large, or the cluster has too many secrets.
+            UnknownCluster: the cluster does not exist.
+            CoordinationError: ZooKeeper is away, or others keep changing the secret.
+        """
+        self._nodes.check_session()
+        path = self._paths.user_secret(name)
+        _check_content(name, content)
+        sealed = seal(self._key, name, content, os.urandom(NONCE_BYTES))
+        for _ in range(ATTEMPTS):
+            before, parent = self._nodes.read(get(path), exists(self._paths.secrets))
+            if before is not None and self._content(name, path, before[0]) == content:
+                return False
+            if before is None and parent is not None and parent.numChildren >= MOST_SECRETS:
+                raise UsageError(
+                    f"{self._nodes.what} has {MOST_SECRETS} secrets, and may have no more; delete "
+                    "some with `edl secret delete`"
+                )
+            event = self._event(f"the secret {name} was set{'' if before is None else ' anew'}")
+            stored = StoredSecret(base64.b64encode(sealed).decode(), time.time(), event.by)
+            version = None if before is None else before[1].version
+            if self._write(path, encode(stored.to_json()), version, parent is None, event):
+                return True
+        raise self._nodes.changed_too_often(path)
+
+    def delete(self, name: str) -> None:
+        """Remove the secret called ``name``.
+
+        Raises:
+            UsageError: the cluster has no such secret.
+            CoordinationError: ZooKeeper is away.
+        """
+        self._nodes.check_session()
+        path, event = self._paths.user_secret(name), self._event(f"the secret {name} was deleted")
+
+        def build(transaction: TransactionRequest) -> None:
+            transaction.delete(path)
+            self._store.add_event(transaction, event)
+
+        names = self.names()
+        if name in names:
+            try:
+                self._nodes.session.transact(f"delete secret {name}", build)
+                return
+            except Refused:  # another process was faster
+                names = self.names()
+        raise UsageError(self.unknown(name, names))
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all secrets, sorted.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+        """
+        return tuple(sorted(self._nodes.read(children(self._paths.secrets))[0] or ()))
+
+    def list(self) -> tuple[SecretStatus, ...]:
+        """Return all secrets without their contents, sorted by name.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+        """
+        found = []
+        for name, stored in self._read(self.names()).items():
+            found.append(SecretStatus(name, stored.set_s, stored.by))
+        return tuple(found)
+
+    def contents(self, names: Iterable[str]) -> dict[str, bytes]:
+        """Return the contents of the secrets called ``names``, by name; unknown ones are left out.
+
+        Raises:
+            CoordinationError: ZooKeeper is away, or a secret cannot be unsealed.
+        """
+        found = self._read(names)
+        return {name: self._unsealed(name, stored) for name, stored in found.items()}
+
+    def unknown(self, name: str, names: Iterable[str], asks: str = "") -> str:
+        """Return the sentence that says that there is no secret called ``name``, and what to do.
+
+        Args:
+            name: the name.
+            names: the names of all secrets.
+            asks: a clause that says what asks for it; empty: none.
+        """
+        known = sorted(names)
+        what = f"{self._nodes.what} has no secret {name!r}{asks}"
+        hint = f"; give it one with `edl secret set {name}`" if asks else ""
+        if not known:
+            return f"{what}{hint}" if hint else f"{what}, and no other"
+        near = known if len(known) <= FEW else nearest(name, known)
+        return f"{what}{hint}; it has {', '.join(near)}{'' if near == known else ', ...'}"
+
+    # --- the nodes
+
+    @property
+    def _key(self) -> str:
+        """The key with which the secrets are sealed."""
+        access = self._nodes.session.access
+        assert access is not None
+        return derived(access.secret, "secrets", self._paths.name)
+
+    def _read(self, names: Iterable[str]) -> dict[str, StoredSecret]:
+        """Return the records of the secrets called ``names`` that exist, by name."""
+        paths = {name: self._paths.user_secret(name) for name in names}
+        answers = self._nodes.read(*(get(path) for path in paths.values()))
+        pairs = zip(paths.items(), answers, strict=True)
+        return {
+            name: record(StoredSecret, (path, answer[0]))
+            for (name, path), answer in pairs
+            if answer is not None
+        }
+
+    def _content(self, name: str, path: str, data: bytes) -> bytes | None:
+        """Return the content of the node at ``path``; None if nobody can unseal it any more."""
+        try:
+            return self._unsealed(name, record(StoredSecret, (path, data)))
+        except CoordinationError:
+            return None
+
+    def _unsealed(self, name: str, stored: StoredSecret) -> bytes:
+        """Return the content of a secret; raise a CoordinationError if it was changed by others."""
+        try:
+            content = unseal(self._key, name, base64.b64decode(stored.sealed))
+        except ValueError:
+            content = None
+        if content is None:
+            raise CoordinationError(
+                f"the secret {name} of {self._nodes.what} was sealed with another key; set it "
+                f"again with `edl secret set {name}`"
+            )
+        return content
+
+    def _write(
+        self, path: str, data: bytes, version: int | None, is_first: bool, event: ClusterEvent
+    ) -> bool:
+        """Write a secret and an event; return False if others have changed the node meanwhile.
+
+        Args:
+            path: the path of the node.
+            data: its new content.
+            version: the version of the node as it was read; None: it is created.
+            is_first: whether the node above it does not exist yet.
+            event: the event.
+        """
+
+        def build(transaction: TransactionRequest) -> None:
+            if is_first:  # a cluster of an earlier version of edl
+                transaction.create(self._paths.secrets)
+            if version is None:
+                transaction.create(path, data)
+            else:
+                transaction.set_data(path, data, version)
+            self._store.add_event(transaction, event)
+
+        try:
+            self._nodes.session.transact("set a secret", build)
+        except Refused as refused:
+            if is_first and not isinstance(refused.error, NodeExistsError):
+                raise self._nodes.unknown() from None
+            return False
+        return True
+
+    def _event(self, reason: str) -> ClusterEvent:
+        return self._store.event(ClusterEventKind.SECRET, reason)
+
+
+def _check_content(name: str, content: bytes) -> None:
+    """Raise a UsageError if ``content`` cannot be that of the secret called ``name``."""
+    if not content:
+        raise UsageError(f"the secret {name} would be empty; give its value")
+    if len(content) > MOST_BYTES:
+        raise UsageError(
+            f"the secret {name} has more than {MOST_BYTES} bytes; put large data into files of the "
+            "hosts"
+        )
