@@ -20,7 +20,7 @@ import typer
 from edl.cli.main import app
 from edl.core.cluster.job_life import TRANSITIONS
 from edl.core.cluster.job_status import ClusterJobDetails, ClusterJobStatus
-from edl.core.cluster.manifest import BatchRange, JobManifest, PolicyHints, ProfileOnArrival
+from edl.core.cluster.manifest import ArrivalProfile, BatchRange, JobManifest, PolicyHints
 from edl.core.cluster.manifest_schema import manifest_schema
 from edl.core.cluster.throughput_curve import ThroughputPoint
 from edl.core.events import DETAILS, EventKind, SwitchParts
@@ -154,7 +154,7 @@ def manifest_hints() -> str:
 
 def manifest_profile() -> str:
     """Each key of a manifest's `profile`."""
-    return _keys(ProfileOnArrival)
+    return _keys(ArrivalProfile)
 
 
 def _keys(record: Any) -> str:

@@ -111,7 +111,7 @@ def next_size(
 
 
 @dataclass(frozen=True)
-class ProfiledSlots:
+class ProfileSlots:
     """The slots of the jobs that are profiled now.
 
     Attributes:
@@ -129,7 +129,7 @@ def profiled_slots(
     targets: Mapping[str, Mapping[str, int]],
     allocation: AllocationRecord,
     now_s: float,
-) -> ProfiledSlots:
+) -> ProfileSlots:
     """Return the slots that jobs get for their profiles in place of those that the policy gives.
 
     Args:
@@ -170,7 +170,7 @@ def profiled_slots(
             found[name] = placed
             measured = f"{len(progress.known)} of {limits.sizes} sizes are measured"
             reasons[name] = f"is profiled with {workers(size)} ({measured})"
-    return ProfiledSlots(found, reasons)
+    return ProfileSlots(found, reasons)
 
 
 def _most(one: ActiveJob, room: Mapping[str, int]) -> int:

@@ -105,7 +105,7 @@ class PolicyHints(Record):
 
 
 @dataclass(frozen=True)
-class ProfileOnArrival(Record):
+class ArrivalProfile(Record):
     """The limits within which a job of unknown speed is measured; each field says its meaning."""
 
     sizes: Annotated[
@@ -267,7 +267,7 @@ class JobManifest(Record):
         PolicyHints, Meta(description="what policies may know beforehand; see below")
     ] = field(default_factory=PolicyHints)
     profile: Annotated[
-        ProfileOnArrival | None,
+        ArrivalProfile | None,
         Meta(
             description="how the cluster measures the throughput of a job about which it knows "
             "nothing, when it first trains; `{}` takes the defaults; see below"
