@@ -1,10 +1,14 @@
-"""`edl logs`: show everything that the workers of a job on this host have written."""
+"""`edl logs`: show everything that the workers of a job have written.
+
+Of a job of a cluster it shows the logs of all hosts, which their `edl host` sends; of a job of `edl
+run` those on this host.
+"""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated
@@ -13,9 +17,11 @@ import typer
 
 from edl import config
 from edl.cli.common import FOLLOW_S, MaybeClusterOption, ZooKeeperOption
-from edl.client.cluster_access import store_of_job
+from edl.client.cluster_access import knows_clusters, store_of_job
+from edl.client.cluster_logs import ClusterJobLogs
 from edl.client.cluster_waiting import UNSEEN
 from edl.client.connection import choose_job, connected
+from edl.coordination.cluster_store import ClusterStore
 from edl.coordination.session import Session
 from edl.core.cluster.job_life import LifeState
 from edl.core.host.worker_hosts import addresses, worker_hosts
@@ -25,6 +31,7 @@ from edl.launch.log_reader import LogReader
 from edl.launch.named_logs import named_logs
 from edl.launch.workers import earlier_runs
 
+LOOK_S = 3.0  # between two looks which hosts have which logs
 _CHUNK_BYTES = 1 << 20
 _WORKER = re.compile(r"w\d+")
 
@@ -43,11 +50,12 @@ def logs(
     cluster: MaybeClusterOption = None,
     zookeeper: ZooKeeperOption = None,
 ) -> None:
-    """Show what workers on this host have written, also those that ended; Horovod's lines included.
+    """Show what the workers of a job have written, also those that ended; Horovod's lines included.
 
-    Without WORKER the lines of all workers are shown, each after the worker's name. Without JOB the
-    job is the one whose workers wrote last here. If the log is on another host, the command says on
-    which, and ends with 1.
+    Of a job of a cluster it shows the logs of all hosts; of another job, and with --previous, those
+    of this host: if the log is on another one, the command says on which, and ends with 1. Without
+    WORKER the lines of all workers are shown, each after the worker's name. Without JOB the job is
+    the one whose workers wrote last here.
     """
     named = list(words or ())
     worker = named.pop() if named and _WORKER.fullmatch(named[-1]) else None
@@ -64,7 +72,10 @@ def logs(
             raise UsageError(f"no run of job {job} before the newest has left logs on this host")
         directory = runs[-1]
     here = [*named_logs(directory)]
-    if not here or worker not in (None, *here):
+    is_here = bool(here) and worker in (None, *here)
+    if not previous and _show_of_cluster(zookeeper, cluster, job, worker, follow, is_here):
+        return
+    if not is_here:
         if not previous:  # ZooKeeper knows the newest run of that name only
             _look_elsewhere(zookeeper, cluster, job, worker, here)
         raise UsageError(_missing(job, worker, here))
@@ -95,6 +106,139 @@ def _end(session: Session, job: str, cluster: str | None) -> Callable[[], bool]:
     return lambda: store.snapshot().job.state.over
 
 
+def _show_of_cluster(
+    zookeeper: str | None,
+    cluster: str | None,
+    job: str,
+    worker: str | None,
+    follow: bool,
+    is_here: bool,
+) -> bool:
+    """Show the logs of a job of a cluster; return False if those on this host are to be shown.
+
+    They are if the job is one of no cluster, or if no host of its cluster sends a log. Without an
+    answer of ZooKeeper, the result is False, too, unless the user has named the cluster.
+
+    Args:
+        zookeeper: the ZooKeeper servers, ``host:port,...``; None for the configured ones.
+        cluster: the name of the cluster, as `--cluster` gives it; None: not given.
+        job: the name of the job.
+        worker: the name of the worker; None for all.
+        follow: whether to go on until the job has ended.
+        is_here: whether what is wanted is on this host.
+
+    Raises:
+        EdlError: the job was never started, or not all of its logs could be read.
+    """
+    if not (cluster or (cluster is None and knows_clusters())):
+        return False
+    try:
+        with connected(zookeeper) as session:
+            store = store_of_job(session, job, cluster)
+            if store is None:
+                return False
+            _check_started(store, job)
+            logs = ClusterJobLogs(store, job, worker)
+            lines = _Lines(worker is not None)
+            _follow(store, job, logs, lines, follow)
+    except (CoordinationError, AccessDenied, UsageError):
+        if cluster:
+            raise
+        return False
+    if not logs.found and is_here:
+        return False
+    if not logs.found and worker in logs.tails:
+        for line in logs.tails[worker].splitlines():
+            typer.echo(line)
+    if logs.silent:
+        raise EdlError(_silent(job, worker, logs))
+    if not logs.found:
+        who = f"{worker} of job {job}" if worker else f"job {job}"
+        others = f"; there are those of {some(logs.names)}" if logs.names else ""
+        raise EdlError(f"no host of the cluster has a log of {who}{others}")
+    return True
+
+
+def _follow(
+    store: ClusterStore, job: str, logs: ClusterJobLogs, lines: _Lines, follow: bool
+) -> None:
+    """Show what is in the logs of a job of a cluster; with ``follow`` until the job has ended.
+
+    Args:
+        store: the records of the cluster.
+        job: the name of the job.
+        logs: reads the logs.
+        lines: prints them.
+        follow: whether to go on.
+    """
+    looked_s = -LOOK_S
+    while True:
+        is_over = store.job(job).life.state is LifeState.ENDED  # before the logs are read
+        if time.monotonic() - looked_s >= LOOK_S or is_over:
+            logs.look()
+            looked_s = time.monotonic()
+        is_last = is_over or not follow
+        for log, parts in logs.read():
+            for content in parts:
+                lines.show(log.name, log, content)
+            if is_last:
+                lines.finish(log)
+        if is_last:
+            return
+        time.sleep(FOLLOW_S)
+
+
+def _silent(job: str, worker: str | None, logs: ClusterJobLogs) -> str:
+    """Return the sentence that says which hosts have not sent their logs, and what is shown.
+
+    Args:
+        job: the name of the job.
+        worker: the name of the worker; None for all.
+        logs: has read what could be read.
+    """
+    who = f"{worker} of job {job}" if worker else f"some workers of job {job}"
+    why = "; ".join(logs.silent[host] for host in sorted(logs.silent))
+    tail = worker is not None and worker in logs.tails and not logs.found
+    shown = "; this was the end of it, from the event of its end" if tail else ""
+    return f"the log of {who} cannot be read: {why}{shown}"
+
+
+class _Lines:
+    """A printer of lines of logs, of which the parts come one after another.
+
+    Args:
+        is_one: whether the log of one worker is shown, without its name before each line.
+    """
+
+    def __init__(self, is_one: bool) -> None:
+        self._is_one = is_one
+        self._rest: dict[Hashable, tuple[str, bytes]] = {}
+
+    def show(self, name: str, log: Hashable, content: bytes) -> None:
+        """Print the complete lines of a log that ``content`` completes.
+
+        Args:
+            name: the name of the worker.
+            log: the log, which tells it from others of that name.
+            content: what was read of it after the last part.
+        """
+        *lines, rest = (self._rest.pop(log, (name, b""))[1] + content).split(b"\n")
+        self._echo(name, lines)
+        if rest:
+            self._rest[log] = name, rest
+
+    def finish(self, log: Hashable) -> None:
+        """Print the last line of a log that is incomplete, if it has one."""
+        if log in self._rest:
+            name, rest = self._rest.pop(log)
+            self._echo(name, [rest])
+
+    def _echo(self, name: str, lines: list[bytes]) -> None:
+        for line in lines:
+            for shown in line.decode(errors="replace").splitlines() or [""]:
+                typer.echo(shown if self._is_one else f"[{name}] {shown}")
+
+
 class _LogFiles:
     """A reader of the worker logs in a directory, which remembers how far each was shown.
 
@@ -107,7 +251,7 @@ class _LogFiles:
         self._directory = directory
         self._worker = worker
         self._readers: dict[Path, LogReader] = {}
-        self._rest: dict[Path, bytes] = {}
+        self._lines = _Lines(worker is not None)
 
     def show(self, finish: bool) -> None:
         """Print the complete lines that workers have written since the last call.
@@ -121,28 +265,15 @@ class _LogFiles:
                 continue
             if path not in self._readers:
                 self._readers[path] = LogReader(path)
-            text = self._rest.pop(path, b"")
             while chunk := self._readers[path].read(_CHUNK_BYTES):
-                *lines, text = (text + chunk).split(b"\n")
-                self._echo(name, lines)
-            if finish and text:
-                self._echo(name, [text])
-            else:
-                self._rest[path] = text
+                self._lines.show(name, path, chunk)
+            if finish:
+                self._lines.finish(path)
 
     def close(self) -> None:
         """Close all log files."""
         for reader in self._readers.values():
             reader.close()
-
-    def _echo(self, name: str, lines: list[bytes]) -> None:
-        """Print lines of one worker, each after the worker's name if all workers are shown.
-
-        ``name`` is the name of the worker; ``lines`` are lines of its log, without the line breaks.
-        """
-        for line in lines:
-            for shown in line.decode(errors="replace").splitlines() or [""]:
-                typer.echo(shown if self._worker else f"[{name}] {shown}")
 
 
 def _look_elsewhere(
@@ -169,7 +300,8 @@ def _look_elsewhere(
     """
     try:
         with connected(zookeeper) as session:
-            _check_started(session, job, cluster)
+            if (of_cluster := store_of_job(session, job, cluster)) is not None:
+                _check_started(of_cluster, job)
             store = choose_job(session, job)
             now = store.snapshot()
             hosts = worker_hosts(now, (event for _, event in store.events.read()))
@@ -185,18 +317,9 @@ def _look_elsewhere(
         raise EdlError(_elsewhere(job, worker, at, now.assigned.by_slot))
 
 
-def _check_started(session: Session, job: str, cluster: str | None) -> None:
-    """Raise an EdlError if a job of a cluster was never started, so that it has no logs.
-
-    Nothing happens if the job is one of no cluster.
-
-    Args:
-        session: the session to read with.
-        job: the name of the job.
-        cluster: the name of its cluster, as `--cluster` gives it; None: not given.
-    """
-    store = store_of_job(session, job, cluster)
-    if store is not None and not (life := store.job(job).life).run:
+def _check_started(store: ClusterStore, job: str) -> None:
+    """Raise an EdlError if ``job``, of the cluster of ``store``, was never started."""
+    if not (life := store.job(job).life).run:
         why = life.reason or UNSEEN
         raise EdlError(f"job {job} has not started yet, so it has no logs: {life.state}, {why}")
 

@@ -19,6 +19,8 @@ from edl.http.signing import http_key
 
 ANSWER_S = 10.0  # for `edl host` to answer, beyond the time that it waits for something to be there
 WAIT_S = 10.0  # that it waits so, each time
+LogPlace = tuple[int, int]  # the number of a file of a log, and an offset in it
+BEGINNING: LogPlace = (0, 0)
 MISSED = b"\nedl: what was written here is gone: nobody read it in time\n"
 
 
@@ -64,19 +66,39 @@ class HostLogs:
             UsageError: there is no such log.
             CoordinationError: `edl host` does not answer, or not any more.
         """
-        path = f"{LOGS_PATH}/{quote(job, safe='')}/{quote(name, safe='')}"
-        file, begin, wait_s = 0, -last, WAIT_S if follow else 0.0
+        place, wait_s = (0, -last), WAIT_S if follow else 0.0
         while True:
-            query = urlencode({"file": file, "from": begin, "wait_s": wait_s})
-            status, body = self._get(f"{path}?{query}", wait_s)
-            if status == 404:
-                raise UsageError(f"host {self.host} has no log {name} of job {job}")
-            head, _, content = body.partition(b"\n")
-            part = LogPart.from_json(json.loads(head))
+            content, place = self.part(job, name, place, wait_s)
             if not content and not follow:
                 return
-            yield MISSED + content if part.missed else content
-            file, begin = part.file, part.next
+            yield content
+
+    def part(
+        self, job: str, name: str, place: LogPlace = BEGINNING, wait_s: float = 0.0
+    ) -> tuple[bytes, LogPlace]:
+        """Return the part of a log that begins at a place, and the place after it.
+
+        It is empty if nothing is written there yet. Where the log is read too late, the part begins
+        with a line that says that something is missing.
+
+        Args:
+            job: the name of the job.
+            name: the name of the log.
+            place: the number of the file, 0 for the oldest, and the offset in it.
+            wait_s: how long `edl host` waits for something to be there, in seconds.
+
+        Raises:
+            UsageError: there is no such log.
+            CoordinationError: `edl host` does not answer.
+        """
+        path = f"{LOGS_PATH}/{quote(job, safe='')}/{quote(name, safe='')}"
+        query = urlencode({"file": place[0], "from": place[1], "wait_s": wait_s})
+        status, body = self._get(f"{path}?{query}", wait_s)
+        if status == 404:
+            raise UsageError(f"host {self.host} has no log {name} of job {job}")
+        head, _, content = body.partition(b"\n")
+        part = LogPart.from_json(json.loads(head))
+        return MISSED + content if part.missed else content, (part.file, part.next)
 
     def _get(self, path: str, wait_s: float) -> tuple[int, bytes]:
         """Send a signed GET to `edl host`; return the status (200 or 404) and body of its answer.

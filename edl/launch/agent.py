@@ -42,6 +42,7 @@ from edl.core.snapshot import Snapshot
 from edl.errors import AgentExists, CoordinationError, UnknownJob, UsageError
 from edl.launch.adoption import RunningWorker, has_died
 from edl.launch.borrowed_slots import BorrowedSlots
+from edl.launch.log_reader import last_output
 from edl.launch.output import Output
 from edl.launch.record import no_template
 from edl.launch.stop_without_zookeeper import NOT_TOLD, StopWithoutZooKeeper
@@ -52,6 +53,7 @@ from edl.launch.workers import Workers
 
 logger = logging.getLogger(__name__)
 
+TAIL_BYTES = 2000  # of a worker's output, which stay in the event of its end
 _SIGNALS = {
     signal.SIGINT: "Ctrl-C",
     signal.SIGTERM: "SIGTERM",
@@ -588,6 +590,9 @@ class Agent(Supervisor[AgentState]):
 
     def _last_line(self, attempt_id: str) -> str:
         return self._output.finish(attempt_id)
+
+    def _output_tail(self, attempt_id: str) -> str:
+        return last_output(self._workers.log_of(attempt_id), TAIL_BYTES)
 
 
 def exit_after(signals: Iterable[signal.Signals]) -> int:

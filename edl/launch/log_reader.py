@@ -80,3 +80,30 @@ def former(path: Path) -> Path:
     It is ``path`` with ".1" at the end; there need not be such a file.
     """
     return path.with_name(path.name + FORMER_LOG)
+
+
+def last_output(path: Path, most_bytes: int) -> str:
+    """Return the end of a worker's log as text: whole lines, at most ``most_bytes`` bytes of them.
+
+    If the last line alone is longer, its end is returned. The result is empty if the log cannot be
+    read. ``path`` is the path of the log.
+    """
+    content = b""
+    for file in (path, former(path)):
+        lacking = most_bytes + 1 - len(content)
+        if lacking > 0:
+            content = _end_of(file, lacking) + content
+    if len(content) > most_bytes:
+        whole = content.partition(b"\n")[2]
+        content = whole or content[1:]
+    return content.decode(errors="replace").rstrip("\n")
+
+
+def _end_of(path: Path, most_bytes: int) -> bytes:
+    """Return the last ``most_bytes`` bytes of a file; nothing if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - most_bytes))
+            return file.read(most_bytes)
+    except OSError:
+        return b""

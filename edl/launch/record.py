@@ -54,7 +54,9 @@ _ENDS: Mapping[JobState, type[Details]] = {
 }
 
 
-def worker_ended(store: JobStore, process: Process, host: str, snapshot: Snapshot) -> None:
+def worker_ended(
+    store: JobStore, process: Process, host: str, snapshot: Snapshot, output_tail: str = ""
+) -> None:
     """Record as an event how a worker's process has ended.
 
     The event is a ``WorkerFailedDetails`` if the worker failed by itself or left a job that goes
@@ -66,6 +68,7 @@ def worker_ended(store: JobStore, process: Process, host: str, snapshot: Snapsho
             has ended.
         host: the name of the host on which it ran.
         snapshot: the job's records, which give the event its generation and step.
+        output_tail: the end of what the worker has written.
     """
     failed = process.failed or process.deserted
     details = (WorkerFailedDetails if failed else WorkerExitedDetails)(
@@ -74,6 +77,7 @@ def worker_ended(store: JobStore, process: Process, host: str, snapshot: Snapsho
         slot=process.slot,
         exit_code=process.exit_code,
         termination_message=process.termination_message,
+        output_tail=output_tail,
     )
     _add(store, details, process.ending_text(host), snapshot)
 

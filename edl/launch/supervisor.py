@@ -202,6 +202,13 @@ class Supervisor(ABC, Generic[State]):
         the process has exited. ``attempt_id`` is the id of the worker's start attempt.
         """
 
+    def _output_tail(self, attempt_id: str) -> str:
+        """Return the end of the output of a worker that has exited; empty if it has no log.
+
+        ``attempt_id`` is the id of the worker's start attempt.
+        """
+        return ""
+
     # --- a turn
 
     def _turn(self, now: float) -> int | None:
@@ -306,7 +313,8 @@ class Supervisor(ABC, Generic[State]):
             if process.is_undecided(state, now, settle_s):
                 continue
             if not process.alive and process.attempt_id not in self._reported:
-                worker_ended(self._store, process, own.host, snapshot)
+                tail = self._output_tail(process.attempt_id)
+                worker_ended(self._store, process, own.host, snapshot, tail)
                 self._reported.add(process.attempt_id)
         own = replace(own, processes=processes)
         asked = members_to_ask(snapshot, own)

@@ -9,6 +9,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ from edl.core.cluster.records import (
     JobReasons,
     Wanted,
 )
+from edl.core.events import Event, WorkerExitedDetails
 from edl.core.records import JobState
 from edl.errors import (
     AccessDenied,
@@ -55,6 +57,8 @@ from edl.errors import (
     UsageError,
 )
 from edl.scheduler.controller import Controller
+from edl.scheduler.log_places import LogPlaces
+from edl.scheduler.log_server import LogServer
 
 pytestmark = pytest.mark.integration
 
@@ -517,6 +521,62 @@ class TestOneWordForBoth:
         code, out, _ = edl("status", "digits", "--json")
         assert (code, json.loads(out)["job"]) == (0, "digits")
         leader.live("digits", *TRAIN, run="r1")
-        code, _, error = edl("logs", "digits", "w0")
-        assert code == 2
-        assert error.startswith("no worker of job digits has written anything on this host")
+        said = "no host of the cluster has a log of w0 of job digits"
+        assert edl("logs", "digits", "w0") == (1, "", said)
+
+
+class TestLogs:
+    @pytest.fixture
+    def hosts(self, leader: Leader, tmp_path: Path) -> Iterator[dict[str, LogServer]]:
+        """Let two hosts serve the logs of `digits`; w0 of host b is of an earlier run."""
+        with ExitStack() as stack:
+            found = {}
+            for name, logs in {"a": {"w0": "one\ntwo", "w2": "x\n"}, "b": {"w0": "old\n"}}.items():
+                places = LogPlaces(tmp_path / name / "jobs", tmp_path / name / "agents")
+                places.agents.mkdir(parents=True)
+                places.of_agent("digits", "r1").write_text("of an agent\n")
+                places.of_workers("digits").mkdir(parents=True)
+                for worker, text in logs.items():
+                    (places.of_workers("digits") / f"{worker}.log").write_text(text)
+                server = stack.enter_context(LogServer("127.0.0.1", "lab", SECRET, places))
+                offer = HostOffer(2, address="127.0.0.1", port=server.port)
+                owner = HostOwner(f"token-{name}", "here", 1)
+                HostRegistration(leader.store.nodes, name, owner).register(offer, lambda _: True)
+                found[name] = server
+            yield found
+
+    def ended(self, leader: Leader, zk_hosts: str, **workers: str) -> None:
+        """Let workers of `digits` have ended on hosts."""
+        access = Access("digits", leader.writer.job_secret("digits"))
+        with Session(zk_hosts, session_timeout_s=2.0, access=access) as one:
+            for worker, host in workers.items():
+                details = WorkerExitedDetails(worker, host, 0, 0, "bye", "hello\nbye")
+                JobStore(one, "digits").events.add(Event(time.time(), 1, 5, "it ended", details))
+
+    def test_those_of_all_hosts_from_anywhere(
+        self, hosts: dict[str, LogServer], leader: Leader, run_of_digits: None, zk_hosts: str,
+        edl: Verb,
+    ) -> None:  # fmt: skip
+        leader.live("digits", *TRAIN, run="r1")
+        self.ended(leader, zk_hosts, w0="a", w1="b")
+        assert edl("logs", "digits") == (0, "[w0] one\n[w0] two\n[w2] x\n", "")
+        assert edl("logs", "digits", "w0") == (0, "one\ntwo\n", "")
+        leader.live("digits", LifeEvent.FINISH)
+        assert edl("logs", "digits", "w0", "--follow") == (0, "one\ntwo\n", "")
+        said = "no host of the cluster has a log of w9 of job digits; there are those of w0, w2"
+        assert edl("logs", "digits", "w9") == (1, "", said)
+
+    def test_a_host_that_is_gone(
+        self, hosts: dict[str, LogServer], leader: Leader, run_of_digits: None, zk_hosts: str,
+        edl: Verb,
+    ) -> None:  # fmt: skip
+        leader.live("digits", *TRAIN, run="r1")
+        self.ended(leader, zk_hosts, w0="a", w1="b")
+        hosts["b"].close()
+        code, out, error = edl("logs", "digits")
+        assert (code, out) == (1, "[w0] one\n[w0] two\n[w2] x\n")
+        assert error.startswith("the log of some workers of job digits cannot be read: `edl host`")
+        assert edl("logs", "digits", "w0") == (0, "one\ntwo\n", ""), "it is on the other host"
+        code, out, error = edl("logs", "digits", "w1")
+        assert (code, out) == (1, "hello\nbye\n")
+        assert error.endswith("; this was the end of it, from the event of its end")

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from edl.core.cluster.log_choice import chosen_logs
 from edl.core.cluster.log_part import LogPart
-from edl.launch.log_reader import former
+from edl.launch.log_reader import former, last_output
 from edl.scheduler.log_places import KEPT_RUNS, KEPT_S, LogPlaces
 from edl.scheduler.log_server import bytes_in, read_part
 
@@ -114,3 +115,21 @@ def test_logs_of_runs_that_ended_long_ago_are_removed(tmp_path: Path) -> None:
     assert kept.exists()
     left = [n for n in range(KEPT_RUNS + 4) if not places.of_workers(f"j{n}").exists()]
     assert left == [0, 4]
+
+
+def test_the_log_of_the_last_run_is_chosen() -> None:
+    there = {"b": ["w0", "w10", "agent-aa"], "a": ["w0", "w2", "x-7"]}
+    found = chosen_logs(there, {"w0": "a", "w1": "c"})
+    assert found == [("w0", "a"), ("w2", "a"), ("w10", "b"), ("x-7", "a")]
+    assert chosen_logs(there, {})[:2] == [("w0", "a"), ("w0", "b")], "nobody knows"
+
+
+def test_the_end_of_an_output(log: Path) -> None:
+    assert last_output(log, 100) == last_output(log, 8) == "one\ntwo"
+    assert last_output(log, 7) == last_output(log, 4) == "two"
+    assert last_output(log, 2) == "o", "of a line that is too long"
+    log.rename(former(log))
+    log.write_bytes(b"thr\xff\n")
+    assert last_output(log, 9) == "two\nthr\ufffd", "it goes back into the file before"
+    assert last_output(log, 5) == "thr\ufffd"
+    assert last_output(log.with_name("none"), 9) == ""

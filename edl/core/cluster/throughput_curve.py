@@ -44,8 +44,8 @@ def throughput_curve(job: JobView, slots: int, now_s: float) -> tuple[Throughput
     """
     batch, found = batch_of(job), {}
     for one, source in sourced_samples(job.measured, job.manifest.hints, batch):
-        rate = one.workers * one.batch / one.step_s
-        found[one.workers] = ThroughputPoint(one.workers, one.hosts, rate, source)
+        measured = one.workers * one.batch / one.step_s
+        found[one.workers] = ThroughputPoint(one.workers, one.hosts, measured, source)
     model, sizes = live_model(job, now_s), job.manifest.allowed_sizes
     shown = {job.min_slots, job.manifest.requested_np, sizes.max_np or job.min_slots, slots}
     for np in shown - {0, *found}:
