@@ -76,8 +76,9 @@ def test_a_size_is_kept_until_it_has_been_trained_with_for_long_enough() -> None
 def test_a_job_of_unknown_speed_is_measured_and_gets_its_slots_again(policy: str) -> None:
     world = profiled(4, 4, policy=policy)
     world.round()
-    assert world.reasons["a"].startswith("is profiled with 8 workers (")
-    assert sizes_over(world, 40) == [8, 1, 3, 8]
+    assert world.reasons["a"].startswith("is profiled with 8 workers, 1 of 3 sizes measured: ")
+    world.until(lambda: world.workers("a") == 3)
+    assert sizes_over(world, 20) == [3, 8]
     assert {step.workers for step in world.jobs["a"].measured.steps} == {8, 1, 3}
     assert "profiled" not in world.reasons["a"]
     assert world.allocation.profiled == {}

@@ -150,6 +150,8 @@ def profiled_slots(
         progress = profile_progress(one.job, allocation, now_s)
         if limits is None or progress is None or name not in targets:
             continue
+        if len(progress.known) >= limits.sizes and name not in allocation.profiled:
+            continue  # it has its slots again
         given = targets[name]
         present = allocation.targets.get(name, given)
         spare = {} if somebody_waits else {host: n for host, n in free.items() if n > 0}
@@ -168,8 +170,8 @@ def profiled_slots(
             free.subtract(placed)
             free.update(given)
             found[name] = placed
-            measured = f"{len(progress.known)} of {limits.sizes} sizes are measured"
-            reasons[name] = f"is profiled with {workers(size)} ({measured})"
+            measured = f"{len(progress.known)} of {limits.sizes} sizes measured"
+            reasons[name] = f"is profiled with {workers(size)}, {measured}"
     return ProfileSlots(found, reasons)
 
 
