@@ -27,7 +27,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -41,6 +41,7 @@ from edl.checkpoint.safetensors import (
     TYPES,
     Blob,
     Layout,
+    nothing,
     places_of,
     write_whole,
 )
@@ -157,7 +158,9 @@ def pack_state(state: Any) -> PackedState:
     return PackedState(_encode(state, (), blobs), blobs)
 
 
-def write(path: Path, manifest: Manifest, state: PackedState) -> int:
+def write(
+    path: Path, manifest: Manifest, state: PackedState, check: Callable[[], None] = nothing
+) -> int:
     """Write a checkpoint, whole or not at all, and return its size in bytes.
 
     It is on the disk when the function returns.
@@ -166,11 +169,13 @@ def write(path: Path, manifest: Manifest, state: PackedState) -> int:
         path: the file to write; an existing one is replaced.
         manifest: the job's position.
         state: the state, from :func:`pack_state`.
+        check: called when all is written, before the file gets its name; an error that it raises
+            is passed on, and the file is not written.
 
     Raises:
         OSError: if it cannot be written: the disk is full, the directory gone, ...
     """
-    return write_whole(path, _serialized(manifest, state))
+    return write_whole(path, _serialized(manifest, state), check)
 
 
 def prune(directory: Path, step: int, keep: int) -> None:

@@ -1,20 +1,32 @@
 """Decide which ring may write into a directory of checkpoints: the newest that has begun there.
 
 If a whole ring is cut off from ZooKeeper, it trains on, while the job may have been started again
-from its newest checkpoint. So each ring claims the directory when it begins (:func:`claim`), by a
-file in it, and compares itself before each save with the ring that claimed it last
-(:func:`owner_of`, :meth:`Owner.replaced_by`). If that is a newer one, the older ring saves no more.
+from its newest checkpoint. So each ring claims the directory when it begins (:func:`take_over`), by
+a file in it, and compares itself before each save with the ring that claimed it last
+(:func:`renew`). The rules:
+
+1. A ring that begins takes the directory from any other start of the job (*run*), and its claim
+   names the runs from which it was taken. None of these ever gets it back, not even a process of it
+   that slept meanwhile and begins only now.
+2. A ring that saves takes it from older rings of its own run only. If another run has it, the ring
+   saves no more, unless its own claim was written over by a run from which it has taken it.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from edl.checkpoint.safetensors import write_whole
+from edl.errors import CheckpointError
 
 FILE = ".edl-owner"
+MOST_REPLACED = 100  # runs that a claim names, the newest
+
+
+class OwnerSuperseded(CheckpointError):
+    """A ring may not write into a directory of checkpoints any more: a newer one has it."""
 
 
 @dataclass(frozen=True)
@@ -25,26 +37,26 @@ class Owner:
         job: the name of the job.
         run: the identifier of the start of the job that the ring belongs to.
         generation: the number of the ring's generation.
+        replaced: the runs from which the run has taken the directory, the newest last.
     """
 
     job: str
     run: str
     generation: int
+    replaced: tuple[str, ...] = ()
 
     def replaced_by(self, newest: Owner) -> str:
         """Return why this ring may not write into the directory any more, as a clause.
 
-        The result is empty if it may. It may not if ``newest`` belongs to another start of the
-        job, whichever began first, or has a higher generation.
+        The result is empty if it may. It may not if ``newest`` belongs to another start of the job,
+        unless this ring's start has taken the directory from that one, or if ``newest`` has a
+        higher generation.
 
         Args:
             newest: the ring that has claimed the directory last.
         """
         if newest.run != self.run:
-            return (
-                f"the directory belongs to generation {newest.generation} of another start of job "
-                f"{newest.job} by now, and the job goes on there"
-            )
+            return "" if newest.run in self.replaced else _goes_on_in(newest)
         if newest.generation > self.generation:
             return (
                 f"the job goes on in generation {newest.generation}, without this ring of "
@@ -59,19 +71,81 @@ def owner_of(directory: Path) -> Owner | None:
     The result is None if none has claimed it, or if the file that says so cannot be read.
     """
     try:
-        return Owner(**json.loads((directory / FILE).read_text()))
-    except (OSError, ValueError, TypeError):
+        values = json.loads((directory / FILE).read_text())
+        return Owner(**{**values, "replaced": tuple(values.get("replaced", ()))})
+    except (OSError, ValueError, TypeError, AttributeError):
         return None
 
 
-def claim(directory: Path, owner: Owner) -> None:
-    """Record in ``directory`` that it belongs to the ring ``owner`` from now on.
+def take_over(directory: Path, owner: Owner) -> Owner:
+    """Claim ``directory`` for a ring that begins, and return the claim, which is on the disk then.
 
-    The claim of another ring is replaced, even that of a newer one; the same claim is not written
-    again. The record is on the disk when the function returns.
+    Args:
+        directory: the directory of checkpoints.
+        owner: the ring.
 
     Raises:
-        OSError: if the record cannot be written into the directory.
+        OwnerSuperseded: a later start of the job has taken the directory from this one, or a later
+            ring of this start has it.
+        OSError: the claim cannot be written into the directory.
     """
-    if owner_of(directory) != owner:
+    newest = owner_of(directory)
+    if newest is None:
+        return _claimed(directory, owner, None)
+    if newest.run == owner.run:
+        return renew(directory, owner)
+    if owner.run in newest.replaced:
+        raise OwnerSuperseded(_goes_on_in(newest))
+    others = [*newest.replaced, newest.run]
+    return _claimed(directory, replace(owner, replaced=tuple(others[-MOST_REPLACED:])), newest)
+
+
+def renew(directory: Path, owner: Owner) -> Owner:
+    """Claim ``directory`` for a ring that is about to save, and return the claim.
+
+    The same claim is not written again. The record is on the disk when the function returns.
+
+    Args:
+        directory: the directory of checkpoints.
+        owner: the ring, with the runs from which its own has taken the directory.
+
+    Raises:
+        OwnerSuperseded: the ring must not save any more; the message says why.
+        OSError: the claim cannot be written into the directory.
+    """
+    newest = owner_of(directory)
+    if newest is not None:
+        if why := owner.replaced_by(newest):
+            raise OwnerSuperseded(why)
+        if newest.run == owner.run:
+            owner = replace(owner, replaced=newest.replaced)
+    return _claimed(directory, owner, newest)
+
+
+def check_run(directory: Path, owner: Owner) -> None:
+    """Raise an error if another start of the job has taken ``directory`` from that of ``owner``.
+
+    It is called when a checkpoint is written, just before its file gets its name: a file of many
+    gigabytes takes its time. A newer ring of the same start does no harm.
+
+    Raises:
+        OwnerSuperseded: another start has it.
+    """
+    newest = owner_of(directory)
+    if newest is not None and newest.run not in (owner.run, *owner.replaced):
+        raise OwnerSuperseded(_goes_on_in(newest))
+
+
+def _claimed(directory: Path, owner: Owner, newest: Owner | None) -> Owner:
+    """Write a claim unless ``newest`` is the same; return it."""
+    if owner != newest:
         write_whole(directory / FILE, [json.dumps(asdict(owner)).encode()])
+    return owner
+
+
+def _goes_on_in(newest: Owner) -> str:
+    """Return the clause that says that another start of the job has the directory."""
+    return (
+        f"the directory belongs to generation {newest.generation} of another start of job "
+        f"{newest.job} by now, and the job goes on there"
+    )

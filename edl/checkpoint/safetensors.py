@@ -20,7 +20,7 @@ import math
 import os
 import struct
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -154,7 +154,13 @@ def read_plain(path: Path) -> dict[str, Blob]:
     return blobs
 
 
-def write_whole(path: Path, chunks: Iterable[bytes | memoryview]) -> int:
+def nothing() -> None:
+    """Do nothing: the check of a file that is written in any case."""
+
+
+def write_whole(
+    path: Path, chunks: Iterable[bytes | memoryview], check: Callable[[], None] = nothing
+) -> int:
     """Write a file, whole or not at all, and return its size in bytes.
 
     ``path`` is either as before or complete on the disk. The bytes go into a temporary file in the
@@ -164,6 +170,8 @@ def write_whole(path: Path, chunks: Iterable[bytes | memoryview]) -> int:
     Args:
         path: the file to write; an existing one is replaced.
         chunks: the contents, in pieces, in the order of the file.
+        check: called before the file is renamed; an error that it raises is passed on, and
+            ``path`` stays as it was.
 
     Raises:
         OSError: if it cannot be written: the disk is full, the directory gone, ... The temporary
@@ -175,6 +183,7 @@ def write_whole(path: Path, chunks: Iterable[bytes | memoryview]) -> int:
             size = sum(file.write(chunk) for chunk in chunks)
             file.flush()
             os.fsync(file.fileno())
+        check()
         os.replace(temporary, path)
         _sync_directory(path.parent)
     finally:

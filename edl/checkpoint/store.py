@@ -21,12 +21,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from edl.checkpoint import format as files
 from edl.checkpoint.format import Checkpoint, Manifest, PackedState
-from edl.checkpoint.owner import Owner, claim, owner_of
+from edl.checkpoint.owner import Owner, OwnerSuperseded, check_run, renew, take_over
 from edl.core.events import (
     CheckpointDetails,
     CheckpointFailedDetails,
@@ -154,6 +155,7 @@ class Checkpoints:
         self._why_failed = "its last checkpoint was not written"
         self.generation = 0  # of the ring that saves
         self.superseded = ""  # why this ring must not save any more
+        self._replaced: tuple[str, ...] = ()  # runs from which this one has the directory
         self._due_at: float | None = None
         self._writing: threading.Thread | None = None
 
@@ -184,11 +186,12 @@ class Checkpoints:
             generation: the number of the ring's generation.
 
         Raises:
-            CheckpointError: if the claim cannot be written into the directory.
+            CheckpointError: if a later ring has claimed the directory, or the claim cannot be
+                written into it.
         """
         self.generation = generation
         try:
-            claim(self._config.directory, self._owner)
+            self._replaced = take_over(self._config.directory, self._owner).replaced
         except OSError as error:
             raise CheckpointError(
                 f"edl.checkpoint: cannot write into {self._config.directory}: {error.strerror}"
@@ -197,7 +200,7 @@ class Checkpoints:
     @property
     def _owner(self) -> Owner:
         """The ring that this worker is in, as the owner of the directory of checkpoints."""
-        return Owner(self._config.job, self._config.run, self.generation)
+        return Owner(self._config.job, self._config.run, self.generation, self._replaced)
 
     # --- restoring
 
@@ -502,17 +505,16 @@ class Checkpoints:
         directory, step = self._config.directory, manifest.step
         path = files.path_of(directory, step)
         try:
-            newest = owner_of(directory)
-            if newest is not None and (why := owner.replaced_by(newest)):
-                self.superseded = why
-                raise CheckpointError(why)
-            claim(directory, owner)
-            size = files.write(path, replace(manifest, learned=self._learned()), state)
+            renew(directory, owner)
+            manifest = replace(manifest, learned=self._learned())
+            size = files.write(path, manifest, state, partial(check_run, directory, owner))
             write_s = time.monotonic() - began
             self._last_step = step
             self._saved(str(directory), step)
             files.prune(directory, step, self._config.keep)
         except EdlError as error:
+            if isinstance(error, OwnerSuperseded):
+                self.superseded = str(error)
             self._failed(step, str(error))
             return
         except OSError as error:

@@ -321,6 +321,68 @@ def test_a_ring_that_was_replaced_saves_no_more(tmp_path: Path) -> None:
     assert "belongs to generation 1 of another start of job digits" in successor.save(22)
 
 
+def test_a_start_that_was_replaced_never_gets_the_directory_back(tmp_path: Path) -> None:
+    """A host of it was cut off, or one of its processes slept, and it begins a ring only now."""
+    first, second = Start(tmp_path), Start(tmp_path, run="r2", resume=tmp_path)
+    first.checkpoints.take_over(1)
+    second.checkpoints.take_over(1)
+    why = "the directory belongs to generation 1 of another start of job digits by now"
+    with pytest.raises(CheckpointError, match=why):
+        first.checkpoints.take_over(2)
+    third = Start(tmp_path, run="r3", resume=tmp_path)
+    third.checkpoints.take_over(1)
+    with pytest.raises(CheckpointError, match=why):
+        first.checkpoints.take_over(3)
+    assert owner_of(tmp_path) == Owner("digits", "r3", 1, ("r1", "r2"))
+    assert third.save(5) == ""
+
+
+def test_a_claim_that_was_written_over_by_a_replaced_start_is_written_again(tmp_path: Path) -> None:
+    """It had read the claim before, and was stopped before it wrote its own."""
+    first, second = Start(tmp_path), Start(tmp_path, run="r2", resume=tmp_path)
+    first.checkpoints.take_over(1)
+    second.checkpoints.take_over(1)
+    (tmp_path / ".edl-owner").write_text('{"job": "digits", "run": "r1", "generation": 2}')
+    assert second.save(7) == ""
+    assert owner_of(tmp_path) == Owner("digits", "r2", 1, ("r1",))
+    assert "another start of job digits" in first.save(8)
+
+
+def test_a_slow_write_is_given_up_if_another_start_has_the_directory_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = Start(tmp_path), Start(tmp_path, run="r2", resume=tmp_path)
+    first.checkpoints.take_over(1)
+    write = files.write
+
+    def slowly(*given: Any) -> int:
+        second.checkpoints.take_over(1)
+        return write(*given)
+
+    monkeypatch.setattr(files, "write", slowly)
+    assert "another start of job digits" in first.save(10)
+    assert first.checkpoints.superseded
+    assert files.checkpoint_files(tmp_path) == []
+    assert [path.name for path in tmp_path.iterdir()] == [".edl-owner"]
+
+
+def test_a_slow_write_of_the_same_start_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 has left meanwhile, and its successor has saved."""
+    first, successor = Start(tmp_path), Start(tmp_path)
+    first.checkpoints.take_over(1)
+    write = files.write
+
+    def slowly(*given: Any) -> int:
+        successor.checkpoints.take_over(2)
+        return write(*given)
+
+    monkeypatch.setattr(files, "write", slowly)
+    assert first.save(10) == ""
+    assert first.checkpoints.superseded == ""
+
+
 def test_who_owns_a_directory_may_be_unknown(tmp_path: Path) -> None:
     (tmp_path / ".edl-owner").write_text("no JSON")
     assert Start(tmp_path).save(10) == ""
