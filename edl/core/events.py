@@ -353,11 +353,7 @@ class EndedDetails(Details):
         "the line of its output that says best why it ended: the end of a traceback, else the last "
         "line that is not noise; under horovodrun a line of its standard error",
     ]
-    output_tail: Annotated[
-        str,
-        "the end of its output, at most 2,000 bytes, for when its host is gone; empty under "
-        "horovodrun",
-    ] = ""
+    output_tail: Annotated[str, "last 2,000 bytes of its output; empty under horovodrun"] = ""
 
 
 @dataclass(frozen=True)
