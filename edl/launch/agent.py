@@ -566,11 +566,9 @@ class Agent(Supervisor[AgentState]):
         job = snapshot.job
         if not job.state.over:
             self._say(f"host {self._host.name} has left job {job.name}")
-            if self._own.is_elsewhere:
-                why = f"the job's workers of host {self._host.name} were placed on other hosts"
-                return self._ends(AgentEnd.LEFT, why, code)
-            end_here = AgentEnd.PREEMPTED if self._signals else AgentEnd.LEFT
-            return self._ends(end_here, self._why, code)
+            has_left = self._own.is_elsewhere or not self._signals
+            end_here = AgentEnd.LEFT if has_left else AgentEnd.PREEMPTED
+            return self._ends(end_here, self._own.why_elsewhere or self._why, code)
         self._show_events(snapshot, now)
         for line in self._headlines.rest(wanted=0):
             self._say(line)

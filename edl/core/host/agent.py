@@ -115,6 +115,12 @@ class AgentState(SupervisorState):
         """Whether the agent is one of a run, and the workers of its host are on other hosts now."""
         return self.of_run and self.elsewhere_since is not None
 
+    @property
+    def why_elsewhere(self) -> str:
+        """Why the host has left the job, if :attr:`is_elsewhere`; else empty."""
+        why = f"the job's workers of host {self.host} were placed on other hosts"
+        return why if self.is_elsewhere else ""
+
 
 def with_placement(own: AgentState, assigned: Assigned, now: float) -> AgentState:
     """Return the agent's state with whether the workers of its host are placed on other hosts.
