@@ -337,9 +337,8 @@ class ProfileDetails(Details, kind=EventKind.PROFILE, writer="`edl profile`"):
 class EndedDetails(Details):
     """The common fields of events about a worker process that has ended.
 
-    They are its ``worker`` (None: it never joined), its ``host`` and ``slot``, its ``exit_code``
-    (None: unknown), and ``termination_message``, the line of its output that best says why it
-    ended.
+    They are its ``worker``, ``host`` and ``slot``, its ``exit_code``, and two parts of its output:
+    ``termination_message``, the line that best says why it ended, and ``output_tail``, the end.
     """
 
     RENAMED: ClassVar[Mapping[str, str]] = {"last_line": "termination_message"}

@@ -461,7 +461,6 @@ class Agent(Supervisor[AgentState]):
         To leave is to write that no workers are desired on this host and that it has no slots; the
         agent ends once its workers have left. If too few workers would be left in the job, the host
         stays: the user is told why, and the request is removed from the host's record.
-        ``snapshot`` has the job's records.
         """
         here = next((host for host in snapshot.hosts if host.name == self._host.name), None)
         if here is None or not here.leaving or self._own.draining or snapshot.job.state.over:
