@@ -256,7 +256,7 @@ class DesiredDetails(Details, kind=EventKind.DESIRED, writer="whoever asks for i
     to give back.
     """
 
-    by: Annotated[str, "`person`, `launcher`, `profile`, `policy` or `leader`"]
+    by: Annotated[str, "`person`, `cluster`, `launcher`, `profile`, `policy` or `leader`"]
     before: Annotated[Mapping[str, int], "host -> workers wanted there before"]
     after: Annotated[Mapping[str, int], "host -> workers wanted there from now on"]
 
