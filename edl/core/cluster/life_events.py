@@ -92,10 +92,9 @@ def life_after(due: PendingEvent, job: JobView, now_s: float) -> JobLife:
 def _queued(
     job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
 ) -> PendingEvent | None:
-    """Return the event that happens next to a job that waits for slots, or None to wait on.
+    """Return the event that is due for a job that waits for slots; None: it waits on.
 
-    The job is deleted or halted if users want that. That it starts is decided elsewhere, by the
-    plan.
+    DELETE or HALT is due if users want that. That the job starts is decided elsewhere, by the plan.
 
     Args:
         job: the job, with what users want of it.
@@ -113,11 +112,16 @@ def _queued(
 def _starting(
     job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
 ) -> PendingEvent | None:
-    """Return the event that happens next to a job that starts, or None to wait on.
+    """Return the event that is due for a job that starts; None: it goes on starting.
 
-    The job ends if its run is over, begins to stop if users want it halted or deleted, and trains
-    once a ring has. Its slots are taken back if too few are left on hosts that are not lost, or if
-    no ring trained within the time for a start.
+    The first of these conditions that holds decides:
+
+    1. Its run is over: FINISH if it trained to its end; after a failure RETRY, or GIVE_UP without
+       retries left; RETRY if somebody stopped it.
+    2. Users want it halted or deleted: STOP.
+    3. A ring of its run has trained: TRAIN.
+    4. It has fewer than its fewest slots on hosts that are not lost, or no ring trained within the
+       time for a start: TAKE_BACK, after which it waits for slots again.
 
     Args:
         job: the job, with its present run and what users want of it.
@@ -148,10 +152,12 @@ def _starting(
 def _running(
     job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
 ) -> PendingEvent | None:
-    """Return the event that happens next to a job that trains, or None if it goes on.
+    """Return the event that is due for a job that trains; None: it goes on.
 
-    The job fails if the records of its run were removed, ends if the run is over, and begins to
-    stop if users want it halted or deleted.
+    If the records of its run were removed, the run counts as failed: RETRY, or GIVE_UP without
+    retries left. If the run is over, the event is FINISH after training to the end, RETRY or
+    GIVE_UP after a failure, RETRY if somebody stopped it. Otherwise, if users want the job halted
+    or deleted, it is STOP.
 
     Args:
         job: the job, with its present run and what users want of it.
@@ -170,11 +176,16 @@ def _running(
 def _halting(
     job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
 ) -> PendingEvent | None:
-    """Return the event that happens next to a job whose run is to stop, or None to wait.
+    """Return the event that is due for a job whose run is to stop; None: it has not stopped yet.
 
-    Nothing happens while the run is not over, or a process of it may live. Then the job finishes if
-    its training came to its end; else it is deleted, halted, retried after a failure, or queued
-    again, as users want it.
+    The run has stopped when it is over, or its records were removed, and no process of it may live.
+    Then the first of these conditions that holds decides:
+
+    1. The run trained to its end: FINISH, whatever users want.
+    2. Users want the job deleted: DELETE.
+    3. Users want it halted: HALT.
+    4. The run failed while it stopped: RETRY, or GIVE_UP without retries left.
+    5. Otherwise (the job was preempted, or is to run again): REQUEUE.
 
     Args:
         job: the job, with its present run and what users want of it.
@@ -203,9 +214,10 @@ def _halting(
 def _halted(
     job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
 ) -> PendingEvent | None:
-    """Return the event that happens next to a job that is halted, or None if nothing happens.
+    """Return the event that is due for a job that is halted; None: it stays halted.
 
-    A job that a user deletes is deleted; one that a user resumes goes back into the queue.
+    DELETE is due if users want the job deleted. RESUME, after which it waits for slots again, is
+    due if they want it to run.
 
     Args:
         job: the job, with what users want of it.
@@ -223,7 +235,7 @@ def _halted(
 def _nothing(
     job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
 ) -> PendingEvent | None:
-    """Return None: nothing happens to a job that has ended.
+    """Return None: no event is due for a job that has ended.
 
     It stands in the table of the functions for each state, so its parameters are theirs; none is
     used.
@@ -249,8 +261,9 @@ _DUE: Mapping[
 def _ended(job: JobView, run: RunView) -> PendingEvent:
     """Return the event for ``job``, whose run ``run`` is over: FINISH, RETRY or GIVE_UP.
 
-    A run that trained to its end finishes the job. After a failure the job is retried until no
-    retries are left. A run that somebody stopped is started again, which uses up no retry.
+    After training to the end it is FINISH. After a failure it is RETRY, or GIVE_UP without retries
+    left. For a run that somebody stopped it is RETRY, which uses up no retry. A job with RETRY
+    waits for slots again, and starts no sooner than some time later.
     """
     if run.state is JobState.FINISHED:
         return PendingEvent(LifeEvent.FINISH, run.reason or "it has trained to the end")
