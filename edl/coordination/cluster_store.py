@@ -371,7 +371,8 @@ class ClusterStore:
 
         Raises:
             UnknownJob: the cluster has no such job.
-            UsageError: the job has ended, so that it can only be removed; or it is being deleted.
+            UsageError: the job has ended or is being deleted, and ``change`` returns another goal
+                than ``Goal.GONE``. To delete such a job is allowed.
             CoordinationError: ZooKeeper is away, or others keep changing the job.
         """
         return self._change_wanted(job, lambda before, _: change(before))
@@ -393,7 +394,7 @@ class ClusterStore:
     def _change_wanted(self, job: str, change: Callable[[Wanted, JobLife], Wanted]) -> Wanted:
         """Change what users want of ``job``, as :meth:`change_wanted` does.
 
-        ``change`` gets the state of the job, too.
+        ``change`` gets the state of the job, too. The errors are the same.
         """
         wanted, life = self.paths.wanted(job), self.paths.life(job)
 

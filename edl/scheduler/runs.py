@@ -125,9 +125,9 @@ class RunWriter:
     def _stop(self, order: StopRun) -> str:
         """Write into the record of a run that it is to stop, or that it has stopped; return "".
 
-        The run becomes STOPPING, to save a checkpoint, if the order says so and a process of it
-        lives; else it becomes STOPPED at once. If the job's node has another run or none, nothing
-        is written.
+        The run becomes STOPPING, to save a checkpoint, if the order says so and an agent or worker
+        of it is registered; else it becomes STOPPED at once. If the job's node has another run or
+        none, nothing is written.
         """
         store = JobStore(self._session, order.job)
         store.nodes.belong_to(order.run)
@@ -143,6 +143,9 @@ class RunWriter:
 
     @staticmethod
     def _has_processes(store: JobStore) -> bool:
-        """Return whether a process of the job is registered, which can save a checkpoint or end."""
+        """Return whether an agent or a worker of the job is registered in ZooKeeper.
+
+        Workers can save a last checkpoint when the job is told to stop, and agents can end it.
+        """
         p = store.paths
         return any(store.nodes.read(children(p.hosts), children(p.members)))

@@ -32,8 +32,8 @@ def check_change(job: str, life: JobLife, before: Wanted, after: Wanted) -> None
         after: what shall be wanted.
 
     Raises:
-        UsageError: the job has ended and ``after`` is not its removal, or the job is being deleted
-            and ``after`` wants anything else.
+        UsageError: the job has ended or is being deleted, and ``after`` has another goal than
+            ``Goal.GONE``.
     """
     if life.state is LifeState.ENDED and after.goal is not Goal.GONE:
         how = life.result or "ended"

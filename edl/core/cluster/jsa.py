@@ -142,11 +142,11 @@ class JobScaling:
 
     Attributes:
         job: the job as a policy reads it: its limits and measurements.
-        least: the fewest slots that the job can have; 0 if it cannot have any number.
-        rates: the relative throughput by the number of slots, from 0 on; minus infinity where the
-            job cannot have so many.
-        batches: the global batch in samples by the number of slots, from 0 on; 0 where the job
-            cannot have so many.
+        least: the fewest slots that the job can have; 0 if it can have no number of slots.
+        rates: the relative throughput by the number of slots: ``rates[k]`` is that of k slots, and
+            minus infinity where the job cannot have k slots, as for ``rates[0]``.
+        batches: the global batch, in samples, by the number of slots; 0 where ``rates`` is minus
+            infinity.
     """
 
     job: ClusterJob
@@ -159,7 +159,7 @@ class JobScaling:
 
         Args:
             rate: the relative throughput; minus infinity if the job cannot have so many slots.
-            batch: the global batch in samples.
+            batch: the global batch, in samples; 0 if the job cannot have so many slots.
         """
         if rate > -math.inf and not self.least:
             self.least = len(self.rates)

@@ -20,12 +20,13 @@ class RunRecords:
         token: the token of the run.
         job: the job's record.
         assigned: which workers the run has, and which devices it may use.
-        version: the version of that record.
+        version: the version of the record ``assigned`` in ZooKeeper.
         desired: which workers are desired, and the batch that the cluster has chosen.
         generation: the newest generation; None: there was none yet.
         status: the progress of the training.
         learned: the throughput that the run has measured, by number of workers and batch.
-        agents: the records of its agents.
+        agents: the records of the run's agents: a tuple with one :class:`Host` for each host that
+            has an agent.
     """
 
     token: str
