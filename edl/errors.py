@@ -20,7 +20,7 @@
     │   ├── TimedOut            the request was not fulfilled by its deadline
     │   ├── JobEnded            the job ended before it fulfilled the request
     │   ├── HostLost            the host that workers were to move to has no agent any more
-    │   └── Superseded          a later request has replaced this one
+    │   └── Superseded          a later change has replaced the request
     ├── RingError               the Horovod communicator of a generation failed
     │   ├── RingBroken          a collective failed: a member of the ring is gone
     │   ├── RendezvousFailed    a ring could not be built
@@ -273,27 +273,49 @@ class RequestError(EdlError):
 class TimedOut(RequestError):
     """A request to a running job was not fulfilled by its deadline.
 
-    The message says what is not done yet.
+    Args:
+        job: the name of the job.
+        message: what is not done yet.
     """
 
 
 class JobEnded(RequestError):
-    """The job ended before it fulfilled a request; the message says how it ended."""
+    """The job ended before it fulfilled a request.
+
+    Args:
+        job: the name of the job.
+        message: what was not done, and how the job ended.
+    """
 
 
 class HostLost(RequestError):
     """The host that workers were to move to has no agent any more.
 
     Workers that were not moved yet stay where they are.
+
+    Args:
+        job: the name of the job.
+        message: which host it is, and how many workers stay where they are.
     """
 
 
 class Superseded(RequestError):
-    """A later request, such as for other workers, has replaced this one before it was fulfilled."""
+    """A later change has replaced this request before it was fulfilled, and stays in force.
+
+    Such a change is a request for other workers, a host or worker that has joined or left, or
+    another profile of the job (`edl profile`).
+
+    Args:
+        job: the name of the job.
+        message: what was not done, and what has changed.
+    """
 
 
 class RingError(EdlError):
-    """The Horovod communicator of one generation failed, or its workers disagree about a step."""
+    """The Horovod communicator of one generation failed, or its workers disagree about a step.
+
+    It is also raised if a worker cannot open the port at which the other workers reach it.
+    """
 
 
 class RingBroken(RingError):
