@@ -100,9 +100,10 @@ class Coordinator(Protocol):
         Args:
             stage: the stage of the worker, such as ready to join, or active in a ring.
             generation: the number of the generation in whose ring the worker is.
-            newest_generation: the number of the newest generation that the worker knows.
+            newest_generation: the number of the newest generation that a newcomer will not enter
+                any more.
             fits: the number of fits (calls of Keras' ``fit``) that are done before the one for
-                which the worker is ready.
+                which a newcomer is ready.
         """
 
     def report_broken(self, failure: RingFailure) -> None:

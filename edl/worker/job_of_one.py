@@ -73,8 +73,9 @@ class JobOfOne:
         Args:
             stage: the stage of the worker.
             generation: the number of its generation.
-            newest_generation: the number of the newest generation that it knows.
-            fits: the number of fits (calls of Keras' ``fit``) that are done.
+            newest_generation: the number of a generation that a newcomer will not enter any more.
+            fits: the number of fits (calls of Keras' ``fit``) before the one for which a newcomer
+                is ready.
         """
 
     def report_broken(self, failure: RingFailure) -> None:

@@ -533,9 +533,12 @@ class LoaderSteps(WorkerSteps):
         return "its last checkpoint was not written; the output of rank 0 says why"
 
     def idle_record(self) -> StepRecord:
-        """Return this worker's step record for a pause, without samples and without sending it.
+        """Return a step record with 0 samples, without sending it, for an exchange outside a step.
 
-        Its state digest is the one that :meth:`begin` has set for the last step; 0: none was due.
+        While fewer workers than ``min_np`` are left, all workers exchange such records, to agree on
+        a switch and to notice a death. Other than the record of a step, it may propose a switch to
+        newcomers also at a batch after which the script admits none. Its state digest is the one
+        that :meth:`begin` has set for the last step; 0: none was due.
         """
         return replace(super().idle_record(), state=self._check.state)
 

@@ -239,9 +239,12 @@ class WorkerSteps(ABC):
             self._log_switch()
 
     def idle_record(self) -> StepRecord:
-        """Return, without sending it, a step record of this worker with 0 samples.
+        """Return a step record with 0 samples, without sending it, for an exchange outside a step.
 
-        It is for a time in which nothing is trained, such as a pause.
+        While fewer workers than ``min_np`` are left, all workers exchange such records, to agree on
+        a switch and to notice a death; a script that keeps its own place in its data also sends one
+        at each commit. Other than the record of a step, it may propose a switch to newcomers also
+        at a batch after which the script admits none. Its state digest is 0 in this class.
         """
         return self._record(samples=0, idle=True)
 

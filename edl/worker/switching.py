@@ -145,8 +145,7 @@ class Switching:
     def _wait_for_start(self) -> Generation:
         """Wait as a candidate for leader until the job's first generation is announced; return it.
 
-        Raises:
-            JobFailed: the job did not start within 2 start_timeout_s, or has ended before.
+        JobFailed is raised as in :meth:`start`.
         """
         self._coordinator.campaign()
         self._coordinator.set_stage(Stage.READY)
@@ -211,9 +210,8 @@ class Switching:
         """
         self.newcomer.look_for_a_later_fit(self.worker)
         mine = self._shared.fits
-        self.newcomer.wait_for_membership(
-            self.worker, mine.begun + 1
-        )  # none comes: the others are in no such fit
+        # No generation comes: the others are in no such fit.
+        self.newcomer.wait_for_membership(self.worker, mine.begun + 1)
         raise NewcomerDiffers(ended_before(self.worker, mine.begun, mine.begun + 1))
 
     # --- between two steps ---
@@ -260,6 +258,8 @@ class Switching:
 
         Raises:
             FitIsDone: the checkpoint is of a later call of ``fit``.
+            UsageError: the script has not built its model yet.
+            JobFailed, WorkerEvicted: see :meth:`repair`, which is called if the ring breaks.
         """
         while not self._synchronised:
             assert self.generation is not None
@@ -322,13 +322,12 @@ class Switching:
     def _pauses(self) -> bool:
         """Return whether all members of this ring, which are between two steps now, must pause.
 
-        They must if they are fewer than min_np and have completed a step since the last repair. In
-        a script that keeps its own place in its data the second condition does not apply.
+        They must if they are fewer than min_np and have completed a step since the last repair. A
+        script with its own place in its data begins anew: the second condition does not apply.
         """
         if self._coordinator.sizes.enough(self._ring.place.size):
             return False
-        # After a repair some are in the midst of a step: they would wait for the gradients of the
-        # workers that pause. A script with its own place begins anew on all of them.
+        # After a repair some may be in a step, and would wait for gradients of those that pause.
         return self.progress.may_pause(self._repaired_at)
 
     @property
@@ -342,12 +341,9 @@ class Switching:
         return 0 if self.generation is None else self.generation.number
 
     def end_unevenly(self, error: UnevenEnd) -> NoReturn:
-        """End the job as failed, since some workers have left the training and others train on.
+        """End the job by a JobFailed: some workers have left the training, and others train on.
 
         All workers of the ring call it, and rank 0 saves before. ``error`` names those that left.
-
-        Raises:
-            JobFailed: always.
         """
         self._checkpointing.fail_together(str(error), self._ring.place.rank)
 
@@ -501,10 +497,16 @@ class Switching:
     # --- the parts of every change ---
 
     def _enter(self, generation: Generation) -> tuple[float, float]:
-        """Build the ring of ``generation`` and bring all its members to the job's state.
+        """Build the ring of ``generation``; return (when it was built, when the exchange ended).
 
-        Returns:
-            (when the ring was built, when the state had arrived), in seconds, monotonic clock.
+        Both are in seconds on the monotonic clock. The call waits for all members. They exchange
+        the job's state if some joined or after a failure, but only later, by
+        :meth:`synchronise_if_due`, if there is no model yet or some have to pass over fits.
+
+        Raises:
+            RendezvousFailed: the ring could not be built; none is open.
+            RingBroken: the exchange failed; the ring stays open, and the caller closes it.
+            UsageError, DataError: this worker's script or data are not those of the state source.
         """
         rank = generation.rank_of(self.worker)
         assert rank is not None
@@ -519,8 +521,7 @@ class Switching:
             if self.replica is None:  # the script is still in edl.init(), on every member
                 self._synchronised = False
             else:
-                # If the first exchange of the job broke, this one takes its place.
-                self._synchronised = self._synchronise(generation)
+                self._synchronised = self._synchronise(generation)  # in place of one that broke
         if generation.repairs:
             self._repaired_at = self.progress.step
         synchronised = self._now_s()

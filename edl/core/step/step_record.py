@@ -46,7 +46,8 @@ class SwitchTimes:
     gone (``election``), then of the generation of the survivors (``survivor_report``). When several
     failures followed each other, these three are of the last. ``wait`` is from the first failure
     known until the last rebuild begins: election, survivor report, closing the old ring meanwhile,
-    and rebuilds that failed. ``stall`` does not include ``detect``.
+    and rebuilds that failed. So ``shutdown`` is 0, and ``stall`` is ``wait`` + ``init`` +
+    ``broadcast``, without ``detect``.
 
     ``first_step`` is from the end of the switch until the next step is complete; ``median_step`` is
     this worker's usual step before the switch.
