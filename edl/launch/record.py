@@ -41,6 +41,10 @@ def conclude(store: JobStore, outcome: JobOutcome, snapshot: Snapshot) -> None:
             `edl run`; all three are written.
         snapshot: the job's records by which that was decided. If the job's state has changed since,
             nothing is written.
+
+    Raises:
+        CoordinationError: ZooKeeper is away; the record and the event may have been written or not.
+        UnknownJob: there is no such job.
     """
     state, before = outcome.state, snapshot.job.state
     if store.set_job_state(state, outcome.reason, outcome.exit_code, only_from=(before,)):
@@ -69,6 +73,10 @@ def worker_ended(
         host: the name of the host on which it ran.
         snapshot: the job's records, which give the event its generation and step.
         output_tail: the end of what the worker has written.
+
+    Raises:
+        CoordinationError: ZooKeeper is away; the event may have been written or not.
+        UnknownJob: there is no such job.
     """
     failed = process.failed or process.deserted
     details = (WorkerFailedDetails if failed else WorkerExitedDetails)(
@@ -93,6 +101,10 @@ def slot_disabled(store: JobStore, host: str, slot: int, reason: str, snapshot: 
         slot: the number of the slot.
         reason: why, as a sentence.
         snapshot: the job's records, which give the event its generation and step.
+
+    Raises:
+        CoordinationError: ZooKeeper is away; the event may have been written or not.
+        UnknownJob: there is no such job.
     """
     _add(store, SlotDisabledDetails(host, slot), reason, snapshot)
 
@@ -107,6 +119,10 @@ def no_template(store: JobStore, host: str, why: str, snapshot: Snapshot) -> Non
         host: the name of the host.
         why: the reason, as a clause that ends the sentence of the event.
         snapshot: the job's records, which give the event its generation and step.
+
+    Raises:
+        CoordinationError: ZooKeeper is away; the event may have been written or not.
+        UnknownJob: there is no such job.
     """
     reason = f"host {host} starts each worker anew, which takes longer than from a template: {why}"
     _add(store, NoTemplateDetails(host), reason, snapshot)
@@ -125,7 +141,7 @@ def worker_that_ended(event: Event) -> int | None:
 def worker_frozen(
     store: JobStore, process: Process, host: str, stacks: str, snapshot: Snapshot
 ) -> None:
-    """Record as an event that a worker does not answer.
+    """Record as an event that a worker does not answer; nothing is done to the worker.
 
     Args:
         store: the records of the job.
@@ -133,6 +149,10 @@ def worker_frozen(
         host: the name of the host on which it runs.
         stacks: the path of the file with the stacks of its threads, on that host.
         snapshot: the job's records, which give the event its generation and step.
+
+    Raises:
+        CoordinationError: ZooKeeper is away; the event may have been written or not.
+        UnknownJob: there is no such job.
     """
     reason = f"{process.name} on {host} does not answer; where its threads are: {stacks}"
     _add(store, WorkerFrozenDetails(process.name, host, process.slot, stacks), reason, snapshot)

@@ -374,16 +374,18 @@ def log_directory(
 ) -> Path:
     """Return the directory for the logs of a job on this host; it is created if it does not exist.
 
+    If ``fresh`` is True, three things are done before. The logs of the job's previous run are moved
+    into a subdirectory ``runN``, with N one above the largest so far. Of these subdirectories only
+    the newest 5 (``KEPT_RUNS``) are kept. And the logs of old jobs are deleted, whole, with their
+    ``runN``.
+
     Args:
         state: the directory of edl's state.
         job: the name of the job.
-        fresh: whether the job starts now. If True, the logs of its previous run are moved into a
-            subdirectory ``runN``, and old logs of all jobs of ``state`` are removed, as the next
-            two arguments say. If False, nothing is moved or removed.
-        kept_jobs: the number of jobs that keep their logs whatever their age; those whose logs were
-            written last do.
-        kept_s: the time in seconds since the last writing of a log in which all other jobs keep
-            their logs.
+        fresh: whether a new run of the job starts; if False, nothing is moved or deleted.
+        kept_jobs: how many jobs keep their logs, whatever their age: those whose logs were written
+            last.
+        kept_s: how long each other job keeps its logs after they were last written, in seconds.
     """
     jobs = state / "jobs"
     logs = jobs / job / "logs"
@@ -443,6 +445,14 @@ def _remove_if_empty(path: Path) -> None:
 
 
 def _prune(jobs: Path, kept_jobs: int, kept_s: float) -> None:
+    """Delete the logs of old jobs, whole, with those of their earlier runs.
+
+    Args:
+        jobs: the directory with one directory for each job.
+        kept_jobs: how many jobs keep their logs, whatever their age: those written last.
+        kept_s: how long each other job keeps its logs after they were last written, in seconds.
+    """
+
     def newest(directory: Path) -> float:
         times = [path.lstat().st_mtime for path in (directory, *directory.glob("logs/*.log"))]
         return max(times)

@@ -431,9 +431,9 @@ class _WorkerRecord:
 def seen(process: Process, snapshot: Snapshot, now: float) -> Process:
     """Return a copy of ``process`` with what the job's records in ZooKeeper say about its worker.
 
-    This sets the worker's number, its membership and whether it was ever ready, since when it has
-    no session, is about to leave or is known to be gone, why it was evicted, and whether it has
-    deserted the others. An unknown exit code may become 0.
+    This sets the worker's number, its generation, its membership and whether it was ever ready,
+    since when it has no session, is about to leave or is known to be gone, why it was evicted, and
+    whether it has deserted the others. An unknown exit code may become 0.
 
     Args:
         process: the process as it was known before.

@@ -292,7 +292,8 @@ def observe(processes: Iterable[Process], snapshot: Snapshot, now: float) -> tup
     """Return copies of ``processes``, updated with the records of their workers in ZooKeeper.
 
     The order stays. :func:`edl.core.host.process.seen` updates each of them: its worker's number,
-    membership and session.
+    membership, whether it was ever ready and is known to be gone, and its session, eviction or
+    departure. An unknown exit code may become 0.
 
     Args:
         processes: the processes of a launcher.
