@@ -288,7 +288,8 @@ def _why_not(now: Snapshot, member: RingMember, assigned: Placement, left: int) 
     Args:
         now: the state of the job in ZooKeeper.
         member: the worker that is to leave for good.
-        assigned: the number of assigned workers by host.
+        assigned: the number of assigned workers by host, from which the workers that are drained
+            already are subtracted.
         left: the size of the ring without the workers that are drained already.
     """
     sizes, np = now.job.sizes, sum(assigned.values())
@@ -316,9 +317,10 @@ def _shares(
 
     Args:
         now: the state of the job in ZooKeeper.
-        assigned: the number of assigned workers by host.
-        active: the members of the ring.
-        asked: the members that got SIGTERM.
+        assigned: the number of assigned workers by host, from which the workers of ``drained`` that
+            are not replaced are subtracted already (:func:`without_departed`).
+        active: the members of the ring, those of ``drained`` included.
+        asked: the members that got SIGTERM, none of them in ``drained``.
         drained: the ids of the members that leave because of a request.
 
     Returns:
@@ -356,7 +358,8 @@ def _unassigned(
     Args:
         active: the members of the ring, in rank order.
         leaving: the ids of workers that leave for another reason; they are left out.
-        assigned: the number of assigned workers by host.
+        assigned: the number of assigned workers by host, from which the workers of ``leaving`` that
+            are not replaced are subtracted already.
         by_slot: whether the launcher assigns by slot: then the workers in slots beyond the assigned
             ones leave. Otherwise the highest ranks of a host leave.
         revoked: the ids of the workers on devices that the job may not use any more: they leave,

@@ -68,10 +68,11 @@ class Goodput:
         """Return the goodput of each size that the rule may choose, by number of workers.
 
         These sizes are the present one, and the allowed sizes for which there is room, up to twice
-        the largest measured one. Goodput is in samples a second, where each sample counts as much
-        as one in the job's first global batch. If the job chooses its global batch, each size is
-        given its best one. The result is empty if ``now``, the observed job, has no model of its
-        throughput.
+        the larger one of the present size and the largest measured size. Goodput is in samples a
+        second, where each sample counts as much as one in the job's first global batch. Each size
+        has the global batch with the largest goodput if the job chooses its batch, else the one
+        that so many workers have anyway. The result is empty if ``now``, the observed job, has no
+        model of its throughput.
         """
         if now.model is None:
             return {}

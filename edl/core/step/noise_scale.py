@@ -324,12 +324,11 @@ UNKNOWN = NoiseScale()
 def gain(scale: float, batch: float, base: float) -> float:
     """Return how many updates with global batch ``base`` bring the progress of one with ``batch``.
 
-    The result is between 1, where the gradients have no noise, and ``batch / base``, where they are
-    only noise.
+    It is (scale / base + 1) / (scale / batch + 1): 1 for ``scale`` 0, and near ``batch / base`` for
+    a scale far above both batches. For a ``batch`` below ``base`` it is below 1.
 
     Args:
-        scale: the noise scale, in samples, 0 or more: the larger it is, the more a larger batch is
-            worth.
+        scale: the noise scale, in samples, 0 or more and finite (an infinite one gives nan).
         batch: the global batch of the update, in samples, above 0.
         base: the global batch to compare with, in samples, above 0.
 

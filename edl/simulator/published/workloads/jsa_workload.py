@@ -127,8 +127,9 @@ class Samples:
     def observed(self, slots: tuple[int, ...], batch: int, epoch: int) -> Observation:
         """Return the step time that the job would measure, and an infinite noise scale.
 
-        The noise scale is infinite because a larger batch loses no progress here. The step time has
-        the whole share of a slot as its local batch, and the time of its computing.
+        The noise scale is infinite because a larger batch loses no progress here. The step time
+        names as its local batch ``batch`` / number of slots, which need not be whole nor fit into a
+        slot at once, and has the seconds of the whole step and those of its computing.
 
         Args:
             slots: the number of the job's slots on each of its nodes.
