@@ -35,7 +35,13 @@ class Stateful(Protocol):
         """Return an iterator over the samples, from the data set's position to the epoch's end."""
 
     def state_dict(self) -> Any:
-        """Return the data set's position in its samples, as a value that can be copied."""
+        """Return the data set's position in its samples.
+
+        edl copies the result at once (``copy.deepcopy``), so it may be an object that changes
+        later. The copy is sent to newcomers and written into checkpoints: it must consist of dicts,
+        lists, tuples, texts, bytes, numbers, booleans, None, and NumPy arrays or the framework's
+        tensors. With anything else a checkpoint cannot be saved.
+        """
 
     def load_state_dict(self, state: Any) -> None:
         """Go to the position ``state``, a result of :meth:`state_dict`, perhaps on another worker.
