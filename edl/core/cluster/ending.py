@@ -51,7 +51,9 @@ def _why_not_saved(draft: Draft, job: JobView) -> str | None:
         return f"it did not stop within {draft.settings.halt_timeout_s:g} s"
     if not facts.slots:
         return "no host was left on which it could save a checkpoint"
-    return "all its processes had died before it saved a checkpoint" if facts.is_dead else None
+    if facts.is_dead:
+        return "no process of it was left, so its last checkpoint may be missing"
+    return None
 
 
 def _goes_on(draft: Draft, job: JobView, entry: JobAssignment) -> bool:
