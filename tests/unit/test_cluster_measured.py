@@ -108,3 +108,15 @@ def test_a_run_continues_where_there_may_be_a_checkpoint(
     last = replace(before, job=replace(before.job, checkpoint=saved))
     assert resume_setting(manifest, order, last) == resume
     assert resume_setting(manifest, order, None) == ("auto" if named else "")
+
+
+def test_a_run_that_was_to_continue_and_died_before_that_lets_the_next_one_continue() -> None:
+    """It has saved nothing itself, but the checkpoint of the run before it is still the newest."""
+    manifest = JobManifest("digits", ("python", "train.py"), 1, 4)
+    first = run(3, 1)
+    first = replace(first, job=replace(first.job, checkpoint="/ck/step-8"))
+    second = run(3, 2)
+    spec = manifest.job_spec(resume_setting(manifest, 3, first))
+    second = replace(second, job=replace(second.job, spec=spec))
+    assert resume_setting(manifest, 3, second) == "auto"
+    assert resume_setting(manifest, 4, second) == ""

@@ -11,6 +11,8 @@ from edl.core.policy.scaling_profile import ScalingProfile
 from edl.core.progress import TrainingStatus
 from edl.core.records import Assigned, Desired, Generation, Host, Job
 
+RESUME = "auto"  # the setting of a run that continues from the newest checkpoint, if there is one
+
 
 @dataclass(frozen=True)
 class RunRecords:
@@ -77,13 +79,17 @@ def resume_setting(manifest: JobManifest, order: int, last: RunRecords | None) -
     """Return the setting ``resume`` of a job's next run: "auto", or empty to begin anew.
 
     A script that calls no ``edl.checkpoint`` is refused with "auto". So a run continues only if the
-    manifest names the directory of the checkpoints, or if the run before it has saved one.
+    manifest names the directory of the checkpoints, or if the run before it has saved one, or was
+    to continue from one itself and has ended before it could.
 
     Args:
         manifest: the manifest of the job.
         order: the place of the job in the order of submission.
         last: the records of the last run of the job's name; None: there are none.
     """
-    own = last is not None and is_token_of(last.token, order)
-    saved = last is not None and own and bool(last.job.checkpoint)
-    return "auto" if manifest.checkpoint or saved else ""
+    if manifest.checkpoint:
+        return RESUME
+    if last is None or not is_token_of(last.token, order):
+        return ""
+    continued = last.job.spec.settings.resume == RESUME
+    return RESUME if last.job.checkpoint or continued else ""
