@@ -7,7 +7,7 @@ A job's ``JobStore`` has one object of each class: a :class:`MemberNodes` for th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -148,12 +148,18 @@ class HostNodes:
     def __init__(self, nodes: JobNodes) -> None:
         self._nodes = nodes
 
-    def put(self, host: Host) -> None:
+    def put(self, host: Host, is_dead: Callable[[Host], bool] = lambda _: False) -> None:
         """Write the node of the agent that ``host`` describes; it lives as long as this session.
 
-        A node that the same agent (of the same address and process id) wrote before is replaced. A
-        record with devices is written only while the job may use them all: otherwise an agent that
-        slept could declare a device that another job has got meanwhile.
+        A node that the same agent (of the same address and process id) wrote before is replaced,
+        and so is that of a dead agent, whose session may not have ended yet. A record with devices
+        is written only while the job may use them all: otherwise an agent that slept could declare
+        a device that another job has got meanwhile.
+
+        Args:
+            host: The record of the agent.
+            is_dead: Returns whether another agent, which has a node under the name of this host, is
+                known to be dead.
 
         Raises:
             AgentExists: another agent has a node under the name of this host; nothing was written.
@@ -166,7 +172,8 @@ class HostNodes:
         def ours(values: Mapping[str, Any]) -> bool:
             nonlocal owner
             owner = Host.from_json(values)
-            return (owner.address, owner.pid) == (host.address, host.pid)
+            same = (owner.address, owner.pid) == (host.address, host.pid)
+            return same or is_dead(owner)
 
         def devices_are_granted() -> Mapping[str, int]:
             if not host.devices:

@@ -260,6 +260,8 @@ class Host(Record):
             worker on a device before this record has it.
         busy: the numbers of the devices that living processes use, sorted. A device that is neither
             here nor in ``devices`` is free for other jobs.
+        machine: a name of the machine and the pid namespace of the agent, so that a process there
+            can say whether the agent has died; empty: not known.
     """
 
     name: str
@@ -271,6 +273,7 @@ class Host(Record):
     disabled: Mapping[str, str] = field(default_factory=dict)  # slot -> why it is not used
     devices: tuple[int, ...] = ()  # on which it may start workers
     busy: tuple[int, ...] = ()  # that living processes use
+    machine: str = ""
 
 
 @dataclass(frozen=True)

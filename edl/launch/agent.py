@@ -43,6 +43,7 @@ from edl.errors import AgentExists, CoordinationError, UnknownJob, UsageError
 from edl.launch.adoption import RunningWorker, has_died
 from edl.launch.borrowed_slots import BorrowedSlots
 from edl.launch.log_reader import last_output
+from edl.launch.machine import is_known_dead
 from edl.launch.output import Output
 from edl.launch.record import no_template
 from edl.launch.stop_without_zookeeper import NOT_TOLD, StopWithoutZooKeeper
@@ -165,11 +166,10 @@ class Agent(Supervisor[AgentState]):
     def _await_former(self) -> None:
         """Wait while ZooKeeper still lists an agent of this host's name that may have died.
 
-        The wait ends when the agent is no longer listed, at the latest after ``former_s`` (60) s if
-        it died on this host. One at another address may have died with its machine, which this host
-        replaces: then the limit is ``former_sessions`` (2) session time-outs. The method returns at
-        once if the other agent still runs on this host, if ZooKeeper is away, or at SIGINT,
-        SIGTERM or SIGHUP. It raises no error: registering does if the agent is still listed.
+        It waits at most ``former_s`` (60) s for one that seems to have died on this host, and
+        ``former_sessions`` (2) session time-outs for one at another address, whose machine this
+        host may replace. It returns at once if that one is known to be dead, as registering
+        replaces it, or runs on this host, if ZooKeeper is away, or after SIGINT, SIGTERM or SIGHUP.
         """
         began, limits = time.monotonic(), self._own.limits
         while not self._signals:
@@ -178,7 +178,7 @@ class Agent(Supervisor[AgentState]):
             except CoordinationError:
                 return
             former = hosts.get(self._host.name)
-            if former is None:
+            if former is None or is_known_dead(former.machine, former.pid):
                 return
             if former.address != self._host.address:
                 limit = limits.former_sessions * self._store.session.granted_s
@@ -525,7 +525,7 @@ class Agent(Supervisor[AgentState]):
         After an error, which is raised, the next turn writes it before it decides about starts.
         """
         host = self._host
-        self._store.hosts.put(host)
+        self._store.hosts.put(host, lambda other: is_known_dead(other.machine, other.pid))
         self._written, self._own = host, replace(self._own, devices=host.devices)
 
     def _kill(self) -> int:

@@ -31,6 +31,7 @@ from edl.launch.address import own_address
 from edl.launch.agent import Agent
 from edl.launch.command import check_command
 from edl.launch.job_garbage_collector import JobGarbageCollector
+from edl.launch.machine import machine_name
 from edl.launch.output import Output
 from edl.launch.workers import EVENTS, log_directory
 
@@ -90,7 +91,7 @@ def this_host(settings: Config, slots: int, zookeeper: str) -> Host:
         UsageError: the configured address or interface does not exist on this host.
     """
     address = own_address(settings.address, settings.network_interface, zookeeper)
-    return Host(settings.host, slots, address, os.getpid())
+    return Host(settings.host, slots, address, os.getpid(), machine=machine_name())
 
 
 def submitter_agent(

@@ -29,10 +29,11 @@ from edl.core.cluster.host_jobs import (
 from edl.core.cluster.records import HostAssignment, HostOffer
 from edl.core.plural import counted
 from edl.errors import CoordinationError, EdlError, HostTaken, UnknownCluster, UsageError
+from edl.launch.machine import machine_name
 from edl.launch.signals import TO_END, handled
 from edl.scheduler.assigned_runs import NOT_CREATED, AssignedRuns
 from edl.scheduler.host_agents import HostAgents, StartOfRun
-from edl.scheduler.host_owner import is_dead, machine_name
+from edl.scheduler.host_owner import is_dead
 from edl.scheduler.run_processes import find_processes, signal_process
 from edl.scheduler.wakeup import Wakeup
 

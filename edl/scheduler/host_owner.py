@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import socket
-from pathlib import Path
-
-import psutil
 
 from edl.coordination.cluster_host import HostOwner
+from edl.launch.machine import is_known_dead
 
 
 class HostLock:
@@ -40,19 +37,9 @@ class HostLock:
         return True
 
 
-def machine_name() -> str:
-    """Return the host name with ids of this boot and of the pid namespace, as a text.
-
-    Two processes with the same name see the same process ids.
-    """
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    namespace = os.readlink("/proc/self/ns/pid").partition("[")[2].rstrip("]")
-    return f"{socket.gethostname()} ({boot}, {namespace})"
-
-
 def is_dead(owner: HostOwner) -> bool:
     """Return whether the process that offers a host was on this machine and has ended.
 
     It is False if the process lives, or was on another machine, of which nothing is known here.
     """
-    return owner.machine == machine_name() and not psutil.pid_exists(owner.pid)
+    return is_known_dead(owner.machine, owner.pid)

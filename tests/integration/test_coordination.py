@@ -556,6 +556,11 @@ class TestMembers:
             mine.hosts.put(Host("alpha", 2, "127.0.0.1", 101))
         mine.hosts.put(Host("beta", 1, "127.0.0.1", 101))
         assert [(h.name, h.slots) for h in store.snapshot().hosts] == [("alpha", 3), ("beta", 1)]
+        mine.hosts.put(Host("alpha", 1, "127.0.0.1", 101), is_dead=lambda host: host.pid == 100)
+        assert [(h.name, h.slots) for h in store.snapshot().hosts] == [("alpha", 1), ("beta", 1)]
+        with pytest.raises(UsageError, match="choose another --host"):
+            store.hosts.put(Host("alpha", 3, "127.0.0.1", 100))
+        store.hosts.put(Host("alpha", 3, "127.0.0.1", 100), is_dead=lambda _: True)
         other.close()
         assert len(store.snapshot().hosts) == 1
 

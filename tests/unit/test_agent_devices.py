@@ -43,7 +43,7 @@ class Hosts:
         self.may_have: list[Host] = []
         self.fails = ""  # of the next write: "lost" (not written) or "unanswered" (written)
 
-    def put(self, host: Host) -> None:
+    def put(self, host: Host, is_dead: Callable[[Host], bool]) -> None:
         fails, self.fails = self.fails, ""
         if fails == "":
             self.may_have = [host]
