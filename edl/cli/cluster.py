@@ -39,6 +39,7 @@ from edl.core.host.devices import CUDA
 from edl.core.plural import by_host, counted, verb
 from edl.errors import UsageError
 from edl.launch.address import own_address
+from edl.launch.machine import machine_name
 from edl.launch.signals import TO_END, handled
 from edl.scheduler.controller import Controller
 from edl.scheduler.local_host import LocalHost, slots_here
@@ -111,6 +112,7 @@ def start(
         pid=os.getpid(),
         address=own_address(address or config.load().address, "", hosts),
         version=metadata.version("edl-horovod"),
+        machine=machine_name(),
     )
     controller = Controller(hosts, access, about, _say)
     host = None

@@ -3,7 +3,8 @@
 ZooKeeper ends the session of a dead controller after its time-out only. So each controller listens
 on a port, and those that wait ask the ports of those before them in the election. Where nobody
 listens any more, the process is dead, and may be removed from the election: that is safe, because
-the fence refuses later writes of a removed leader.
+the fence refuses later writes of a removed leader. Of a controller of the same machine its process
+id tells that, too, also to one that has just started in its place.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Self
 
 from edl.core.cluster.records import ControllerRecord
 from edl.errors import UsageError
+from edl.launch.machine import is_known_dead
 
 logger = logging.getLogger(__name__)
 
@@ -87,13 +89,17 @@ class LivenessProbe:
         self._answered: set[str] = set()
 
     def dead(self, controllers: Iterable[ControllerRecord]) -> list[ControllerRecord]:
-        """Return those of ``controllers`` at whose port nobody listens any more.
+        """Return those of ``controllers`` that are dead.
 
-        A controller that has never answered here is not among them: what refuses the connection may
-        be a firewall.
+        These are those of this machine whose process is gone, and those at whose port nobody
+        listens any more. One that has never answered here does not count for its port: what refuses
+        the connection may be a firewall.
         """
         found = []
         for one in controllers:
+            if is_known_dead(one.machine, one.pid):
+                found.append(one)
+                continue
             refused = _is_refused(one)
             if refused is False:
                 self._answered.add(one.controller)

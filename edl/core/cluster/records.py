@@ -61,6 +61,8 @@ class ControllerRecord(Record):
         controller: the name of the controller, which no other process has.
         host: the name of its machine.
         pid: the process id there.
+        machine: a name of the machine and the pid namespace, so that a process there can say
+            whether the controller has died; empty: not known.
         address: the network address at which it listens; empty: it does not.
         port: the port at which it listens. While a process listens there, the controller lives.
         version: the version of edl.
@@ -76,6 +78,7 @@ class ControllerRecord(Record):
     version: str = ""
     format: int = FORMAT
     term: int = 0
+    machine: str = ""
 
     def __str__(self) -> str:
         """Return the controller as messages name it: "process PID on HOST"."""
