@@ -109,14 +109,23 @@ def jobs_to_remove(jobs: Sequence[StoredJob], keep: int = ENDED_KEPT) -> list[St
 
 
 def hosts_to_remove(hosts: Sequence[HostView], now_s: float) -> list[HostView]:
-    """Return the hosts whose records are to be removed: they are gone, and nothing is assigned.
+    """Return the hosts whose records are to be removed: they are gone, and no run goes on there.
+
+    What was told to end there may live still, if the machine is only cut off. That does no harm:
+    when `edl host` registers the host again, it ends what nobody has assigned before it starts
+    anything.
 
     Args:
         hosts: all hosts of the cluster.
         now_s: the time, in seconds since 1970.
     """
-    gone = [host for host in hosts if host.offer is None and not host.assigned.jobs]
+    gone = [host for host in hosts if host.offer is None and not _has_runs(host)]
     return [h for h in gone if 0 < h.assigned.silent_s <= now_s - GONE_KEPT_S]
+
+
+def _has_runs(host: HostView) -> bool:
+    """Return whether a run has devices of ``host`` that was not told to end there."""
+    return any(not entry.ends for entry in host.assigned.jobs.values())
 
 
 def _was_deleted_after_its_end(job: StoredJob) -> bool:
@@ -233,14 +242,14 @@ class ClusterWriter:
         return self.commit([*writes, _deletion(path), event])
 
     def remove_host(self, host: HostView) -> bool:
-        """Remove the records of a host that offers nothing and has nothing assigned; log an event.
+        """Remove the records of a host that offers nothing and has no run; log an event.
 
         Args:
             host: The host as it was read.
 
         Returns:
-            True if it was removed; False, with nothing removed, if it offers something now, had
-            something assigned, has changed since it was read, or does not exist.
+            True if it was removed; False, with nothing removed, if it offers something now, had a
+            run that was not told to end there, has changed since it was read, or does not exist.
 
         Raises:
             LeadershipLost: the term is over; nothing was removed.
@@ -248,7 +257,7 @@ class ClusterWriter:
         """
         path, assigned = self.paths.host(host.name), self.paths.assigned(host.name)
         names = self._nodes.read(children(path))[0]
-        if names is None or "offer" in names or host.assigned.jobs:
+        if names is None or "offer" in names or _has_runs(host):
             return False
         nodes = [f"{path}/{name}" for name in sorted(names)]
         writes = [_deletion(one, host.version if one == assigned else -1) for one in nodes]

@@ -681,16 +681,19 @@ class TestSnapshot:
 
 
 def test_which_hosts_are_removed() -> None:
-    """Those that have been gone for a day, and have nothing."""
+    """Those that have been gone for a day, and have no run that goes on there."""
     gone, entry = HostAssignment(silent_s=1000.0), {"digits": JobAssignment("r1", (0,))}
+    ends = {"digits": JobAssignment("r1", (0,), ends=3)}
     hosts = [
         HostView("offers", HostOffer(2), assigned=gone),
         HostView("has something", assigned=replace(gone, jobs=entry)),
         HostView("is not known to be gone"),
         HostView("gone", assigned=gone),
+        HostView("never ended what it had", assigned=replace(gone, jobs=ends)),
     ]
     assert hosts_to_remove(hosts, 1000.0 + GONE_KEPT_S - 1.0) == []
-    assert [host.name for host in hosts_to_remove(hosts, 1000.0 + GONE_KEPT_S)] == ["gone"]
+    removed = [host.name for host in hosts_to_remove(hosts, 1000.0 + GONE_KEPT_S)]
+    assert removed == ["gone", "never ended what it had"]
 
 
 def test_which_ended_jobs_are_removed(store: ClusterStore) -> None:
