@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from benchmarks import crash, goodput, installing, report, resize, starting, step_time, thousand
 from benchmarks import page as pages
+from benchmarks.cluster import recovery, recovery_page
 from benchmarks.jobs import (
     ROOT,
     BenchmarkError,
@@ -40,10 +41,11 @@ BOTH = (STOCK_SYSTEM, (report.EDL, EdlJob, "edl"))
 
 parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
 PARTS = ["resize", "crash", "step-time", "starting", "horovod", "goodput", "thousand", "policy"]
-APART = ["installing"]  # what is measured only when it is asked for: it downloads
+APART = ["installing", "cluster-recovery"]  # only when asked for: one downloads, one takes long
 parser.add_argument("--only", choices=PARTS + APART, help="a part of it")
 parser.add_argument("--framework", choices=["torch", "tensorflow"], help="one of the two")
 parser.add_argument("--repetitions", type=int, default=3, help="of resizes and crashes")
+parser.add_argument("--times", type=int, default=10, help="of each kill of a cluster's part")
 parser.add_argument("--rounds", type=int, default=30, help="pairs of blocks of the step time")
 parser.add_argument("--block", type=int, default=40, help="steps in a block")
 parser.add_argument("--minutes", type=float, default=20.0, help="of goodput, for each system")
@@ -101,6 +103,8 @@ class Bench:
             }
         if args.only == "installing":
             results["installing"] = installing.measure(self._scratch, say)
+        if args.only == "cluster-recovery":
+            results["recovery"] = recovery.measure(self._scratch, say, args.times)
         if args.only in (None, "thousand") and args.framework is None:
             results["thousand"] = {
                 name: measure(say) for name, (measure, _) in thousand.MEASUREMENTS.items()
@@ -298,6 +302,10 @@ def write(out: Path, results: dict[str, Any]) -> None:
     if "installing" in results:
         text = installing.markdown(results["installing"], results["machine"])
         (out / "installing.md").write_text(text)
+        print(text)
+    if "recovery" in results:
+        text = recovery_page.markdown(results["recovery"], results["machine"])
+        (out / "cluster-recovery.md").write_text(text)
         print(text)
     if "policy" in results:
         text = step_time.policy_page(results["policy"], results["machine"])

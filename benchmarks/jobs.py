@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,26 @@ class Steps:
     time_s: npt.NDArray[np.float64]
     step: npt.NDArray[np.int64]
     size: npt.NDArray[np.int64]
+
+
+def read_steps(directory: Path, without: Container[int] = ()) -> dict[int, Steps]:
+    """Return the steps in the step logs of a directory, by process id.
+
+    Args:
+        directory: the directory.
+        without: the process ids whose logs are not read.
+    """
+    found = {}
+    for path in directory.glob("*.steps"):
+        worker = int(path.stem)
+        if worker in without:
+            continue
+        text = path.read_text()
+        rows = [line.split() for line in text[: text.rfind("\n") + 1].splitlines()]
+        if rows:
+            table = np.array(rows, dtype=np.int64)
+            found[worker] = Steps(worker, table[:, 0] / 1e9, table[:, 1], table[:, 2])
+    return found
 
 
 class Job:
@@ -86,15 +106,7 @@ class Job:
 
     def steps(self) -> dict[int, Steps]:
         """Return the steps that every worker has completed so far, by process id."""
-        found = {}
-        for path in self.steps_directory.glob("*.steps"):
-            text = path.read_text()
-            rows = [line.split() for line in text[: text.rfind("\n") + 1].splitlines()]
-            if rows:
-                table = np.array(rows, dtype=np.int64)
-                worker = int(path.stem)
-                found[worker] = Steps(worker, table[:, 0] / 1e9, table[:, 1], table[:, 2])
-        return found
+        return read_steps(self.steps_directory)
 
     def wait(self, condition: Callable[[], bool], what: str, timeout_s: float = 120.0) -> None:
         """Poll until ``condition()``.
