@@ -29,11 +29,13 @@ from edl.client.cluster_plans import (
 )
 from edl.client.clusters import DEFAULT_NAME, access_to_start, connected_cluster
 from edl.client.connection import connected
+from edl.cluster_policies import is_own, load_policy
 from edl.config import LOOPBACK
 from edl.coordination.local_server import start_local
 from edl.coordination.secrets import CLUSTERS
 from edl.core.cluster.cluster_status import ClusterStatus, JobPlan
-from edl.core.cluster.policies import POLICIES, with_parameters
+from edl.core.cluster.own_policy import OwnPolicy
+from edl.core.cluster.policies import POLICIES
 from edl.core.cluster.records import ClusterRecord, ControllerRecord
 from edl.core.host.devices import CUDA
 from edl.core.plural import by_host, counted, verb
@@ -65,7 +67,7 @@ def start(
         str | None,
         typer.Option(
             "--policy",
-            help="Name of the policy of a new cluster. Default: edl.",
+            help="Policy of a new cluster; your own as module:Class. Default: edl.",
             show_default=False,
         ),
     ] = None,
@@ -97,7 +99,7 @@ def start(
     if slots is not None and not local:
         raise UsageError("--slots needs --local; on other machines `edl host --slots` offers slots")
     settings = ClusterRecord() if policy is None else ClusterRecord(policy=policy)
-    with_parameters(settings.policy, settings.parameters)
+    load_policy(settings.policy)
     if local and zookeeper is None and config.load().zookeeper is None:
         zookeeper = start_local(address=address)
     with connected(zookeeper) as session:
@@ -199,7 +201,7 @@ def plan(
         str | None,
         typer.Option(
             "--policy",
-            help="Name of another policy. Default: that of the cluster.",
+            help="Another policy; your own as module:Class. Default: that of the cluster.",
             show_default=False,
         ),
     ] = None,
@@ -241,7 +243,8 @@ def policy(
         list[str] | None,
         typer.Argument(
             metavar="[NAME [PARAMETER=VALUE]...]",
-            help="Another policy, with parameters that are not to be as registered.",
+            help="Another policy, your own as module:Class; parameters that are not to be as "
+            "registered.",
             show_default=False,
         ),
     ] = None,
@@ -255,7 +258,7 @@ def policy(
         now = store.settings() if name is None else set_policy_of_cluster(store, name, values)
     changed = "".join(f" {key}={value}" for key, value in sorted(now.parameters.items()))
     typer.echo(f"policy: {now.policy}{changed}")
-    typer.echo(POLICIES[now.policy][1] if now.policy in POLICIES else "this edl does not have it")
+    typer.echo(_about_policy(now.policy))
 
 
 def parameters_of(policy: str, texts: Sequence[str]) -> dict[str, object]:
@@ -268,12 +271,20 @@ def parameters_of(policy: str, texts: Sequence[str]) -> dict[str, object]:
     Raises:
         UsageError: there is no such policy, it has no such parameter, or a value is not allowed.
     """
-    rule, found = with_parameters(policy, {}), {}
+    rule, found = load_policy(policy), {}
+    known = rule.rule if isinstance(rule, OwnPolicy) else rule
     for text in texts:
         key, value = _pair(text, f"edl cluster policy {policy} patience=3")
-        found[key] = _value(value, getattr(rule, key, None))
-    with_parameters(policy, found)
+        found[key] = _value(value, getattr(known, key, None))
+    load_policy(policy, found)
     return found
+
+
+def _about_policy(name: str) -> str:
+    """Return a sentence about the policy called ``name``."""
+    if is_own(name):
+        return "your own; the leading controller imports it, and `edl cluster status` says if not"
+    return POLICIES[name][1] if name in POLICIES else "this edl does not have it"
 
 
 def status_table(now: ClusterStatus) -> RenderableType:

@@ -44,7 +44,10 @@ def simulate(
         bool, typer.Option("--list", help="Show the workloads and the policies, and end.")
     ] = False,
     policies: Annotated[
-        str, typer.Option("--policy", metavar="NAME,…", help="Policies, one run each.")
+        str,
+        typer.Option(
+            "--policy", metavar="NAME,…", help="Policies, one run each; your own as module:Class."
+        ),
     ] = "fifo",
     loads: Annotated[
         str,
@@ -204,7 +207,8 @@ def simulate(
         failures=failures_of(mtbf_s, repair_s, drawn[0]),
         drop=drop,
     )
-    setup = Setup(policy_names(policies), rules, nodes, slots, drawn)
+    names, own = policy_names(policies)
+    setup = Setup(names, rules, nodes, slots, drawn, own)
     jobs = JobOptions(workload_set, trace_file, loads, workloads, arrivals, applications_mix)
     runs = runs_of(jobs, setup)
     if compared:

@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from edl.cluster_policies import is_own, load_own_policy
+from edl.core.cluster.own_policy import OwnPolicy
 from edl.errors import UsageError
 from edl.simulator import trace
 from edl.simulator.built_in import JSA, MIX, POLLUX, SETS, TRACE, VIRTUALFLOW, JobSet
@@ -38,6 +41,7 @@ class Setup:
         nodes: the number of nodes of the cluster.
         slots: the number of slots of each node.
         seeds: the seeds, at least one; several only for jobs that are drawn at random.
+        own: the policies among them that a user has written, by name.
     """
 
     policies: Sequence[str]
@@ -45,16 +49,17 @@ class Setup:
     nodes: int
     slots: int
     seeds: Sequence[int]
+    own: Mapping[str, OwnPolicy] = field(default_factory=dict)
 
-    @property
-    def run(self) -> Callable[..., SimulatedRun]:
-        """A function that returns the description of a simulation with these settings.
+    def run(self, policy: str, **jobs: Any) -> SimulatedRun:
+        """Return the description of a simulation with these settings; nothing is simulated.
 
-        Call it with the name of a policy and, by keyword, the fields of
-        :class:`edl.simulator.runs.SimulatedRun` that say which jobs: ``run("fifo", jobs=jobs)``. It
-        simulates nothing.
+        Args:
+            policy: the name of a policy.
+            **jobs: the fields of :class:`edl.simulator.runs.SimulatedRun` that say which jobs.
         """
-        return partial(SimulatedRun, rules=self.rules, nodes=self.nodes, slots=self.slots)
+        own = self.own.get(policy)
+        return SimulatedRun(policy, self.rules, self.nodes, self.slots, own=own, **jobs)
 
 
 @dataclass(frozen=True)
@@ -148,16 +153,22 @@ def failures_of(mtbf_s: float | None, repair_s: float, seed: int) -> Failures | 
     return Failures(mtbf_s, repair_s, seed)
 
 
-def policy_names(text: str) -> list[str]:
+def policy_names(text: str) -> tuple[list[str], dict[str, OwnPolicy]]:
     """Return the names of policies in ``text``, which are separated by commas, in that order.
 
+    Returns:
+        (the names; by name, those of the policies that a user has written).
+
     Raises:
-        UsageError: there is no policy of one of these names.
+        UsageError: there is no policy of one of these names, or it cannot be imported or is none.
     """
-    names = [name.strip() for name in text.split(",")]
+    names, own = [name.strip() for name in text.split(",")], {}
     for name in names:
-        registered_policy(name)
-    return names
+        if is_own(name):
+            own[name] = load_own_policy(name)
+        else:
+            registered_policy(name)
+    return names, own
 
 
 def runs_of(jobs: JobOptions, setup: Setup) -> list[SimulatedRun]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from edl.cluster_policies import load_policy, policy_of
 from edl.coordination.cluster_runs import RunReader, cluster_view, job_view
 from edl.coordination.cluster_store import ClusterStore, StoredJob
 from edl.core.cluster.cluster_status import (
@@ -18,7 +19,6 @@ from edl.core.cluster.cluster_status import (
 )
 from edl.core.cluster.measured_throughput import MeasuredThroughput
 from edl.core.cluster.plan import plan
-from edl.core.cluster.policies import policy_of, with_parameters
 from edl.core.cluster.records import ClusterRecord, ControllerRecord
 from edl.core.cluster.run_records import RunRecords
 from edl.core.cluster.view import ClusterView, JobView
@@ -63,7 +63,7 @@ def plan_now(
     view = read_view(store)
     rule = policy_of(view.settings)
     if policy is not None:
-        rule = with_parameters(policy, dict(parameters or {}))
+        rule = load_policy(policy, dict(parameters or {}))
     return job_plans(view, plan(with_new_decision(view), rule, time.time()))
 
 
@@ -106,7 +106,7 @@ def set_policy_of_cluster(
         UnknownCluster: the cluster does not exist.
         CoordinationError: ZooKeeper is away.
     """
-    with_parameters(policy, parameters)
+    load_policy(policy, parameters)
     return store.change_settings(
         lambda now: replace(now, policy=policy, parameters=dict(parameters))
     )

@@ -40,12 +40,12 @@ from edl.core.cluster.orders import CreateRun
 from edl.core.cluster.plan import ClusterPlan, plan
 from edl.core.cluster.plan_events import PlannedEvent, plan_events
 from edl.core.cluster.plan_parts import plan_parts
-from edl.core.cluster.policies import policy_of
 from edl.core.cluster.records import ControllerRecord
 from edl.core.cluster.run_records import RunRecords
 from edl.core.cluster.view import ClusterView
 from edl.errors import CoordinationError, EdlError, LeadershipLost, UsageError
 from edl.scheduler.liveness import LivenessProbe, LivenessServer
+from edl.scheduler.policy_runner import PolicyRunner
 from edl.scheduler.reason_writer import ReasonWriter
 from edl.scheduler.runs import RunWriter
 from edl.scheduler.wakeup import Wakeup
@@ -96,6 +96,7 @@ class Controller:
         self._session = Session(hosts, SESSION_S, connect_timeout_s)
         self._run_session = FencedSession(hosts, SESSION_S, connect_timeout_s)
         self._term: ControllerTerm | None = None
+        self._policies = PolicyRunner(say)
         self._probe = LivenessProbe()
 
     def stop(self) -> None:
@@ -112,6 +113,7 @@ class Controller:
             AccessDenied: the cluster has another secret.
         """
         with ExitStack() as stack:
+            stack.callback(self._policies.close)
             port = stack.enter_context(LivenessServer(self._about.address)).port
             for session in (self._session, self._run_session):
                 stack.enter_context(session)
@@ -148,6 +150,7 @@ class Controller:
             leadership = election.leads(self._wakeup.set)
             if leadership is None:
                 self._term = None
+                self._policies.close()
                 return self._follow(election)
             if self._term is None or self._term.number != leadership.term:
                 self._term = self._begin(store, leadership)
@@ -176,7 +179,9 @@ class Controller:
                 lasts.
         """
         self._run_session.lead(leadership)
-        term = ControllerTerm(store, leadership, self._run_session, self._wakeup.set, self._say)
+        term = ControllerTerm(
+            store, leadership, self._run_session, self._wakeup.set, self._say, self._policies
+        )
         term.begin(self._about)
         self._say_once(f"leads cluster {self._access.job} in term {leadership.term}")
         return term
@@ -239,6 +244,7 @@ class ControllerTerm:
         session: The session in which runs are read and written, fenced by the term.
         wake: Called when something has changed that a plan follows from.
         say: Shows a sentence to whoever has started this process.
+        policies: Gives the policy of the cluster.
     """
 
     def __init__(
@@ -248,6 +254,7 @@ class ControllerTerm:
         session: FencedSession,
         wake: Callable[[], None],
         say: Say,
+        policies: PolicyRunner,
     ) -> None:
         self.number = leadership.term
         self._store = store
@@ -256,7 +263,7 @@ class ControllerTerm:
         self._reader = RunReader(session, wake)
         self._runs = RunWriter(session)
         self._reasons = ReasonWriter(self._writer)
-        self._problem = ""  # why the policy cannot be asked
+        self._policies = policies
         self._refused: dict[str, str] = {}  # job -> why its last order was refused
         self._tidied_s = 0.0  # by the monotonic clock
 
@@ -296,20 +303,18 @@ class ControllerTerm:
         keep their slots. ``now_s`` is in seconds since 1970.
         """
         settings = read.snapshot.settings
+        policy = self._policies.policy(settings)
         try:
-            found = plan(read.view, policy_of(settings), now_s)
-        except UsageError as error:  # another version of edl may have this policy
-            why = str(error)
-        except Exception as error:  # a policy's own, whatever it is
+            found = plan(read.view, policy, now_s)
+        except UsageError as error:
+            return plan(read.view, self._policies.failed(str(error)), now_s)
+        except Exception as error:  # whatever a policy does
             logger.exception("the policy %s has failed", settings.policy)
             why = f"the policy {settings.policy} has failed, see the leader's log: {error!r}"
-        else:
-            self._problem = ""
-            return found
-        if why != self._problem:
-            self._problem = why
-            self._say(f"jobs keep their slots: {why}")
-        return plan(read.view, HeldSlots(why), now_s)
+            return plan(read.view, self._policies.failed(why), now_s)
+        if not isinstance(policy, HeldSlots):
+            self._policies.worked()
+        return found
 
     def _tell(self, events: Events) -> None:
         """Show the events of a plan; if a job changes its state, not the event about its slots."""

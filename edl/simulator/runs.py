@@ -10,10 +10,12 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from edl.core.cluster.state import Node
+from edl.core.cluster.own_policy import OwnPolicy
+from edl.core.cluster.policies import with_run
+from edl.core.cluster.state import ClusterPolicy, Node
 from edl.simulator.engine import OnTime, Rules, simulate
 from edl.simulator.published.workloads.pollux_workload import pollux_jobs
 from edl.simulator.registry import registered_policy
@@ -28,7 +30,8 @@ class SimulatedRun:
     The policy assumes that a resize costs what it costs by ``rules.resize``.
 
     Attributes:
-        policy: the name of the policy, as :mod:`edl.simulator.registry` has it.
+        policy: the name of the policy, as :mod:`edl.simulator.registry` has it, or
+            "module:Class" for one that a user has written.
         rules: the rules by which time moves.
         nodes: the number of nodes of the cluster.
         slots: the number of slots of each node.
@@ -40,6 +43,7 @@ class SimulatedRun:
         seed: the seed of the policy's random numbers; 0: the registered one.
         built_in: the name of the built-in set of jobs, for the title; empty: the jobs are from a
             trace.
+        own: the policy, if it is one that a user has written; None: a registered one.
     """
 
     policy: str
@@ -51,6 +55,7 @@ class SimulatedRun:
     jobs: tuple[SubmittedJob, ...] = ()
     seed: int = 0
     built_in: str = ""
+    own: OwnPolicy | None = None
 
     @property
     def title(self) -> str:
@@ -90,9 +95,16 @@ def do(run: SimulatedRun, on_time: OnTime | None = None) -> RunOutcome:
     began_s = time.perf_counter()
     jobs = run.jobs or pollux_jobs(run.load, run.workload)
     nodes = equal_nodes(run.nodes, run.slots)
-    rule = registered_policy(run.policy, run.seed, run.rules.resize.resize_s)
-    result = simulate(jobs, nodes, rule, run.rules, on_time)
+    result = simulate(jobs, nodes, _policy_of(run), run.rules, on_time)
     return RunOutcome(run, result, time.perf_counter() - began_s)
+
+
+def _policy_of(run: SimulatedRun) -> ClusterPolicy:
+    """Return the policy of a simulation, with the seed and the cost of a resize of its rules."""
+    seed, resize_s = run.seed, run.rules.resize.resize_s
+    if run.own is None:
+        return registered_policy(run.policy, seed, resize_s)
+    return replace(run.own, rule=with_run(run.own.rule, seed, resize_s))
 
 
 def equal_nodes(count: int, slots: int) -> list[Node]:

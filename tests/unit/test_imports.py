@@ -7,6 +7,7 @@
       <- simulator's registry, built_in, trace, runs <- cli
     errors <- keys, clock, failpoints, horovod_build
     errors <- secret_file
+    errors, core/policy, core/cluster <- cluster_policies <- client, scheduler, cli
     errors, secret_file, core's records (a job's settings are declared there) <- config
     all these
       <- http, ring, checkpoint  <- coordination  <- leader, launch, client, chaos
@@ -39,6 +40,7 @@ ROOT = Path(edl.__file__).parent
 MODULES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 
 BASE = {"errors", "config", "secret_file", "keys", "clock", "failpoints", "horovod_build"}
+POLICIES = {"cluster_policies"}  # imports what a user has written
 CORE = {"core", "core/step", "core/job", "core/host", "core/policy", "core/cluster"}
 PLANES = BASE | CORE | {"http", "ring", "checkpoint", "coordination"}
 MAY_IMPORT = {
@@ -50,6 +52,7 @@ MAY_IMPORT = {
     "clock": {"errors"},
     "failpoints": {"errors"},
     "horovod_build": {"errors"},
+    "cluster_policies": {"errors", "core/policy", "core/cluster"},
     "core": {"errors"},
     "core/step": {"errors", "core"},
     "core/job": {"errors", "core", "core/step"},
@@ -64,9 +67,9 @@ MAY_IMPORT = {
     "coordination": BASE | CORE | {"http"},
     "leader": PLANES - {"checkpoint"},
     "launch": PLANES - {"ring", "checkpoint"},
-    "client": PLANES - {"ring", "checkpoint"},
+    "client": PLANES - {"ring", "checkpoint"} | POLICIES,
     "chaos": PLANES - {"checkpoint"},
-    "scheduler": PLANES - {"ring", "checkpoint"} | {"launch", "client"},
+    "scheduler": PLANES - {"ring", "checkpoint"} | {"launch", "client"} | POLICIES,
     "worker": BASE | CORE | {"ring", "checkpoint"},
     "daemon": PLANES | {"leader", "chaos", "worker"},
     "data": {"errors", "config"},
@@ -76,7 +79,7 @@ MAY_IMPORT = {
     "install": {"errors", "config", "horovod_build"},
     "cli": PLANES | {"launch", "client", "scheduler", "chaos", "install", "figures"},
 }
-MAY_IMPORT["cli"] |= {"simulator", "simulator/published"}
+MAY_IMPORT["cli"] |= {"simulator", "simulator/published"} | POLICIES
 MAY_IMPORT["framework"] = MAY_IMPORT["daemon"] | {"daemon", "data", "diagnose"}
 MAY_IMPORT |= dict.fromkeys(
     ("torch", "tensorflow"), MAY_IMPORT["framework"] | {"framework", "schedules"}

@@ -34,6 +34,7 @@ from typing import Any
 from edl.core.cluster.active_jobs import ActiveJob, find_active_jobs, hosts_with_slots
 from edl.core.cluster.arrival_profile import profile_progress, profiled_slots
 from edl.core.cluster.devices import DeviceTable
+from edl.core.cluster.held_slots import HeldSlots
 from edl.core.cluster.job_life import LifeState
 from edl.core.cluster.records import AllocationRecord
 from edl.core.cluster.stable_placing import JobSize, place_stably, trimmed
@@ -54,8 +55,8 @@ class _Decision:
         reasons: job -> why it has its slots or waits, as the policy's sentence.
         batches: job -> the global batch that the policy chose, in samples.
         state: group of jobs -> what the policy keeps for its next decision.
-        problem: the rule that an answer broke, as a sentence, and then the other attributes are
-            empty; "" if none broke a rule.
+        problem: the rule that its decision broke, or why it was not asked, as a sentence; empty: it
+            was asked, and broke none.
     """
 
     targets: Targets = field(default_factory=dict)
@@ -98,6 +99,8 @@ def allocate(
     answer.targets |= profiles.targets
     for name, what in profiles.reasons.items():
         answer.reasons[name] = f"{what}: {answer.reasons[name]}"
+    if isinstance(policy, HeldSlots):
+        answer.problem = policy.why
     record = _recorded(answer, last, inputs, table.now_s)
     return replace(record, profiled=given), obstacles
 
@@ -173,6 +176,7 @@ def _recorded(
         batches=kept | answer.batches,
         reasons=answer.reasons,
         state=answer.state,
+        problem=answer.problem,
     )
 
 

@@ -48,7 +48,9 @@ class ClusterStatus(Record):
     waiting: Annotated[int, "controllers that wait to lead"]
     policy: Annotated[str, "the policy that gives slots to jobs"]
     parameters: Annotated[Mapping[str, Any], "its parameters, where they were changed"]
-    problem: Annotated[str, "why the policy's newest decision is not used; empty: it is"]
+    problem: Annotated[
+        str, "why the policy's decision is not used, or why it cannot be asked; empty: neither"
+    ]
     slots: Annotated[int, "slots that hosts offer"]
     used: Annotated[int, "slots that jobs have"]
     jobs: Annotated[Mapping[str, int], "state -> number of jobs in it"]

@@ -7,7 +7,7 @@ simulator registers those (:mod:`edl.simulator.registry`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from edl.core.cluster.edl_policy import EdlPolicy
@@ -15,7 +15,6 @@ from edl.core.cluster.elastic_tiresias import ElasticTiresias
 from edl.core.cluster.fifo import Fifo
 from edl.core.cluster.jsa import LARGEST, RANDOM, SMALLEST, Jsa
 from edl.core.cluster.max_min import MaxMin
-from edl.core.cluster.records import ClusterRecord
 from edl.core.cluster.state import ClusterPolicy
 from edl.core.cluster.tiresias import Tiresias
 from edl.core.settings import check_settings
@@ -61,22 +60,24 @@ def policy_named(
         UsageError: no policy is registered as ``name``.
     """
     if name not in known:
-        raise UsageError(f"there is no policy {name!r}; use one of {', '.join(known)}")
-    rule: Any = known[name][0]  # a frozen dataclass with the policy's parameters
+        raise UsageError(
+            f"there is no policy {name!r}; use one of {', '.join(known)}, or name your own: "
+            "module:Class"
+        )
+    return with_run(known[name][0], seed, resize_s)
+
+
+def with_run(policy: ClusterPolicy, seed: int = 0, resize_s: float | None = None) -> ClusterPolicy:
+    """Return ``policy`` with the seed and the cost of a resize of one simulation.
+
+    A policy without a parameter ``seed`` or ``resize_s`` ignores it; 0 and None change nothing.
+    """
+    rule: Any = policy  # a frozen dataclass with the policy's parameters
     given = {"seed": seed or None, "resize_s": resize_s}
-    own = {one.name for one in fields(rule)}
+    own = {one.name for one in fields(rule)} if is_dataclass(rule) else set()
     changes = {key: value for key, value in given.items() if key in own and value is not None}
     found: ClusterPolicy = replace(rule, **changes) if changes else rule
     return found
-
-
-def policy_of(settings: ClusterRecord) -> ClusterPolicy:
-    """Return the policy of a live cluster, with the parameters that its ``settings`` give.
-
-    Raises:
-        UsageError: there is no such policy, it has no such parameter, or a value is not allowed.
-    """
-    return with_parameters(settings.policy, settings.parameters)
 
 
 def with_parameters(name: str, parameters: Mapping[str, Any]) -> ClusterPolicy:
@@ -91,7 +92,25 @@ def with_parameters(name: str, parameters: Mapping[str, Any]) -> ClusterPolicy:
     """
     rule: Any = policy_named(name)
     known = {one.name: getattr(rule, one.name) for one in fields(rule) if one.metadata}
-    for key, value in parameters.items():
+    check_parameters(name, parameters, known)
+    changed: Any = replace(rule, **parameters)
+    check_settings(changed)
+    found: ClusterPolicy = changed
+    return found
+
+
+def check_parameters(name: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Raise an error unless each parameter of a policy is known, and its value like the known one.
+
+    Args:
+        name: the name of the policy.
+        given: the values by the name of the parameter.
+        known: the present values by the name of the parameter.
+
+    Raises:
+        UsageError: a parameter is not known, or its value has another type.
+    """
+    for key, value in given.items():
         if key not in known:
             have = f"its parameters are {', '.join(known)}" if known else "it has no parameters"
             raise UsageError(f"the policy {name} has no parameter {key!r}; {have}")
@@ -100,10 +119,6 @@ def with_parameters(name: str, parameters: Mapping[str, Any]) -> ClusterPolicy:
                 f"the parameter {key} of the policy {name} is {value!r}; it must be like "
                 f"{known[key]!r}"
             )
-    changed: Any = replace(rule, **parameters)
-    check_settings(changed)
-    found: ClusterPolicy = changed
-    return found
 
 
 def _is_number(value: object, known: object) -> bool:

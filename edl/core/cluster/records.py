@@ -247,8 +247,9 @@ class AllocationRecord(Record):
             and has its target for that.
         state: what the policy keeps for its next decision, for each group of jobs that it was asked
             about together.
-        problem: the rule that the policy's decision broke, as a sentence; the decision before it
-            stands. Empty: it broke none.
+        problem: the rule that the policy's decision broke, as a sentence, while the decision before
+            it stands; or why the policy cannot be asked, while jobs keep their slots. Empty: it was
+            asked, and broke none.
     """
 
     at_s: float = 0.0

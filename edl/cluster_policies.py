@@ -1,0 +1,85 @@
+"""Find a cluster policy by its name: one of edl's own, or one that a user has written.
+
+A user's policy is named ``module:Class``, and imported from the Python path of this process, in
+which the working directory comes first.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from types import MappingProxyType
+from typing import Any
+
+from edl.core.cluster.own_policy import OwnPolicy, own_policy
+from edl.core.cluster.policies import with_parameters
+from edl.core.cluster.records import ClusterRecord
+from edl.core.cluster.state import ClusterPolicy
+from edl.core.policy.custom_rule import module_and_function
+from edl.errors import UsageError
+
+
+def load_policy(name: str, parameters: Mapping[str, Any] = MappingProxyType({})) -> ClusterPolicy:
+    """Return the policy called ``name``, with other values of some parameters.
+
+    Args:
+        name: the name of a registered policy, or ``module:Class`` for a user's.
+        parameters: the values by the name of the parameter.
+
+    Raises:
+        UsageError: there is no such policy, it cannot be imported or is none, it has no such
+            parameter, or a value is not allowed.
+    """
+    return load_own_policy(name, parameters) if is_own(name) else with_parameters(name, parameters)
+
+
+def load_own_policy(name: str, parameters: Mapping[str, Any] = MappingProxyType({})) -> OwnPolicy:
+    """Return the policy ``name``, "module:Class", that a user has written; see `load_policy`."""
+    module, _, attribute = name.partition(":")
+    return own_policy(name, _imported(name, module, attribute), parameters)
+
+
+def policy_of(settings: ClusterRecord) -> ClusterPolicy:
+    """Return the policy of a live cluster, with the parameters that its ``settings`` give.
+
+    The errors are those of :func:`load_policy`.
+    """
+    return load_policy(settings.policy, settings.parameters)
+
+
+def is_own(name: str) -> bool:
+    """Return whether ``name`` is the name of a user's policy, ``module:Class``."""
+    return module_and_function(name) is not None
+
+
+def _imported(name: str, module: str, attribute: str) -> object:
+    """Import ``module``, and return what it has under the name ``attribute``.
+
+    Args:
+        name: the policy as the user names it.
+        module: the name of the module.
+        attribute: the name of the class.
+
+    Raises:
+        UsageError: the module cannot be imported, or has no such name.
+    """
+    with suppress(OSError):  # the working directory was removed
+        here = os.getcwd()
+        if here not in sys.path:
+            sys.path.insert(0, here)
+    importlib.invalidate_caches()  # the user may have written it just now
+    try:
+        found = importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise UsageError(
+            f"the policy {name} cannot be imported here: {what}; its module must be on the Python "
+            "path of this process, or in its working directory"
+        ) from error
+    if not hasattr(found, attribute):
+        raise UsageError(f"there is no {attribute} in {found.__file__ or module}, for {name}")
+    kept: object = getattr(found, attribute)
+    return kept
