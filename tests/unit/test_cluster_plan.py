@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 from cluster_world import SETTINGS, Batches, Hints, Run, World, running
 
+from edl.core.cluster.held_slots import HeldSlots
 from edl.core.cluster.job_life import LifeResult, LifeState
 from edl.core.cluster.orders import CreateRun, PlaceRun, StopRun
 from edl.core.cluster.plan import ClusterPlan, plan
@@ -771,6 +772,21 @@ def test_a_job_that_trains_is_not_stopped_for_a_decision_that_is_not_used() -> N
     for _ in range(3):
         assert not world.turn().orders
     assert world.machines["h0"].assigned.jobs["a"].leaving == ()
+
+
+def test_a_policy_that_cannot_be_asked_leaves_all_as_it_is_and_lets_hosts_be_drained() -> None:
+    world = settled(2, 2, a={"max": 2}, b={"max": 2})
+    world.policy = HeldSlots("it is broken")
+    world.submit("c", max=2)
+    world.rounds(3)
+    assert (world.slots("a"), world.slots("b"), world.state("c")) == (2, 2, QUEUED)
+    assert world.allocation.held == "it is broken"
+    assert world.reasons["c"] == "place 1 of 1 in the queue: it is broken"
+    world.machines["h0"].drained = True
+    world.until(lambda: not world.machines["h0"].assigned.jobs)
+    world.policy = World(policy="max_min").policy
+    world.rounds(2)
+    assert world.allocation.held == ""
 
 
 def test_many_new_jobs_are_begun_over_several_plans(monkeypatch: pytest.MonkeyPatch) -> None:

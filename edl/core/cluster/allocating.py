@@ -55,8 +55,7 @@ class _Decision:
         reasons: job -> why it has its slots or waits, as the policy's sentence.
         batches: job -> the global batch that the policy chose, in samples.
         state: group of jobs -> what the policy keeps for its next decision.
-        problem: the rule that its decision broke, or why it was not asked, as a sentence; empty: it
-            was asked, and broke none.
+        problem: the rule that its decision broke, as a sentence; empty: it broke none.
     """
 
     targets: Targets = field(default_factory=dict)
@@ -99,10 +98,9 @@ def allocate(
     answer.targets |= profiles.targets
     for name, what in profiles.reasons.items():
         answer.reasons[name] = f"{what}: {answer.reasons[name]}"
-    if isinstance(policy, HeldSlots):
-        answer.problem = policy.why
+    held = policy.why if isinstance(policy, HeldSlots) else ""
     record = _recorded(answer, last, inputs, table.now_s)
-    return replace(record, profiled=given), obstacles
+    return replace(record, profiled=given, held=held), obstacles
 
 
 def _digest(
@@ -176,7 +174,6 @@ def _recorded(
         batches=kept | answer.batches,
         reasons=answer.reasons,
         state=answer.state,
-        problem=answer.problem,
     )
 
 

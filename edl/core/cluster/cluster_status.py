@@ -97,7 +97,7 @@ def cluster_status(
         waiting=max(0, controllers - 1),
         policy=view.settings.policy,
         parameters=view.settings.parameters,
-        problem=view.allocation.problem,
+        problem=view.allocation.problem or view.allocation.held,
         slots=sum(host.slots for host in hosts),
         used=sum(host.used for host in hosts),
         jobs={state: states[state] for state in map(str, LifeState) if states[state]},

@@ -247,9 +247,10 @@ class AllocationRecord(Record):
             and has its target for that.
         state: what the policy keeps for its next decision, for each group of jobs that it was asked
             about together.
-        problem: the rule that the policy's decision broke, as a sentence, while the decision before
-            it stands; or why the policy cannot be asked, while jobs keep their slots. Empty: it was
-            asked, and broke none.
+        problem: the rule that the policy's decision broke, as a sentence; the decision before it
+            stands. Empty: it broke none.
+        held: why the policy cannot be asked, as a sentence; this decision lets each job keep its
+            slots. Empty: it was asked.
     """
 
     at_s: float = 0.0
@@ -261,6 +262,7 @@ class AllocationRecord(Record):
     profiled: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     state: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     problem: str = ""
+    held: str = ""
 
 
 @dataclass(frozen=True)
