@@ -13,8 +13,10 @@ from edl.cli.common import ClusterOption, JsonOption, WaitTimeoutOption, ZooKeep
 from edl.cli.ending import complain
 from edl.client.cluster import Cluster
 from edl.client.cluster_waiting import TIMED_OUT, wait_exit_code
+from edl.client.manifest_reading import manifest_in, read_job_manifest
 from edl.core.cluster.job_status import ClusterJobStatus
-from edl.errors import TimedOut
+from edl.core.cluster.manifest import JobManifest
+from edl.errors import ManifestError, TimedOut
 
 STANDARD_INPUT = "-"
 
@@ -51,7 +53,7 @@ def submit(
     Returns as soon as the job is in ZooKeeper. With --watch it ends with 0 when the job trains; if
     it ends or is halted before that, as `edl wait`.
     """
-    given = manifest if manifest != STANDARD_INPUT else _standard_input()
+    given = _standard_input() if manifest == STANDARD_INPUT else read_job_manifest(manifest)
     with Cluster(cluster, zookeeper) as client:
         name = client.submit(given, key)
         if not watch:
@@ -76,6 +78,12 @@ def submit(
         raise typer.Exit(wait_exit_code(end))
 
 
-def _standard_input() -> str:
-    """Return the text of standard input, which ends with a newline."""
-    return f"{sys.stdin.read()}\n"
+def _standard_input() -> JobManifest:
+    """Return the manifest in standard input.
+
+    Raises:
+        ManifestError: there is none.
+    """
+    if sys.stdin is None:  # the parent has closed it
+        raise ManifestError("standard input", 0, "it is closed; name the file of a job's manifest")
+    return manifest_in(sys.stdin.buffer, "standard input")

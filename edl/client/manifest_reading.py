@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from edl import config
 from edl.core.cluster.manifest import JobManifest
@@ -55,9 +55,24 @@ def read_job_manifest(path: str | Path) -> JobManifest:
     source = str(path)
     try:
         with Path(path).open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
+            return manifest_in(file, source)
     except OSError as error:
         what = f"it cannot be read: {error.strerror}"
         raise ManifestError(source, 0, f"{what}; name the file of a job's manifest") from None
+
+
+def manifest_in(file: BinaryIO, source: str) -> JobManifest:
+    """Return the manifest in an open file or pipe, of which no more is read than one may have.
+
+    Args:
+        file: the file.
+        source: its name, for messages.
+
+    Raises:
+        ManifestError: this is not a manifest.
+        ConfigError: a path begins with ``~``, and this user has no home directory.
+        OSError: the file cannot be read.
+    """
+    data = file.read(MOST_BYTES + 1)
     manifest = parse_manifest(decoded_manifest(data, source), source)
     return manifest.with_absolute_paths(str(Path.cwd()), config.home_dir)

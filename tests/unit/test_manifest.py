@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import docs_tables
 import pytest
 from jsonschema import Draft202012Validator
 
-from edl.client.manifest_reading import job_manifest, read_job_manifest
+from edl.client.manifest_reading import job_manifest, manifest_in, read_job_manifest
 from edl.core.cluster.manifest import BatchRange, JobManifest, PolicyHints
 from edl.core.cluster.manifest_file import (
     MOST_BYTES,
@@ -149,6 +150,8 @@ MORE = {
     "priority: high": "5: priority is 'high'; it must be a whole number from -1000000 to 1000000",
     "weight: 0": "5: weight is 0; it must be a number above 0 and at most 1000000",
     "weight: 1e400": "5: weight is 1e400; it must be a number above 0",
+    "weight: .nan": "5: weight is '.nan'; it must be a number above 0",
+    f"priority: {'9' * 5000}": "5: priority is 99999",
     "weight: .inf": "5: weight is '.inf'; it must be a number above 0",
     "after: [digits]": "5: after has digits, which is this job; a job cannot wait for itself",
     "retries: -1": "5: retries is -1; it must be a whole number from 0 to 1000",
@@ -295,6 +298,26 @@ def test_a_file_that_cannot_be_read(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ManifestError, match=r"it cannot be read: .*; name the file of a job's"):
         read_job_manifest(name)
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (b"x" * 10**7, "in.yaml: it has more than 65536 bytes"),
+        (b"\x7fELF\x02\x01\x01\0\0\0", "in.yaml:1: the character '\\x7f' is not allowed"),
+        (b"", "in.yaml:1: the file is empty"),
+    ],
+)
+def test_no_more_is_read_than_a_manifest_may_have(data: bytes, sentence: str) -> None:
+    class Pipe(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            assert size is not None
+            assert 0 < size <= MOST_BYTES + 1
+            return super().read(size)
+
+    with pytest.raises(ManifestError) as caught:
+        manifest_in(Pipe(data), "in.yaml")
+    assert str(caught.value).startswith(sentence)
 
 
 # --- its schema
