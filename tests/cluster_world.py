@@ -84,6 +84,7 @@ class Request:
     batch: Batches | None = None
     hints: Hints = field(default_factory=Hints)
     profile: Profile | None = None
+    required_paths: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def requested_np(self) -> int:
@@ -164,6 +165,7 @@ class Machine:
     workers: set[tuple[str, str, int]] = field(default_factory=set)  # job, run, device
     broken_for: set[str] = field(default_factory=set)  # jobs whose workers die at once here
     refuses: set[str] = field(default_factory=set)  # jobs whose agents cannot be started here
+    lacks: set[str] = field(default_factory=set)  # paths that are not here
 
     def runs(self, job: str, run: str) -> list[int]:
         return sorted(device for j, r, device in self.workers if (j, r) == (job, run))
@@ -178,6 +180,7 @@ class Controller:
     versions: dict[str, int] = field(default_factory=dict)
     plan: ClusterPlan | None = None
     orders: list[Order] = field(default_factory=list)
+    paths: dict[str, Mapping[str, bool]] = field(default_factory=dict)  # as hosts have said
 
 
 class World:
@@ -262,7 +265,8 @@ class World:
             run = agent.run if agent is not None else min(runs)
             workers = tuple(machine.runs(job, run))
             found[job] = JobReport(run, agent is not None, None, workers)
-        machine.report = HostReport(machine.read[1], found)
+        there = {path: path not in machine.lacks for path in machine.read[0].paths}
+        machine.report = HostReport(machine.read[1], found, there)
         self.check()
 
     def host_dies(self, name: str) -> None:
@@ -464,6 +468,8 @@ class World:
         hosts = []
         for name, machine in self.machines.items():
             controller.versions[f"host {name}"] = machine.version
+            report = machine.report
+            controller.paths[name] = report.paths if report is not None else {}
             offer = HostOffer(machine.slots, labels=machine.labels) if machine.offered else None
             hosts.append(
                 HostView(
@@ -487,6 +493,7 @@ class World:
         for name, life in found.lives.items():
             self.jobs[name].life, self.jobs[name].life_version = life, self._version()
         for name, assigned in found.assigned.items():
+            self._check_files(name, assigned, controller.paths[name])
             self.machines[name].assigned = assigned
             self.machines[name].version += 1
         if found.allocation is not None:
@@ -536,6 +543,12 @@ class World:
                 return  # the agent has died meanwhile: the client refuses it
             run.devices, run.version = dict(order.devices), self._version()
             run.batch = order.batch
+
+    def _check_files(self, host: str, assigned: HostAssignment, said: Mapping[str, bool]) -> None:
+        """Check that a run begins on a host only if that has ``said`` that it has its files."""
+        for job in assigned.jobs.keys() - self.machines[host].assigned.jobs.keys():
+            for path in self.jobs[job].request.required_paths:
+                assert said.get(path), f"{job} begins on {host}, which has not got {path}"
 
     def _check_devices(self, order: CreateRun | PlaceRun) -> None:
         """Check that a run is told only of its own devices, and of as many as it may have."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from edl.coordination.access import Access
 from edl.coordination.cluster_secrets import ClusterSecrets
@@ -14,8 +13,10 @@ from edl.coordination.session import Session
 from edl.core.cluster.manifest import JobManifest
 from edl.errors import AccessDenied, CoordinationError, UnknownJob
 from edl.scheduler.host_agents import StartOfRun
+from edl.scheduler.path_probe import PathProbe
 
 NOT_CREATED = "its run has not been created yet"
+NOT_LOOKED = "it is not known yet whether this host has {}; its file system does not answer"
 
 
 class AssignedRuns:
@@ -27,10 +28,14 @@ class AssignedRuns:
     Args:
         store: the records of the cluster.
         connect: opens the other session, and starts it.
+        paths: says whether this host has what a job needs; also an attribute.
     """
 
-    def __init__(self, store: ClusterStore, connect: Callable[[], Session]) -> None:
+    def __init__(
+        self, store: ClusterStore, connect: Callable[[], Session], paths: PathProbe
+    ) -> None:
         self._store = store
+        self.paths = paths
         self._connect = connect
         self._session: Session | None = None
 
@@ -57,8 +62,10 @@ class AssignedRuns:
             return f"its records cannot be read: {error}"  # they are of a newer edl, for example
         if secret is None:
             return NOT_CREATED
-        if missing := missing_paths(manifest):
-            return missing
+        there = self.paths.answers(manifest.required_paths)
+        for path, what in manifest.required_paths.items():
+            if not there.get(path, False):
+                return f"this host lacks {what}" if path in there else NOT_LOOKED.format(what)
         secrets = self._secrets_of(manifest)
         if isinstance(secrets, str):
             return secrets
@@ -104,19 +111,3 @@ class AssignedRuns:
             self._session = self._connect()
         self._session.identify(Access(job, secret))
         return current_run(self._session, JobPaths(job))
-
-
-def missing_paths(manifest: JobManifest) -> str:
-    """Return a sentence that says what the host does not have of a job; empty if it has all.
-
-    It must have the working directory, the virtual environment and the data.
-    """
-    if not Path(manifest.cwd).is_dir():
-        return f"there is no directory {manifest.cwd}, the job's cwd, on this host"
-    if manifest.venv and not (Path(manifest.venv) / "bin").is_dir():
-        return f"there is no virtual environment {manifest.venv}, the job's venv, on this host"
-    missing = [path for path in manifest.data if not Path(path).exists()]
-    if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        return f"there is no {missing[0]}{more} on this host, which is the job's data"
-    return ""

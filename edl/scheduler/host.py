@@ -111,7 +111,7 @@ class HostKeeper:
             CoordinationError: ZooKeeper was away when the host was to be registered.
         """
         self._session.add_listener(lambda state: self.wake())
-        self._agents.on_exit = self.wake
+        self._agents.on_exit = self._runs.paths.on_answer = self.wake
         with handled(TO_END, self._on_signal):
             self._register_first()
             self._say(
@@ -180,6 +180,7 @@ class HostKeeper:
             self._terminated & {one.identity for one in found},
             leaves=self._left_s > 0,
             kills=self._is_late(now_s),
+            paths=self._runs.paths.answers(assigned.paths),
         )
         starts, obstacles = self._prepare(assigned, self._decide(assigned, seen, now_s), now_s)
         decision = self._decide(assigned, replace(seen, obstacles=obstacles), now_s)

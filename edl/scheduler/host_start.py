@@ -17,6 +17,7 @@ from edl.scheduler.host_agents import AgentOptions, HostAgents
 from edl.scheduler.host_owner import HostLock
 from edl.scheduler.log_places import LogPlaces
 from edl.scheduler.log_server import LogServer
+from edl.scheduler.path_probe import PathProbe
 from edl.scheduler.run_processes import host_mark
 from edl.scheduler.secret_files import SecretFiles, secret_root
 
@@ -96,7 +97,7 @@ def keep_host(store: ClusterStore, own: HostSettings, say: Callable[[str], None]
         other.start()
         return other
 
-    runs = AssignedRuns(store, connect)
+    runs = AssignedRuns(store, connect, PathProbe())
     with server:
         served = replace(offer, port=server.port)
         HostKeeper(store, host, served, mark, agents, runs, say, within_s).run()

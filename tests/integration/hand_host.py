@@ -21,6 +21,7 @@ from edl.coordination.session import Session
 from edl.core.cluster.records import HostOffer, HostReport, JobReport
 from edl.errors import EdlError
 from edl.launch.template import TemplateError
+from edl.scheduler.path_probe import exists_here
 
 POLL_S = 0.05
 GRACE_S = 10.0  # for an agent to end by itself
@@ -94,7 +95,8 @@ class HandHost:
             code = agent.process.poll()
             if code is None or (job, run) in wanted:
                 reports[job] = JobReport(run, code is None, code)
-        self._registration.report(HostReport(version, reports))
+        there = {path: exists_here(path) for path in assigned.paths}
+        self._registration.report(HostReport(version, reports, there))
 
     def _start(self, job: str, run: str) -> Running:
         secret = self.store.secret(job)

@@ -38,6 +38,7 @@ REQUESTS: tuple[dict[str, Any], ...] = (
     {"min": 1, "max": 4, "batch": Batches()},
     {"min": 1, "max": 2, "retries": 0},
     {"min": 1, "max": 6, "profile": Profile(3, 4.0, 40.0), "cool_down_s": 5.0},
+    {"min": 1, "max": 4, "required_paths": {"/data": "the job's data /data"}},
 )
 SETTINGS = ClusterRecord(
     interval_s=20.0,
@@ -58,6 +59,7 @@ HAPPENS = {
     "workers_crash workers_live workers_live all_die agents_start agents_start",
     "run": "run_steps run_fails run_stops",
     "drain": "on off off",
+    "files": "lost found found",
     "time": "1 3 6 20",
 }
 EVENTS = st.sampled_from(
@@ -186,6 +188,8 @@ class ClusterMachine(RuleBasedStateMachine):
             getattr(world, what)(host)
         elif kind == "drain":
             world.machines[host].drained = what == "on"
+        elif kind == "files":
+            world.machines[host].lacks = {"/data"} if what == "lost" else set()
         elif kind == "time":
             world.now_s += float(what)
         elif kind == "agent" and pairs:
@@ -283,6 +287,7 @@ class ClusterMachine(RuleBasedStateMachine):
             machine.drained = False
             machine.broken_for.clear()
             machine.refuses.clear()
+            machine.lacks.clear()
             world.host_returns(name)
         needed = [job.request.min for job in world.jobs.values() if not job.request.labels]
         slots = sum(machine.slots for machine in world.machines.values())

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from edl.core.cluster.host_jobs import LastAgent, RunProcess
-from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.records import HostAssignment, JobAssignment
 from edl.core.host.exit_codes import AgentEnd, AgentResult
-from edl.scheduler.assigned_runs import missing_paths
 from edl.scheduler.host_agents import AgentOptions, HostAgents
 from edl.scheduler.log_places import LogPlaces
 from edl.scheduler.secret_files import SecretFiles
@@ -90,23 +88,3 @@ def test_one_that_cannot_be_started_is_told(agents: HostAgents) -> None:
     found = agents.look(ASSIGNED, [], 5.0)["j"]
     assert found.reason == "the agent cannot be started: No space left on device"
     assert found.failures == 1
-
-
-def test_what_a_job_needs_on_its_host(tmp_path: Path) -> None:
-    (tmp_path / "venv/bin").mkdir(parents=True)
-    (tmp_path / "a").touch()
-
-    def job(**values: Any) -> JobManifest:
-        return JobManifest("j", ("python", "t.py"), 1, 2, cwd=str(tmp_path), **values)
-
-    venv, a, b = str(tmp_path / "venv"), str(tmp_path / "a"), str(tmp_path / "b")
-    assert missing_paths(job(venv=venv, data=(a,))) == ""
-    assert (
-        missing_paths(job(data=(a, b))) == f"there is no {b} on this host, which is the job's data"
-    )
-    assert missing_paths(job(data=(b, b + "2"))).startswith(
-        f"there is no {b} and 1 more on this host"
-    )
-    assert missing_paths(job(venv=b)).startswith(f"there is no virtual environment {b}")
-    gone = JobManifest("j", ("python",), 1, 2, cwd=b)
-    assert missing_paths(gone) == f"there is no directory {b}, the job's cwd, on this host"

@@ -823,3 +823,90 @@ def test_gantt_and_service_can_be_read_from_the_life() -> None:
     assert life.submitted_s == life.started_s == submitted_s
     assert life.ended_s > life.started_s
     assert life.attained_slot_s == 2 * (life.ended_s - life.started_s)
+
+
+# --- files that a job needs
+
+DATA = {"/data/": "the job's data /data"}
+
+
+def test_a_host_says_that_it_has_the_files_before_a_job_gets_a_slot_there() -> None:
+    world = World(2, 2)
+    world.submit("a", max=4, required_paths=DATA)
+    found = world.turn()
+    assert {host: one.paths for host, one in found.assigned.items()} == dict.fromkeys(
+        ("h0", "h1"), ("/data/",)
+    )
+    told = "h0, h1 have not looked yet for the job's data /data"
+    assert world.reasons["a"] == f"place 1 of 1 in the queue: {told}"
+    world.host_works("h0")
+    assert not world.turn().orders, "it waits a moment for the other one"
+    world.host_works("h1")
+    assert world.turn().lives["a"].state is STARTING
+    assert world.slots("a") == 4
+    world.submit("b", max=4, required_paths=DATA)
+    world.until(lambda: world.state("b") is RUNNING, rounds=8)  # nobody is asked again
+
+
+def test_a_job_goes_where_its_files_are() -> None:
+    world = World(2, 2)
+    world.machines["h0"].lacks.add("/data/")
+    world.submit("a", max=4, required_paths=DATA)
+    world.submit("b", max=4)
+    world.until(lambda: world.state("a") is RUNNING and world.state("b") is RUNNING)
+    assert world.devices("a") == {"h1": (0, 1)}
+    assert world.devices("b") == {"h0": (0, 1)}
+    world.submit("c", min=2, max=2, required_paths=DATA)
+    world.rounds(4)
+    assert world.reasons["c"].startswith("place 1 of 1 in the queue: ")
+    assert world.reasons["c"].endswith("; h0 lacks the job's data /data")
+
+
+def test_a_job_whose_files_are_nowhere_waits_and_holds_up_nobody() -> None:
+    world = World(2, 2, policy="fifo")
+    for machine in world.machines.values():
+        machine.lacks.add("/data/")
+    world.submit("a", max=4, required_paths=DATA)
+    world.submit("b", max=4)
+    world.until(lambda: world.state("b") is RUNNING)
+    why = "it needs 1 slot, and there are 0 of 4 on hosts that have its files: h0, h1 lack the job'"
+    assert world.reasons["a"] == f"place 1 of 1 in the queue: {why}s data /data"
+    world.run_fails("b")
+    world.machines["h1"].lacks.clear()
+    world.until(lambda: world.state("a") is RUNNING)
+    assert set(world.devices("a")) == {"h1"}
+
+
+def test_a_host_that_does_not_answer_holds_up_nobody_for_long() -> None:
+    world = World(2, 2)
+    world.submit("a", max=4, required_paths=DATA)
+    began_s = world.now_s
+    while world.state("a") is QUEUED:
+        world.turn()
+        world.host_works("h0")
+        world.now_s += 0.5
+    assert world.now_s - began_s <= SETTINGS.gather_s + 2
+    assert set(world.devices("a")) == {"h0"}
+
+
+def test_a_job_that_trains_keeps_its_slots_where_its_files_vanish() -> None:
+    world = settled(2, 2, a={"min": 2, "max": 2, "required_paths": DATA})
+    (host,) = world.devices("a")
+    world.machines[host].lacks.add("/data/")
+    world.submit("b", max=2)
+    world.rounds(10)
+    assert set(world.devices("a")) == {host}
+    assert world.state("a") is RUNNING
+
+
+def test_paths_are_asked_for_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First those of jobs that wait, in the order of the queue; the others when these train."""
+    monkeypatch.setattr("edl.core.cluster.path_questions.MOST_BYTES", 3 * len("/data/0"))
+    world = World(8)
+    for number in range(5):
+        path = f"/data/{number}"
+        world.submit(f"j{number}", left=9, max=2, required_paths={path: f"the job's data {path}"})
+    world.want("j4", priority=1)
+    [assigned] = world.turn().assigned.values()
+    assert assigned.paths == ("/data/4", "/data/0", "/data/1")
+    world.until(lambda: all(state is ENDED for state in states(world).values()))

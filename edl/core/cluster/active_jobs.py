@@ -7,12 +7,13 @@ jobs to finish, or that needs more slots than its hosts have. So such a job hold
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from edl.core.cluster.devices import DeviceTable
 from edl.core.cluster.job_life import LifeResult, LifeState
 from edl.core.cluster.live_model import batch_of, live_model
+from edl.core.cluster.path_checks import PathCheck
 from edl.core.cluster.state import ClusterJob
 from edl.core.cluster.view import ClusterView, JobView
 from edl.core.plural import counted
@@ -123,7 +124,7 @@ def find_active_jobs(
     found, obstacles = [], {}
     for job in cluster.jobs:
         if job.wants_slots:
-            one = _obstacle(job, cluster, table.now_s) or _active(job, cluster, table, nodes)
+            one = obstacle(job, cluster, table.now_s) or _active(job, cluster, table, nodes)
             if isinstance(one, ActiveJob):
                 found.append(one)
             else:
@@ -133,7 +134,7 @@ def find_active_jobs(
     return found, obstacles
 
 
-def _obstacle(job: JobView, cluster: ClusterView, now_s: float) -> str | None:
+def obstacle(job: JobView, cluster: ClusterView, now_s: float) -> str | None:
     """Return why a queued job would get nothing from slots now; None if nothing is in its way.
 
     It is None, too, for a job that is not queued.
@@ -174,11 +175,14 @@ def _active(
         table: the devices, and the run that each belongs to.
         nodes: host -> the slots that can be counted on.
     """
-    limits = _limits(job, cluster, table, nodes)
+    check = cluster.path_checks.of(job.manifest)
+    limits = _limits(job, cluster, table, nodes, check)
     sizes, room = job.manifest.allowed_sizes, sum(limits.values())
     most = sizes.below(room)
+    if _waits_for_answers(job, cluster, table.now_s, check):
+        return f"waits: {check.told}"
     if most is None:
-        return _too_large(job, room, nodes)
+        return _too_large(job, room, nodes, check)
     had = _had(job, cluster, table)
     present = {host: min(count, limits[host]) for host, count in had.items() if host in limits}
     size = sum(present.values())
@@ -187,8 +191,7 @@ def _active(
     trained_s = table.now_s - life.since_s if life.state is LifeState.RUNNING else 0.0
     if intact and life.state is LifeState.RUNNING and trained_s < manifest.snooze_s:
         most = min(most, size)
-    hosts = tuple(host for host in nodes if _has_labels(job, cluster, host))
-    labels = ",".join(f"{key}={value}" for key, value in sorted(manifest.labels.items()))
+    hosts, labels = _hosts_of(job, cluster, nodes, limits, check)
     changed_s = cluster.allocation.changed_s.get(job.name, life.since_s)
     return ActiveJob(
         job=job,
@@ -216,6 +219,47 @@ def _why_fixed(job: JobView, unchanged_s: float) -> str:
     if unchanged_s < manifest.cool_down_s:
         return f"keeps its slots for {manifest.cool_down_s:g} s after a change (cool_down_s)"
     return ""
+
+
+def _waits_for_answers(job: JobView, cluster: ClusterView, now_s: float, check: PathCheck) -> bool:
+    """Return whether a queued job waits until all hosts have said whether they have its files.
+
+    It does so for a short time, so that it starts with all its slots at once.
+
+    Args:
+        job: the job.
+        cluster: the cluster.
+        now_s: the time, in seconds since 1970.
+        check: what the hosts have said.
+    """
+    asked = any(cluster.host_named[host].takes_slots for host in check.unknown)
+    waited_s = now_s - job.life.since_s
+    return (
+        asked and job.life.state is LifeState.QUEUED and 0 <= waited_s < cluster.settings.gather_s
+    )
+
+
+def _hosts_of(
+    job: JobView,
+    cluster: ClusterView,
+    nodes: Mapping[str, int],
+    known: Collection[str],
+    check: PathCheck,
+) -> tuple[tuple[str, ...], str]:
+    """Return the hosts that a job can use, and a text that only jobs with the same hosts have.
+
+    Args:
+        job: the job.
+        cluster: the cluster.
+        nodes: host -> the slots that can be counted on.
+        known: hosts that the job can use, whatever they say of its files.
+        check: what the hosts have said of its files.
+    """
+    labelled = [host for host in nodes if _has_labels(job, cluster, host)]
+    hosts = tuple(host for host in labelled if host in known or host not in check.lacking)
+    labels = ",".join(f"{key}={value}" for key, value in sorted(job.manifest.labels.items()))
+    without = ",".join(host for host in labelled if host not in hosts)
+    return hosts, f"{labels} without {without}".strip() if without else labels
 
 
 def _within(active: list[ActiveJob], host: str, slots: int, table: DeviceTable) -> list[ActiveJob]:
@@ -248,19 +292,26 @@ def _within(active: list[ActiveJob], host: str, slots: int, table: DeviceTable) 
 
 
 def _limits(
-    job: JobView, cluster: ClusterView, table: DeviceTable, nodes: Mapping[str, int]
+    job: JobView,
+    cluster: ClusterView,
+    table: DeviceTable,
+    nodes: Mapping[str, int],
+    check: PathCheck,
 ) -> dict[str, int]:
     """Return the most slots that ``job`` may have on each host, above 0, in the order of ``nodes``.
 
-    A host that still has something of a former run of the job has no slots for it.
+    A host that still has something of a former run of the job has no slots for it, nor has a host
+    without the job's files, unless its run is there already.
 
     Args:
         job: the job, with its labels and its limits on hosts.
         cluster: the hosts as they were read, with their labels.
         table: the devices, the run that each belongs to, and the time.
         nodes: host -> the slots that can be counted on.
+        check: what the hosts have said of the job's files.
     """
     life = job.life
+    own = table.entries(job.name, life.run) if life.state.has_run else {}
     blocked: set[str] = set()
     if life.state is not LifeState.HALTING:
         blocked = table.blocked(job.name, life.run if life.state.has_run else "")
@@ -269,7 +320,8 @@ def _limits(
         limit = life.limits.get(host)
         if limit is not None and limit.until_s > table.now_s:
             slots = min(slots, limit.most)
-        if slots and host not in blocked and _has_labels(job, cluster, host):
+        is_open = host not in blocked and (host in own or check.allows(host))
+        if slots and is_open and _has_labels(job, cluster, host):
             found[host] = slots
     return found
 
@@ -313,17 +365,22 @@ def _had(job: JobView, cluster: ClusterView, table: DeviceTable) -> Mapping[str,
     return {host: len(entry.devices) - len(entry.leaving) for host, entry in entries.items()}
 
 
-def _too_large(job: JobView, room: int, nodes: Mapping[str, int]) -> str:
+def _too_large(job: JobView, room: int, nodes: Mapping[str, int], check: PathCheck) -> str:
     """Return the sentence that says that a job needs more slots than there are.
 
     Args:
         job: the job that waits, with the fewest slots that it may have.
         room: the slots that it could have, on all hosts together.
         nodes: host -> the slots that can be counted on.
+        check: what the hosts have said of its files.
     """
     needs = f"waits: it needs {counted(job.min_slots, 'slot')}"
     total = sum(nodes.values())
     if room == total:
         return f"{needs}, and the cluster has {total}; add hosts with `edl host`"
+    if check.told:
+        return (
+            f"{needs}, and there are {room} of {total} on hosts that have its files: {check.told}"
+        )
     why = "on hosts with its labels on which it may start"
     return f"{needs}, and there are {room} {why}, of {total} in the cluster"

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from edl.core.cluster.job_life import LifeState
 from edl.core.cluster.plan import ClusterPlan
-from edl.core.cluster.records import ControllerRecord, HostOffer
+from edl.core.cluster.records import ControllerRecord, HostOffer, HostReport
 from edl.core.cluster.view import ClusterView, HostView
 from edl.core.record import Record
 
@@ -149,13 +149,14 @@ def with_new_host(view: ClusterView, slots: int, labels: Mapping[str, str]) -> C
     Args:
         view: the cluster as it was read; it is not changed.
         slots: the number of slots that the new host offers.
-        labels: the labels of the new host, key -> value.
+        labels: the labels of the new host, key -> value. It has the files of all jobs.
     """
     name, number = "new", 1
     while name in view.host_named:
         number += 1
         name = f"new-{number}"
-    added = HostView(name, HostOffer(slots, labels=labels))
+    paths = {path: True for job in view.jobs for path in job.manifest.required_paths}
+    added = HostView(name, HostOffer(slots, labels=labels), report=HostReport(paths=paths))
     return replace(view, hosts=sorted((*view.hosts, added), key=lambda host: host.name))
 
 

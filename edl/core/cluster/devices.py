@@ -35,6 +35,7 @@ class DeviceTable:
         self.hosts = {host.name: host for host in hosts}
         self.now_s = now_s
         self._jobs = {host.name: dict(host.assigned.jobs) for host in hosts}
+        self._paths = {host.name: host.assigned.paths for host in hosts}
         self._hosts_of: dict[str, set[str]] = {}
         for host, job, _ in self.all_entries():
             self._hosts_of.setdefault(job, set()).add(host)
@@ -210,6 +211,11 @@ class DeviceTable:
         if self.hosts[host].reports_end(job):
             self._remove(host, job)
 
+    def ask(self, host: str, paths: Sequence[str]) -> None:
+        """Ask ``host`` which of ``paths`` it has; do nothing if it is asked for all of them."""
+        if not set(paths) <= set(self._paths[host]):
+            self._paths[host] = tuple(paths)
+
     def note_idle(self, host: str, job: str, is_idle: bool) -> float:
         """Note whether a run has idle devices on a host; return since when, in seconds since 1970.
 
@@ -236,7 +242,7 @@ class DeviceTable:
             silent_s = 0.0
             if host.offer is None and host.version >= 0:
                 silent_s = host.assigned.silent_s or self.now_s
-            new = HostAssignment(self._jobs[name], silent_s)
+            new = HostAssignment(self._jobs[name], silent_s, self._paths[name])
             if new != host.assigned:
                 found[name] = new
         return found

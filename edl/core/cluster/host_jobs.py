@@ -130,6 +130,7 @@ class HostObservation:
         leaves: whether this host leaves the cluster, so that all its agents are to leave their
             jobs.
         kills: whether the time for that is over.
+        paths: path -> whether it is there, for those that the leader asks for and that are known.
     """
 
     version: int
@@ -140,6 +141,7 @@ class HostObservation:
     terminated: frozenset[tuple[int, int]] = frozenset()
     leaves: bool = False
     kills: bool = False
+    paths: Mapping[str, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -227,7 +229,7 @@ def decide_host(
         ]
     starts, again_s = _starts(assigned, seen, runs, now_s, limits)
     return HostDecision(
-        HostReport(seen.version, _reports(assigned, seen, runs)),
+        HostReport(seen.version, _reports(assigned, seen, runs), seen.paths),
         starts,
         tuple(signals),
         ending_s,

@@ -16,6 +16,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Annotated, NamedTuple
 
 from msgspec import Meta
@@ -295,6 +296,17 @@ class JobManifest(Record):
     def start_timeout_s(self) -> float:
         """The seconds that a run waits for all its first workers; after that ``min`` suffice."""
         return self.settings.start_timeout_s
+
+    @cached_property
+    def required_paths(self) -> Mapping[str, str]:
+        """Path -> what it is, for all that a host must have before the job gets a slot there.
+
+        A path that ends with a slash must be a directory. The manifest's paths must be absolute.
+        """
+        found = {f"{self.cwd.rstrip('/')}/": f"the job's cwd {self.cwd}"} if self.cwd else {}
+        if self.venv:
+            found[f"{self.venv}/bin/"] = f"the job's venv {self.venv}"
+        return found | {path: f"the job's data {path}" for path in self.data}
 
     def job_spec(self, resume: str) -> JobSpec:
         """Return the specification of one run of the job.

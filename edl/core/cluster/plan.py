@@ -11,6 +11,7 @@ One call goes through these stages:
    from what runs have become.
 2. **Ended runs** (:mod:`edl.core.cluster.ending`). The hosts are told to end what belongs to no run
    that may go on. What they report as ended is free.
+   Hosts are asked which paths they have that jobs need (:mod:`edl.core.cluster.path_questions`).
 3. **Allocation** (:mod:`edl.core.cluster.allocating`). The policy is asked if that is due.
 4. **Giving back** (:mod:`edl.core.cluster.settling`). Jobs without slots in the allocation are told
    to stop. Jobs with fewer slots are to give some back; what they no longer use is free.
@@ -36,6 +37,7 @@ from edl.core.cluster.ending import end_runs, stop_runs
 from edl.core.cluster.job_life import JobLife, LifeState
 from edl.core.cluster.living import advance_lives
 from edl.core.cluster.orders import Order
+from edl.core.cluster.path_questions import ask_about_paths
 from edl.core.cluster.records import AllocationRecord, ClusterRecord, HostAssignment
 from edl.core.cluster.settling import give_back, take_devices
 from edl.core.cluster.state import ClusterPolicy
@@ -100,6 +102,7 @@ def plan(cluster: ClusterView, policy: ClusterPolicy, now_s: float) -> ClusterPl
     draft = Draft(cluster, now_s)
     advance_lives(draft)
     end_runs(draft)
+    ask_about_paths(draft)
     now = replace(cluster, jobs=tuple(draft.jobs.values()))
     draft.allocation, draft.waits = allocate(now, policy, draft.table)
     give_back(draft)
@@ -154,7 +157,10 @@ def _reasons(draft: Draft) -> dict[str, str]:
         why = draft.waits.get(name) or draft.why(job) or problem
         if name in places:
             at = f"place {places[name]} of {len(queue)} in the queue"
-            found[name] = f"{at}: {(why or job.life.reason).removeprefix('waits: ')}"
+            why = (why or job.life.reason).removeprefix("waits: ")
+            lacks = draft.cluster.path_checks.of(job.manifest).lacks
+            more = f"; {lacks}" if lacks and lacks not in why else ""
+            found[name] = f"{at}: {why}{more}"
         else:
             found[name] = why if why and job.life.state in HAS_SLOTS else job.life.reason
     return found
@@ -196,6 +202,8 @@ def _times_of_job(job: JobView, settings: ClusterRecord) -> Sequence[float]:
     """
     life = job.life
     found = [life.not_before_s, *(limit.until_s for limit in life.limits.values())]
+    if life.state is LifeState.QUEUED:
+        found.append(life.since_s + settings.gather_s)
     if life.state is LifeState.STARTING:
         found.append(life.since_s + job.start_limit_s(settings))
     if life.state is LifeState.HALTING:

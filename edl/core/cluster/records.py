@@ -176,15 +176,18 @@ class JobAssignment(Record):
 class HostAssignment(Record):
     """The record of what runs on a host, at the node ``assigned`` of the host.
 
-    It is the only record that `edl host` obeys: it ends what is not in it.
+    It is the only record that `edl host` obeys: it ends what is not in ``jobs``.
 
     Attributes:
         jobs: job -> its run and its devices. No device is in two of them.
         silent_s: since when the host has had no offer; 0: it has one.
+        paths: the paths of which the host is to say whether they are there. One that ends with a
+            slash must be a directory.
     """
 
     jobs: Mapping[str, JobAssignment] = field(default_factory=dict)
     silent_s: float = 0.0
+    paths: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -225,10 +228,13 @@ class HostReport(Record):
         version: the version of the node ``assigned`` that `edl host` had read before it looked at
             the processes.
         jobs: job -> what lives of it. `edl host` knows of no process of a job that is not in it.
+        paths: path -> whether it is there, for those of :attr:`HostAssignment.paths` of which the
+            host knows.
     """
 
     version: int = -1
     jobs: Mapping[str, JobReport] = field(default_factory=dict)
+    paths: Mapping[str, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Protocol
 
 from edl.core.cluster.job_life import JobLife, LifeState, is_token_of
+from edl.core.cluster.path_checks import PathChecks
 from edl.core.cluster.records import (
     FORMAT,
     AllocationRecord,
@@ -97,6 +98,10 @@ class JobRequest(Protocol):
     @property
     def labels(self) -> Mapping[str, str]:
         """The labels (key -> value) that a host must have to get workers of the job."""
+
+    @property
+    def required_paths(self) -> Mapping[str, str]:
+        """Path -> what it is, for all that a host must have before the job gets a slot there."""
 
     @property
     def start_timeout_s(self) -> float:
@@ -399,6 +404,11 @@ class ClusterView:
     def by_name(self) -> Mapping[str, JobView]:
         """The jobs of the cluster by name, in the order of submission."""
         return {job.name: job for job in self.jobs}
+
+    @cached_property
+    def path_checks(self) -> PathChecks:
+        """What the hosts have said of the paths that jobs need."""
+        return PathChecks(self.hosts)
 
     @cached_property
     def host_named(self) -> Mapping[str, HostView]:

@@ -1,0 +1,149 @@
+"""Look whether files are there, without waiting for a file system that does not answer.
+
+A file server that is away makes a look last for ever. So paths are looked up in threads, and a path
+whose look has not ended counts as unknown.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+AGAIN_S = 5.0  # after which a path is looked up again
+HANGS_S = 1.0  # a look that lasts longer keeps a thread, and others go on in another one
+MOST_THREADS = 16
+FORGOTTEN_S = 60.0  # of a path that nobody asks for
+WAIT_S = 0.3  # for paths that are asked for the first time
+
+
+@dataclass
+class _Path:
+    """A path that is asked for.
+
+    Attributes:
+        is_there: whether it was there at the last look; None: it is not known.
+        looked_s: when the last look ended, by the monotonic clock.
+        begun_s: when the present look was asked for; 0: there is none.
+        asked_s: when somebody last asked for the path.
+    """
+
+    is_there: bool | None = None
+    looked_s: float = 0.0
+    begun_s: float = 0.0
+    asked_s: float = 0.0
+
+
+@dataclass
+class _Threads:
+    """The threads that look.
+
+    Attributes:
+        count: how many live.
+        moved_s: when one of them last began or ended a look.
+    """
+
+    count: int = 0
+    moved_s: float = 0.0
+
+
+class PathProbe:
+    """Answers whether paths are there, from looks that are a few seconds old at most.
+
+    Args:
+        exists: returns whether a path is there; it may take for ever.
+
+    Attributes:
+        on_answer: called, in any thread, when an answer is new or has changed.
+    """
+
+    def __init__(self, exists: Callable[[str], bool] = lambda path: exists_here(path)) -> None:
+        self.on_answer: Callable[[], None] = lambda: None
+        self._exists = exists
+        self._changed = threading.Condition()
+        self._paths: dict[str, _Path] = {}
+        self._due: deque[str] = deque()
+        self._threads = _Threads()
+
+    def answers(self, paths: Iterable[str], wait_s: float = WAIT_S) -> dict[str, bool]:
+        """Return whether each of ``paths`` is there; a path of which that is not known is left out.
+
+        Args:
+            paths: the paths. One that ends with a slash must be a directory.
+            wait_s: how long to wait for paths that are asked for the first time, in seconds.
+        """
+        wanted = list(paths)
+        now_s = time.monotonic()
+        with self._changed:
+            new = [path for path in wanted if path not in self._paths]
+            for path in wanted:
+                self._look_again(path, now_s)
+            self._forget_others(now_s)
+            self._start_thread(now_s)
+            if new:
+                self._changed.wait_for(lambda: all(map(self._is_known, new)), wait_s)
+            found = {path: self._paths[path].is_there for path in wanted}
+        return {path: there for path, there in found.items() if there is not None}
+
+    def _is_known(self, path: str) -> bool:
+        """Return whether it is known whether ``path`` is there."""
+        return self._paths[path].is_there is not None
+
+    def _look_again(self, path: str, now_s: float) -> None:
+        """Let ``path`` be looked up, if that was long ago; forget an answer that is too old."""
+        one = self._paths.setdefault(path, _Path())
+        one.asked_s = now_s
+        if not one.begun_s and (one.is_there is None or now_s - one.looked_s >= AGAIN_S):
+            one.begun_s = now_s
+            self._due.append(path)
+        elif one.begun_s and now_s - one.begun_s >= AGAIN_S:
+            one.is_there = None
+
+    def _forget_others(self, now_s: float) -> None:
+        """Forget paths that nobody has asked for in a while, and that are not being looked up."""
+        for path, one in list(self._paths.items()):
+            if now_s - one.asked_s > FORGOTTEN_S and not one.begun_s:
+                del self._paths[path]
+
+    def _start_thread(self, now_s: float) -> None:
+        """Start a thread if there are looks to do and none of the threads goes on."""
+        threads = self._threads
+        goes_on = threads.count and now_s - threads.moved_s < HANGS_S
+        if self._due and not goes_on and threads.count < MOST_THREADS:
+            threads.count += 1
+            threads.moved_s = now_s
+            threading.Thread(target=self._work, name="edl-paths", daemon=True).start()
+
+    def _work(self) -> None:
+        """Look paths up, until none is left."""
+        news = False
+        while True:
+            with self._changed:
+                self._threads.moved_s = time.monotonic()
+                if not self._due:
+                    self._threads.count -= 1
+                    break
+                path = self._due.popleft()
+            is_there = self._exists(path)
+            with self._changed:
+                one = self._paths[path]
+                news |= one.is_there is not is_there
+                one.is_there, one.looked_s, one.begun_s = is_there, time.monotonic(), 0.0
+                self._changed.notify_all()
+        if news:
+            self.on_answer()
+
+
+def exists_here(path: str) -> bool:
+    """Return whether ``path`` is there; one that ends with a slash must be a directory.
+
+    What this user may not look at counts as absent.
+    """
+    try:
+        found = Path(path)
+        return found.is_dir() if path.endswith("/") else found.exists()
+    except OSError:
+        return False
