@@ -7,6 +7,7 @@
     │   ├── ConfigError         a setting has no usable value
     │   ├── ManifestError       a job manifest cannot be read, or asks for something impossible
     │   ├── UnknownCluster      there is no such cluster in ZooKeeper
+    │   ├── UnsupportedFormat   the records of a cluster are of an edl that writes other ones
     │   ├── UnknownJob          there is no such job in ZooKeeper
     │   │   └── AccessDenied    this process does not know the secret of the job
     │   ├── JobExists           a running job has this name already
@@ -132,6 +133,10 @@ class UnknownCluster(UsageError):
         super().__init__(f"there is no cluster named {cluster!r}{hint}")
         self.cluster = cluster
         self.known = tuple(known)
+
+
+class UnsupportedFormat(UsageError):
+    """The records of a cluster have a format that this version of edl does not read and write."""
 
 
 class UnknownJob(UsageError):

@@ -8,8 +8,8 @@ import socket
 import threading
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
-from importlib import metadata
 from types import FrameType
 from typing import Annotated
 
@@ -31,6 +31,7 @@ from edl.client.clusters import DEFAULT_NAME, access_to_start, connected_cluster
 from edl.client.connection import connected
 from edl.cluster_policies import is_own, load_policy
 from edl.config import LOOPBACK
+from edl.coordination.cluster_format import own_version
 from edl.coordination.local_server import start_local
 from edl.coordination.secrets import CLUSTERS
 from edl.core.cluster.cluster_status import ClusterStatus, JobPlan
@@ -39,7 +40,7 @@ from edl.core.cluster.policies import POLICIES
 from edl.core.cluster.records import ClusterRecord, ControllerRecord
 from edl.core.host.devices import CUDA
 from edl.core.plural import by_host, counted, verb
-from edl.errors import UsageError
+from edl.errors import UsageError, some
 from edl.launch.address import own_address
 from edl.launch.machine import machine_name
 from edl.launch.signals import TO_END, handled
@@ -98,7 +99,9 @@ def start(
     """
     if slots is not None and not local:
         raise UsageError("--slots needs --local; on other machines `edl host --slots` offers slots")
-    settings = ClusterRecord() if policy is None else ClusterRecord(policy=policy)
+    settings = ClusterRecord(version=own_version())
+    if policy is not None:
+        settings = replace(settings, policy=policy)
     load_policy(settings.policy)
     if local and zookeeper is None and config.load().zookeeper is None:
         zookeeper = start_local(address=address)
@@ -113,7 +116,7 @@ def start(
         host=socket.gethostname(),
         pid=os.getpid(),
         address=own_address(address or config.load().address, "", hosts),
-        version=metadata.version("edl-horovod"),
+        version=own_version(),
         machine=machine_name(),
     )
     controller = Controller(hosts, access, about, _say)
@@ -305,6 +308,8 @@ def status_table(now: ClusterStatus) -> RenderableType:
     }
     if now.problem:
         rows["problem"] = now.problem
+    if versions := _versions(now):
+        rows["edl"] = versions
     for name, value in rows.items():
         head.add_row(name, Text(value))
     hosts = Table("host", "state", "slots", "used", "jobs", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -312,6 +317,16 @@ def status_table(now: ClusterStatus) -> RenderableType:
         cells = host.host, host.state, str(host.slots), str(host.used), by_host(host.jobs)
         hosts.add_row(*map(Text, cells))
     return Group(head, hosts) if now.hosts else head
+
+
+def _versions(now: ClusterStatus) -> str:
+    """Return which version of edl runs where, as a text; empty if it is the same everywhere."""
+    found: dict[str, list[str]] = {now.version: ["the leader"]} if now.version else {}
+    for host in now.hosts:
+        if host.version:
+            found.setdefault(host.version, []).append(host.host)
+    texts = [f"{version} ({some(names)})" for version, names in sorted(found.items())]
+    return ", ".join(texts) if len(texts) > 1 else ""
 
 
 def _show(found: Sequence[JobPlan], as_json: bool) -> None:

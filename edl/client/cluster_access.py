@@ -13,13 +13,13 @@ from collections.abc import Sequence
 
 from edl import config
 from edl.coordination.access import Access
+from edl.coordination.cluster_format import check_format
 from edl.coordination.cluster_nodes import cluster_names, open_cluster
 from edl.coordination.cluster_paths import ClusterPaths
 from edl.coordination.cluster_store import ClusterStore
 from edl.coordination.reads import acl, exists
 from edl.coordination.secrets import CLUSTERS, candidates, stored
 from edl.coordination.session import Session
-from edl.core.cluster.records import FORMAT, ClusterRecord
 from edl.errors import AccessDenied, UnknownCluster, UsageError, some
 
 NO_CLUSTER = ""  # as `--cluster ''`: a job of no cluster is meant
@@ -40,14 +40,14 @@ def open_cluster_store(
     Raises:
         UnknownCluster: there is no such cluster.
         AccessDenied: its secret is not known here.
-        UsageError: no cluster could be chosen, or its records have a format that this edl cannot
-            read.
+        UsageError: no cluster could be chosen.
+        UnsupportedFormat: its records have a format that this edl does not read.
         CoordinationError: ZooKeeper is away.
     """
     access = known_access(session, name, secret)
-    store = ClusterStore(open_cluster(session, access), by=user_here())
-    check_format(access.job, store.settings())
-    return store
+    nodes = open_cluster(session, access)
+    check_format(nodes)
+    return ClusterStore(nodes, by=user_here())
 
 
 def known_access(session: Session, name: str | None, secret: str | None = None) -> Access:
@@ -154,23 +154,6 @@ def known_store(session: Session, cluster: str | None) -> ClusterStore | None:
 def knows_clusters() -> bool:
     """Return whether EDL_CLUSTER names a cluster, or this user has stored the secret of one."""
     return bool(config.load().cluster) or (config.state_dir() / CLUSTERS).is_dir()
-
-
-def check_format(name: str, settings: ClusterRecord) -> None:
-    """Raise an error if the records of the cluster called ``name`` have another format than ours.
-
-    Args:
-        name: the name of the cluster.
-        settings: its record.
-
-    Raises:
-        UsageError: they have.
-    """
-    if settings.format != FORMAT:
-        raise UsageError(
-            f"cluster {name} has records of format {settings.format}, and this edl reads and "
-            f"writes format {FORMAT}; use the version of edl with which the cluster runs"
-        )
 
 
 def user_here() -> str:

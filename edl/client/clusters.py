@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from edl import config
-from edl.client.cluster_access import check_format, known_access, open_cluster_store
+from edl.client.cluster_access import known_access, open_cluster_store
 from edl.client.connection import connected
 from edl.coordination.access import Access
+from edl.coordination.cluster_format import check_format
 from edl.coordination.cluster_nodes import cluster_names, create_cluster, open_cluster
 from edl.coordination.cluster_paths import ClusterPaths
 from edl.coordination.cluster_store import ClusterStore
@@ -36,8 +37,8 @@ def connected_cluster(
     Raises:
         UnknownCluster: there is no such cluster.
         AccessDenied: its secret is not known here.
-        UsageError: no cluster could be chosen, or its records have a format that this edl cannot
-            read, or no ZooKeeper is known.
+        UsageError: no cluster could be chosen, or no ZooKeeper is known.
+        UnsupportedFormat: its records have a format that this edl does not read.
         ZooKeeperUnreachable: ZooKeeper does not answer.
     """
     with connected(zookeeper) as session:
@@ -59,7 +60,7 @@ def access_to_start(session: Session, name: str, settings: ClusterRecord) -> tup
 
     Raises:
         AccessDenied: the cluster is there, and its secret is not known here.
-        UsageError: the records of the cluster have a format that this edl cannot read.
+        UnsupportedFormat: the records of the cluster have a format that this edl does not read.
         ConfigError: the name cannot be that of a cluster.
         CoordinationError: ZooKeeper is away.
     """
@@ -72,5 +73,5 @@ def access_to_start(session: Session, name: str, settings: ClusterRecord) -> tup
         announce(state, name, access.secret, of=CLUSTERS)  # before anything needs it
         is_new = create_cluster(session, access, settings)
     keep(state, name, access.secret, of=CLUSTERS)
-    check_format(name, ClusterStore(open_cluster(session, access)).settings())
+    check_format(open_cluster(session, access))
     return access, is_new

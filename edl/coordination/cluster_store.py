@@ -16,6 +16,7 @@ from typing import Any
 from kazoo.client import TransactionRequest
 from kazoo.exceptions import NodeExistsError, NoNodeError
 
+from edl.coordination.cluster_format import check_settings
 from edl.coordination.cluster_nodes import ClusterNodes
 from edl.coordination.election import Election, candidate_of
 from edl.coordination.events import EventLogNodes
@@ -422,13 +423,16 @@ class ClusterStore:
 
         Raises:
             UnknownCluster: the cluster does not exist.
+            UnsupportedFormat: its records have a format that this edl does not write.
             CoordinationError: ZooKeeper is away, or others keep changing the settings.
         """
         path = self.paths.cluster
 
         def changed(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], ClusterEvent]:
             before = found[path]
-            after = change(ClusterRecord.from_json(before)).to_json()
+            settings = ClusterRecord.from_json(before)
+            check_settings(self.paths.name, settings)
+            after = change(settings).to_json()
             news = [f"{name} is {after[name]}" for name in after if after[name] != before.get(name)]
             return {path: after}, self.event(ClusterEventKind.POLICY, ", ".join(news))
 

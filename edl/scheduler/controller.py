@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from edl.coordination.access import Access
+from edl.coordination.cluster_format import check_format, check_settings
 from edl.coordination.cluster_nodes import open_cluster
 from edl.coordination.cluster_runs import RunReader, cluster_view
 from edl.coordination.cluster_store import ClusterSnapshot, ClusterStore, StoredJob
@@ -43,7 +44,7 @@ from edl.core.cluster.plan_parts import plan_parts
 from edl.core.cluster.records import ControllerRecord
 from edl.core.cluster.run_records import RunRecords
 from edl.core.cluster.view import ClusterView
-from edl.errors import CoordinationError, EdlError, LeadershipLost, UsageError
+from edl.errors import CoordinationError, EdlError, LeadershipLost, UnsupportedFormat, UsageError
 from edl.scheduler.liveness import LivenessProbe, LivenessServer
 from edl.scheduler.policy_runner import PolicyRunner
 from edl.scheduler.reason_writer import ReasonWriter
@@ -111,6 +112,7 @@ class Controller:
             ZooKeeperUnreachable: no ZooKeeper answers at the start.
             UnknownCluster: there is no such cluster.
             AccessDenied: the cluster has another secret.
+            UnsupportedFormat: its records have, or have got, a format that this edl does not write.
         """
         with ExitStack() as stack:
             stack.callback(self._policies.close)
@@ -146,6 +148,7 @@ class Controller:
             How long to wait for a change before the next turn, in seconds.
         """
         try:
+            check_format(store.nodes, self._wakeup.set)
             election.enter()
             leadership = election.leads(self._wakeup.set)
             if leadership is None:
@@ -159,6 +162,9 @@ class Controller:
             self._term = None
             self._say_once(f"{error}")
             return 0.0
+        except UnsupportedFormat:
+            self._resign(election)
+            raise
         except CoordinationError as error:
             self._say_once(f"cannot plan: {error}")
             return AGAIN_S
@@ -326,6 +332,7 @@ class ControllerTerm:
     def _read(self) -> LeaderRecords:
         """Return the records of the cluster and of its jobs' runs, as ZooKeeper has them now."""
         snapshot = self._store.snapshot()
+        check_settings(self._store.paths.name, snapshot.settings)
         names = [job.name for job in snapshot.jobs]
         secrets, kept = self._store.secrets(names), self._store.measured(names)
         return LeaderRecords(snapshot, secrets, kept, self._reader.read(secrets))

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import FrameType
 
+from edl.coordination.cluster_format import check_format
 from edl.coordination.cluster_host import HostOwner, HostRegistration
 from edl.coordination.cluster_store import ClusterStore
 from edl.core.cluster.host_jobs import (
@@ -28,7 +29,14 @@ from edl.core.cluster.host_jobs import (
 )
 from edl.core.cluster.records import HostAssignment, HostOffer
 from edl.core.plural import counted
-from edl.errors import CoordinationError, EdlError, HostTaken, UnknownCluster, UsageError
+from edl.errors import (
+    CoordinationError,
+    EdlError,
+    HostTaken,
+    UnknownCluster,
+    UnsupportedFormat,
+    UsageError,
+)
 from edl.launch.machine import machine_name
 from edl.launch.signals import TO_END, handled
 from edl.scheduler.assigned_runs import NOT_CREATED, AssignedRuns
@@ -75,6 +83,7 @@ class HostKeeper:
         say: Callable[[str], None],
         leave_within_s: float | None = None,
     ) -> None:
+        self._nodes = store.nodes
         self._session = store.nodes.session
         self._cluster = store.paths.name
         self._host = host
@@ -149,7 +158,7 @@ class HostKeeper:
                 self._note_away("")
             except HostTaken:
                 raise
-            except (CoordinationError, UnknownCluster) as error:
+            except (CoordinationError, UnknownCluster, UnsupportedFormat) as error:
                 self._note_away(str(error))
                 if self._leaves_alone(time.monotonic()):
                     return
@@ -168,6 +177,7 @@ class HostKeeper:
         """
         if not self._session.connected:
             raise CoordinationError("ZooKeeper is away")
+        check_format(self._nodes, self.wake)
         self._leave_or_register(now_s)
         assigned, version = self._registration.assigned(self.wake)
         found = self._find(assigned)

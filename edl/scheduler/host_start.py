@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from importlib import metadata
 
 from edl import config
+from edl.coordination.cluster_format import own_version
 from edl.coordination.cluster_store import ClusterStore
 from edl.coordination.session import Session
 from edl.core.cluster.records import HostOffer
@@ -89,7 +89,7 @@ def keep_host(store: ClusterStore, own: HostSettings, say: Callable[[str], None]
         labels=own.labels,
         kind=own.kind,
         address=own.address,
-        version=metadata.version("edl-horovod"),
+        version=own_version(),
     )
 
     def connect() -> Session:

@@ -15,7 +15,8 @@ from cli_shell import STANDIN, WAIT_S, Running, Shell, shell, until
 from hand_host import HandHost
 
 from edl.coordination.access import Access
-from edl.coordination.cluster_nodes import create_cluster
+from edl.coordination.cluster_format import own_version
+from edl.coordination.cluster_nodes import create_cluster, open_cluster
 from edl.coordination.cluster_store import ClusterStore, StoredJob
 from edl.coordination.cluster_submission import submit_job
 from edl.coordination.secrets import new_secret
@@ -170,9 +171,13 @@ def test_another_one_leads_when_the_leader_dies(cluster: Shell) -> None:
     third.expect("leads cluster lab in term 3")
     second.process.send_signal(signal.SIGCONT)
     second.expect(f"waits: process {third.process.pid}")
-    for one in (second, third):
-        one.process.terminate()
-        assert one.wait() == 0
+    with Session(cluster.environment["EDL_ZOOKEEPER"], 10.0) as session:
+        store = ClusterStore(open_cluster(session, LAB))
+        store.change_settings(lambda now: replace(now, format=99, version="7.0"))
+        for one in (second, third):  # neither leads a cluster of another edl
+            assert one.wait() == 2
+            assert one.output.endswith("reads and writes format 1; install edl 7.0\n")
+        assert store.controllers() == []
     assert took_s < 2.0
 
 
@@ -214,11 +219,11 @@ def test_what_is_refused_is_one_sentence(cluster: Shell) -> None:
         return one.output.removeprefix("edl: ").removesuffix("\n")
 
     with Session(cluster.environment["EDL_ZOOKEEPER"], 10.0) as session:
-        create_cluster(session, LAB, ClusterRecord(format=99))
+        create_cluster(session, LAB, ClusterRecord(format=99, version="7.0"))
     assert refused("--slots", "2").startswith("--slots needs --local; on other machines")
     assert refused("--policy", "fair").startswith("there is no policy 'fair'; use one of fifo, ")
     assert refused(secret=new_secret()).startswith("the secret of cluster lab is another than")
     assert refused() == (
-        "cluster lab has records of format 99, and this edl reads and writes format 1; use the "
-        "version of edl with which the cluster runs"
+        f"cluster lab has records of format 99, which edl 7.0 writes, and this edl {own_version()} "
+        "reads and writes format 1; install edl 7.0"
     )

@@ -25,13 +25,15 @@ class HostStatus(Record):
     host: Annotated[str, "its name"]
     state: Annotated[
         str,
-        "`offers` slots, `drained`, `leaves`: it is about to end, or `silent`: it has no offer now",
+        "`offers` slots, `drained`, `leaves`: it is about to end, `silent`: it has no offer now, "
+        "or `other format`: its edl writes other records than the leader's, so it gets no slots",
     ]
     slots: Annotated[int, "slots that it offers"]
     used: Annotated[int, "slots that jobs have, those that are being given back included"]
     jobs: Annotated[Mapping[str, int], "job -> its slots here"]
     labels: Annotated[Mapping[str, str], "its labels"]
     kind: Annotated[str, "the kind of machine; empty: not given"]
+    version: Annotated[str, "the version of edl there; empty: it has no offer now"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class ClusterStatus(Record):
 
     cluster: Annotated[str, "its name"]
     leader: Annotated[str, "the controller that leads; empty: none does now"]
+    version: Annotated[str, "the version of edl of the newest leader; empty: there was none"]
     term: Annotated[int, "of the newest leader"]
     waiting: Annotated[int, "controllers that wait to lead"]
     policy: Annotated[str, "the policy that gives slots to jobs"]
@@ -93,6 +96,7 @@ def cluster_status(
     return ClusterStatus(
         cluster=cluster,
         leader=str(leader) if leader is not None and controllers else "",
+        version=leader.version if leader is not None else "",
         term=leader.term if leader is not None else 0,
         waiting=max(0, controllers - 1),
         policy=view.settings.policy,
@@ -169,6 +173,8 @@ def _host_status(host: HostView) -> HostStatus:
     state = "silent" if offer is None else "offers"
     if offer is not None and (host.drained or offer.leaves):
         state = "drained" if host.drained else "leaves"
+    elif offer is not None and not host.takes_slots:
+        state = "other format"
     jobs = {name: len(entry.devices) for name, entry in sorted(host.assigned.jobs.items())}
     return HostStatus(
         host=host.name,
@@ -178,4 +184,5 @@ def _host_status(host: HostView) -> HostStatus:
         jobs=jobs,
         labels=offer.labels if offer is not None else {},
         kind=offer.kind if offer is not None else "",
+        version=offer.version if offer is not None else "",
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 from edl.core.record import Record
 
@@ -23,6 +23,7 @@ class ClusterRecord(Record):
 
     Attributes:
         format: the format of the records.
+        version: the version of edl that has created the cluster; empty: it is not known.
         policy: the name of the cluster policy (:mod:`edl.core.cluster.policies`).
         parameters: the policy's parameters by name, where they differ from the registered ones.
         interval_s: the policy is asked when a job or a host comes or goes, and else once in this
@@ -42,6 +43,7 @@ class ClusterRecord(Record):
     """
 
     format: int = FORMAT
+    version: str = ""
     policy: str = "edl"
     parameters: Mapping[str, Any] = field(default_factory=dict)
     interval_s: float = 30.0
@@ -51,6 +53,18 @@ class ClusterRecord(Record):
     gather_s: float = 2.0
     stuck_s: float = 60.0
     limit_s: float = 300.0
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Return the record that JSON ``values`` describe; of another format, only its version.
+
+        Raises:
+            CoordinationError: a field has the wrong type.
+        """
+        number = values.get("format", FORMAT)
+        if number == FORMAT:
+            return super().from_json(values)
+        return super().from_json({"format": number, "version": str(values.get("version", ""))})
 
 
 @dataclass(frozen=True)
