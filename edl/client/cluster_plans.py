@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from edl.cluster_policies import load_policy, policy_of
+from edl.coordination.cluster_jobs import StoredJob
 from edl.coordination.cluster_runs import RunReader, cluster_view, job_view
-from edl.coordination.cluster_store import ClusterStore, StoredJob
+from edl.coordination.cluster_store import ClusterStore
 from edl.core.cluster.cluster_status import (
     ClusterStatus,
     JobPlan,
@@ -31,7 +32,7 @@ def status_of_cluster(store: ClusterStore) -> ClusterStatus:
         UnknownCluster: the cluster does not exist.
         CoordinationError: ZooKeeper is away.
     """
-    snapshot = store.snapshot()
+    snapshot = store.look()
     leader = ControllerRecord.from_json(snapshot.leader) if snapshot.leader else None
     return cluster_status(
         store.paths.name,
@@ -119,9 +120,10 @@ def read_view(store: ClusterStore) -> ClusterView:
         UnknownCluster: the cluster does not exist.
         CoordinationError: ZooKeeper is away.
     """
-    snapshot = store.snapshot()
+    snapshot = store.look()
     names = [job.name for job in snapshot.jobs]
-    return cluster_view(snapshot, _runs(store, names), store.measured(names))
+    runs, measured = _runs_and_measured(store, names)
+    return cluster_view(snapshot, runs, measured)
 
 
 def measured_view(store: ClusterStore, job: StoredJob) -> JobView:
@@ -130,17 +132,22 @@ def measured_view(store: ClusterStore, job: StoredJob) -> JobView:
     Raises:
         CoordinationError: ZooKeeper is away.
     """
-    run = _runs(store, [job.name]).get(job.name)
-    kept = store.measured([job.name]).get(job.name, MeasuredThroughput())
-    return job_view(job, run, kept)
+    runs, measured = _runs_and_measured(store, [job.name])
+    return job_view(job, runs.get(job.name), measured.get(job.name, MeasuredThroughput()))
 
 
-def _runs(store: ClusterStore, names: Sequence[str]) -> Mapping[str, RunRecords]:
-    """Return the present or last runs of the jobs called ``names`` that were ever started."""
+def _runs_and_measured(
+    store: ClusterStore, names: Sequence[str]
+) -> tuple[Mapping[str, RunRecords], Mapping[str, MeasuredThroughput]]:
+    """Return the present or last runs of the jobs called ``names``, and what runs have measured.
+
+    Both are by the name of the job, and have no job that was never started.
+    """
     session = store.nodes.session
     mine = session.access
     try:
-        return RunReader(session).read(store.secrets(names))
+        secrets, measured = store.secrets_and_measured(names, watch=False)
+        return RunReader(session).read(secrets), measured
     finally:
         if mine is not None:
             session.identify(mine)  # what is written next belongs to the cluster again

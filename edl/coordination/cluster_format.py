@@ -42,7 +42,7 @@ def check_format(nodes: ClusterNodes, wake: OnChange = None) -> None:
 
 
 def check_settings(cluster: str, settings: ClusterRecord) -> None:
-    """Raise UnsupportedFormat if the ``settings`` of a cluster have another format than this edl's."""
+    """Raise UnsupportedFormat if the ``settings`` of ``cluster`` have another format than ours."""
     if settings.format == FORMAT:
         return
     by = f", which edl {settings.version} writes" if settings.version else ""

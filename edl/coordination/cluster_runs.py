@@ -12,7 +12,8 @@ from types import MappingProxyType
 from typing import Any
 
 from edl.coordination.access import Access
-from edl.coordination.cluster_store import ClusterSnapshot, StoredJob
+from edl.coordination.cluster_jobs import StoredJob
+from edl.coordination.cluster_store import ClusterSnapshot
 from edl.coordination.nodes import content, record, record_or_none
 from edl.coordination.paths import JobPaths
 from edl.coordination.reads import OnChange, Read, acl, children, exists, get, ignore_changes
@@ -25,6 +26,7 @@ from edl.core.progress import TrainingStatus
 from edl.core.records import Assigned, Desired, Generation, Host, Job
 
 PASSES = 20  # over nodes that others change meanwhile
+NOTHING_MEASURED = MeasuredThroughput()
 
 
 class RunReader:
@@ -183,7 +185,7 @@ def cluster_view(
         kept: what former runs have measured, by name of the job.
     """
     jobs = tuple(
-        job_view(job, runs.get(job.name), kept.get(job.name, MeasuredThroughput()))
+        job_view(job, runs.get(job.name), kept.get(job.name, NOTHING_MEASURED))
         for job in snapshot.jobs
     )
     return ClusterView(
@@ -199,5 +201,7 @@ def job_view(job: StoredJob, run: RunRecords | None, kept: MeasuredThroughput) -
         run: its present or last run; None: it has none.
         kept: what its former runs have measured.
     """
+    if run is None and kept == NOTHING_MEASURED:
+        return job.view
     _, measured = measurements(kept, run, job.order)
     return replace(job.view, run=None if run is None else run.view, measured=measured)

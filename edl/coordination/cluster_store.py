@@ -9,7 +9,7 @@ bounded time when ZooKeeper is away.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from kazoo.client import TransactionRequest
 from kazoo.exceptions import NodeExistsError, NoNodeError
 
 from edl.coordination.cluster_format import check_settings
+from edl.coordination.cluster_jobs import PASSES, JobReader, StoredJob, in_threes
 from edl.coordination.cluster_nodes import ClusterNodes
 from edl.coordination.election import Election, candidate_of
 from edl.coordination.events import EventLogNodes
@@ -28,7 +29,6 @@ from edl.coordination.wire import encode
 from edl.core.cluster.events import ClusterEvent, ClusterEventKind
 from edl.core.cluster.goals import check_change, deleted, describe_change
 from edl.core.cluster.job_life import JobLife
-from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.measured_throughput import MeasuredThroughput
 from edl.core.cluster.records import (
     AllocationRecord,
@@ -39,46 +39,11 @@ from edl.core.cluster.records import (
     JobReasons,
     Wanted,
 )
-from edl.core.cluster.view import HostView, JobView
+from edl.core.cluster.view import HostView
 from edl.errors import FEW, CoordinationError, UnknownCluster, UsageError, nearest
 
-MOST_JOBS = 1500  # in one cluster, the ended ones included; ZooKeeper has all in memory
-PASSES = 20  # over nodes that others change meanwhile
-
-
-@dataclass(frozen=True)
-class StoredJob:
-    """One job of a cluster, as it was read from ZooKeeper by :class:`ClusterStore`.
-
-    Attributes:
-        name: the name of the job.
-        order: a number that grows with each submission, and that no other submission has.
-        submitted_s: when it was submitted, by ZooKeeper's clock, in seconds since 1970.
-        manifest: what was submitted.
-        wanted: what users want of it.
-        life: the state that the leader keeps of it; the default until the leader has seen the job.
-        life_version: the version of the node ``life``, which a write of the leader must name.
-    """
-
-    name: str
-    order: int
-    submitted_s: float
-    manifest: JobManifest
-    wanted: Wanted
-    life: JobLife
-    life_version: int
-
-    @property
-    def view(self) -> JobView:
-        """The same job as the value that the plan of a cluster reads; its ``run`` is None."""
-        return JobView(
-            name=self.name,
-            order=self.order,
-            manifest=self.manifest,
-            wanted=self.wanted,
-            life=self.life,
-            submitted_s=self.submitted_s,
-        )
+MOST_JOBS = 10_000  # in one cluster, the ended ones included; ZooKeeper has all in memory
+FEW_PASSES, PASSES_S = 5, 0.5  # so many are enough if they take so long: jobs are submitted
 
 
 @dataclass(frozen=True)
@@ -126,26 +91,42 @@ class ClusterStore:
         self._by = by
         self._on_change = on_change
         self._changes = 0
+        self._jobs = JobReader(nodes, self._changed)
 
     # --- reading
 
     def snapshot(self) -> ClusterSnapshot:
         """Read the cluster as it is at one time; only what has changed since the last call is read.
 
-        Whatever changes while it is read is read again, up to ``PASSES`` (20) times. If others
-        write without a pause, the last pass may have values of somewhat different times. What only
-        the leader writes is of one time even then, if this process is the leader.
+        Whatever changes while it is read is read again, up to ``PASSES`` (20) times, or fewer if
+        they take long. If others write without a pause, the last pass may have values of somewhat
+        different times. What only the leader writes is of one time even then, if this process is
+        the leader.
 
         Raises:
             UnknownCluster: the cluster does not exist.
             CoordinationError: ZooKeeper is away.
         """
-        for _ in range(PASSES):
+        began_s = time.monotonic()
+        for number in range(PASSES):
             before = self._changes
             found = self._pass()
             if self._changes == before:  # no watch has fired, so all of it is still so
                 break
+            if number >= FEW_PASSES and time.monotonic() - began_s >= PASSES_S:
+                break
         return found
+
+    def look(self) -> ClusterSnapshot:
+        """Read the cluster once, without watches, as a client does that looks at it.
+
+        What others change meanwhile may be of somewhat different times.
+
+        Raises:
+            UnknownCluster: the cluster does not exist.
+            CoordinationError: ZooKeeper is away.
+        """
+        return self._pass(watch=False)
 
     def settings(self) -> ClusterRecord:
         """Read and return the settings of the cluster: its policy and time limits.
@@ -170,7 +151,7 @@ class ClusterStore:
         names = self.nodes.read(children(self.paths.jobs))[0]
         if names is None:
             raise self.nodes.unknown()
-        return self._jobs(names, None)
+        return self._jobs.read(names)
 
     def job(self, name: str) -> StoredJob:
         """Read the job called ``name``, which may have ended, and return it.
@@ -180,7 +161,7 @@ class ClusterStore:
             UnknownCluster: the cluster does not exist.
             CoordinationError: ZooKeeper is away.
         """
-        found = self._jobs([name], None)
+        found = self._jobs.read([name])
         if not found:
             raise self.nodes.unknown_job(name)
         return found[0]
@@ -198,38 +179,14 @@ class ClusterStore:
         secret = content(path, self.nodes.read(get(path))[0]).get("secret")
         return None if secret is None else str(secret)
 
-    def secrets(self, jobs: Iterable[str]) -> dict[str, str]:
-        """Return the secrets of the runs of ``jobs``, by job; a job without one is not in it.
+    def secrets_and_measured(
+        self, jobs: Iterable[str], watch: bool = True
+    ) -> tuple[dict[str, str], dict[str, MeasuredThroughput]]:
+        """Return the secrets of the runs of ``jobs``, and what former runs have measured.
 
-        Secrets that were read are kept until they change.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
+        See :meth:`edl.coordination.cluster_jobs.JobReader.secrets_and_measured`.
         """
-        found = self._of_jobs("secret", jobs)
-        return {name: str(values["secret"]) for name, values in found.items()}
-
-    def measured(self, jobs: Iterable[str]) -> dict[str, MeasuredThroughput]:
-        """Return what former runs of ``jobs`` have measured, by job; those without it are left out.
-
-        What was read is kept until it changes.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-        """
-        found = self._of_jobs("measured", jobs)
-        return {name: MeasuredThroughput.from_json(values) for name, values in found.items()}
-
-    def _of_jobs(self, node: str, jobs: Iterable[str]) -> dict[str, Values]:
-        """Return the values of the node called ``node`` of each of ``jobs`` that has it, by job."""
-        names = list(jobs)
-        there = self.nodes.read(*(children(self.paths.job(n), ignore_changes) for n in names))
-        having = [n for n, nodes in zip(names, there, strict=True) if node in (nodes or ())]
-        paths = [f"{self.paths.job(name)}/{node}" for name in having]
-        answers = self.nodes.read(*(get(path, ignore_changes) for path in paths))
-        found = zip(having, paths, answers, strict=True)
-        contents = {name: content(path, answer) for name, path, answer in found}
-        return {name: values for name, values in contents.items() if values}
+        return self._jobs.secrets_and_measured(jobs, watch)
 
     def hosts(self) -> tuple[HostView, ...]:
         """Return the hosts of the cluster, in the order of their names.
@@ -265,13 +222,13 @@ class ClusterStore:
         if self._on_change is not None:
             self._on_change()
 
-    def _pass(self) -> ClusterSnapshot:
-        """Read each node once: nodes that have not changed come from the session's cache.
+    def _pass(self, watch: bool = True) -> ClusterSnapshot:
+        """Read each node once; with ``watch``, unchanged ones come from the session's cache.
 
         Raises:
             UnknownCluster: the cluster does not exist.
         """
-        p, wake = self.paths, self._changed
+        p, wake = self.paths, self._changed if watch else None
         single = (p.cluster, p.allocation, p.leader)
         *values, jobs, hosts, secrets = self.nodes.read(
             *(get(path, wake) for path in single),
@@ -284,42 +241,11 @@ class ClusterStore:
             settings=record(ClusterRecord, (p.cluster, cluster[0])),
             allocation=record(AllocationRecord, (p.allocation, allocation[0])),
             allocation_version=allocation[1].version,
-            jobs=self._jobs(jobs, wake),
+            jobs=self._jobs.watched(jobs) if watch else self._jobs.read(jobs),
             hosts=self._hosts(hosts, wake),
             leader=content(p.leader, leader),
             secrets=frozenset(secrets or ()),
         )
-
-    def _jobs(self, names: Iterable[str], wake: OnChange) -> tuple[StoredJob, ...]:
-        """Return the jobs called ``names`` that exist, in the order of submission.
-
-        A job that is replaced while it is read is read again, as its nodes are of two submissions;
-        after ``PASSES`` (20) times it is left out.
-
-        Args:
-            names: The names of the jobs, in any order.
-            wake: Called when one of the nodes changes. None: the nodes are not watched.
-        """
-        found: list[StoredJob] = []
-        rest = sorted(names)
-        for _ in range(PASSES):
-            parts = [self._job_paths(name) for name in rest]
-            answers = self.nodes.read(*(get(path, wake) for part in parts for path in part))
-            torn = []
-            for name, part, three in zip(rest, parts, _in_threes(answers), strict=True):
-                if None in three:
-                    continue
-                if len({stat.czxid for _, stat in three}) == 1:
-                    found.append(_stored_job(name, part, three))
-                else:
-                    torn.append(name)
-            if not (rest := torn):
-                break
-        return tuple(sorted(found, key=lambda job: job.order))
-
-    def _job_paths(self, name: str) -> tuple[str, str, str]:
-        """Return the paths of manifest, wanted and life, in this order, of the job ``name``."""
-        return self.paths.manifest(name), self.paths.wanted(name), self.paths.life(name)
 
     def _hosts(self, names: Iterable[str], wake: OnChange) -> tuple[HostView, ...]:
         """Return the hosts called ``names`` that exist, sorted by name.
@@ -335,7 +261,7 @@ class ClusterStore:
             for name, part in zip(known, parts, strict=True)
         )
         answers = self.nodes.read(*(read for three in reads for read in three))
-        threes = list(_in_threes(answers))
+        threes = list(in_threes(answers))
         offering = [
             n for n, three in zip(known, threes, strict=True) if "offer" in (three[0] or ())
         ]
@@ -534,34 +460,6 @@ class ClusterStore:
             host: The name of the host that it is about; empty: none.
         """
         return ClusterEvent(time.time(), kind, reason, job, host, self._by)
-
-
-def _in_threes(answers: Sequence[Any]) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield the first three of ``answers``, the next three, and so on.
-
-    The number of ``answers`` must be a multiple of three; otherwise a ValueError is raised.
-    """
-    return zip(answers[::3], answers[1::3], answers[2::3], strict=True)
-
-
-def _stored_job(name: str, paths: Sequence[str], answers: Sequence[Any]) -> StoredJob:
-    """Return the job ``name`` from the answers to the reads of its nodes.
-
-    Args:
-        name: The name of the job.
-        paths: The paths of manifest, wanted and life, in this order, for error messages.
-        answers: The data and stat of these nodes, in the same order.
-    """
-    manifest, wanted, life = answers
-    return StoredJob(
-        name,
-        order=manifest[1].czxid,
-        submitted_s=manifest[1].ctime / 1000.0,
-        manifest=record(JobManifest, (paths[0], manifest[0])),
-        wanted=record(Wanted, (paths[1], wanted[0])),
-        life=record(JobLife, (paths[2], life[0])),
-        life_version=life[1].version,
-    )
 
 
 def _known_hosts(host: str, names: Sequence[str]) -> str:

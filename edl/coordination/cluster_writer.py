@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edl.coordination.cluster_jobs import StoredJob
 from edl.coordination.cluster_paths import ClusterPaths
-from edl.coordination.cluster_store import ClusterStore, StoredJob
+from edl.coordination.cluster_store import ClusterStore
 from edl.coordination.election import Leadership, Write
 from edl.coordination.nodes import content
 from edl.coordination.reads import children, exists, get

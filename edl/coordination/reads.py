@@ -30,7 +30,7 @@ def ignore_changes() -> None:
     """
 
 
-_EXISTS = "exists_async"
+GET, CHILDREN, _EXISTS = "get_async", "get_children_async", "exists_async"
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def get(path: str, wake: OnChange = None) -> Read:
         wake: Called when the node changes or is removed, if it was there at the read. None: the
             node is not watched.
     """
-    return Read("get_async", path, wake)
+    return Read(GET, path, wake)
 
 
 def children(path: str, wake: OnChange = None) -> Read:
@@ -98,7 +98,7 @@ def children(path: str, wake: OnChange = None) -> Read:
         wake: Called when a child is created or removed, or the node is removed, if it was there at
             the read. None: the node is not watched.
     """
-    return Read("get_children_async", path, wake)
+    return Read(CHILDREN, path, wake)
 
 
 def exists(path: str, wake: OnChange = None) -> Read:

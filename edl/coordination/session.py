@@ -2,9 +2,10 @@
 
 kazoo reconnects in the background without end. :class:`Session` adds what kazoo does not do:
 
-- A call never waits longer than ``request_timeout_s`` and then raises CoordinationError, so no
-  thread of edl hangs when ZooKeeper is away.
-- A client also reconnects to a ZooKeeper that has lost its data (:class:`_Client`).
+- A call never waits longer than ``request_timeout_s``, for each 250 requests that it sends, and
+  then raises CoordinationError, so no thread of edl hangs when ZooKeeper is away.
+- A client also reconnects to a ZooKeeper that has lost its data
+  (:class:`edl.coordination.kazoo_client.Client`).
 - ``epoch`` tells one session from the next: the ephemeral nodes of an earlier session are gone.
 - A session belongs to a job (``access``): all nodes that it creates are closed to others.
 
@@ -16,11 +17,10 @@ from __future__ import annotations
 
 import atexit
 import logging
-import math
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -42,10 +42,11 @@ from kazoo.exceptions import (
     SessionExpiredError,
 )
 from kazoo.handlers.threading import KazooTimeoutError
-from kazoo.protocol.serialization import Auth
 from kazoo.retry import KazooRetry
 
 from edl.coordination.access import Access
+from edl.coordination.kazoo_client import Client, QuietLog
+from edl.coordination.multi_read import UNKNOWN, can_be_read_together, read_together, watch_together
 from edl.coordination.reads import Issue
 from edl.coordination.watched_reads import InOrder, WatchedReads
 from edl.errors import AccessDenied, ConfigError, CoordinationError, ZooKeeperUnreachable
@@ -68,6 +69,7 @@ AWAY = (
     OperationTimeoutError,
     KazooTimeoutError,
 )
+BATCH = 250  # requests that are sent together: a time limit must be enough for all of them
 _EXPIRING_S = 1.0  # until a client learns that its session is over
 ANSWERS = (NoNodeError, NodeExistsError, BadVersionError, NotEmptyError)
 """The errors of calls that ZooKeeper understood and refused; callers in this package catch them."""
@@ -89,75 +91,6 @@ class Refused(Exception):
     def is_missing(self, index: int) -> bool:
         """Return whether operation number ``index`` failed because its node does not exist."""
         return self.index == index and isinstance(self.error, NoNodeError)
-
-
-class _QuietLog(logging.LoggerAdapter[logging.Logger]):
-    """A wrapper of kazoo's logger that logs all at DEBUG and hides passwords and keys."""
-
-    def process(
-        self, msg: Any, kwargs: MutableMapping[str, Any]
-    ) -> tuple[Any, MutableMapping[str, Any]]:
-        """Return the message ``msg`` and the arguments ``kwargs`` of a log call unchanged."""
-        return msg, kwargs
-
-    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        """Log the message ``msg`` at DEBUG, whatever its level, without the credentials of a job.
-
-        Messages below DEBUG are dropped, because they show the session's password. ``args`` are the
-        values for the format in ``msg``, and ``kwargs`` the options of a log call.
-        """
-        if level >= logging.DEBUG:  # below that, it shows the session's password
-            shown = ("Auth(...)" if isinstance(one, Auth) else one for one in args)
-            super().log(logging.DEBUG, msg, *shown, **kwargs)
-
-
-class _Client(KazooClient):  # type: ignore[misc]
-    """Kazoo's client, which also connects again to a ZooKeeper that has lost its data.
-
-    A server refuses a client that has seen a newer transaction than the server has, for the server
-    may only be behind. An emptied server would refuse the client for ever, and look as if it were
-    away. So when the session must be over by its time-out, this client says that it has seen no
-    transaction.
-
-    Args:
-        **options: The options of kazoo's client.
-
-    Attributes:
-        granted_s: The session time-out that ZooKeeper granted, in seconds; None before the first
-            connection.
-        away_since: When the connection was lost, on the monotonic clock; None while connected.
-    """
-
-    granted_s: float | None = None  # the session time-out; None: there was no connection yet
-    away_since: float | None = None
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        connect = self._connection._connect
-
-        def connect_and_note(*server: Any) -> tuple[float, float]:
-            # kazoo keeps nothing of what was granted but this part of it, in milliseconds.
-            read_timeout_ms, connect_timeout_ms = connect(*server)
-            self.granted_s = round(read_timeout_ms * 1.5) / 1000.0
-            return read_timeout_ms, connect_timeout_ms
-
-        self._connection._connect = connect_and_note
-
-    @property
-    def last_zxid(self) -> int:
-        """The id of the newest transaction that this client has seen, as it tells the server.
-
-        It is 0 once the connection has been away for longer than the session time-out.
-        """
-        away_since = self.away_since
-        lasts_s = math.inf if self.granted_s is None else self.granted_s
-        if away_since is not None and time.monotonic() - away_since > lasts_s:
-            return 0
-        return self._last_zxid
-
-    @last_zxid.setter
-    def last_zxid(self, zxid: int) -> None:
-        self._last_zxid = zxid
 
 
 class Session:
@@ -191,7 +124,7 @@ class Session:
         self.session_timeout_s = session_timeout_s
         self.connect_timeout_s = connect_timeout_s
         self.request_timeout_s = max(1.0, min(session_timeout_s, 5.0))
-        self._client: _Client | None = None
+        self._client: Client | None = None
         self._epoch = 0
         self._lost = True
         self._closing = False
@@ -200,6 +133,7 @@ class Session:
         self._changed = threading.Condition()
         self._listeners: list[Callable[[str], None]] = []
         self._watched = WatchedReads()
+        self._has_multi_read = True
 
     def start(self) -> None:
         """Connect to ZooKeeper and open the session.
@@ -212,13 +146,13 @@ class Session:
         if self._client is not None:
             raise CoordinationError("this session was started before; make a new one")
         try:
-            client = _Client(
+            client = Client(
                 hosts=self.hosts,
                 timeout=self.session_timeout_s,
                 connection_retry=KazooRetry(max_tries=-1, delay=0.05, max_delay=1.0),
                 command_retry=KazooRetry(max_tries=1),
                 handler=InOrder(),
-                logger=_QuietLog(logging.getLogger("edl.coordination.kazoo"), {}),
+                logger=QuietLog(logging.getLogger("edl.coordination.kazoo"), {}),
                 auth_data=None if self.access is None else {("digest", self.access.credential)},
                 default_acl=None if self.access is None else self.access.acl,
             )
@@ -263,7 +197,7 @@ class Session:
         self.close()
 
     @property
-    def client(self) -> _Client:
+    def client(self) -> Client:
         """The kazoo client that has this session.
 
         Its calls may block for long, and raise kazoo's errors, not edl's.
@@ -454,7 +388,7 @@ class Session:
         absent: tuple[type[Exception], ...],
         repeat: bool,
     ) -> list[Any]:
-        """Send all requests together, and return their answers in order.
+        """Send all requests together, ``BATCH`` (250) at a time; return their answers in order.
 
         Args:
             what: What the requests do, for error messages: "cannot <what>: ...".
@@ -464,14 +398,33 @@ class Session:
 
         Raises:
             AccessDenied: a node belongs to a job whose secret this session does not know.
-            CoordinationError: there was no answer within ``request_timeout_s``, or another error.
+            CoordinationError: there was no answer to a batch within ``request_timeout_s``, or
+                another error.
             NoNodeError, or another of :data:`ANSWERS`: kazoo's error, if it is not in ``absent``.
         """
+        answers: list[Any] = []
+        for begin in range(0, max(1, len(issues)), BATCH):  # without requests: is it connected?
+            batch = issues[begin : begin + BATCH]
+            answers += self._answers_to_batch(what, batch, absent, repeat)
+        return answers
+
+    def _answers_to_batch(
+        self,
+        what: str,
+        issues: Sequence[Issue],
+        absent: tuple[type[Exception], ...],
+        repeat: bool,
+    ) -> list[Any]:
+        """Send requests together, and return their answers; see :meth:`_answers_to`."""
         deadline = time.monotonic() + self.request_timeout_s
         while True:
             client = self._await_connection(what, deadline)
-            pending = [issue(client) for issue in issues]
             try:
+                if self._has_multi_read and can_be_read_together(issues):
+                    found = self._answers_to_one(client, issues, absent, deadline)
+                    if found is not None:
+                        return found
+                pending = [issue(client) for issue in issues]
                 return [self._answer(one, absent, deadline) for one in pending]
             except ANSWERS:
                 raise
@@ -487,6 +440,34 @@ class Session:
                 raise CoordinationError(
                     f"cannot {what}: ZooKeeper answered {type(error).__name__} {error}"
                 ) from error
+
+    def _answers_to_one(
+        self,
+        client: KazooClient,
+        issues: Sequence[Any],
+        absent: tuple[type[Exception], ...],
+        deadline: float,
+    ) -> list[Any] | None:
+        """Send reads as one request, and return their answers; None: by many, from now on.
+
+        So a server is asked that does not know such a request, whatever it answers.
+        """
+        self._has_multi_read = False
+        zxid = client.last_zxid
+        try:
+            found = self._answer(read_together(client, issues), (), deadline)
+            watched = watch_together(client, issues, found, zxid)
+            if watched is not None:
+                self._answer(watched, (), deadline)
+        except UNKNOWN:
+            return None
+        self._has_multi_read = True
+        for place, answer in enumerate(found):
+            if isinstance(answer, absent):
+                found[place] = None
+            elif isinstance(answer, Exception):
+                raise answer
+        return list(found)
 
     def _denied(self, what: str) -> AccessDenied:
         """Return the error for a request about a node of a job whose secret this session lacks.

@@ -15,12 +15,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeGuard
 
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.states import Callback
 
+from edl.coordination.multi_read import WatchedRead
 from edl.coordination.reads import Issue, Read
 
 UNKNOWN = object()  # no answer is kept
@@ -83,9 +83,7 @@ class WatchedReads:
 
     def _watching(self, issue: Issue) -> Issue:
         """Return a request that sends ``issue``; if that has a ``wake``, it also sets a watch."""
-        if _is_watched(issue):
-            return partial(issue, watch=Watch(self, issue))
-        return issue
+        return WatchedRead(issue, Watch(self, issue)) if _is_watched(issue) else issue
 
 
 def _is_watched(issue: Issue) -> TypeGuard[Read]:

@@ -17,9 +17,10 @@ from functools import cached_property
 
 from edl.coordination.access import Access
 from edl.coordination.cluster_format import check_format, check_settings
+from edl.coordination.cluster_jobs import StoredJob
 from edl.coordination.cluster_nodes import open_cluster
 from edl.coordination.cluster_runs import RunReader, cluster_view
-from edl.coordination.cluster_store import ClusterSnapshot, ClusterStore, StoredJob
+from edl.coordination.cluster_store import ClusterSnapshot, ClusterStore
 from edl.coordination.cluster_writer import (
     ClusterWriter,
     allocation_write,
@@ -62,6 +63,7 @@ ORDERS_S = 1.0  # of one turn, to carry out orders: something else may be urgent
 HOUSEKEEPING_S = 60.0  # between two removals of what is old
 
 TRANSACTION_BYTES = 400_000  # ZooKeeper takes 1 MB, and each write costs more than its values
+TRANSACTION_WRITES = 250  # a busy server must answer within a session's time-out
 
 Say = Callable[[str], None]
 Events = Sequence[PlannedEvent]
@@ -334,7 +336,7 @@ class ControllerTerm:
         snapshot = self._store.snapshot()
         check_settings(self._store.paths.name, snapshot.settings)
         names = [job.name for job in snapshot.jobs]
-        secrets, kept = self._store.secrets(names), self._store.measured(names)
+        secrets, kept = self._store.secrets_and_measured(names)
         return LeaderRecords(snapshot, secrets, kept, self._reader.read(secrets))
 
     def _write(self, read: LeaderRecords, found: ClusterPlan, events: Events) -> bool:
@@ -348,7 +350,8 @@ class ControllerTerm:
         size = 0
         for writes in self._parts(read, found, events):
             size += byte_count(writes)
-            if size > TRANSACTION_BYTES and transactions[-1]:
+            is_full = len(transactions[-1]) + len(writes) > TRANSACTION_WRITES
+            if transactions[-1] and (is_full or size > TRANSACTION_BYTES):
                 transactions.append([])
                 size = byte_count(writes)
             transactions[-1] += writes
@@ -431,7 +434,10 @@ class ControllerTerm:
 
         The interval is ``HOUSEKEEPING_S`` seconds. ``read`` has the jobs and hosts.
         """
+        deadline_s = time.monotonic() + ORDERS_S
         for job in jobs_to_remove(read.snapshot.jobs):
+            if time.monotonic() >= deadline_s:
+                break  # the next turn goes on
             secret = read.secrets.get(job.name)
             if secret is None or self._runs.remove(job.name, secret):
                 self._writer.remove_job(job)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from edl.coordination.cluster_writer import ClusterWriter, reasons_write
+from edl.coordination.cluster_writer import ClusterWriter, byte_count, reasons_write
+from edl.coordination.election import Write
 from edl.core.cluster.job_life import JobLife, LifeState
 from edl.core.cluster.records import JobReasons
 
 EVERY_S = 1.0  # the shortest time between two writes
-MOST_CHARACTERS = 300  # of a reason: with 1,500 jobs the record stays below half a megabyte
+MOST_CHARACTERS = 300  # of a reason; they are cut shorter if the record would be too large
+MOST_BYTES = 500_000  # of the record: ZooKeeper takes 1 MB
 
 
 class ReasonWriter:
@@ -52,6 +54,16 @@ class ReasonWriter:
             return float("inf")
         if 0.0 <= now_s - self._at_s < EVERY_S:
             return self._at_s + EVERY_S - now_s
-        self._writer.commit([reasons_write(self._writer.paths, JobReasons(now_s, cut))])
+        self._writer.commit([self._write(now_s, cut)])
         self._told, self._at_s = cut, now_s
         return float("inf")
+
+    def _write(self, now_s: float, reasons: Mapping[str, str]) -> Write:
+        """Return the write of ``reasons``, cut so short that ZooKeeper takes them."""
+        characters = MOST_CHARACTERS
+        while True:
+            found = reasons_write(self._writer.paths, JobReasons(now_s, reasons))
+            if byte_count([found]) <= MOST_BYTES or not characters:
+                return found
+            characters //= 2
+            reasons = {job: why[:characters] for job, why in reasons.items()}

@@ -25,8 +25,9 @@ from cluster_driver import Submission
 
 from benchmarks.cluster.live import LiveCluster
 from edl.coordination.access import Access
+from edl.coordination.cluster_jobs import StoredJob
 from edl.coordination.cluster_runs import RunReader
-from edl.coordination.cluster_store import ClusterSnapshot, ClusterStore, StoredJob
+from edl.coordination.cluster_store import ClusterSnapshot, ClusterStore
 from edl.coordination.paths import JobPaths
 from edl.coordination.reads import children
 from edl.coordination.session import Session

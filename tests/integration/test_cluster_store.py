@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -557,10 +558,16 @@ class TestLeader:
 
     def test_what_zookeeper_would_not_take_is_not_sent(self, store: ClusterStore) -> None:
         writer = lead(store)
-        large = AllocationRecord(reasons={"digits": "x" * 1_000_000})
-        with pytest.raises(CoordinationError, match=r"1 writes with 10.* bytes are too many for"):
+        noise = Random(0).randbytes(1_100_000).hex()  # half as large when it is compressed
+        large = AllocationRecord(reasons={"digits": noise})
+        with pytest.raises(CoordinationError, match=r"1 writes with 1\d{6} bytes are too many for"):
             writer.commit([allocation_write(store.paths, large, 0)])
         assert store.snapshot().allocation == AllocationRecord()
+
+    def test_a_large_record_is_compressed(self, store: ClusterStore) -> None:
+        large = AllocationRecord(reasons={f"j{n}": f"waits: place {n}" for n in range(60_000)})
+        assert lead(store).commit([allocation_write(store.paths, large, 0)])
+        assert store.snapshot().allocation == large
 
     def test_a_removed_leader_writes_nothing(
         self, store: ClusterStore, other: ClusterStore

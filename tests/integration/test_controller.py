@@ -16,8 +16,9 @@ from hand_host import HandHost
 
 from edl.coordination.access import Access
 from edl.coordination.cluster_format import own_version
+from edl.coordination.cluster_jobs import StoredJob
 from edl.coordination.cluster_nodes import create_cluster, open_cluster
-from edl.coordination.cluster_store import ClusterStore, StoredJob
+from edl.coordination.cluster_store import ClusterStore
 from edl.coordination.cluster_submission import submit_job
 from edl.coordination.secrets import new_secret
 from edl.coordination.session import Session

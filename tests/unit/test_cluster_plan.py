@@ -789,13 +789,18 @@ def test_a_policy_that_cannot_be_asked_leaves_all_as_it_is_and_lets_hosts_be_dra
     assert world.allocation.held == ""
 
 
-def test_many_new_jobs_are_begun_over_several_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_idle_jobs_change_over_several_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """One transaction has a limit, and submissions have none."""
-    monkeypatch.setattr("edl.core.cluster.plan.MOST_BEGUN", 10)
+    monkeypatch.setattr("edl.core.cluster.plan.MOST_IDLE", 10)
     world = World(2)
     for number in range(25):
         world.submit(f"j{number}", max=2)
     assert [len(world.turn().lives) for _ in range(4)] == [12, 10, 3, 0], "and two start at once"
+    for number in range(2, 25):
+        world.want(f"j{number}", Goal.GONE)
+    ended = [{one.job for one in world.turn().changes} for _ in range(4)]
+    assert list(map(len, ended)) == [10, 10, 3, 0]
+    assert set.union(*ended) == {f"j{number}" for number in range(2, 25)}
 
 
 def test_another_policy_is_asked_at_once() -> None:
@@ -909,4 +914,30 @@ def test_paths_are_asked_for_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> N
     world.want("j4", priority=1)
     [assigned] = world.turn().assigned.values()
     assert assigned.paths == ("/data/4", "/data/0", "/data/1")
+    world.until(lambda: all(state is ENDED for state in states(world).values()))
+
+
+# --- many jobs
+
+
+def test_a_policy_chooses_among_the_first_jobs_of_each_priority(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("edl.core.cluster.active_jobs.MOST_ASKED", 3)
+    asked: list[set[str]] = []
+
+    def policy(cluster: ClusterState) -> Allocation:
+        asked.append({job.name for job in cluster.jobs})
+        return World(policy="fifo").policy(cluster)
+
+    world = World(2, 2, policy=policy)
+    world.machines["h1"].labels = {"gpu": "new"}
+    for number in range(6):
+        world.submit(f"j{number}", left=9, min=2, max=2)
+        world.submit(f"g{number}", left=9, min=2, max=2, labels={"gpu": "new"})
+    world.submit("urgent", left=9, max=2)
+    world.want("urgent", priority=1)
+    world.turn()
+    assert asked[:3] == [{"urgent"}, {"g0", "g1", "g2"}, {"j0", "j1", "j2"}]
+    assert world.reasons["j3"] == "place 6 of 11 in the queue: 3 jobs like it come first"
     world.until(lambda: all(state is ENDED for state in states(world).values()))

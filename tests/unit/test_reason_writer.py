@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from random import Random
 from typing import Any
 
 from edl.coordination.cluster_paths import ClusterPaths
+from edl.coordination.wire import encode
 from edl.core.cluster.job_life import JobLife, LifeState
 from edl.core.cluster.records import JobReasons
-from edl.scheduler.reason_writer import EVERY_S, MOST_CHARACTERS, ReasonWriter
+from edl.scheduler.reason_writer import EVERY_S, MOST_BYTES, MOST_CHARACTERS, ReasonWriter
 
 QUEUED, RUNNING = JobLife(since_s=5.0), JobLife(LifeState.RUNNING, since_s=5.0)
 
@@ -47,6 +49,17 @@ def test_the_same_reason_in_a_later_state_is_written_again() -> None:
     told.tell({"a": "x"}, {"a": QUEUED}, 10.0)
     told.tell({"a": "x"}, {"a": JobLife(since_s=12.0)}, 12.0)
     assert [one.reason("a", since_s=12.0) for one in writer.written] == ["", "x"]
+
+
+def test_the_reasons_of_many_jobs_are_cut_until_zookeeper_takes_them() -> None:
+    writer: Any = Writer()
+    chance = Random(0)
+    reasons = {f"job-{n}": chance.randbytes(200).hex() for n in range(5000)}
+    ReasonWriter(writer).tell(reasons, dict.fromkeys(reasons, QUEUED), 10.0)
+    [written] = writer.written
+    assert len(encode(written.to_json())) <= MOST_BYTES
+    assert written.reasons.keys() == reasons.keys()
+    assert all(reasons[job].startswith(why) and why for job, why in written.reasons.items())
 
 
 def test_jobs_that_have_ended_are_left_out_and_long_reasons_are_cut() -> None:

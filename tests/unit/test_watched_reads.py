@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import pytest
 
+from edl.coordination.multi_read import WatchedRead
 from edl.coordination.reads import Issue, children, delete_node, exists, get
 from edl.coordination.watched_reads import InOrder, Watch, WatchedReads
 
@@ -32,9 +32,10 @@ class Asked:
         return [self._answer(issue) for issue in issues]
 
     def _answer(self, issue: Any) -> Any:
-        if isinstance(issue, partial):
-            watch, read = issue.keywords["watch"], issue.func
-            self.watches.append(watch)
+        if isinstance(issue, WatchedRead):
+            read = issue.read
+            assert isinstance(issue.watch, Watch)
+            self.watches.append(issue.watch)
         else:
             read = issue
         name = getattr(read, "path", "other")

@@ -7,6 +7,7 @@ jobs to finish, or that needs more slots than its hosts have. So such a job hold
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
@@ -19,6 +20,9 @@ from edl.core.cluster.view import ClusterView, JobView
 from edl.core.plural import counted
 
 HAS_SLOTS = (LifeState.STARTING, LifeState.RUNNING)
+# Jobs that wait, of one priority and the same labels, that a policy chooses among: the first ones.
+# It bounds what one decision costs; Slurm's backfill looks at as many (bf_max_job_test).
+MOST_ASKED = 500
 
 
 @dataclass(frozen=True)
@@ -121,14 +125,23 @@ def find_active_jobs(
         says why it waits).
     """
     nodes = hosts_with_slots(cluster, table)
+    choices = _HostChoices(cluster, table, nodes)
+    waiting: Counter[tuple[object, ...]] = Counter()
     found, obstacles = [], {}
     for job in cluster.jobs:
-        if job.wants_slots:
-            one = obstacle(job, cluster, table.now_s) or _active(job, cluster, table, nodes)
-            if isinstance(one, ActiveJob):
-                found.append(one)
-            else:
-                obstacles[job.name] = one
+        if not job.wants_slots:
+            continue
+        queue = (job.wanted.priority, *job.manifest.labels.items())
+        waits = job.life.state is LifeState.QUEUED
+        one = obstacle(job, cluster, table.now_s)
+        if one is None and waits and waiting[queue] >= MOST_ASKED:
+            one = f"waits: {MOST_ASKED} jobs like it come first"
+        found_one = one or _active(job, cluster, table, choices)
+        if isinstance(found_one, ActiveJob):
+            found.append(found_one)
+            waiting[queue] += waits
+        else:
+            obstacles[job.name] = found_one
     for host, slots in nodes.items():
         found = _within(found, host, slots, table)
     return found, obstacles
@@ -164,8 +177,58 @@ def obstacle(job: JobView, cluster: ClusterView, now_s: float) -> str | None:
     return None
 
 
+@dataclass(frozen=True)
+class _HostChoice:
+    """The hosts that a job can use.
+
+    Attributes:
+        limits: host -> the most slots that it may have there, above 0.
+        hosts: the hosts that have its labels, and are not known to lack its files.
+        labels: a text that only jobs with the same hosts have; empty if they are all.
+        check: what the hosts have said of its files.
+    """
+
+    limits: Mapping[str, int]
+    hosts: tuple[str, ...]
+    labels: str
+    check: PathCheck
+
+
+class _HostChoices:
+    """The hosts that each job can use; those of many waiting jobs are the same.
+
+    Args:
+        cluster: the cluster.
+        table: the devices, and the run that each belongs to.
+        nodes: host -> the slots that can be counted on.
+    """
+
+    def __init__(self, cluster: ClusterView, table: DeviceTable, nodes: Mapping[str, int]) -> None:
+        self.nodes = nodes
+        self._cluster = cluster
+        self._table = table
+        self._kept: dict[tuple[object, object], _HostChoice] = {}
+
+    def of(self, job: JobView) -> _HostChoice:
+        """Return the hosts that ``job`` can use."""
+        if job.life.limits or self._table.of_job(job.name):
+            return self._choose(job)
+        key = tuple(job.manifest.labels.items()), tuple(job.manifest.required_paths)
+        found = self._kept.get(key)
+        if found is None:
+            found = self._kept[key] = self._choose(job)
+        return found
+
+    def _choose(self, job: JobView) -> _HostChoice:
+        """Return the hosts that ``job`` can use, which may be its own choice."""
+        check = self._cluster.path_checks.of(job.manifest)
+        limits = _limits(job, self._cluster, self._table, self.nodes, check)
+        hosts, labels = _hosts_of(job, self._cluster, self.nodes, limits, check)
+        return _HostChoice(limits, hosts, labels, check)
+
+
 def _active(
-    job: JobView, cluster: ClusterView, table: DeviceTable, nodes: Mapping[str, int]
+    job: JobView, cluster: ClusterView, table: DeviceTable, choices: _HostChoices
 ) -> ActiveJob | str:
     """Return ``job`` as an active one or, as a sentence, why it cannot be one.
 
@@ -173,16 +236,16 @@ def _active(
         job: a job that wants slots.
         cluster: the cluster.
         table: the devices, and the run that each belongs to.
-        nodes: host -> the slots that can be counted on.
+        choices: the hosts that each job can use.
     """
-    check = cluster.path_checks.of(job.manifest)
-    limits = _limits(job, cluster, table, nodes, check)
+    choice = choices.of(job)
+    limits, check = choice.limits, choice.check
     sizes, room = job.manifest.allowed_sizes, sum(limits.values())
     most = sizes.below(room)
     if _waits_for_answers(job, cluster, table.now_s, check):
         return f"waits: {check.told}"
     if most is None:
-        return _too_large(job, room, nodes, check)
+        return _too_large(job, room, choices.nodes, check)
     had = _had(job, cluster, table)
     present = {host: min(count, limits[host]) for host, count in had.items() if host in limits}
     size = sum(present.values())
@@ -191,7 +254,6 @@ def _active(
     trained_s = table.now_s - life.since_s if life.state is LifeState.RUNNING else 0.0
     if intact and life.state is LifeState.RUNNING and trained_s < manifest.snooze_s:
         most = min(most, size)
-    hosts, labels = _hosts_of(job, cluster, nodes, limits, check)
     changed_s = cluster.allocation.changed_s.get(job.name, life.since_s)
     return ActiveJob(
         job=job,
@@ -199,8 +261,8 @@ def _active(
         present=present,
         why_fixed=_why_fixed(job, table.now_s - changed_s) if intact else "",
         most=most,
-        hosts=hosts,
-        labels="" if len(hosts) == len(nodes) else labels,
+        hosts=choice.hosts,
+        labels=choice.labels,
     )
 
 
@@ -259,7 +321,8 @@ def _hosts_of(
     hosts = tuple(host for host in labelled if host in known or host not in check.lacking)
     labels = ",".join(f"{key}={value}" for key, value in sorted(job.manifest.labels.items()))
     without = ",".join(host for host in labelled if host not in hosts)
-    return hosts, f"{labels} without {without}".strip() if without else labels
+    text = f"{labels} without {without}".strip() if without else labels
+    return hosts, "" if len(hosts) == len(nodes) else text
 
 
 def _within(active: list[ActiveJob], host: str, slots: int, table: DeviceTable) -> list[ActiveJob]:

@@ -44,9 +44,9 @@ from edl.core.cluster.state import ClusterPolicy
 from edl.core.cluster.view import ClusterView, JobView
 
 AGAIN_S = 1.0  # until the next plan, if something was written or ordered
-# New jobs whose lives one plan begins: the transaction stays below ZooKeeper's limit of 1 MB, of
-# which a life takes some 400 bytes.
-MOST_BEGUN = 500
+# Changes, in one plan, of jobs that have nothing on a host: new ones that are begun, waiting ones
+# that are deleted. Thousands at once would keep the leader from all else.
+MOST_IDLE = 500
 
 
 @dataclass(frozen=True)
@@ -113,12 +113,18 @@ def plan(cluster: ClusterView, policy: ClusterPolicy, now_s: float) -> ClusterPl
 
 def _finished(draft: Draft) -> ClusterPlan:
     """Return the plan: the records and orders in ``draft`` that differ from what was read."""
-    lives, begun = {}, 0
+    lives: dict[str, JobLife] = {}
+    later: set[str] = set()
+    idle = 0
     for job in draft.cluster.jobs:
         life = _tidied(draft, draft.jobs[job.name])
-        begins = not job.life.submitted_s and life.state is LifeState.QUEUED
-        begun += begins
-        if life != job.life and not (begins and begun > MOST_BEGUN):
+        if life == job.life:
+            continue
+        is_idle = not (job.life.state.has_run or life.state.has_run)
+        idle += is_idle
+        if is_idle and idle > MOST_IDLE:
+            later.add(job.name)
+        else:
             lives[job.name] = life
     changed = draft.allocation != draft.cluster.allocation
     found = ClusterPlan(
@@ -126,7 +132,7 @@ def _finished(draft: Draft) -> ClusterPlan:
         assigned=draft.table.changed(),
         allocation=draft.allocation if changed else None,
         orders=tuple(draft.orders),
-        changes=tuple(draft.changes),
+        changes=tuple(one for one in draft.changes if one.job not in later),
         reasons=_reasons(draft),
     )
     return replace(found, next_s=_next_s(draft, found))

@@ -1,0 +1,81 @@
+"""Adapt kazoo's client and its log to what a session needs."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import MutableMapping
+from typing import Any
+
+from kazoo.client import KazooClient
+from kazoo.protocol.serialization import Auth
+
+
+class QuietLog(logging.LoggerAdapter[logging.Logger]):
+    """A wrapper of kazoo's logger that logs all at DEBUG and hides passwords and keys."""
+
+    def process(
+        self, msg: Any, kwargs: MutableMapping[str, Any]
+    ) -> tuple[Any, MutableMapping[str, Any]]:
+        """Return the message ``msg`` and the arguments ``kwargs`` of a log call unchanged."""
+        return msg, kwargs
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        """Log the message ``msg`` at DEBUG, whatever its level, without the credentials of a job.
+
+        Messages below DEBUG are dropped, because they show the session's password. ``args`` are the
+        values for the format in ``msg``, and ``kwargs`` the options of a log call.
+        """
+        if level >= logging.DEBUG:  # below that, it shows the session's password
+            shown = ("Auth(...)" if isinstance(one, Auth) else one for one in args)
+            super().log(logging.DEBUG, msg, *shown, **kwargs)
+
+
+class Client(KazooClient):  # type: ignore[misc]
+    """Kazoo's client, which also connects again to a ZooKeeper that has lost its data.
+
+    A server refuses a client that has seen a newer transaction than the server has, for the server
+    may only be behind. An emptied server would refuse the client for ever, and look as if it were
+    away. So when the session must be over by its time-out, this client says that it has seen no
+    transaction.
+
+    Args:
+        **options: The options of kazoo's client.
+
+    Attributes:
+        granted_s: The session time-out that ZooKeeper granted, in seconds; None before the first
+            connection.
+        away_since: When the connection was lost, on the monotonic clock; None while connected.
+    """
+
+    granted_s: float | None = None  # the session time-out; None: there was no connection yet
+    away_since: float | None = None
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        connect = self._connection._connect
+
+        def connect_and_note(*server: Any) -> tuple[float, float]:
+            # kazoo keeps nothing of what was granted but this part of it, in milliseconds.
+            read_timeout_ms, connect_timeout_ms = connect(*server)
+            self.granted_s = round(read_timeout_ms * 1.5) / 1000.0
+            return read_timeout_ms, connect_timeout_ms
+
+        self._connection._connect = connect_and_note
+
+    @property
+    def last_zxid(self) -> int:
+        """The id of the newest transaction that this client has seen, as it tells the server.
+
+        It is 0 once the connection has been away for longer than the session time-out.
+        """
+        away_since = self.away_since
+        lasts_s = math.inf if self.granted_s is None else self.granted_s
+        if away_since is not None and time.monotonic() - away_since > lasts_s:
+            return 0
+        return self._last_zxid
+
+    @last_zxid.setter
+    def last_zxid(self, zxid: int) -> None:
+        self._last_zxid = zxid
