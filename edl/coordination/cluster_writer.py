@@ -106,7 +106,8 @@ def jobs_to_remove(jobs: Sequence[StoredJob], keep: int = ENDED_KEPT) -> list[St
     deleted = {job.name for job in ended if _was_deleted_after_its_end(job)}
     others = [job for job in ended if job.name not in deleted]
     surplus = {job.name for job in others[: max(0, len(others) - keep)]}
-    return [job for job in ended if job.name in deleted | surplus]
+    doomed = deleted | surplus
+    return [job for job in ended if job.name in doomed]
 
 
 def hosts_to_remove(hosts: Sequence[HostView], now_s: float) -> list[HostView]:
