@@ -6,6 +6,7 @@ No controller and no host process runs: the test writes what they would write.
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -43,6 +44,7 @@ from edl.core.cluster.records import (
     Goal,
     HostAssignment,
     HostOffer,
+    HostReport,
     JobAssignment,
     JobReasons,
     Wanted,
@@ -152,6 +154,7 @@ def host(leader: Leader) -> str:
     owner = HostOwner("token", "here", 1)
     registration = HostRegistration(leader.store.nodes, "node1", owner)
     registration.register(HostOffer(4), lambda _: True)
+    registration.report(HostReport(paths={f"{Path.cwd()}/": True}))
     return "node1"
 
 
@@ -163,6 +166,10 @@ def run_of_digits(leader: Leader, lab: Cluster, zk_hosts: str) -> Iterator[None]
     with Session(zk_hosts, session_timeout_s=2.0, access=Access("digits", secret)) as one:
         JobStore(one, "digits").create(make_job(name="digits"), {"node1": 1})
         yield
+
+
+# Verbs for one job, or a host.
+JOB_VERBS = ("show", "wait", "halt", "resume", "delete", "events", "logs", "drain")
 
 
 class TestWhichCluster:
@@ -199,6 +206,36 @@ class TestWhichCluster:
             assert Cluster("lab").name
         with pytest.raises(UsageError, match="no cluster whose secret is known here is there"):
             assert Cluster().name
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ("submit", "job.yaml"),
+            ("list",),
+            ("host", "--slots", "1"),
+            *((verb, "digits") for verb in JOB_VERBS),
+            ("priority", "digits", "3"),
+            ("undrain", "node1"),
+            *(("cluster", verb) for verb in ("status", "plan", "policy", "start")),
+            ("cluster", "what-if", "--add-host", "2"),
+        ],
+        ids=" ".join,
+    )
+    def test_with_a_wrong_secret_each_verb_says_one_sentence(
+        self, lab: Cluster, edl: Verb, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        lab.submit("job.yaml")
+        shutil.rmtree(config.state_dir() / "clusters")
+        monkeypatch.setenv("EDL_SECRET", "0" * 64)
+        code, out, error = edl(*words, "--cluster", "lab")
+        assert (code, out) == (1 if words[0] == "logs" else 2, "")
+        if words[0] == "logs":  # it first says that the log is not here
+            error = error.partition("Which host has the log is not known: ")[2]
+        assert error == (
+            "the secret of cluster lab is another than those known here; give --secret-file FILE: "
+            "on the machine where the cluster was started it is in "
+            "~/.local/state/edl/clusters/lab/secret"
+        )
 
     def test_none(self, home: Path) -> None:
         with pytest.raises(UsageError, match="there is no cluster; start one with `edl cluster"):
