@@ -54,7 +54,6 @@ from edl.launch.workers import Workers
 
 logger = logging.getLogger(__name__)
 
-TAIL_BYTES = 2000  # of a worker's output, which stay in the event of its end
 _SIGNALS = {
     signal.SIGINT: "Ctrl-C",
     signal.SIGTERM: "SIGTERM",
@@ -589,7 +588,7 @@ class Agent(Supervisor[AgentState]):
         return self._output.finish(attempt_id)
 
     def _output_tail(self, attempt_id: str) -> str:
-        return last_output(self._workers.log_of(attempt_id), TAIL_BYTES)
+        return last_output(self._workers.log_of(attempt_id))
 
 
 def exit_after(signals: Iterable[signal.Signals]) -> int:

@@ -12,6 +12,7 @@ from typing import BinaryIO
 
 from edl.core.host.process import FORMER_LOG
 
+TAIL_BYTES = 2000  # of a worker's output, which stay in the event of its end
 _MISSED = b"\nedl: what the worker has written here is gone: nobody read it in time\n"
 
 
@@ -82,7 +83,7 @@ def former(path: Path) -> Path:
     return path.with_name(path.name + FORMER_LOG)
 
 
-def last_output(path: Path, most_bytes: int) -> str:
+def last_output(path: Path, most_bytes: int = TAIL_BYTES) -> str:
     """Return the end of a worker's log as text: whole lines, at most ``most_bytes`` bytes of them.
 
     If the last line alone is longer, its end is returned. The result is empty if the log cannot be
