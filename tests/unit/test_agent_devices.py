@@ -212,7 +212,7 @@ def test_the_first_record_has_the_devices_of_workers_that_an_earlier_agent_left(
     case.workers.found = (RunningWorker(process, "old-0", 1, 3), RunningWorker(process, "old-1", 0))
     written: list[Host] = []
     put = case.store.hosts.put
-    case.store.hosts.put = lambda host: (written.append(host), put(host))[1]
+    case.store.hosts.put = lambda *given: (written.append(given[0]), put(*given))[1]
     case.store.assign(3, 0, 1, 3)
     case.turn()
     # The one that was given none counts where devices are limited, before anybody starts.
