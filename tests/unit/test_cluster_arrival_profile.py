@@ -72,7 +72,7 @@ def test_a_size_is_kept_until_it_has_been_trained_with_for_long_enough() -> None
 # --- whole jobs
 
 
-@pytest.mark.parametrize("policy", ["max_min", "edl", "jsa", "elastic_tiresias"])
+@pytest.mark.parametrize("policy", ["max_min", "edl"])
 def test_a_job_of_unknown_speed_is_measured_and_gets_its_slots_again(policy: str) -> None:
     world = profiled(4, 4, policy=policy)
     world.round()
