@@ -115,7 +115,7 @@ class TestFinding:
         ("text", "sentence"),
         [
             ("def f(:\n", "SyntaxError: invalid syntax (wrong.py, line 1)"),
-            ("import sys\nsys.exit(3)\n", "SystemExit: 3"),
+            ("raise SystemExit(3)\n", "SystemExit: 3"),
             ("1 / 0\n", "ZeroDivisionError: division by zero"),
         ],
     )
