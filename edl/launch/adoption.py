@@ -23,6 +23,7 @@ import psutil
 from edl.core.host.devices import DEVICE
 from edl.core.host.process import UNKNOWN_EXIT
 from edl.core.records import Host
+from edl.launch.machine import is_known_dead
 
 SAME = ("EDL_JOB", "EDL_RUN", "EDL_SECRET", "EDL_HOST")
 _STARTED = 19  # in /proc/PID/stat, after the name: in ticks since the machine came up
@@ -142,6 +143,16 @@ def has_died(former: Host) -> bool:
     ask about an agent of another machine: its pid means nothing here.
     """
     return not psutil.pid_exists(former.pid)
+
+
+def has_died_here(former: Host, own: Host) -> bool:
+    """Return whether an earlier agent is known to have run on this machine and to have ended.
+
+    Args:
+        former: the record of that agent.
+        own: the record of this process's agent, which has the same address if it is in its place.
+    """
+    return former.address == own.address and is_known_dead(former.machine, former.pid)
 
 
 def _is_zombie(process: psutil.Process) -> bool:

@@ -40,10 +40,9 @@ from edl.core.plural import workers
 from edl.core.records import Host, Job, JobState, RequestedBy
 from edl.core.snapshot import Snapshot
 from edl.errors import AgentExists, CoordinationError, UnknownJob, UsageError
-from edl.launch.adoption import RunningWorker, has_died
+from edl.launch.adoption import RunningWorker, has_died, has_died_here
 from edl.launch.borrowed_slots import BorrowedSlots
 from edl.launch.log_reader import last_output
-from edl.launch.machine import is_known_dead
 from edl.launch.output import Output
 from edl.launch.record import no_template
 from edl.launch.stop_without_zookeeper import NOT_TOLD, StopWithoutZooKeeper
@@ -177,7 +176,7 @@ class Agent(Supervisor[AgentState]):
             except CoordinationError:
                 return
             former = hosts.get(self._host.name)
-            if former is None or is_known_dead(former.machine, former.pid):
+            if former is None or has_died_here(former, self._host):
                 return
             if former.address != self._host.address:
                 limit = limits.former_sessions * self._store.session.granted_s
@@ -524,7 +523,7 @@ class Agent(Supervisor[AgentState]):
         After an error, which is raised, the next turn writes it before it decides about starts.
         """
         host = self._host
-        self._store.hosts.put(host, lambda other: is_known_dead(other.machine, other.pid))
+        self._store.hosts.put(host, lambda other: has_died_here(other, host))
         self._written, self._own = host, replace(self._own, devices=host.devices)
 
     def _kill(self) -> int:

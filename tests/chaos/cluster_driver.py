@@ -66,6 +66,8 @@ KILLS = {
     "frozen agent": 0.7,
     "frozen worker": 0.7,
     "frozen host": 1.0,
+    "edl host that leaves": 1.0,
+    "controller that resigns": 0.5,
 }
 POLICIES = ("fifo", "max_min", "elastic_tiresias", "edl")
 MOST_JOBS = 7  # that have not ended
@@ -358,6 +360,8 @@ class Driver:
             "frozen agent": lambda one: self._freeze(one, [a.pid for a in self._agents()]),
             "frozen worker": lambda one: self._freeze(one, [w.pid for w in self._workers()]),
             "frozen host": self._freeze_host,
+            "edl host that leaves": lambda one: self._end_kept(one, self._hosts()),
+            "controller that resigns": lambda one: self._end_kept(one, self.lab.controllers),
         }
         try:
             return victims[choice.action](choice)
@@ -371,6 +375,12 @@ class Driver:
     def _kill_kept(self, choice: Choice, kept: Sequence[Supervised]) -> str:
         one = _picked(kept, choice.pick)
         pid = one.kill() if one is not None else None
+        return f"{one.log.stem}, process {pid}" if one is not None and pid else ""
+
+    def _end_kept(self, choice: Choice, kept: Sequence[Supervised]) -> str:
+        """Let something end by SIGTERM; it is started again when it has ended."""
+        one = _picked(kept, choice.pick)
+        pid = one.send(signal.SIGTERM) if one is not None else None
         return f"{one.log.stem}, process {pid}" if one is not None and pid else ""
 
     def _kill_process(self, choice: Choice, processes: Sequence[RunProcess]) -> str:
