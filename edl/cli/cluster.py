@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
@@ -156,8 +157,12 @@ def run_controller(controller: Controller, host: LocalHost | None) -> None:
         else:  # the leader is needed until the host has left
             threading.Thread(target=end, name="edl-end", daemon=True).start()
 
-    with handled(TO_END, on_signal):
-        controller.run()
+    gc.disable()  # the controller does it when it has time
+    try:
+        with handled(TO_END, on_signal):
+            controller.run()
+    finally:
+        gc.enable()
     if host is not None:
         host.end()
 

@@ -123,7 +123,7 @@ class Session:
         self._identities = [] if access is None else [access]
         self.session_timeout_s = session_timeout_s
         self.connect_timeout_s = connect_timeout_s
-        self.request_timeout_s = max(1.0, min(session_timeout_s, 5.0))
+        self.request_timeout_s = _request_timeout_s(session_timeout_s)
         self._client: Client | None = None
         self._epoch = 0
         self._lost = True
@@ -226,6 +226,15 @@ class Session:
         """
         granted = None if self._client is None else self._client.granted_s
         return self.session_timeout_s if granted is None else granted
+
+    def ask_for(self, session_timeout_s: float) -> None:
+        """Ask ZooKeeper for another session time-out when the next session begins, in seconds.
+
+        The present session keeps its own; requests have the new time limit at once.
+        """
+        self.session_timeout_s = session_timeout_s
+        self.request_timeout_s = _request_timeout_s(session_timeout_s)
+        self.client._session_timeout = int(session_timeout_s * 1000)
 
     @property
     def epoch(self) -> int:
@@ -555,6 +564,11 @@ _STATES: Mapping[str, str] = {
 def _prove(client: KazooClient, access: Access) -> Any:
     """Begin to prove the identity ``access``; return kazoo's asynchronous result at once."""
     return client.add_auth_async("digest", access.credential)
+
+
+def _request_timeout_s(session_timeout_s: float) -> float:
+    """Return the longest that one request takes, by the time-out of the session, in seconds."""
+    return max(1.0, min(session_timeout_s, 5.0))
 
 
 def _shut_within(client: KazooClient, limit_s: float) -> None:
