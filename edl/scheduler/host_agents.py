@@ -12,6 +12,7 @@ import contextlib
 import json
 import logging
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -124,7 +125,7 @@ class HostAgents:
         secret_files: where the secrets are written for which their manifests ask.
 
     Attributes:
-        on_exit: called, in any thread, when an agent has ended that this process has started.
+        on_exit: called, in any thread, when an agent has ended.
     """
 
     def __init__(
@@ -181,8 +182,7 @@ class HostAgents:
                 os.close(writer)
         logger.info("agent %d of job %s, run %s, was started", child.pid, job, run)
         self._known[job] = _RunningAgent(run, time.monotonic(), child)
-        with contextlib.suppress(RuntimeError):  # no thread is left: its end is seen a little later
-            threading.Thread(target=self._await, args=(child.pid,), daemon=True).start()
+        self._watch(child.pid)
 
     def failed_to_start(self, job: str, run: str, error: OSError, now_s: float) -> None:
         """Note that the agent of a run could not be started; the next one comes after a pause.
@@ -221,11 +221,13 @@ class HostAgents:
             found: the living processes of the cluster's jobs on this host.
             now_s: the time of the monotonic clock, in seconds.
         """
-        living = {one.job: one.run for one in found if one.is_agent}
-        for job, run in living.items():
-            known = self._known.get(job)
-            if known is None or known.run != run:
-                self._known[job] = _RunningAgent(run, now_s)
+        agents = [one for one in found if one.is_agent]
+        living = {one.job: one.run for one in agents}
+        for one in agents:
+            known = self._known.get(one.job)
+            if known is None or known.run != one.run:
+                self._known[one.job] = _RunningAgent(one.run, now_s)
+                self._watch(one.pid)
         for job, known in list(self._known.items()):
             code = None if known.child is None else known.child.poll()
             if living.get(job) != known.run and (known.child is None or code is not None):
@@ -268,14 +270,25 @@ class HostAgents:
                 runs.add((job, entry.run))
         self._secret_files.keep_only(runs)
 
-    def _await(self, pid: int) -> None:
-        """Wait until the child process ``pid`` has ended, and then call ``on_exit``.
+    def _watch(self, pid: int) -> None:
+        """Let ``on_exit`` be called, in a thread, when the process ``pid`` has ended."""
+        with contextlib.suppress(RuntimeError):  # no thread is left: its end is seen a little later
+            threading.Thread(target=self._await, args=(pid,), daemon=True).start()
 
-        The process is not reaped. If it was reaped before, nothing is called.
+    def _await(self, pid: int) -> None:
+        """Wait until the process ``pid`` has ended, whoever has started it; then call ``on_exit``.
+
+        The process is not reaped.
         """
-        with contextlib.suppress(ChildProcessError):  # it was reaped before
-            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-            self.on_exit()
+        with contextlib.suppress(OSError):  # it has ended, or this kernel cannot watch it
+            file = os.pidfd_open(pid)
+            try:
+                ends = select.poll()
+                ends.register(file, select.POLLIN)
+                ends.poll()
+            finally:
+                os.close(file)
+        self.on_exit()
 
     def _environment_of(
         self, start: StartOfRun, secret: int, secrets: Path | None

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +85,20 @@ def test_an_agent_that_was_killed_says_nothing(places: LogPlaces, agents: HostAg
     assert agents.look(ASSIGNED, [], 11.0)["j"].failures == 2
     assert agents.look(ASSIGNED, [AGENT], 12.0)["j"].failures == 2
     assert agents.look(ASSIGNED, [], 99.0)["j"].failures == 0, "it has lived"
+
+
+def test_the_end_of_an_agent_that_another_edl_host_has_started_is_told_at_once(
+    agents: HostAgents,
+) -> None:
+    ended = threading.Event()
+    agents.on_exit = ended.set
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        found = [replace(AGENT, pid=process.pid)]
+        for now_s in (1.0, 2.0):
+            agents.look(ASSIGNED, found, now_s)
+        assert not ended.is_set()
+        process.kill()
+        assert ended.wait(20.0)
 
 
 def test_one_that_cannot_be_started_is_told(agents: HostAgents) -> None:
