@@ -13,7 +13,7 @@ from known import DIGITS
 from edl.coordination.session import Session
 from edl.testing.job import Run
 
-WAIT_S = 15.0
+WAIT_S = 60.0
 
 Run.start_process = staticmethod(forked.start)
 

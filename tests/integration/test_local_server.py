@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -76,9 +78,19 @@ def test_it_listens_on_loopback_only_and_only_on_one_port(state: Path) -> None:
     assert _listening(server.pid) == {("127.0.0.1", server.port)}
 
 
+def _own_port(address: str) -> int:
+    """Return a free port that the system gives to no other process while a test does without it."""
+    first, _ = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    while True:
+        port = random.randrange(max(1024, first - 10_000), first)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((address, port))
+            return port
+
+
 def test_at_another_address_it_keeps_its_place_and_its_data(state: Path) -> None:
     """127.0.0.2 is one of this machine; test_zookeeper_address.py has real hosts."""
-    hosts = start_local(state, address="127.0.0.2")
+    hosts = start_local(state, address="127.0.0.2", port=_own_port("127.0.0.2"))
     server = local_status(state)
     assert server is not None
     assert server.hosts == hosts == find_local(state) == f"127.0.0.2:{server.port}"
