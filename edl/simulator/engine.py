@@ -5,7 +5,8 @@ simulator where a fixed interval is given:
 
 1. The policy is asked at each multiple of the interval. Without an interval it is asked whenever a
    job arrives or ends, and whenever a node fails or comes back. It sees the jobs that have arrived
-   by then and have not ended; while there is none, it is not asked.
+   by then and have not ended; while there is none, it is not asked. With ``live`` it is asked when
+   the leader of a live cluster would ask it (:mod:`edl.core.cluster.allocating`).
 2. Between two decisions each job advances alone, with the slots that it has. A job that ends leaves
    its slots idle until the next decision.
 3. A job whose slots change does not train for the time that the change costs
@@ -29,6 +30,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from edl.core.cluster.stable_placing import JobSize, place_stably
 from edl.core.cluster.state import (
     Allocation,
     ClusterPolicy,
@@ -36,6 +38,7 @@ from edl.core.cluster.state import (
     Node,
     PolicyState,
     QueuePolicy,
+    slot_count,
     total,
 )
 from edl.core.cluster.validity import violation
@@ -73,6 +76,10 @@ class Rules:
         failures: when nodes fail and come back; None: nodes do not fail.
         drop: whether a job is rejected, rather than waits, if the first decision after its arrival
             gives it no slots.
+        live: whether decisions are made as in a live cluster: on every event, and at most
+            ``interval_s`` after the last one (0: on events only). A job that starts keeps its slots
+            until it trains, and then the policy is asked again. Jobs that run keep their slots as
+            far as they can (:mod:`edl.core.cluster.stable_placing`).
     """
 
     interval_s: float = 60.0
@@ -82,6 +89,12 @@ class Rules:
     speeds: Mapping[str, float] = field(default_factory=dict)
     failures: Failures | None = None
     drop: bool = False
+    live: bool = False
+
+    @property
+    def on_events(self) -> bool:
+        """Whether a decision is made on every event."""
+        return self.live or self.interval_s == 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.interval_s < math.inf:
@@ -123,7 +136,8 @@ def simulate(
     begin_s = _begin_s(jobs, rules.interval_s)
     jobs = [replace(job, arrival_s=job.arrival_s - begin_s) for job in jobs]
     _check_span(jobs, nodes, rules.failures)
-    still = rules.interval_s == 0 and not rules.interference and rules.failures is None
+    timed = rules.interval_s or rules.live
+    still = not timed and not rules.interference and rules.failures is None
     if still and isinstance(policy, QueuePolicy):
         run: _Simulation = _QueueRun(jobs, nodes, policy, rules, begin_s)
     else:
@@ -200,6 +214,30 @@ def check_jobs(jobs: Sequence[SubmittedJob], nodes: Sequence[Node]) -> None:
         raise UsageError(f"two jobs are named {twice[0]}; names must differ")
 
 
+def _placed_stably(decision: Allocation, cluster: ClusterState) -> Allocation:
+    """Return a decision with nodes as a live cluster chooses them: jobs keep what they have.
+
+    Args:
+        decision: the decision of the policy about ``cluster``.
+        cluster: the jobs, the nodes and the slots that jobs have.
+    """
+    nodes = {node.name: node.slots for node in cluster.nodes}
+    jobs = [
+        JobSize(
+            name=job.name,
+            size=slot_count(suggested),
+            present=dict(cluster.present.get(job.name, ())),
+            suggested=suggested,
+            limits=nodes,
+            fit=lambda slots: slots,
+        )
+        for job in cluster.jobs
+        if (suggested := decision.placements.get(job.name))
+    ]
+    placed = place_stably(jobs, nodes)
+    return replace(decision, placements={name: tuple(at.items()) for name, at in placed.items()})
+
+
 class _Simulation:
     """The state of one simulation: the nodes, the jobs, and the virtual time.
 
@@ -228,7 +266,7 @@ class _Simulation:
         self.policy, self.rules, self.nodes, self.begin_s = policy, rules, nodes, begin_s
         self.kinds = {node.name: node.kind for node in nodes}
         whole = rules.whole_seconds and rules.interval_s > 0
-        self.jobs = [Progress(job, whole) for job in jobs]
+        self.jobs = [Progress(job, whole, rules.live) for job in jobs]
         submitted = sorted(self.jobs, key=lambda job: job.submission.arrival_s)
         self.coming = submitted[::-1]  # the next one to arrive is the last
         self.active: list[Progress] = []  # arrived and not ended, in order of submission
@@ -243,6 +281,7 @@ class _Simulation:
         self.reasons: Mapping[str, str] = {}
         self.now_s = 0.0
         self.ticks = 0
+        self.decided_s = 0.0
         self.due = False
         self.decisions = 0
         self.idle = 0  # decisions in a row after which no job had slots
@@ -268,7 +307,7 @@ class _Simulation:
         self.due = True
         trouble_s = self.next_trouble[0] if self.next_trouble is not None else math.inf
         if trouble_s < then_s:
-            then_s, self.due = trouble_s, self.rules.interval_s == 0
+            then_s, self.due = trouble_s, self.rules.on_events
         if then_s == math.inf:
             self._refuse_to_wait()
         for job in self.active:
@@ -295,6 +334,7 @@ class _Simulation:
         """
         if not self.active:
             return
+        self.decided_s = self.now_s
         views = [job.view() for job in self.active]
         up = [node for node in self.nodes if node.name not in self.down]
         present = {job.submission.name: job.placement for job in self.active if job.placement}
@@ -320,7 +360,7 @@ class _Simulation:
         wrong = violation(decision, cluster)
         assert wrong is None, f"the policy's decision at {self.now_s} s is wrong: {wrong}"
         self.notes, self.reasons = decision.state, decision.reasons
-        return decision
+        return _placed_stably(decision, cluster) if self.rules.live else decision
 
     def _place(self, job: Progress, decision: Allocation) -> None:
         """Give ``job`` the batch and the slots that the policy's ``decision`` has for it.
@@ -349,19 +389,25 @@ class _Simulation:
         """Return the virtual time of the next decision in seconds.
 
         With an interval it is a multiple of the interval, at or after the next arrival if no job is
-        active. Without one it is the next arrival or end of a job, infinite if there is none. A
-        failure or return of a node that comes earlier is not considered.
+        active. Without one it is the next arrival or end of a job, infinite if there is none. With
+        ``Rules.live`` it is that, or the time at which a job that has started begins to train, or
+        the end of the interval that began with the last decision. A failure or return of a node
+        that comes earlier is not considered.
         """
         arrival_s = self.coming[-1].submission.arrival_s if self.coming else math.inf
         interval_s = self.rules.interval_s
-        if interval_s:
+        if interval_s and not self.rules.live:
             ticks = self.ticks + 1
             if not self.active:  # nothing to decide before a job arrives
                 ticks = max(ticks, math.ceil(arrival_s / interval_s))
             return ticks * interval_s
         least_s = same_s(self.now_s)
-        ends_s = (self.now_s + max(least_s, job.ends_after_s()) for job in self.active)
-        return min(arrival_s, min(ends_s, default=math.inf))
+        waits_s = [job.ends_after_s() for job in self.active]
+        if self.rules.live and self.active:
+            waits_s += [job.starting_s for job in self.active if job.starting_s]
+            if interval_s:
+                waits_s.append(self.decided_s + interval_s - self.now_s)
+        return min(arrival_s, self.now_s + max(least_s, min(waits_s, default=math.inf)))
 
     def _sort_out(self) -> None:
         """Remove the jobs that have ended from the active jobs, and add those that have arrived.

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import math
+from copy import copy
+from dataclasses import dataclass, replace
 
 from edl.core.cluster.state import ClusterJob, Placement, slot_count
 from edl.core.policy.step_time import StepTimeSample
@@ -24,21 +26,40 @@ def same_s(at_s: float) -> float:
     return max(1e-6, 4 * math.ulp(at_s))
 
 
+@dataclass(frozen=True)
+class _Newcomers:
+    """New workers of a job that trains.
+
+    Attributes:
+        after_s: the seconds until they are there.
+        slots: the number of slots on each node that train from then on.
+        pause_s: the seconds that the job stops then.
+    """
+
+    after_s: float
+    slots: tuple[int, ...]
+    pause_s: float
+
+
 class Progress:
     """The course of one submitted job under virtual time: its progress, slots, batch and history.
 
     By the rules of Pollux' simulator (OSDI 2021 artifact), a change of slots first stops the job
     for as long as the change costs. Then the job progresses at a rate that is constant within an
-    epoch. At first the job has no slots. All times are in seconds on one virtual clock, that of
-    ``submission.arrival_s``.
+    epoch. If new workers take a time to be there (``ResizeCost.prepare``), the job trains with
+    those that it has until then. At first the job has no slots. All times are in seconds on one
+    virtual clock, that of ``submission.arrival_s``.
 
     Args:
         submission: the job as it was submitted.
         whole_seconds: whether the time to the end of an epoch is rounded to whole seconds, but not
             beyond the period of one :meth:`advance`, as in Pollux' simulator.
+        keeps_start: whether the job may not be preempted while it starts, as in a live cluster.
     """
 
-    def __init__(self, submission: SubmittedJob, whole_seconds: bool) -> None:
+    def __init__(
+        self, submission: SubmittedJob, whole_seconds: bool, keeps_start: bool = False
+    ) -> None:
         self.submission = submission
         self.batch = submission.batch
         self.placement: Placement = ()
@@ -52,10 +73,12 @@ class Progress:
         self.speed = 1.0  # of the slowest of its nodes
         self.slowdown = 0.0  # by interference, as a fraction of its rate
         self._whole = whole_seconds
+        self._keeps_start = keeps_start
         self._pause_s = 0.0
         self._steps: dict[tuple[int, int, float], StepTimeSample] = {}
         self._noise_scale: float | None = None
-        self._slots: tuple[int, ...] = ()
+        self._slots: tuple[int, ...] = ()  # that train
+        self._coming: list[_Newcomers] = []  # in the order in which they will be there
         self._size = 0
         self._rate: float | None = None
         self._seen: ClusterJob | None = None
@@ -77,13 +100,19 @@ class Progress:
                 batches=one.batches,
                 model=one.work.model(self.epoch, self.progress),
                 attained_slot_s=self.attained_slot_s,
-                preemptible=one.preemptible,
+                preemptible=one.preemptible and not (self._keeps_start and self.starting_s),
                 local_batches=one.local_batches,
                 steps=tuple(self._steps.values()),
                 noise_scale=self._noise_scale,
                 weight=one.weight,
             )
         return self._seen
+
+    @property
+    def starting_s(self) -> float:
+        """The seconds until a job that starts, or starts again, begins to train; 0: it does not."""
+        starts = (SlotChange.START, SlotChange.RESTART)
+        return self._pause_s if self.history and self.history[-1].change in starts else 0.0
 
     def place(self, placement: Placement, now_s: float, reason: str, cost: ResizeCost) -> None:
         """Give the job the slots of ``placement`` in place of those it has, and begin the pause.
@@ -155,6 +184,28 @@ class Progress:
         if not self._size or self.end_s is not None or seconds <= 0:
             return
         self._seen = None
+        while self._coming and self._coming[0].after_s <= seconds and self.end_s is None:
+            part_s = self._coming[0].after_s
+            self._train(now_s, part_s)
+            self._pass(part_s)
+            now_s, seconds = now_s + part_s, seconds - part_s
+        if self.end_s is None:
+            self._train(now_s, seconds)
+            self._pass(seconds)
+
+    def _pass(self, seconds: float) -> None:
+        """Let time pass for the newcomers; those that are there train from now on."""
+        self._coming = [replace(one, after_s=one.after_s - seconds) for one in self._coming]
+        while self._coming and self._coming[0].after_s <= 0:
+            there = self._coming.pop(0)
+            self._slots, self._rate = there.slots, None
+            self._pause_s = max(self._pause_s, there.pause_s)
+
+    def _train(self, now_s: float, seconds: float) -> None:
+        """Train the job for a time with the slots that train now, after the rest of a pause.
+
+        For the arguments and errors see :meth:`advance`.
+        """
         pause_s = min(self._pause_s, seconds)
         self._pause_s -= pause_s
         self.attained_slot_s += pause_s * self._size
@@ -183,12 +234,22 @@ class Progress:
         """
         if not self._size:
             return float("inf")
+        if self._coming:
+            return self._ends_with_newcomers_s()
         work, total_s, progress = self.submission.work, self._pause_s, self.progress
         for epoch in range(self.epoch, work.epochs):
             goal = work.end_of(epoch)
             total_s += (goal - progress) / self._rate_in(epoch)
             progress = goal
         return total_s
+
+    def _ends_with_newcomers_s(self) -> float:
+        """Return the same as :meth:`ends_after_s` while newcomers are to come, by a copy of it."""
+        twin = copy(self)
+        twin._steps, twin._whole = {}, False
+        twin.advance(0.0, float("inf"))
+        assert twin.end_s is not None
+        return twin.end_s
 
     def result(self) -> JobResult:
         """Return the result of the job, on the virtual clock; the job must have ended.
@@ -222,13 +283,40 @@ class Progress:
             moment: the change, with the new slots; empty: none.
             cost: the seconds that each kind of change costs.
         """
-        pending_s = self._pause_s if self.placement and moment.placement else 0.0
-        self._pause_s = max(pending_s, cost.of(moment.change))
+        slots = tuple(count for _, count in moment.placement)
+        newcomers = self._newcomers(moment, slots, cost)
+        if newcomers is not None:
+            self._coming = [*self._coming, newcomers]
+        else:
+            pending_s = self._pause_s if self.placement and moment.placement else 0.0
+            self._pause_s = max(pending_s, cost.of(moment.change))
+            self._slots, self._rate, self._coming = slots, None, []
         self.placement = moment.placement
-        self._slots = tuple(count for _, count in moment.placement)
         self._size = slot_count(moment.placement)
-        self._rate = None
         self.history.append(moment)
+
+    def _newcomers(
+        self, moment: AllocationChange, slots: tuple[int, ...], cost: ResizeCost
+    ) -> _Newcomers | None:
+        """Return the newcomers that a change of slots lets come; None if it takes effect at once.
+
+        If slots are given back while newcomers are to come, and more are left than train now, the
+        rest of the newcomers still comes.
+
+        Args:
+            moment: the change.
+            slots: the number of its slots on each node.
+            cost: the seconds that each kind of change costs.
+        """
+        change = moment.change
+        if change is SlotChange.LEAVE and self._coming and sum(slots) > sum(self._slots):
+            last = self._coming[-1]
+            self._coming = []
+            return replace(last, slots=slots)
+        grows = change in (SlotChange.JOIN, SlotChange.MIGRATE)
+        if not grows or not cost.prepare or self.starting_s:
+            return None
+        return _Newcomers(cost.prepare, slots, cost.of(change))
 
     def _rate_now(self) -> float:
         """Return the job's present progress per second, in the unit of its work.

@@ -37,8 +37,8 @@ class SlotChange(StrEnum):
 class ResizeCost:
     """The cost of each kind of change of a job's slots, in seconds without training.
 
-    Each field is 30 s by default. To lose all slots costs nothing: the restart after that costs
-    ``restart``.
+    Each field but ``prepare`` is 30 s by default. To lose all slots costs nothing: the restart
+    after that costs ``restart``.
 
     Attributes:
         start: when the job gets its first slots.
@@ -46,6 +46,9 @@ class ResizeCost:
         join: when it gets further slots, or has its slots in another order.
         leave: when it keeps only some of its slots.
         migrate: any other change.
+        prepare: how long the new workers of a job that trains take to be there, after a change that
+            costs ``join`` or ``migrate``; by default 0. Meanwhile the job trains with the slots
+            that it had, and then it pays for the change.
     """
 
     start: float = 30.0
@@ -53,6 +56,7 @@ class ResizeCost:
     join: float = 30.0
     leave: float = 30.0
     migrate: float = 30.0
+    prepare: float = 0.0
 
     def of(self, change: SlotChange) -> float:
         """Return the seconds without training that ``change`` costs.
@@ -82,7 +86,8 @@ def parse_resize_cost(text: str) -> ResizeCost:
     """Return the costs that ``text`` gives, like "30" or "start=20,restart=25,join=0.3".
 
     A single number is the cost in seconds of every kind of change. With names, which are those of
-    the fields of :class:`ResizeCost`, a kind that is not named costs 30 s.
+    the fields of :class:`ResizeCost`, a kind that is not named costs 30 s. If ``prepare`` is not
+    named, it is 0.
 
     Raises:
         UsageError: the text has neither form, or a time is negative or not finite.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import pytest
@@ -11,7 +11,7 @@ from clusters import Steps, nodes, result, run, submitted
 
 from edl.core.cluster.fifo import Fifo
 from edl.core.cluster.max_min import MaxMin
-from edl.core.cluster.state import Allocation, ClusterState, Node
+from edl.core.cluster.state import Allocation, ClusterPolicy, ClusterState, Node
 from edl.core.policy.step_time import StepTimeSample
 from edl.errors import UsageError
 from edl.simulator.engine import Rules
@@ -30,6 +30,72 @@ def test_with_an_interval_a_job_waits_for_the_next_decision() -> None:
     assert run(Fifo(), [submitted("a", 60, 1)], nodes(1), interval_s=60)["a"].jct_s == 1
     assert run(Fifo(), [submitted("a", 61, 1)], nodes(1), interval_s=60)["a"].jct_s == 60
     assert run(Fifo(), [submitted("a", 0, 1)], nodes(1), interval_s=60)["a"].start_s == 60
+
+
+@dataclass
+class Asked:
+    """A policy that notes when it is asked."""
+
+    rule: ClusterPolicy
+    at_s: list[float] = field(default_factory=list)
+
+    def __call__(self, cluster: ClusterState) -> Allocation:
+        self.at_s.append(cluster.now_s)
+        return self.rule(cluster)
+
+
+def test_as_in_a_live_cluster_an_interval_begins_with_each_decision() -> None:
+    # a has the slot until 105, b from then on until 115; a begins to train at 5, b comes at 10.
+    jobs = [submitted("a", 0, 100), submitted("b", 10, 5)]
+    asked = Asked(Fifo())
+    assert run(asked, jobs, nodes(1), 5, interval_s=30, live=True)["b"].end_s == 115
+    assert asked.at_s == pytest.approx([0, 5, 10, 40, 70, 100, 105, 110])
+    asked = Asked(Fifo())  # without an interval, on events only
+    run(asked, jobs, nodes(1), 5, live=True)
+    assert asked.at_s == pytest.approx([0, 5, 10, 105, 110])
+
+
+def test_as_in_a_live_cluster_a_job_keeps_its_slots_until_it_trains() -> None:
+    # b would take the slot at 2; it gets it at 5, when a begins to train, and so ends at 30.
+    jobs = [submitted("a", 0, 100), submitted("b", 2, 20)]
+    assert run(Srtf(), jobs, nodes(1), 5)["b"].end_s == 27
+    done = run(Srtf(), jobs, nodes(1), 5, live=True)
+    assert (done["b"].end_s, done["a"].end_s) == pytest.approx((30, 135))
+
+
+def test_as_in_a_live_cluster_jobs_grow_where_they_are() -> None:
+    # a and b get four slots each; when a has ended, b grows to six on both nodes.
+    jobs = [
+        submitted("a", 0, 10, slots=4),
+        submitted("b", 0, 100, slots=4, min_slots=1, max_slots=6),
+    ]
+    changes = [one.change for one in run(MaxMin(), jobs, nodes(4, 4), live=True)["b"].history]
+    assert changes == [SlotChange.START, SlotChange.JOIN]
+
+
+def test_a_job_trains_while_its_new_workers_start() -> None:
+    # a has one slot until b ends at 10, trains with it until the second worker is there at 15,
+    # stops for 1 s, and trains the 85 s that are left in 42.5.
+    jobs = [submitted("a", 0, 100, max_slots=2), submitted("b", 0, 10)]
+    cost = ResizeCost(start=0, join=1, leave=2, prepare=5)
+    done = run(MaxMin(), jobs, nodes(2), resize=cost)
+    assert done["a"].end_s == pytest.approx(58.5)
+    # c takes the second slot again at 12, before its worker is there; a stops for 2 s then.
+    done = run(MaxMin(), [*jobs, submitted("c", 12, 1000)], nodes(2), resize=cost)
+    assert done["a"].end_s == pytest.approx(102)
+
+
+def test_some_of_the_new_workers_may_still_come() -> None:
+    # a has one slot until b ends at 10, is to have four, and three of them from 12 on, because of
+    # c. These train from 15 on, after a stop of 1 s: 85 s of work are left, which take 28.3 s.
+    jobs = [
+        submitted("a", 0, 100, max_slots=4),
+        submitted("b", 0, 10, slots=3),
+        submitted("c", 12, 1000),
+    ]
+    cost = ResizeCost(start=0, join=1, leave=2, prepare=5)
+    done = run(MaxMin(), jobs, nodes(4), resize=cost)
+    assert done["a"].end_s == pytest.approx(16 + 85 / 3)
 
 
 def test_its_slots_are_idle_from_its_end_to_the_next_decision() -> None:
@@ -102,6 +168,7 @@ def test_kinds_of_change(before, after, trained, change) -> None:
 def test_costs_as_text() -> None:
     assert parse_resize_cost("0.3") == constant(0.3)
     assert parse_resize_cost("join=0.3, restart=20") == ResizeCost(join=0.3, restart=20)
+    assert parse_resize_cost("join=0.3,prepare=12") == ResizeCost(join=0.3, prepare=12)
     for wrong in ("", "thirty", "joins=3", "join=", "30,40"):
         with pytest.raises(UsageError, match="is no cost of a resize; write seconds"):
             parse_resize_cost(wrong)
