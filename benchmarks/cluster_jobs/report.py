@@ -122,7 +122,7 @@ def _policies(measured: Measured, results: Sequence[Result]) -> Section:
         live_s, simulated_s = fmean(job.jct_s for job in run.jobs), result.mean_jct_s
         rows.append(
             [
-                f"`{_named(run.policy)}`",
+                _named(run.policy),
                 f"{live_s:.1f} s",
                 f"{simulated_s:.1f} s",
                 f"{(simulated_s - live_s) / live_s:+.1%}",
@@ -205,8 +205,8 @@ def _costs(costs: Costs) -> Section:
 
 
 def _named(policy: PolicyChoice) -> str:
-    """Return the policy as one gives it to `edl cluster policy`."""
-    return " ".join([policy.name, *(f"{k}={v}" for k, v in policy.parameters.items())])
+    """Return the policy with its parameters as Markdown, like "`jsa`, `interval_s` 30"."""
+    return ", ".join([f"`{policy.name}`", *(f"`{k}` {v}" for k, v in policy.parameters.items())])
 
 
 def to_json(measured: Measured) -> dict[str, Any]:
