@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import signal
 import sys
 import time
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from cli_shell import STANDIN, WAIT_S, Running, Shell, shell, until
 from hand_host import HandHost
+from paths import ROOT
 
 from edl.coordination.access import Access
 from edl.coordination.cluster_format import own_version
@@ -148,6 +150,21 @@ def test_it_is_shown_and_changed_while_jobs_run(cluster: Shell) -> None:
         assert said("policy", "max_min").startswith("policy: max_min\n")
         until_slots(host, x=2, y=2)
         assert "there is no policy 'maxmin'" in cluster.edl("cluster", "policy", "maxmin").stderr
+        page = (ROOT / "docs" / "guides" / "writing-a-policy.md").read_text()
+        mine = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[0]
+        (cluster.directory / "my_policy.py").write_text(mine)
+        assert planned("plan", "--policy", "my_policy:Fewest") == {"x": {"a": 1}, "y": {"a": 3}}
+        assert said("policy", "my_policy:Fewest", "spare=2").startswith(
+            "policy: my_policy:Fewest spare=2\n"
+        )
+        until_slots(host, x=1, y=1)
+        endless = mine.replace(
+            "        return ", "        while True:\n            pass\n        return "
+        )
+        (cluster.directory / "my_policy.py").write_text(endless)
+        said("policy", "my_policy:Fewest")
+        controller.expect("jobs keep their slots: the policy my_policy:Fewest has not answered wi")
+        until_slots(host, x=1, y=1)
         host.store.change_settings(lambda now: replace(now, policy="future"))
         controller.expect("jobs keep their slots: there is no policy 'future'")
         for job in ("x", "y"):
