@@ -216,6 +216,8 @@ class TestWhichCluster:
             *((verb, "digits") for verb in JOB_VERBS),
             ("priority", "digits", "3"),
             ("undrain", "node1"),
+            ("secret", "list"),
+            ("secret", "delete", "TOKEN"),
             *(("cluster", verb) for verb in ("status", "plan", "policy", "start")),
             ("cluster", "what-if", "--add-host", "2"),
         ],
