@@ -29,6 +29,9 @@ from edl.core.cluster.manifest_file import checked_manifest
 from edl.core.cluster.records import Wanted
 from edl.errors import CoordinationError, UsageError
 
+SMALL_BYTES = 4096  # of a manifest, as it is stored, that is taken in any case; most have 1,000
+SHARED_BYTES = 1 << 24  # of a manifest, divided by the number of jobs: at most 110 MB for all
+
 
 @dataclass(frozen=True)
 class _Ended:
@@ -136,13 +139,15 @@ class _Submission:
         Raises:
             Refused: the job has been submitted with this key meanwhile.
             UsageError: a job of that name has not ended; or there is none of that name, and the
-                cluster has as many jobs as it may have.
+                cluster has as many jobs as it may have; or the manifest is too large for a cluster
+                with so many.
             UnknownCluster: the cluster does not exist.
         """
         nodes, p = self._store.nodes, self._store.paths
         jobs, old, life = nodes.read(exists(p.jobs), get(self._path), get(p.life(self._name)))
         if jobs is None:
             raise nodes.unknown()
+        self._check_size(jobs.numChildren)
         if old is None or life is None:
             if jobs.numChildren >= MOST_JOBS:
                 raise UsageError(
@@ -174,6 +179,20 @@ class _Submission:
             if name not in known:
                 asks = f", for which job {self._name} asks"
                 raise UsageError(secrets.unknown(name, known, asks))
+
+    def _check_size(self, jobs: int) -> None:
+        """Raise a UsageError if the manifest is too large for a cluster that has so many ``jobs``.
+
+        So all manifests together leave room in the memory of ZooKeeper, whatever is submitted.
+        """
+        size = len(encode(self._manifest.to_json()))
+        most = max(SMALL_BYTES, SHARED_BYTES // (jobs + 1))
+        if size > most:
+            raise UsageError(
+                f"the manifest of job {self._name} takes {size} bytes, and {self._store.nodes.what}"
+                f", which has {jobs} jobs, takes at most {most}; shorten it, or wait until some "
+                "have ended"
+            )
 
     def write(self, ended: _Ended | None) -> None:
         """Write the job and an event in one transaction.

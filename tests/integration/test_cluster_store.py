@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -261,6 +262,23 @@ class TestSubmission:
         )
         with pytest.raises(UsageError, match="has a job named 'digits' already"):
             submit_job(store, manifest(), key="first")  # the key has gone with the job
+
+    def test_manifests_must_be_smaller_the_more_jobs_there_are(
+        self, store: ClusterStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(cluster_submission, "SMALL_BYTES", 2000)
+        monkeypatch.setattr(cluster_submission, "SHARED_BYTES", 20_000)
+        for number in range(3):
+            submit_job(store, manifest(f"j{number}", env={"A": "x" * 4000}))
+        with pytest.raises(UsageError) as caught:
+            submit_job(store, manifest("k", env={"A": "x" * 4500}))
+        assert re.fullmatch(
+            r"the manifest of job k takes 5\d\d\d bytes, and cluster lab, which has 3 jobs, takes "
+            r"at most 5000; shorten it, or wait until some have ended",
+            str(caught.value),
+        )
+        for number in range(20):
+            submit_job(store, manifest(f"k{number}"))
 
     def test_there_is_a_limit(self, store: ClusterStore, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cluster_submission, "MOST_JOBS", 3)
