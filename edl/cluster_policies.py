@@ -1,4 +1,4 @@
-"""Find a cluster policy by its name: one of edl's own, or one that a user has written.
+"""Find a cluster policy by its name: one that is part of edl, or one that a user has written.
 
 A user's policy is named ``module:Class``, and imported from the Python path of this process, in
 which the working directory comes first.
@@ -51,7 +51,10 @@ def policy_of(settings: ClusterRecord) -> ClusterPolicy:
 
 
 def is_own(name: str) -> bool:
-    """Return whether ``name`` is the name of a user's policy, ``module:Class``."""
+    """Return whether ``name`` has the form ``module:Class``, the name of a user's policy.
+
+    Nothing is imported. A policy that is part of edl has a plain name.
+    """
     return module_and_function(name) is not None
 
 

@@ -394,8 +394,8 @@ class Daemon:
     def _may_be_restored(self, error: UnknownJob) -> bool:
         """Restore a lost job in ZooKeeper if it is this worker's turn; return whether to go on.
 
-        False: the job was removed or replaced (see ``error``), so this worker was evicted and its
-        ring broken.
+        False: it was removed or replaced, or not found for 60 s; this worker is evicted, its ring
+        broken, with the text of ``error`` as the reason.
         """
         step = self._shared.progress.step
         if self._lost_job.handle(error, f"w{self._lost_job.own}", step):

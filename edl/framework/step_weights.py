@@ -59,9 +59,12 @@ class StepWeights:
     def weigh(self, early: bool = True) -> None:
         """Compute ``sent``, ``part`` and ``sends_early`` anew, from the batches of the open step.
 
+        ``sent`` and ``part`` are factors for this worker's gradients; ``sends_early`` says whether
+        they may be sent before the step records have arrived.
+
         Args:
-            early: whether gradients may be sent before the step records have arrived, if this
-                worker has samples and is not alone.
+            early: whether that is allowed at all. ``sends_early`` is still False if this worker has
+                no samples, is alone in its ring or warms up, or the others have completed the step.
         """
         worker, share = self._worker, self.share
         self.sent = share.send_weight(self._batch_size)

@@ -148,9 +148,12 @@ def has_died(former: Host) -> bool:
 def has_died_here(former: Host, own: Host) -> bool:
     """Return whether an earlier agent is known to have run on this machine and to have ended.
 
+    It is False if the two records have different addresses, if the machine of the earlier agent is
+    another one or is not known, or if any process here has its process id.
+
     Args:
         former: the record of that agent.
-        own: the record of this process's agent, which has the same address if it is in its place.
+        own: the record of this process's agent.
     """
     return former.address == own.address and is_known_dead(former.machine, former.pid)
 

@@ -83,7 +83,9 @@ class AssignedRuns:
             session.close()
 
     def _secrets_of(self, manifest: JobManifest) -> Mapping[str, bytes] | str:
-        """Return the secrets that ``manifest`` asks for, by name, or a sentence why one is missing.
+        """Return the secrets that ``manifest`` asks for, by name, or a sentence why it lacks one.
+
+        The sentence names the secret that the cluster lacks, or that the cluster has not sealed.
 
         Raises:
             CoordinationError: ZooKeeper is away.

@@ -1,6 +1,6 @@
-"""Start missing workers and wake frozen ones in a loopback job, as the agents of its hosts do.
+"""Start missing workers and wake frozen ones in a loopback job (a job in one process).
 
-:class:`Agents` stands for the agents of all hosts.
+:class:`Agents` does what the agents of all hosts do in a real job.
 """
 
 from __future__ import annotations

@@ -175,7 +175,10 @@ class ScriptSteps(WorkerSteps):
         """Do nothing: a script with its own data holds no batch of edl's loader to complete."""
 
     def last_record(self, stop: Stop) -> None:
-        """Return None, whatever ``stop`` is: such a script sends no step record of its end."""
+        """Return None: a script that keeps its own place in its data sends no record of its end.
+
+        ``stop`` says how the training ended; it is not used.
+        """
 
     def joined(self) -> None:
         """Mark this worker as a newcomer, which leaves if its state differs from the others'.

@@ -210,7 +210,11 @@ class _HostChoices:
         self._kept: dict[tuple[object, object], _HostChoice] = {}
 
     def of(self, job: JobView) -> _HostChoice:
-        """Return the hosts that ``job`` can use."""
+        """Return the hosts that ``job`` can use.
+
+        Jobs with the same labels and the same required paths get the same object, but not a job
+        with limits of its own on hosts, or with devices.
+        """
         if job.life.limits or self._table.of_job(job.name):
             return self._choose(job)
         key = tuple(job.manifest.labels.items()), tuple(job.manifest.required_paths)
@@ -220,7 +224,11 @@ class _HostChoices:
         return found
 
     def _choose(self, job: JobView) -> _HostChoice:
-        """Return the hosts that ``job`` can use, which may be its own choice."""
+        """Compute the hosts that ``job`` can use, and return them as a new object; keep nothing.
+
+        :meth:`of` decides whether other jobs get the same object. If the job can use no host, the
+        ``limits`` of the result are empty.
+        """
         check = self._cluster.path_checks.of(job.manifest)
         limits = _limits(job, self._cluster, self._table, self.nodes, check)
         hosts, labels = _hosts_of(job, self._cluster, self.nodes, limits, check)

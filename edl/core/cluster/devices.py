@@ -127,8 +127,8 @@ class DeviceTable:
     def give(self, host: str, job: str, run: str, count: int) -> None:
         """Assign up to ``count`` free devices of ``host`` to a run, the lowest numbers first.
 
-        Nothing is assigned if the host still has something of another run of the job, or of one
-        that was told to end there.
+        Nothing is assigned if the host still has devices of another run of this job, or if ``run``
+        itself was told to end there.
 
         Args:
             host: the name of the host.

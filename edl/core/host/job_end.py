@@ -130,9 +130,11 @@ def result(job: Job, own: SupervisorState) -> int:
 
 
 def failed_late(job: Job, own: SupervisorState) -> Process | None:
-    """Return the first-started process that ended with an error after ``job`` had finished.
+    """Return the first-started process that failed after ``job`` had trained its last step.
 
-    The result is None if there is none, or if the job is not FINISHED.
+    To fail is to end with an exit code other than 0, without being told to end; a process whose
+    worker never was in a ring does not count. The result is None if there is none, or if the job
+    is not FINISHED.
 
     Args:
         job: the record of the job, with its state.

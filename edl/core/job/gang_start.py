@@ -66,7 +66,11 @@ def _workers(snapshot: Snapshot) -> Mapping[str, int]:
 
 
 def _places(snapshot: Snapshot) -> dict[str, int]:
-    """Return how many workers each host can have at most: those it has, or its agent may start."""
+    """Return how many workers each host can have at most, by host.
+
+    It is the number of workers that are registered there (without evicted ones), or, if that is
+    more, the number assigned to the host, up to the slots of its agent (0 without an agent).
+    """
     here, slots = _workers(snapshot), {host.name: host.slots for host in snapshot.hosts}
     return {
         host: max(here.get(host, 0), min(snapshot.assigned.hosts.get(host, 0), slots.get(host, 0)))

@@ -80,10 +80,11 @@ def withdrawn(has: int, got: int | None) -> bool:
 
 
 def is_last(snapshot: Snapshot, host: str) -> bool:
-    """Return whether workers are desired on no host other than ``host`` that is present.
+    """Return whether no workers are desired on any present host other than ``host``.
 
-    A host is present if it has an agent, a worker in ZooKeeper or a member of the newest
-    generation. ``snapshot`` is the state of the job in ZooKeeper.
+    Neither workers on ``host`` nor its own presence count. A host is present if it has an agent, a
+    worker in ZooKeeper or a member of the newest generation. ``snapshot`` is the state of the job
+    in ZooKeeper.
     """
     others = snapshot.present - {host}
     return not any(count for name, count in snapshot.desired.hosts.items() if name in others)

@@ -91,7 +91,8 @@ class UpdateOrder:
         so it may join where the schedule begins again. If this epoch has begun like the epoch
         before, the schedule is read from that one. While fewer than :data:`SEEN` (16) batches are
         known, or no period is seen in them, a newcomer joins only at the end of the epoch. If the
-        schedule has no period in :data:`KEPT` (256) batches, it may join after any batch.
+        schedule has no period in :data:`KEPT` (256) batches, it may join after any batch. The
+        answer is for a script with several optimizers only.
 
         Args:
             ends_epoch: whether the present batch is the last one of its epoch.

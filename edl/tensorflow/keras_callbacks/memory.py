@@ -257,11 +257,13 @@ class CallbackStates:
         return memory
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the names, states, ``verbose`` and ``begun`` of the callbacks.
+        """Return the states of the callbacks, for newcomers and checkpoints.
 
         Returns:
-            A dict of ``names`` (the callbacks' class names) and ``states`` (None for a callback
-            without one), both in the order of the callbacks, ``verbose`` and ``begun``.
+            A dict: ``names``: the callbacks' class names; ``states``: their states, None for a
+            callback without one; both in the order of the callbacks. ``verbose``: the ``verbose``
+            of the job's ``fit``. ``begun``: the newest epoch whose ``on_epoch_begin`` was called;
+            -1: none.
         """
         return {
             "names": list(self._names),
