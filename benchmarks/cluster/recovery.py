@@ -28,7 +28,7 @@ from edl.coordination.cluster_host import HostOwner
 from edl.coordination.cluster_store import ClusterStore
 from edl.coordination.nodes import content, record
 from edl.coordination.reads import get
-from edl.core.cluster.host_jobs import RunProcess
+from edl.core.cluster.host_jobs import LIMITS, RunProcess
 from edl.core.cluster.job_life import LifeState
 from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.records import HostReport
@@ -145,9 +145,11 @@ class RecoveryLab:
         self.found["host"].append(_when(is_back, f"host {host}") - began_s)
 
     def agent(self, store: ClusterStore, job: str) -> None:
-        """Kill the agent of a job."""
+        """Kill the agent of a job, once it no longer counts as failed at its start."""
         host = self._host_of(store, job)
         agent = next(one.pid for one in self._processes(host, job) if one.is_agent)
+        age_s = time.time() - psutil.Process(agent).create_time()
+        time.sleep(max(0.0, LIMITS.stable_s + 0.5 - age_s))
         with self._lab.run_of(store, job) as run:
             before = {one.name: one for one in run.snapshot().hosts}[host]
             workers = self._workers(host, job)

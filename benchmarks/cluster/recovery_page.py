@@ -81,7 +81,9 @@ after the kill. The only controller has to start anew before that.
 assignment, with the same agent and the same workers as before, which train on meanwhile.
 
 **another one has taken its workers over**: another agent is registered with the job, with the same
-devices in use. The workers train on meanwhile.
+devices in use. The workers train on meanwhile. The agent had lived for 10 s. Of agents that are
+killed sooner, one after another, the second is replaced after 1 s, and the next ones after 2, 4
+... 30 s.
 
 **its replacement has trained a step in the whole ring**: the first step that a new worker has
 completed in a ring of two. The other worker has trained alone before that.
