@@ -206,7 +206,9 @@ class JobManifest(Record):
         Mapping[_Name, _Text],
         Meta(description="only hosts that have all these labels are used, like `{gpu: h100}`"),
     ] = field(default_factory=dict)
-    queue: Annotated[_Name, Meta(description="a name by which `edl list --queue` selects; it limits nothing")] = "default"
+    queue: Annotated[
+        _Name, Meta(description="a name by which `edl list --queue` selects; it limits nothing")
+    ] = "default"
     priority: Annotated[
         int,
         Meta(
