@@ -2,8 +2,9 @@
 
 The imports are most of what a process costs a test. There are two ways:
 
-- :func:`start`: `edl run`, `edl join` and `edl agent`. The agent that is started in this way forks
-  its workers, too, from a template that it is given (:mod:`edl.launch.template`);
+- :func:`start`: `edl run`, `edl join` and `edl agent`, and `edl cluster` and `edl host`. An agent
+  that is started in this way forks its workers, too, from a template that it is given
+  (:mod:`edl.launch.template`);
 - :class:`Python` and :func:`python`: a script or a piece of code, in place of
   :class:`subprocess.Popen` and :func:`subprocess.run`.
 
@@ -31,11 +32,14 @@ from edl.launch.template import Child, Template
 from edl.testing.job import start_process
 
 EDL = str(Path(sys.executable).parent / "edl")
-VERBS = ("run", "join", "agent")
+AGENTS = ("run", "join", "agent")
+VERBS = (*AGENTS, "cluster", "host")
 EVERYBODY = [
     "edl.cli.run",
     "edl.cli.join",
     "edl.cli.agent",
+    "edl.cli.cluster",
+    "edl.cli.host",
     "edl.framework.process",
     "edl.testing.throttle",
 ]
@@ -83,7 +87,7 @@ def start(
         words = [sys.executable, *words]
     child = _base(framework).fork(
         environment, output, lambda pid: None, words, directory,
-        gives_template=True,
+        gives_template=_verb(words[3:]) in AGENTS,
     )  # fmt: skip
     return Forked(child.pid, words)
 
@@ -181,16 +185,21 @@ def _framework(words: Sequence[str], directory: Path, environment: Mapping[str, 
     rest = words[1:] if words[:1] == [EDL] else words[3:] if words[:3] == module else []
     same = all(environment.get(name) == os.environ.get(name) for name in ("PYTHONPATH", "PATH"))
     asked = "EDL_TEMPLATE" in environment or "--no-template" in rest
-    if not rest or rest[0] not in VERBS or asked or not same or not WANTED:
+    if _verb(rest) not in VERBS or asked or not same or not WANTED:
         return None
     scripts = [Path(directory, word) for word in rest if word.endswith(".py")]
     text = "".join(path.read_text() for path in scripts if path.is_file())
     return next((name for name in IMPORTS if name and f"edl.{name}" in text), "")
 
 
+def _verb(words: Sequence[str]) -> str:
+    """Return the first word of a command of edl that is no option; empty: there is none."""
+    return next((word for word in words if not word.startswith("-")), "")
+
+
 @functools.cache
 def _base(framework: str) -> Template:
-    """Return the process that agents are forked from; it ends with this one."""
+    """Return the process that others are forked from; it ends with this one."""
     directory = Path(tempfile.mkdtemp())
     imports = directory / "imports"
     modules = [*EVERYBODY, *IMPORTS[framework], "short_end"]
