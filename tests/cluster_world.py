@@ -24,6 +24,7 @@ from edl.core.cluster.records import (
     HostOffer,
     HostReport,
     JobReport,
+    QueueRecord,
     Wanted,
 )
 from edl.core.cluster.state import ClusterPolicy
@@ -74,6 +75,7 @@ class Request:
     labels: Mapping[str, str] = field(default_factory=dict)
     start_timeout_s: float = 0.0
     weight: float = 1.0
+    queue: str = "default"
     after: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
     retries: int = 3
@@ -207,6 +209,7 @@ class World:
         self.reasons: Mapping[str, str] = {}
         self.next_s = 0.0
         self.secrets: set[str] = set()
+        self.queues: dict[str, QueueRecord] = {}
 
     # --- users
 
@@ -476,7 +479,7 @@ class World:
                     name, offer, machine.drained, machine.assigned, machine.version, machine.report
                 )
             )
-        return ClusterView(jobs, hosts, self.settings, self.allocation, self.secrets)
+        return ClusterView(jobs, hosts, self.settings, self.allocation, self.secrets, self.queues)
 
     def plans(self, controller: Controller) -> ClusterPlan:
         view = self.view(controller)

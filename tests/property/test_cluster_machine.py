@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 
 from edl.core.cluster.job_life import LifeResult, LifeState
 from edl.core.cluster.placing import place_slots
-from edl.core.cluster.records import ClusterRecord, Goal
+from edl.core.cluster.records import ClusterRecord, Goal, QueueRecord
 from edl.core.cluster.state import Allocation, ClusterState
 
 POLICIES = ("max_min", "fifo_backfill", "tiresias", "elastic_tiresias", "edl", "jsa")
@@ -39,6 +39,7 @@ REQUESTS: tuple[dict[str, Any], ...] = (
     {"min": 1, "max": 2, "retries": 0},
     {"min": 1, "max": 6, "profile": Profile(3, 4.0, 40.0), "cool_down_s": 5.0},
     {"min": 1, "max": 4, "required_paths": {"/data": "the job's data /data"}},
+    {"min": 2, "max": 6, "queue": "prod"},
 )
 SETTINGS = ClusterRecord(
     interval_s=20.0,
@@ -60,6 +61,7 @@ HAPPENS = {
     "run": "run_steps run_fails run_stops",
     "drain": "on off off",
     "files": "lost found found",
+    "queues": "prod none",
     "time": "1 3 6 20",
 }
 EVENTS = st.sampled_from(
@@ -97,6 +99,7 @@ class ClusterMachine(RuleBasedStateMachine):
         new=st.booleans(),
         requests=st.lists(st.sampled_from(REQUESTS), min_size=1, max_size=3),
         rounds=st.sampled_from((0, 3, 6)),
+        quota=st.none() | st.integers(0, 4),
     )
     def start(
         self,
@@ -105,8 +108,11 @@ class ClusterMachine(RuleBasedStateMachine):
         new: bool,
         requests: list[dict[str, Any]],
         rounds: int,
+        quota: int | None,
     ) -> None:
         self.world = World(*slots, policy=policy, settings=SETTINGS)
+        if quota is not None:
+            self.world.queues = {"prod": QueueRecord(quota), "default": QueueRecord(1, weight=2.0)}
         self.submitted: set[str] = set()
         if new:
             self.world.machines["h0"].labels = {"gpu": "new"}
@@ -190,6 +196,9 @@ class ClusterMachine(RuleBasedStateMachine):
             world.machines[host].drained = what == "on"
         elif kind == "files":
             world.machines[host].lacks = {"/data"} if what == "lost" else set()
+        elif kind == "queues":
+            quota = QueueRecord(at, most=None if at else 3)
+            world.queues = {"prod": quota, "default": QueueRecord(1)} if what == "prod" else {}
         elif kind == "time":
             world.now_s += float(what)
         elif kind == "agent" and pairs:
@@ -283,6 +292,7 @@ class ClusterMachine(RuleBasedStateMachine):
         world = self.world
         world.new_leader()
         world.policy = World(policy="max_min").policy
+        world.queues = {}
         for name, machine in world.machines.items():
             machine.drained = False
             machine.broken_for.clear()

@@ -42,6 +42,7 @@ class ActiveJob:
         most: the most slots that a policy may give it, on all hosts together.
         hosts: the hosts that count and have the labels that it asks for.
         labels: these labels as a text, "key=value,..."; empty if all hosts have them.
+        requested: the slots that a policy of fixed sizes gives it; 0: as its manifest requests.
     """
 
     job: JobView
@@ -51,11 +52,17 @@ class ActiveJob:
     most: int
     hosts: tuple[str, ...]
     labels: str
+    requested: int = 0
 
     @property
     def is_fixed(self) -> bool:
         """Whether the policy may not change the job's slots ``present`` now."""
         return bool(self.why_fixed)
+
+    @property
+    def size(self) -> int:
+        """The number of slots that it has now, on all hosts together."""
+        return sum(self.present.values())
 
     @property
     def group(self) -> tuple[int, int, str]:
@@ -78,7 +85,7 @@ class ActiveJob:
         return ClusterJob(
             name=job.name,
             arrival_s=job.life.submitted_s,
-            requested_slots=sizes.fit(min(job.manifest.requested_np, self.most)),
+            requested_slots=sizes.fit(min(self.requested or job.manifest.requested_np, self.most)),
             min_slots=job.min_slots,
             max_slots=self.most,
             batch=batch,
@@ -127,11 +134,13 @@ def find_active_jobs(
     nodes = hosts_with_slots(cluster, table)
     choices = _HostChoices(cluster, table, nodes)
     waiting: Counter[tuple[object, ...]] = Counter()
+    queue: tuple[object, ...]
     found, obstacles = [], {}
     for job in cluster.jobs:
         if not job.wants_slots:
             continue
         queue = (job.wanted.priority, *job.manifest.labels.items())
+        queue = (job.manifest.queue, *queue) if cluster.queues else queue
         waits = job.life.state is LifeState.QUEUED
         one = obstacle(job, cluster, table.now_s)
         if one is None and waits and waiting[queue] >= MOST_ASKED:

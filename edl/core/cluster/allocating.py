@@ -19,50 +19,27 @@ is added around them:
 6. **Profiles.** A job of unknown speed may get other slots for a short time, so that it is measured
    (:mod:`edl.core.cluster.arrival_profile`).
 
+7. **Queues.** In a cluster that has queues the policy is asked about each of them, with its share
+   of the slots (:mod:`edl.core.cluster.queue_asking`).
+
 A decision that breaks a rule of :mod:`edl.core.cluster.validity` changes nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import groupby
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from edl.core.cluster.active_jobs import ActiveJob, find_active_jobs, hosts_with_slots
 from edl.core.cluster.arrival_profile import profile_progress, profiled_slots
+from edl.core.cluster.asking import AllocationRequest, Decision, ask_protecting, kind_of
 from edl.core.cluster.devices import DeviceTable
 from edl.core.cluster.held_slots import HeldSlots
-from edl.core.cluster.job_life import LifeState
+from edl.core.cluster.queue_asking import ask_by_queue
 from edl.core.cluster.records import AllocationRecord
-from edl.core.cluster.stable_placing import JobSize, place_stably, trimmed
-from edl.core.cluster.state import Allocation, ClusterPolicy, ClusterState, Node, slot_count
-from edl.core.cluster.validity import violation
+from edl.core.cluster.state import ClusterPolicy
 from edl.core.cluster.view import ClusterView
-
-Targets = dict[str, Mapping[str, int]]
-"""Job -> host -> number of slots."""
-
-
-@dataclass
-class _Decision:
-    """The answers of a policy about the groups of jobs that it was asked about so far.
-
-    Attributes:
-        targets: job -> host -> the number of slots that the job shall have there.
-        reasons: job -> why it has its slots or waits, as the policy's sentence.
-        batches: job -> the global batch that the policy chose, in samples.
-        state: group of jobs -> what the policy keeps for its next decision.
-        problem: the rule that its decision broke, as a sentence; empty: it broke none.
-    """
-
-    targets: Targets = field(default_factory=dict)
-    reasons: dict[str, str] = field(default_factory=dict)
-    batches: dict[str, int] = field(default_factory=dict)
-    state: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    problem: str = ""
 
 
 def allocate(
@@ -89,11 +66,14 @@ def allocate(
     due = table.now_s - last.at_s >= cluster.settings.interval_s
     if inputs == last.inputs and not due:
         return last, obstacles
-    answer = _ask_protecting(active, nodes, cluster, policy, table.now_s)
+    is_held = isinstance(policy, HeldSlots)
+    request = AllocationRequest(active, nodes, cluster, policy, table.now_s)
+    answer = ask_by_queue(request) if cluster.queues and not is_held else ask_protecting(request)
     if answer.problem:
         broken = replace(last, at_s=table.now_s, inputs=inputs, problem=answer.problem)
         return _without_others(broken, active), obstacles
-    profiles = profiled_slots(active, nodes, answer.targets, last, table.now_s)
+    within = [_within_queue(one, answer, cluster) for one in active]
+    profiles = profiled_slots(within, nodes, answer.targets, last, table.now_s)
     given = {name: answer.targets[name] for name in profiles.targets}
     answer.targets |= profiles.targets
     for name, what in profiles.reasons.items():
@@ -126,8 +106,23 @@ def _digest(
         )
         for one in active
     ]
-    kinds = [(name, nodes[name], _kind(cluster, name)) for name in nodes]
-    return hashlib.sha256(repr((jobs, kinds, policy)).encode()).hexdigest()[:16]
+    kinds = [(name, nodes[name], kind_of(cluster, name)) for name in nodes]
+    queues = [
+        (name, one.quota, one.weight, one.most) for name, one in sorted(cluster.queues.items())
+    ]
+    inputs = (jobs, kinds, policy, queues) if queues else (jobs, kinds, policy)
+    return hashlib.sha256(repr(inputs).encode()).hexdigest()[:16]
+
+
+def _within_queue(one: ActiveJob, answer: Decision, cluster: ClusterView) -> ActiveJob:
+    """Return a job that gets no more slots for its profile than the policy gives it.
+
+    It is so if its queue may have a limited number of slots; else the job is returned as it is.
+    """
+    queue = cluster.queues.get(one.job.manifest.queue)
+    if queue is None or queue.most is None:
+        return one
+    return replace(one, most=sum(answer.targets.get(one.job.name, {}).values()))
 
 
 def _own_limits(one: ActiveJob, nodes: Mapping[str, int]) -> list[tuple[str, int]]:
@@ -141,14 +136,8 @@ def _own_limits(one: ActiveJob, nodes: Mapping[str, int]) -> list[tuple[str, int
     return [(host, limit) for host, limit in limits if limit < nodes[host]]
 
 
-def _kind(cluster: ClusterView, host: str) -> str:
-    """Return the kind of machine that a host offers; empty if it offers nothing just now."""
-    offer = cluster.host_named[host].offer
-    return offer.kind if offer is not None else ""
-
-
 def _recorded(
-    answer: _Decision, last: AllocationRecord, inputs: str, now_s: float
+    answer: Decision, last: AllocationRecord, inputs: str, now_s: float
 ) -> AllocationRecord:
     """Return the record of a policy's answer, for the node ``allocation``.
 
@@ -182,161 +171,3 @@ def _without_others(record: AllocationRecord, active: Sequence[ActiveJob]) -> Al
     names = {one.job.name for one in active}
     targets = {name: target for name, target in record.targets.items() if name in names}
     return replace(record, targets=targets)
-
-
-# --- asking
-
-
-def _ask_protecting(
-    active: Sequence[ActiveJob],
-    nodes: Mapping[str, int],
-    cluster: ClusterView,
-    policy: ClusterPolicy,
-    now_s: float,
-) -> _Decision:
-    """Ask the policy, and again until no job loses all slots that has trained too short a time.
-
-    That is a job that has trained for less than its ``min_run_s``. In the next question it has its
-    fewest slots, which the policy may not change.
-
-    Args:
-        active: the jobs that may get slots.
-        nodes: host -> the slots that can be counted on.
-        cluster: the cluster, with the policy's last decision.
-        policy: the policy.
-        now_s: the time, in seconds since 1970.
-
-    Returns:
-        The last answers; if one breaks a rule, only its ``problem``.
-    """
-    asked = list(active)
-    while True:
-        answer = _ask(asked, nodes, cluster, policy, now_s)
-        spared = [
-            one.job.name
-            for one in asked
-            if one.job.name not in answer.targets and not one.is_fixed and _is_young(one, now_s)
-        ]
-        if answer.problem or not spared:
-            return answer
-        asked = [_at_fewest(one) if one.job.name in spared else one for one in asked]
-
-
-def _is_young(one: ActiveJob, now_s: float) -> bool:
-    """Return whether a job trains on its fewest slots or more, and for less than ``min_run_s``.
-
-    ``min_run_s`` is a value of the job's manifest, in seconds; ``now_s`` is the time, in seconds
-    since 1970.
-    """
-    job = one.job
-    if job.life.state is not LifeState.RUNNING or sum(one.present.values()) < job.min_slots:
-        return False
-    return now_s - job.life.since_s < job.manifest.min_run_s
-
-
-def _at_fewest(one: ActiveJob) -> ActiveJob:
-    """Return the active job with only the fewest of its present slots, which are fixed."""
-    least_s = one.job.manifest.min_run_s
-    why = f"keeps its fewest slots for {least_s:g} s after its start (min_run_s)"
-    return replace(one, present=trimmed(one.present, one.job.min_slots), why_fixed=why)
-
-
-def _ask(
-    active: Sequence[ActiveJob],
-    nodes: Mapping[str, int],
-    cluster: ClusterView,
-    policy: ClusterPolicy,
-    now_s: float,
-) -> _Decision:
-    """Ask the policy about one group of jobs after the other, and return all answers together.
-
-    A group has the jobs of one priority whose labels leave them the same hosts.
-
-    If one answer breaks a rule, the result has only that ``problem``.
-
-    Args:
-        active: the jobs that may get slots.
-        nodes: host -> the slots that can be counted on.
-        cluster: the cluster, with the policy's last decision.
-        policy: the policy.
-        now_s: the time, in seconds since 1970.
-    """
-    answer, left = _Decision(), dict(nodes)
-    silent = [host.name for host in cluster.hosts if host.offer is None]
-    order = sorted(active, key=lambda one: one.group)
-    for group, members in groupby(order, key=lambda one: one.group):
-        jobs = sorted(members, key=lambda one: one.job.order)
-        later = [one for one in active if one.group > group]
-        fixed = _sum(one.present for one in later if one.is_fixed)
-        free = {host: left[host] - fixed[host] for host in left if host in jobs[0].hosts}
-        free = {host: slots for host, slots in free.items() if slots > 0}
-        key = f"{-group[0]}/{group[2]}"
-        state = ClusterState(
-            jobs=[one.cluster_job(now_s) for one in jobs],
-            nodes=[Node(host, slots, _kind(cluster, host)) for host, slots in free.items()],
-            present={one.job.name: tuple(one.present.items()) for one in jobs if one.present},
-            now_s=now_s,
-            state=cluster.allocation.state.get(key, {}),
-        )
-        decision = policy(state)
-        wrong = violation(decision, state)
-        if wrong is not None:
-            return _Decision(
-                problem=f"the policy's decision breaks a rule and is not used: {wrong}"
-            )
-        moving = _sum(one.present for one in later if not one.is_fixed)
-        sized = _sized(jobs, decision, sum(free.values()))
-        placed = place_stably(sized, free, moving, silent)
-        taken = _sum(placed.values())
-        left = {host: slots - taken[host] for host, slots in left.items()}
-        answer.targets |= placed
-        kept = {one.job.name: one.why_fixed for one in jobs if one.is_fixed}
-        answer.reasons |= {**decision.reasons, **kept}
-        answer.batches |= decision.batches
-        answer.state[key] = decision.state
-    return answer
-
-
-def _sum(many: Iterable[Mapping[str, int]]) -> Counter[str]:
-    """Return, by host, the sum of the numbers of slots in all mappings of ``many``."""
-    total: Counter[str] = Counter()
-    for slots in many:
-        total.update(slots)
-    return total
-
-
-def _sized(jobs: Sequence[ActiveJob], decision: Allocation, slots: int) -> list[JobSize]:
-    """Return the jobs that get slots by a policy's decision, each with an allowed size.
-
-    They are in the order of ``jobs``; a job that gets none is left out.
-
-    Args:
-        jobs: the jobs of one group, in the order of submission.
-        decision: the policy's decision about them.
-        slots: the number of slots of their hosts together.
-    """
-    suggested = decision.placements
-    sizes, left = {}, slots
-    for one in jobs:
-        given = slot_count(suggested.get(one.job.name, ()))
-        sizes[one.job.name] = one.job.manifest.allowed_sizes.below(given) or 0
-        left -= sizes[one.job.name]
-    for one in jobs:
-        size = sizes[one.job.name]
-        if 0 < size < slot_count(suggested[one.job.name]):
-            more = one.job.manifest.allowed_sizes.above(size + 1)
-            if more is not None and more <= one.most and more - size <= left:
-                left -= more - size
-                sizes[one.job.name] = more
-    return [
-        JobSize(
-            name=one.job.name,
-            size=sizes[one.job.name],
-            present=one.present,
-            suggested=suggested[one.job.name],
-            limits=one.limits,
-            fit=one.job.manifest.allowed_sizes.below,
-        )
-        for one in jobs
-        if sizes[one.job.name]
-    ]

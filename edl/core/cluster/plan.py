@@ -38,6 +38,7 @@ from edl.core.cluster.job_life import JobLife, LifeState
 from edl.core.cluster.living import advance_lives
 from edl.core.cluster.orders import Order
 from edl.core.cluster.path_questions import ask_about_paths
+from edl.core.cluster.queue_shares import surplus_slots
 from edl.core.cluster.records import AllocationRecord, ClusterRecord, HostAssignment
 from edl.core.cluster.settling import give_back, take_devices
 from edl.core.cluster.state import ClusterPolicy
@@ -66,6 +67,8 @@ class ClusterPlan:
         changes: the changes of jobs' states in ``lives``, in order, for the log of events.
         reasons: job -> why it has what it has, or why it waits and where in the queue, as a
             sentence.
+        surplus: job -> how many of its slots are beyond the quota of its queue; only those with
+            any. Empty in a cluster without queues.
         next_s: when to plan again although nothing was seen to change, in seconds since 1970.
     """
 
@@ -75,6 +78,7 @@ class ClusterPlan:
     orders: tuple[Order, ...] = ()
     changes: tuple[JobChange, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
+    surplus: Mapping[str, int] = field(default_factory=dict)
     next_s: float = 0.0
 
     @property
@@ -134,8 +138,25 @@ def _finished(draft: Draft) -> ClusterPlan:
         orders=tuple(draft.orders),
         changes=tuple(one for one in draft.changes if one.job not in later),
         reasons=_reasons(draft),
+        surplus=_surplus(draft),
     )
     return replace(found, next_s=_next_s(draft, found))
+
+
+def _surplus(draft: Draft) -> dict[str, int]:
+    """Return how many slots of each job are beyond the quota of its queue; only those with any.
+
+    The slots are those of the policy's decision. Without queues the result is empty.
+    """
+    if not draft.cluster.queues:
+        return {}
+    jobs = sorted(draft.jobs.values(), key=lambda job: (-job.wanted.priority, job.order))
+    sizes = [
+        (job.name, job.manifest.queue, sum(draft.target(job).values()))
+        for job in jobs
+        if job.life.state in HAS_SLOTS
+    ]
+    return surplus_slots(sizes, draft.cluster.queues)
 
 
 def _tidied(draft: Draft, job: JobView) -> JobLife:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Self
 
+from edl.core.plural import counted
 from edl.core.record import Record
 
 FORMAT = 1  # of the records of this package; hosts with another one get no slots
@@ -123,6 +124,30 @@ class Wanted(Record):
     goal: Goal = Goal.RUN
     priority: int = 0
     removed: bool = False
+
+
+@dataclass(frozen=True)
+class QueueRecord(Record):
+    """The record of a queue, at the node ``queues/<name>``: the part of the cluster of its jobs.
+
+    Attributes:
+        quota: the guaranteed slots: its jobs get so many whenever they can use them.
+        weight: its share, against that of other queues, of the slots that no quota needs now.
+        most: the most slots that its jobs may have together; None: no limit.
+        set_s: when it was set.
+        by: the user and the machine that have set it.
+    """
+
+    quota: int = 0
+    weight: float = 1.0
+    most: int | None = None
+    set_s: float = 0.0
+    by: str = ""
+
+    def __str__(self) -> str:
+        """Return the queue as messages describe it: "quota 4, weight 1, at most 8 slots"."""
+        most = "" if self.most is None else f", at most {counted(self.most, 'slot')}"
+        return f"quota {self.quota}, weight {self.weight:g}{most}"
 
 
 @dataclass(frozen=True)
@@ -297,10 +322,13 @@ class JobReasons(Record):
         reasons: job -> why it has what it has, or its place in the queue and why it waits: the
             ``reasons`` of :class:`edl.core.cluster.plan.ClusterPlan`. Jobs that have ended may be
             left out.
+        surplus: job -> how many of its slots are beyond the quota of its queue; only those with
+            any.
     """
 
     at_s: float = 0.0
     reasons: Mapping[str, str] = field(default_factory=dict)
+    surplus: Mapping[str, int] = field(default_factory=dict)
 
     def reason(self, job: str, since_s: float) -> str:
         """Return the reason of ``job``; empty if there is none, or if it is outdated.

@@ -24,6 +24,7 @@ from edl.core.cluster.records import (
     HostAssignment,
     HostOffer,
     HostReport,
+    QueueRecord,
     Wanted,
 )
 from edl.core.policy.step_time import StepTimeSample
@@ -110,6 +111,10 @@ class JobRequest(Protocol):
     @property
     def weight(self) -> float:
         """The weight of the job in policies that share slots by weight."""
+
+    @property
+    def queue(self) -> str:
+        """The name of the queue that the job is in."""
 
     @property
     def after(self) -> Sequence[str]:
@@ -392,6 +397,7 @@ class ClusterView:
         settings: how the cluster decides.
         allocation: the policy's last decision.
         secrets: the names of the secrets that users have given to the cluster.
+        queues: the queues by name; empty: the cluster has none, and all jobs share its slots.
     """
 
     jobs: Sequence[JobView]
@@ -399,6 +405,7 @@ class ClusterView:
     settings: ClusterRecord = field(default_factory=ClusterRecord)
     allocation: AllocationRecord = field(default_factory=AllocationRecord)
     secrets: Collection[str] = ()
+    queues: Mapping[str, QueueRecord] = field(default_factory=dict)
 
     @cached_property
     def by_name(self) -> Mapping[str, JobView]:

@@ -1,0 +1,265 @@
+"""Ask a cluster policy about groups of jobs, and fit its answer to live jobs.
+
+:func:`ask_protecting` does so. The jobs of a higher priority are asked about first; of one
+priority, those whose labels leave them the fewest hosts. Each group is a cluster of its own, with
+the slots that the groups before it leave.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Any
+
+from edl.core.cluster.active_jobs import ActiveJob
+from edl.core.cluster.job_life import LifeState
+from edl.core.cluster.stable_placing import JobSize, place_stably, trimmed
+from edl.core.cluster.state import Allocation, ClusterPolicy, ClusterState, Node, slot_count
+from edl.core.cluster.validity import violation
+from edl.core.cluster.view import ClusterView
+
+Targets = dict[str, Mapping[str, int]]
+"""Job -> host -> number of slots."""
+
+
+@dataclass
+class Decision:
+    """The answers of a policy about the groups of jobs that it was asked about so far.
+
+    Attributes:
+        targets: job -> host -> the number of slots that the job shall have there.
+        reasons: job -> why it has its slots or waits, as the policy's sentence.
+        batches: job -> the global batch that the policy chose, in samples.
+        state: group of jobs -> what the policy keeps for its next decision.
+        problem: the rule that its decision broke, as a sentence; empty: it broke none.
+    """
+
+    targets: Targets = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    batches: dict[str, int] = field(default_factory=dict)
+    state: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    problem: str = ""
+
+    @property
+    def used(self) -> int:
+        """The number of slots that all jobs of the decision have together."""
+        return sum(sum(target.values()) for target in self.targets.values())
+
+
+@dataclass(frozen=True)
+class AllocationRequest:
+    """All that a policy is asked about together.
+
+    Attributes:
+        active: the jobs that may get slots.
+        nodes: host -> the slots that they may have.
+        cluster: the cluster, with the policy's last decision.
+        policy: the policy.
+        now_s: the time, in seconds since 1970.
+        later: jobs that are asked about later, in another request, with what this one leaves.
+        most: the most slots that the jobs may have together; None: all of ``nodes``.
+        queue: the queue whose jobs they are; empty: those of all queues.
+    """
+
+    active: Sequence[ActiveJob]
+    nodes: Mapping[str, int]
+    cluster: ClusterView
+    policy: ClusterPolicy
+    now_s: float
+    later: Sequence[ActiveJob] = ()
+    most: int | None = None
+    queue: str = ""
+
+
+Spare = Callable[[Sequence[ActiveJob], Decision], Mapping[str, str]]
+"""Gets the jobs that were asked about, and the answer. Returns the jobs that lose all slots and
+may not, each with the reason."""
+
+
+def ask_protecting(request: AllocationRequest, spare: Spare | None = None) -> Decision:
+    """Ask the policy, and again until no job loses all slots that may not.
+
+    In the next request such a job has its fewest slots, which the policy may not change.
+
+    Args:
+        request: what the policy is asked.
+        spare: says which jobs may not lose all slots; None: those that have trained for less than
+            their ``min_run_s``.
+
+    Returns:
+        The last answers; if one breaks a rule, only its ``problem``.
+    """
+    spare = spare or (lambda asked, answer: spare_young(asked, answer, request.now_s))
+    asked = list(request.active)
+    while True:
+        answer = _ask(replace(request, active=asked))
+        spared = {} if answer.problem else spare(asked, answer)
+        if not spared:
+            return answer
+        asked = [
+            _at_fewest(one, spared[one.job.name]) if one.job.name in spared else one
+            for one in asked
+        ]
+
+
+def spare_young(asked: Sequence[ActiveJob], answer: Decision, now_s: float) -> dict[str, str]:
+    """Return the jobs that lose all slots though they have trained too short a time, with reasons.
+
+    That is for less than ``min_run_s``, a value of the job's manifest in seconds.
+
+    Args:
+        asked: the jobs that the policy was asked about.
+        answer: what it answered.
+        now_s: the time, in seconds since 1970.
+    """
+    found = {}
+    for one in losers(asked, answer):
+        least_s = one.job.manifest.min_run_s
+        if now_s - one.job.life.since_s < least_s:
+            name = one.job.name
+            found[name] = f"keeps its fewest slots for {least_s:g} s after its start (min_run_s)"
+    return found
+
+
+def losers(asked: Sequence[ActiveJob], answer: Decision) -> list[ActiveJob]:
+    """Return the jobs that train on their fewest slots or more, and get none by ``answer``.
+
+    ``asked`` has the jobs; those whose slots the policy may not change are left out.
+    """
+    return [
+        one
+        for one in asked
+        if one.job.name not in answer.targets
+        and not one.is_fixed
+        and one.job.life.state is LifeState.RUNNING
+        and one.size >= one.job.min_slots
+    ]
+
+
+def _at_fewest(one: ActiveJob, why: str) -> ActiveJob:
+    """Return the active job with only the fewest of its present slots, fixed because of ``why``."""
+    return replace(one, present=trimmed(one.present, one.job.min_slots), why_fixed=why)
+
+
+def _ask(request: AllocationRequest) -> Decision:
+    """Ask the policy about one group of jobs after the other, and return all answers together.
+
+    A group has the jobs of one priority whose labels leave them the same hosts. If one answer
+    breaks a rule, the result has only that ``problem``.
+    """
+    cluster, left = request.cluster, dict(request.nodes)
+    answer, most = Decision(), request.most
+    silent = [host.name for host in cluster.hosts if host.offer is None]
+    order = sorted(request.active, key=lambda one: one.group)
+    for group, members in groupby(order, key=lambda one: one.group):
+        jobs = sorted(members, key=lambda one: one.job.order)
+        own_later = [one for one in request.active if one.group > group]
+        later = [*own_later, *request.later]
+        fixed = _sum(one.present for one in later if one.is_fixed)
+        free = {host: left[host] - fixed[host] for host in left if host in jobs[0].hosts}
+        free = {host: slots for host, slots in free.items() if slots > 0}
+        usable = free
+        if most is not None:
+            reserved = sum(one.size for one in own_later if one.is_fixed)
+            usable = _limited(free, most - reserved, jobs)
+        key = f"{-group[0]}/{group[2]}"
+        key = f"{request.queue}:{key}" if request.queue else key
+        state = ClusterState(
+            jobs=[one.cluster_job(request.now_s) for one in jobs],
+            nodes=[Node(host, slots, kind_of(cluster, host)) for host, slots in usable.items()],
+            present={one.job.name: tuple(one.present.items()) for one in jobs if one.present},
+            now_s=request.now_s,
+            state=cluster.allocation.state.get(key, {}),
+        )
+        decision = request.policy(state)
+        wrong = violation(decision, state)
+        if wrong is not None:
+            return Decision(problem=f"the policy's decision breaks a rule and is not used: {wrong}")
+        moving = _sum(one.present for one in later if not one.is_fixed)
+        sized = _sized(jobs, decision, sum(usable.values()))
+        placed = place_stably(sized, free, moving, silent)
+        taken = _sum(placed.values())
+        left = {host: slots - taken[host] for host, slots in left.items()}
+        most = None if most is None else most - sum(taken.values())
+        answer.targets |= placed
+        kept = {one.job.name: one.why_fixed for one in jobs if one.is_fixed}
+        answer.reasons |= {**decision.reasons, **kept}
+        answer.batches |= decision.batches
+        answer.state[key] = decision.state
+    return answer
+
+
+def kind_of(cluster: ClusterView, host: str) -> str:
+    """Return the kind of machine that a host offers; empty if it offers nothing just now."""
+    offer = cluster.host_named[host].offer
+    return offer.kind if offer is not None else ""
+
+
+def _limited(free: Mapping[str, int], most: int, jobs: Sequence[ActiveJob]) -> dict[str, int]:
+    """Return at most ``most`` of the ``free`` slots of hosts, in the same order.
+
+    First come the slots of jobs that keep them, then those that other jobs have, then those of the
+    hosts with the most.
+
+    Args:
+        free: host -> its free slots.
+        most: how many slots are returned at most.
+        jobs: the jobs that are to have them, with the slots that they have now.
+    """
+    found: Counter[str] = Counter()
+    fixed = _sum(one.present for one in jobs if one.is_fixed)
+    present = _sum(one.present for one in jobs if not one.is_fixed)
+    for wanted in (fixed, present, free):
+        for host in sorted(free, key=lambda host: found[host] - free[host]):
+            count = min(wanted[host], free[host] - found[host], most)
+            if count > 0:
+                found[host] += count
+                most -= count
+    return {host: found[host] for host in free if found[host]}
+
+
+def _sum(many: Iterable[Mapping[str, int]]) -> Counter[str]:
+    """Return, by host, the sum of the numbers of slots in all mappings of ``many``."""
+    total: Counter[str] = Counter()
+    for slots in many:
+        total.update(slots)
+    return total
+
+
+def _sized(jobs: Sequence[ActiveJob], decision: Allocation, slots: int) -> list[JobSize]:
+    """Return the jobs that get slots by a policy's decision, each with an allowed size.
+
+    They are in the order of ``jobs``; a job that gets none is left out.
+
+    Args:
+        jobs: the jobs of one group, in the order of submission.
+        decision: the policy's decision about them.
+        slots: the number of slots of their hosts together.
+    """
+    suggested = decision.placements
+    sizes, left = {}, slots
+    for one in jobs:
+        given = slot_count(suggested.get(one.job.name, ()))
+        sizes[one.job.name] = one.job.manifest.allowed_sizes.below(given) or 0
+        left -= sizes[one.job.name]
+    for one in jobs:
+        size = sizes[one.job.name]
+        if 0 < size < slot_count(suggested[one.job.name]):
+            more = one.job.manifest.allowed_sizes.above(size + 1)
+            if more is not None and more <= one.most and more - size <= left:
+                left -= more - size
+                sizes[one.job.name] = more
+    return [
+        JobSize(
+            name=one.job.name,
+            size=sizes[one.job.name],
+            present=one.present,
+            suggested=suggested[one.job.name],
+            limits=one.limits,
+            fit=one.job.manifest.allowed_sizes.below,
+        )
+        for one in jobs
+        if sizes[one.job.name]
+    ]
