@@ -22,6 +22,7 @@ from edl.core.cluster.job_life import TRANSITIONS
 from edl.core.cluster.job_status import ClusterJobDetails, ClusterJobStatus
 from edl.core.cluster.manifest import ArrivalProfile, BatchRange, JobManifest, PolicyHints
 from edl.core.cluster.manifest_schema import manifest_schema
+from edl.core.cluster.queue_status import QueueStatus
 from edl.core.cluster.throughput_curve import ThroughputPoint
 from edl.core.events import DETAILS, EventKind, SwitchParts
 from edl.core.host.exit_codes import EXIT_CODES, MEANINGS, AgentResult
@@ -275,6 +276,11 @@ def cluster_job() -> str:
     return _table(("field", "meaning"), _meanings(ClusterJobStatus))
 
 
+def queue() -> str:
+    """Return the table of what `edl queue list --json` says of a queue."""
+    return _table(("field", "meaning"), _meanings(QueueStatus))
+
+
 def cluster_job_details() -> str:
     """Return the table of what is told of one job of a cluster."""
     return _table(("field", "meaning"), _meanings(ClusterJobDetails))
@@ -298,6 +304,7 @@ TABLES = {
     "manifest-hints": manifest_hints,
     "manifest-profile": manifest_profile,
     "members": members,
+    "queue": queue,
     "settings": settings,
     "status": status,
     "switch-parts": switch_parts,

@@ -22,6 +22,7 @@ from rich.text import Text
 
 from edl import config
 from edl.cli.common import AddressOption, ClusterOption, JsonOption, ZooKeeperOption, console
+from edl.cli.queue import queue_table
 from edl.client.cluster_plans import (
     plan_now,
     plan_with_host,
@@ -321,7 +322,9 @@ def status_table(now: ClusterStatus) -> RenderableType:
     for host in now.hosts:
         cells = host.host, host.state, str(host.slots), str(host.used), by_host(host.jobs)
         hosts.add_row(*map(Text, cells))
-    return Group(head, hosts) if now.hosts else head
+    parts = [hosts] if now.hosts else []
+    parts += [queue_table(now.queues)] if now.queues else []
+    return Group(head, *parts)
 
 
 def _versions(now: ClusterStatus) -> str:

@@ -101,7 +101,8 @@ def event_line(event: ClusterEvent, width: int | None, named: bool = True) -> st
 
 def _columns(job: ClusterJobStatus) -> tuple[str, str, str, str, str]:
     """Return the texts (name, state, slots, priority, queue) of ``job`` for its row in a table."""
-    slots = f"{job.slots}/{_range(job.min, job.max)}"
+    surplus = f" ({job.surplus} surplus)" if job.surplus else ""
+    slots = f"{job.slots}/{_range(job.min, job.max)}{surplus}"
     return job.name, job.outcome, slots, str(job.priority), job.queue
 
 
@@ -121,7 +122,8 @@ def _rows(details: ClusterJobDetails, now_s: float) -> dict[str, str]:
         "job": job.name,
         "state": f"{job.outcome}{since}: {job.reason}",
         "wanted": "" if job.wanted is Goal.RUN else _wanted(job),
-        "slots": f"{job.slots} of {_range(job.min, job.max)}, {job.np} wanted{_where(details)}",
+        "slots": f"{job.slots} of {_range(job.min, job.max)}, {job.np} wanted{_where(details)}"
+        + (f"; {job.surplus} beyond the quota of its queue" if job.surplus else ""),
         "priority": f"{job.priority}, queue {job.queue}",
         "submitted": f"{_moment(job.submitted_s)}, {rounded(now_s - job.submitted_s)} ago",
         "started": _moment(job.started_s) if job.started_s else "",

@@ -55,6 +55,7 @@ VERBS = {  # module of edl.cli, and the function or the group of verbs in it
     "zookeeper": ("zookeeper", "app"),
     "cluster": ("cluster", "app"),
     "secret": ("secret", "app"),
+    "queue": ("queue", "app"),
     "host": ("host", "host"),
 }
 # Names of older versions, which work for one release more and are in no help.

@@ -9,11 +9,17 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from edl.client import cluster_waiting
-from edl.client.cluster_plans import plan_now, set_policy_of_cluster, status_of_cluster
+from edl.client.cluster_plans import (
+    plan_now,
+    queues_of_cluster,
+    set_policy_of_cluster,
+    status_of_cluster,
+)
 from edl.client.cluster_waiting import JobCondition, OnStatus, described, ignore_status
 from edl.client.clusters import connected_cluster
 from edl.client.manifest_reading import AnyManifest, job_manifest
 from edl.client.session_client import SessionClient
+from edl.coordination.cluster_queues import ClusterQueues
 from edl.coordination.cluster_secrets import ClusterSecrets, SecretStatus
 from edl.coordination.cluster_store import ClusterStore
 from edl.coordination.cluster_submission import submit_job
@@ -22,7 +28,9 @@ from edl.core.cluster.events import ClusterEvent
 from edl.core.cluster.job_life import LifeResult, LifeState
 from edl.core.cluster.job_status import ClusterJobDetails, ClusterJobStatus
 from edl.core.cluster.manifest import MOST_PRIORITY
-from edl.core.cluster.records import ClusterRecord, Goal, Wanted
+from edl.core.cluster.queue_shares import overbooked
+from edl.core.cluster.queue_status import QueueStatus
+from edl.core.cluster.records import ClusterRecord, Goal, QueueRecord, Wanted
 from edl.core.job.placement import whole
 from edl.errors import UsageError
 
@@ -71,7 +79,8 @@ class Cluster(SessionClient[ClusterStore]):
         Raises:
             ManifestError: the manifest cannot be read, or a value is not allowed.
             UsageError: a job of that name has not ended, another manifest was submitted with the
-                key, or the cluster has as many jobs as it may have.
+                key, the cluster has as many jobs as it may have, or it has queues and not the one
+                that the manifest names.
             CoordinationError: the job may have been submitted or not: try again with the same key.
         """
         asked = job_manifest(manifest)
@@ -303,6 +312,62 @@ class Cluster(SessionClient[ClusterStore]):
             ClusterSecrets(store).delete(name)
             living = [job for job in store.jobs() if job.life.state is not LifeState.ENDED]
         return tuple(job.name for job in living if name in job.manifest.secrets)
+
+    # --- queues ---
+
+    def queue(
+        self,
+        name: str,
+        quota: int | None = None,
+        weight: float | None = None,
+        most: int | None = None,
+    ) -> QueueRecord:
+        """Create a queue, or change it; return it. What is not given stays as it is.
+
+        From the first queue on, each job must name one by ``queue`` in its manifest.
+
+        Args:
+            name: the name of the queue.
+            quota: its guaranteed slots; a new queue has 0.
+            weight: its share, against that of other queues, of the slots that no quota needs; a new
+                queue has 1.
+            most: the most slots that its jobs may have together; 0 for no limit.
+
+        Raises:
+            ConfigError: ``name`` cannot be the name of a queue.
+            UsageError: a value is not allowed, or the cluster has too many queues.
+        """
+
+        def change(before: QueueRecord) -> QueueRecord:
+            return replace(
+                before,
+                quota=before.quota if quota is None else whole(quota),
+                weight=before.weight if weight is None else float(weight),
+                most=before.most if most is None else whole(most) or None,
+            )
+
+        with self._store() as store:
+            return ClusterQueues(store).change(name, change)
+
+    def queues(self) -> tuple[QueueStatus, ...]:
+        """Return the queues of the cluster by name, with their slots and jobs; empty: none."""
+        with self._store() as store:
+            return queues_of_cluster(store)
+
+    def overbooked(self) -> str:
+        """Return the sentence that the quotas of all queues exceed the cluster; empty: they fit."""
+        with self._store() as store:
+            offers = [host.offer for host in store.hosts() if host.offer is not None]
+            return overbooked(store.queues(), sum(len(offer.numbers) for offer in offers))
+
+    def delete_queue(self, name: str) -> None:
+        """Remove the queue ``name``. Without any queue, all jobs share the slots of the cluster.
+
+        Raises:
+            UsageError: the cluster has no such queue, or it has jobs that have not ended.
+        """
+        with self._store() as store:
+            ClusterQueues(store).delete(name)
 
     # --- the cluster itself ---
 

@@ -20,6 +20,7 @@ from edl.core.cluster.cluster_status import (
 )
 from edl.core.cluster.measured_throughput import MeasuredThroughput
 from edl.core.cluster.plan import plan
+from edl.core.cluster.queue_status import QueueStatus, queue_statuses
 from edl.core.cluster.records import ClusterRecord, ControllerRecord
 from edl.core.cluster.run_records import RunRecords
 from edl.core.cluster.view import ClusterView, JobView
@@ -41,6 +42,16 @@ def status_of_cluster(store: ClusterStore) -> ClusterStatus:
         len(store.controllers()),
         store.nodes.session.hosts,
     )
+
+
+def queues_of_cluster(store: ClusterStore) -> tuple[QueueStatus, ...]:
+    """Return the queues of the cluster of ``store``, by name: their slots and jobs.
+
+    Raises:
+        UnknownCluster: the cluster does not exist.
+        CoordinationError: ZooKeeper is away.
+    """
+    return queue_statuses(cluster_view(store.look(), {}))
 
 
 def plan_now(

@@ -65,6 +65,7 @@ def described(job: StoredJob, said: JobReasons) -> ClusterJobStatus:
         result=life.result,
         exit_code=life.exit_code,
         slots=life.slots,
+        surplus=min(life.slots, said.surplus.get(job.name, 0)),
         min=manifest.min,
         max=manifest.max,
         np=manifest.requested_np,

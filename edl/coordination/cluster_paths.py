@@ -18,6 +18,7 @@ of the cluster, a client, or the owner of the host)::
         jobs/<job>/secret     {secret}: of the job's runs; the leader creates it once
         jobs/<job>/measured   MeasuredThroughput: of former runs; absent before there are any
         secrets/<name> StoredSecret: a secret of users, sealed; clients
+        queues/<name>  QueueRecord: a queue of jobs; clients; compare-and-set
         hosts/<host>   HostOwner: the process that offers the host; its version is the host's fence
         hosts/<host>/offer    HostOffer; ephemeral; the owner
         hosts/<host>/drained  exists while the host shall have no jobs; clients
@@ -57,6 +58,7 @@ class ClusterPaths:
         self.keys = f"{self.root}/keys"
         self.jobs = f"{self.root}/jobs"
         self.secrets = f"{self.root}/secrets"
+        self.queues = f"{self.root}/queues"
         self.hosts = f"{self.root}/hosts"
         self.events = f"{self.root}/events"
 
@@ -64,7 +66,7 @@ class ClusterPaths:
     def fixed(self) -> tuple[str, ...]:
         """The paths of all nodes that exist from the creation of the cluster on, parents first."""
         values = (self.cluster, self.allocation, self.reasons, self.leader, self.election)
-        nodes = (self.keys, self.jobs, self.secrets, self.hosts, self.events)
+        nodes = (self.keys, self.jobs, self.secrets, self.queues, self.hosts, self.events)
         return (self.root, *values, *nodes)
 
     def key(self, key: str) -> str:
@@ -106,6 +108,14 @@ class ClusterPaths:
             ConfigError: ``name`` cannot be the name of a secret.
         """
         return f"{self.secrets}/{check_name('secret', name)}"
+
+    def queue(self, name: str) -> str:
+        """Return the path of the node with the record of the queue called ``name``.
+
+        Raises:
+            ConfigError: ``name`` cannot be the name of a queue.
+        """
+        return f"{self.queues}/{check_name('queue', name)}"
 
     def measured(self, job: str) -> str:
         """Return the path of the node with what former runs of ``job`` have measured."""

@@ -189,7 +189,12 @@ def cluster_view(
         for job in snapshot.jobs
     )
     return ClusterView(
-        jobs, snapshot.hosts, snapshot.settings, snapshot.allocation, snapshot.secrets
+        jobs,
+        snapshot.hosts,
+        snapshot.settings,
+        snapshot.allocation,
+        snapshot.secrets,
+        snapshot.queues,
     )
 
 

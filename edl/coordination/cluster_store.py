@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kazoo.client import TransactionRequest
@@ -37,6 +37,7 @@ from edl.core.cluster.records import (
     HostOffer,
     HostReport,
     JobReasons,
+    QueueRecord,
     Wanted,
 )
 from edl.core.cluster.view import HostView
@@ -59,6 +60,7 @@ class ClusterSnapshot:
         secrets: the names of the secrets that users have given to the cluster.
         leader: the JSON object that describes the leader of the newest term, with its ``term``;
             empty before the first.
+        queues: the queues by name; empty: the cluster has none.
     """
 
     settings: ClusterRecord
@@ -68,6 +70,7 @@ class ClusterSnapshot:
     hosts: tuple[HostView, ...]
     leader: Mapping[str, Any]
     secrets: frozenset[str] = frozenset()
+    queues: Mapping[str, QueueRecord] = field(default_factory=dict)
 
 
 class ClusterStore:
@@ -200,6 +203,14 @@ class ClusterStore:
             raise self.nodes.unknown()
         return self._hosts(names, None)
 
+    def queues(self) -> dict[str, QueueRecord]:
+        """Return the queues of the cluster by name, sorted; empty if it has none.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+        """
+        return self._queues(self.nodes.read(children(self.paths.queues))[0] or (), None)
+
     def reasons(self) -> JobReasons:
         """Return what the leader says of each job; before its first plan, the default.
 
@@ -230,9 +241,9 @@ class ClusterStore:
         """
         p, wake = self.paths, self._changed if watch else None
         single = (p.cluster, p.allocation, p.leader)
-        *values, jobs, hosts, secrets = self.nodes.read(
+        *values, jobs, hosts, secrets, queues = self.nodes.read(
             *(get(path, wake) for path in single),
-            *(children(path, wake) for path in (p.jobs, p.hosts, p.secrets)),
+            *(children(path, wake) for path in (p.jobs, p.hosts, p.secrets, p.queues)),
         )
         if None in (*values, jobs, hosts):
             raise self.nodes.unknown()
@@ -245,7 +256,23 @@ class ClusterStore:
             hosts=self._hosts(hosts, wake),
             leader=content(p.leader, leader),
             secrets=frozenset(secrets or ()),
+            queues=self._queues(queues or (), wake),
         )
+
+    def _queues(self, names: Iterable[str], wake: OnChange) -> dict[str, QueueRecord]:
+        """Return the queues called ``names`` that exist, by name, sorted.
+
+        ``wake`` is called when one of the nodes changes; None: they are not watched.
+        """
+        paths = {name: self.paths.queue(name) for name in sorted(names)}
+        if not paths:
+            return {}
+        answers = self.nodes.read(*(get(path, wake) for path in paths.values()))
+        return {
+            name: record(QueueRecord, (path, answer[0]))
+            for (name, path), answer in zip(paths.items(), answers, strict=True)
+            if answer is not None
+        }
 
     def _hosts(self, names: Iterable[str], wake: OnChange) -> tuple[HostView, ...]:
         """Return the hosts called ``names`` that exist, sorted by name.

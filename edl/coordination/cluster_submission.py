@@ -26,6 +26,7 @@ from edl.core.cluster.events import ClusterEventKind
 from edl.core.cluster.job_life import JobLife, LifeState
 from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.manifest_file import checked_manifest
+from edl.core.cluster.queue_shares import unknown_queue
 from edl.core.cluster.records import Wanted
 from edl.errors import CoordinationError, UsageError
 
@@ -63,7 +64,8 @@ def submit_job(store: ClusterStore, manifest: JobManifest, key: str | None = Non
         ManifestError: a value of the manifest is not allowed.
         UsageError: the key is empty, a job of that name has not ended, another manifest was
             submitted with the key, the cluster has as many jobs as it may have (``MOST_JOBS``), or
-            it has not got a secret for which the manifest asks.
+            it has not got a secret for which the manifest asks, or it has queues and not the one
+            that the manifest names.
         UnknownCluster: the cluster does not exist.
         CoordinationError: ZooKeeper is away, and the job may have been submitted or not: try again
             with the same key. Or others keep changing the job, or the newest identity of the
@@ -81,6 +83,7 @@ def submit_job(store: ClusterStore, manifest: JobManifest, key: str | None = Non
         try:
             ended = submission.ended_one()
             submission.check_secrets()
+            submission.check_queue()
             submission.write(ended)
         except Refused:
             continue  # another process has submitted or removed a job of that name: look again
@@ -96,7 +99,8 @@ def submit_job(store: ClusterStore, manifest: JobManifest, key: str | None = Non
 class _Submission:
     """One submission of a job, which :func:`submit_job` attempts until it has succeeded.
 
-    Each attempt is :meth:`is_known`, :meth:`ended_one`, :meth:`check_secrets` and :meth:`write`.
+    Each attempt is :meth:`is_known`, :meth:`ended_one`, :meth:`check_secrets`, :meth:`check_queue`
+    and :meth:`write`.
 
     Args:
         store: The cluster.
@@ -110,6 +114,7 @@ class _Submission:
         self._name = manifest.name
         self._path = store.paths.job(manifest.name)
         self._key = store.paths.key(key)
+        self._queue = ""  # the path of its node, in a cluster that has queues
 
     def is_known(self) -> bool:
         """Return whether the job was submitted with this key, and its records still exist.
@@ -180,6 +185,14 @@ class _Submission:
                 asks = f", for which job {self._name} asks"
                 raise UsageError(secrets.unknown(name, known, asks))
 
+    def check_queue(self) -> None:
+        """Raise a UsageError if the cluster has queues, and none that the manifest names."""
+        queues, name = self._store.queues(), self._manifest.queue
+        self._queue = self._store.paths.queue(name) if queues else ""
+        if queues and name not in queues:
+            asks = f", which job {self._name} names"
+            raise UsageError(unknown_queue(self._store.nodes.what, name, queues, asks))
+
     def _check_size(self, jobs: int) -> None:
         """Raise a UsageError if the manifest is too large for a cluster that has so many ``jobs``.
 
@@ -224,6 +237,8 @@ class _Submission:
             (p.manifest(name), self._manifest.to_json()),
             (p.wanted(name), Wanted(priority=self._manifest.priority).to_json()),
         )
+        if self._queue:
+            transaction.check(self._queue, -1)  # nobody has deleted it meanwhile
         transaction.create(self._key, encode({"job": name}))
         if ended is None:
             transaction.create(self._path, about)

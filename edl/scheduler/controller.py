@@ -323,7 +323,7 @@ class ControllerTerm:
         self._tell(events)
         self._carry_out(read, found)
         lives = {job.name: job.life for job in read.snapshot.jobs} | dict(found.lives)
-        tell_s = self._reasons.tell(found.reasons, lives, now_s)
+        tell_s = self._reasons.tell(found.reasons, lives, now_s, found.surplus)
         if not found.acts:
             self._tidy(read)
         return max(0.0, min(LOOK_S, tell_s, found.next_s - time.time()))

@@ -19,6 +19,7 @@ from edl.coordination.access import Access
 from edl.coordination.cluster_host import HostOwner, HostRegistration
 from edl.coordination.cluster_nodes import cluster_names, create_cluster, open_cluster
 from edl.coordination.cluster_paths import CLUSTERS
+from edl.coordination.cluster_queues import ClusterQueues
 from edl.coordination.cluster_secrets import ClusterSecrets
 from edl.coordination.cluster_store import ClusterStore
 from edl.coordination.cluster_submission import submit_job
@@ -453,6 +454,79 @@ class TestSecrets:
         assert ClusterSecrets(store).names() == ()
         assert ClusterSecrets(store).set("a", b"x")
         assert store.snapshot().secrets == {"a"}
+
+
+class TestQueues:
+    def test_they_are_set_read_and_deleted(self, store: ClusterStore) -> None:
+        queues = ClusterQueues(store)
+        assert store.snapshot().queues == {}
+        queues.change("prod", lambda queue: replace(queue, quota=4))
+        queues.change("prod", lambda queue: replace(queue, most=8, weight=2.0))
+        assert queues.change("prod", lambda queue: queue).quota == 4, "nothing is written"
+        assert store.snapshot().queues == store.queues()
+        [found] = store.queues().values()
+        assert (found.quota, found.weight, found.most, found.by) == (4, 2.0, 8, "me@here")
+        queues.delete("prod")
+        assert store.snapshot().queues == store.queues() == {}
+        with pytest.raises(UsageError, match="cluster lab has no queue 'prod', and no other"):
+            queues.delete("prod")
+        assert [event.reason for _, event in store.events.read()] == [
+            "queue prod: quota 4, weight 1",
+            "queue prod: quota 4, weight 2, at most 8 slots",
+            "queue prod was deleted",
+        ]
+
+    @pytest.mark.parametrize(
+        ("changes", "why"),
+        [
+            ({"quota": -1}, "the quota of queue prod is -1; it must be 0 or more slots"),
+            ({"weight": 0.0}, "the weight of queue prod is 0; it must be above 0"),
+            ({"quota": 4, "most": 3}, "queue prod would have at most 3 of its quota of 4"),
+        ],
+    )
+    def test_what_cannot_be_one(
+        self, store: ClusterStore, changes: dict[str, Any], why: str
+    ) -> None:
+        with pytest.raises(UsageError, match=why):
+            ClusterQueues(store).change("prod", lambda queue: replace(queue, **changes))
+        with pytest.raises(ConfigError, match="'a/b' cannot be the name of a queue"):
+            ClusterQueues(store).change("a/b", lambda queue: queue)
+        assert store.queues() == {}
+
+    def test_a_job_must_name_one_and_keeps_it(self, store: ClusterStore) -> None:
+        submit_job(store, manifest("old"), "old")
+        queues = ClusterQueues(store)
+        queues.change("prod", lambda queue: queue)
+        sentence = (
+            "cluster lab has no queue 'default', which job digits names; it has prod; name one of "
+            "them by `queue:` in the manifest"
+        )
+        with pytest.raises(UsageError, match=f"^{sentence}$"):
+            submit_job(store, manifest(), "night-7")
+        submit_job(store, manifest(queue="prod"), "night-7")
+        assert submit_job(store, manifest("old"), "old") == "old", "it was submitted"
+        with pytest.raises(UsageError, match="queue prod has 1 job that has not ended: digits;"):
+            queues.delete("prod")
+
+    def test_a_queue_that_is_deleted_meanwhile_takes_no_job(
+        self, store: ClusterStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ClusterQueues(store).change("prod", lambda queue: queue)
+        ClusterQueues(store).change("dev", lambda queue: queue)
+        known = store.queues()
+        ClusterQueues(store).delete("prod")
+        answers = iter([known])
+        read = ClusterStore.queues
+        monkeypatch.setattr(ClusterStore, "queues", lambda self: next(answers, None) or read(self))
+        with pytest.raises(UsageError, match="no queue 'prod', which job digits names; it has dev"):
+            submit_job(store, manifest(queue="prod"))
+
+    def test_a_cluster_of_an_earlier_edl_can_have_them(self, store: ClusterStore) -> None:
+        store.nodes.session.call("test", lambda c: c.delete_async(store.paths.queues))
+        assert store.snapshot().queues == store.queues() == {}
+        submit_job(store, manifest())
+        ClusterQueues(store).change("prod", lambda queue: queue)
+        assert list(store.snapshot().queues) == ["prod"]
 
 
 class TestHosts:

@@ -67,6 +67,7 @@ pytestmark = pytest.mark.integration
 SECRET = "fedcba9876543210" * 4
 LAB = Access("lab", SECRET)
 DIGITS = "name: digits\ncommand: [python, train.py]\nmin: 1\nmax: 4\n"
+DIGITS_VALUES = {"name": "digits", "command": ["python", "train.py"], "min": 1, "max": 4}
 START = (LifeEvent.START,)
 TRAIN = (LifeEvent.START, LifeEvent.TRAIN)
 FINISH = (*TRAIN, LifeEvent.FINISH)
@@ -617,3 +618,37 @@ class TestLogs:
         code, out, error = edl("logs", "digits", "w1")
         assert (code, out) == (1, "hello\nbye\n")
         assert error.endswith("; this was the end of it, from the event of its end")
+
+
+def test_queues_are_set_shown_and_deleted(
+    lab: Cluster, leader: Leader, host: str, edl: Verb
+) -> None:
+    assert edl("queue", "list") == (0, "cluster lab has no queues: all jobs share its slots\n", "")
+    code, out, _ = edl("queue", "set", "prod", "--quota", "400", "--max", "500")
+    assert code == 0
+    assert out == (
+        "queue prod of cluster lab: quota 400, weight 1, at most 500 slots\n"
+        "the quotas of all queues are 400 slots together, and the cluster has 4: they are met in "
+        "proportion\n"
+    )
+    code, out, _ = edl("queue", "set", "prod", "--quota", "1", "--max", "0", "--weight", "2")
+    assert out == "queue prod of cluster lab: quota 1, weight 2\n"
+    code, _, error = edl("submit", "job.yaml")
+    assert (code, "cluster lab has no queue 'default'" in error) == (2, True)
+    lab.submit({**DIGITS_VALUES, "queue": "prod"})
+    leader.live("digits", *TRAIN, slots=3)
+    said = JobReasons(time.time(), {"digits": "has 3 slots"}, {"digits": 2})
+    assert leader.writer.commit([reasons_write(leader.store.paths, said)])
+    _, out, _ = edl("list")
+    assert "3/1-4 (2 surplus)" in out
+    assert lab.show("digits").job.surplus == 2
+    assert "; 2 beyond the quota of its queue" in edl("show", "digits")[1]
+    [queue] = lab.queues()
+    assert (queue.slots, queue.guaranteed, queue.surplus, queue.running) == (3, 1, 2, 1)
+    assert lab.status().queues == (queue,)
+    assert json.loads(edl("queue", "list", "--json")[1]) == queue.to_json()
+    assert "surplus" in edl("cluster", "status")[1]
+    code, _, error = edl("queue", "delete", "prod")
+    assert (code, "queue prod has 1 job that has not ended: digits" in error) == (2, True)
+    leader.live("digits", LifeEvent.FINISH)
+    assert edl("queue", "delete", "prod")[1] == "queue prod is deleted from cluster lab\n"

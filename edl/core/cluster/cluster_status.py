@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from edl.core.cluster.job_life import LifeState
 from edl.core.cluster.plan import ClusterPlan
+from edl.core.cluster.queue_status import QueueStatus, queue_statuses
 from edl.core.cluster.records import ControllerRecord, HostOffer, HostReport
 from edl.core.cluster.view import ClusterView, HostView
 from edl.core.record import Record
@@ -41,7 +42,8 @@ class ClusterStatus(Record):
     """The status of a cluster as `edl cluster status` shows it.
 
     It has the leader and its term, the policy, the number of offered and of used slots, the number
-    of jobs in each state, and a :class:`HostStatus` for each host. Each field says its meaning.
+    of jobs in each state, a :class:`HostStatus` for each host, and a
+    :class:`edl.core.cluster.queue_status.QueueStatus` for each queue. Each field says its meaning.
     """
 
     cluster: Annotated[str, "its name"]
@@ -59,6 +61,7 @@ class ClusterStatus(Record):
     jobs: Annotated[Mapping[str, int], "state -> number of jobs in it"]
     hosts: Annotated[tuple[HostStatus, ...], "its hosts, see below"]
     zookeeper: Annotated[str, "where this was read"]
+    queues: Annotated[tuple[QueueStatus, ...], "its queues, see below; empty: it has none"] = ()
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,7 @@ def cluster_status(
         jobs={state: states[state] for state in map(str, LifeState) if states[state]},
         hosts=hosts,
         zookeeper=zookeeper,
+        queues=queue_statuses(view),
     )
 
 

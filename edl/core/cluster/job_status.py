@@ -36,6 +36,7 @@ class ClusterJobStatus(Record):
     ]
     exit_code: Annotated[int, "exit code of its last run; 0 if none has ended"]
     slots: Annotated[int, "how many slots it has now"]
+    surplus: Annotated[int, "how many of these are beyond the quota of its queue"]
     min: Annotated[int, "never fewer workers"]
     max: Annotated[int, "never more workers"]
     np: Annotated[int, "how many workers it asks for"]

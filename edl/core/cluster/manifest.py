@@ -207,7 +207,11 @@ class JobManifest(Record):
         Meta(description="only hosts that have all these labels are used, like `{gpu: h100}`"),
     ] = field(default_factory=dict)
     queue: Annotated[
-        _Name, Meta(description="a name by which `edl list --queue` selects; it limits nothing")
+        _Name,
+        Meta(
+            description="the [queue](../guides/queues.md) of the job. In a cluster that has queues "
+            "it must be one of them; in others it only serves `edl list --queue`"
+        ),
     ] = "default"
     priority: Annotated[
         int,

@@ -1,0 +1,139 @@
+"""Keep the queues of a cluster in ZooKeeper: a node each, with its quota, weight and limit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from kazoo.client import TransactionRequest
+from kazoo.exceptions import NodeExistsError
+
+from edl.coordination.cluster_store import ClusterStore
+from edl.coordination.nodes import ATTEMPTS, record
+from edl.coordination.reads import exists, get
+from edl.coordination.session import Refused
+from edl.coordination.wire import encode
+from edl.core.cluster.events import ClusterEventKind
+from edl.core.cluster.job_life import LifeState
+from edl.core.cluster.queue_shares import check_queue, unknown_queue
+from edl.core.cluster.records import QueueRecord
+from edl.core.plural import counted, verb
+from edl.errors import UsageError, some
+
+MOST_QUEUES = 1000  # of a cluster
+
+
+class ClusterQueues:
+    """The queues of a cluster.
+
+    Args:
+        store: The cluster, in a session of its secret.
+    """
+
+    def __init__(self, store: ClusterStore) -> None:
+        self._store = store
+        self._nodes = store.nodes
+        self._paths = store.paths
+
+    def change(self, name: str, change: Callable[[QueueRecord], QueueRecord]) -> QueueRecord:
+        """Change the queue called ``name``, which is created if there is none, and log it.
+
+        If the queue stays the same, nothing is written.
+
+        Args:
+            name: The name of the queue.
+            change: Gets the queue, a new one has the defaults, and returns what it shall be. It is
+                called again when another process wrote meanwhile.
+
+        Returns:
+            The queue afterwards.
+
+        Raises:
+            ConfigError: ``name`` cannot be the name of a queue.
+            UsageError: a value is not allowed, or the cluster has too many queues.
+            UnknownCluster: the cluster does not exist.
+            CoordinationError: ZooKeeper is away, or others keep changing the queue.
+        """
+        self._nodes.check_session()
+        path = self._paths.queue(name)
+        for _ in range(ATTEMPTS):
+            answer, parent = self._nodes.read(get(path), exists(self._paths.queues))
+            before = QueueRecord() if answer is None else record(QueueRecord, (path, answer[0]))
+            after = change(before)
+            check_queue(name, after)
+            if answer is not None and after == before:
+                return before
+            if answer is None and parent is not None and parent.numChildren >= MOST_QUEUES:
+                raise UsageError(
+                    f"{self._nodes.what} has {MOST_QUEUES} queues, and may have no more; delete "
+                    "some with `edl queue delete`"
+                )
+            if self._write(name, after, answer, parent is None):
+                return after
+        raise self._nodes.changed_too_often(path)
+
+    def delete(self, name: str) -> None:
+        """Remove the queue called ``name``, which must have no jobs that have not ended.
+
+        Raises:
+            UsageError: the cluster has no such queue, or there are such jobs.
+            CoordinationError: ZooKeeper is away.
+        """
+        self._nodes.check_session()
+        path, queues = self._paths.queue(name), self._store.queues()
+        jobs = [
+            job.name
+            for job in self._store.jobs()
+            if job.manifest.queue == name and job.life.state is not LifeState.ENDED
+        ]
+        if name in queues and jobs:
+            number = counted(len(jobs), "job")
+            raise UsageError(
+                f"queue {name} has {number} that {verb(len(jobs), 'has', 'have')} not ended: "
+                f"{some(jobs)}; wait for their end, or delete them"
+            )
+        event = self._store.event(ClusterEventKind.QUEUE, f"queue {name} was deleted")
+
+        def build(transaction: TransactionRequest) -> None:
+            transaction.delete(path)
+            self._store.add_event(transaction, event)
+
+        if name in queues:
+            try:
+                self._nodes.session.transact("delete a queue", build)
+                return
+            except Refused:  # another process was faster
+                queues = self._store.queues()
+        raise UsageError(unknown_queue(self._nodes.what, name, queues))
+
+    def _write(self, name: str, queue: QueueRecord, before: Any, is_first: bool) -> bool:
+        """Write a queue and an event; return False if others have changed the queue meanwhile.
+
+        Args:
+            name: The name of the queue.
+            queue: The new record.
+            before: (data, stat) of its node as it was read; None: there was none.
+            is_first: Whether the node above it does not exist yet.
+        """
+        path = self._paths.queue(name)
+        event = self._store.event(ClusterEventKind.QUEUE, f"queue {name}: {queue}")
+        data = encode(replace(queue, set_s=time.time(), by=event.by).to_json())
+
+        def build(transaction: TransactionRequest) -> None:
+            if is_first:  # a cluster of an earlier version of edl
+                transaction.create(self._paths.queues)
+            if before is None:
+                transaction.create(path, data)
+            else:
+                transaction.set_data(path, data, before[1].version)
+            self._store.add_event(transaction, event)
+
+        try:
+            self._nodes.session.transact("set a queue", build)
+        except Refused as refused:
+            if is_first and not isinstance(refused.error, NodeExistsError):
+                raise self._nodes.unknown() from None
+            return False
+        return True
