@@ -56,6 +56,7 @@ VERBS = {  # module of edl.cli, and the function or the group of verbs in it
     "cluster": ("cluster", "app"),
     "secret": ("secret", "app"),
     "queue": ("queue", "app"),
+    "tenant": ("tenant", "app"),
     "host": ("host", "host"),
 }
 # Names of older versions, which work for one release more and are in no help.

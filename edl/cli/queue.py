@@ -47,6 +47,15 @@ def set_queue(
             "--max", metavar="SLOTS", help="Never more slots; 0: no limit.", show_default=False
         ),
     ] = None,
+    tenant: Annotated[
+        str | None,
+        typer.Option(
+            "--tenant",
+            metavar="NAME",
+            help="Whose jobs may use it; '': nobody's.",
+            show_default=False,
+        ),
+    ] = None,
     cluster: ClusterOption = None,
     zookeeper: ZooKeeperOption = None,
 ) -> None:
@@ -56,7 +65,7 @@ def set_queue(
     name one by `queue:` in its manifest.
     """
     with Cluster(cluster, zookeeper) as client:
-        now = client.queue(name, quota=quota, weight=weight, most=most)
+        now = client.queue(name, quota, weight, most, tenant)
         typer.echo(f"queue {name} of cluster {client.name}: {now}")
         if warning := client.overbooked():
             typer.echo(warning)

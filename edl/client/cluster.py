@@ -23,6 +23,8 @@ from edl.coordination.cluster_queues import ClusterQueues
 from edl.coordination.cluster_secrets import ClusterSecrets, SecretStatus
 from edl.coordination.cluster_store import ClusterStore
 from edl.coordination.cluster_submission import submit_job
+from edl.coordination.cluster_tenants import ClusterTenants
+from edl.coordination.tenant_store import TenantStore
 from edl.core.cluster.cluster_status import ClusterStatus, JobPlan
 from edl.core.cluster.events import ClusterEvent
 from edl.core.cluster.job_life import LifeResult, LifeState
@@ -85,6 +87,8 @@ class Cluster(SessionClient[ClusterStore]):
         """
         asked = job_manifest(manifest)
         with self._store() as store:
+            if isinstance(store, TenantStore):
+                return store.submit(asked, key)
             return submit_job(store, asked, key)
 
     def list(
@@ -321,6 +325,7 @@ class Cluster(SessionClient[ClusterStore]):
         quota: int | None = None,
         weight: float | None = None,
         most: int | None = None,
+        tenant: str | None = None,
     ) -> QueueRecord:
         """Create a queue, or change it; return it. What is not given stays as it is.
 
@@ -332,6 +337,7 @@ class Cluster(SessionClient[ClusterStore]):
             weight: its share, against that of other queues, of the slots that no quota needs; a new
                 queue has 1.
             most: the most slots that its jobs may have together; 0 for no limit.
+            tenant: the tenant whose jobs may use it; empty for no tenant.
 
         Raises:
             ConfigError: ``name`` cannot be the name of a queue.
@@ -344,9 +350,15 @@ class Cluster(SessionClient[ClusterStore]):
                 quota=before.quota if quota is None else whole(quota),
                 weight=before.weight if weight is None else float(weight),
                 most=before.most if most is None else whole(most) or None,
+                tenant=before.tenant if tenant is None else tenant,
             )
 
         with self._store() as store:
+            if tenant and tenant not in ClusterTenants(store).names():
+                raise UsageError(
+                    f"cluster {store.paths.name} has no tenant {tenant!r}; make it with "
+                    f"`edl tenant create {tenant}`"
+                )
             return ClusterQueues(store).change(name, change)
 
     def queues(self) -> tuple[QueueStatus, ...]:
@@ -368,6 +380,34 @@ class Cluster(SessionClient[ClusterStore]):
         """
         with self._store() as store:
             ClusterQueues(store).delete(name)
+
+    # --- tenants ---
+
+    def create_tenant(self, name: str) -> str:
+        """Make a tenant, who may submit, see and steer own jobs only; return its secret.
+
+        The secret is one word, which no other call tells again. Commands and programs of the tenant
+        take it as they take that of a cluster.
+
+        Raises:
+            UsageError: the name is not allowed, or the cluster has such a tenant.
+        """
+        with self._store() as store:
+            return ClusterTenants(store).create(name)
+
+    def tenants(self) -> tuple[str, ...]:
+        """Return the names of the cluster's tenants, sorted."""
+        with self._store() as store:
+            return ClusterTenants(store).names()
+
+    def delete_tenant(self, name: str) -> None:
+        """Remove a tenant, whose jobs must have ended; its secret opens nothing any more.
+
+        Raises:
+            UsageError: there is no such tenant, or it has jobs that have not ended, or queues.
+        """
+        with self._store() as store:
+            ClusterTenants(store).delete(name)
 
     # --- the cluster itself ---
 

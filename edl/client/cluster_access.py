@@ -17,9 +17,11 @@ from edl.coordination.cluster_format import check_format
 from edl.coordination.cluster_nodes import cluster_names, open_cluster
 from edl.coordination.cluster_paths import ClusterPaths
 from edl.coordination.cluster_store import ClusterStore
-from edl.coordination.reads import acl, exists
+from edl.coordination.reads import acl
 from edl.coordination.secrets import CLUSTERS, candidates, stored
 from edl.coordination.session import Session
+from edl.coordination.tenant_store import open_tenant_store
+from edl.core.cluster.tenants import parsed_word
 from edl.errors import AccessDenied, UnknownCluster, UsageError, some
 
 NO_CLUSTER = ""  # as `--cluster ''`: a job of no cluster is meant
@@ -34,8 +36,8 @@ def open_cluster_store(
         session: a session that is connected.
         name: the name of the cluster; None for that of EDL_CLUSTER, or else the only one whose
             secret is known here.
-        secret: the secret of the cluster; None for that of EDL_SECRET or of its file, or else one
-            in this user's state directory.
+        secret: the secret of the cluster, or the word of a tenant; None for that of EDL_SECRET or
+            of its file, or else one in this user's state directory.
 
     Raises:
         UnknownCluster: there is no such cluster.
@@ -44,6 +46,9 @@ def open_cluster_store(
         UnsupportedFormat: its records have a format that this edl does not read.
         CoordinationError: ZooKeeper is away.
     """
+    word = parsed_word(secret or config.load().secret or "")
+    if word is not None:
+        return open_tenant_store(session, name or config.load().cluster, *word)
     access = known_access(session, name, secret)
     nodes = open_cluster(session, access)
     check_format(nodes)
@@ -123,7 +128,7 @@ def store_of_job(session: Session, job: str | None, cluster: str | None) -> Clus
     if cluster == NO_CLUSTER or (job is None and not (cluster or config.load().cluster)):
         return None
     store = known_store(session, cluster)
-    if store is None or job is None or _has(store, job):
+    if store is None or job is None or store.has_job(job):
         return store
     if cluster is not None:
         raise store.nodes.unknown_job(job)
@@ -142,7 +147,8 @@ def known_store(session: Session, cluster: str | None) -> ClusterStore | None:
             not known here.
         CoordinationError: ZooKeeper is away.
     """
-    if named := cluster or config.load().cluster:
+    named = cluster or config.load().cluster
+    if named or parsed_word(config.load().secret or ""):
         return open_cluster_store(session, named)
     if not knows_clusters():
         return None  # without a question to ZooKeeper
@@ -152,8 +158,14 @@ def known_store(session: Session, cluster: str | None) -> ClusterStore | None:
 
 
 def knows_clusters() -> bool:
-    """Return whether EDL_CLUSTER names a cluster, or this user has stored the secret of one."""
-    return bool(config.load().cluster) or (config.state_dir() / CLUSTERS).is_dir()
+    """Return whether a cluster may be meant, though none is named on the command line.
+
+    So it is if EDL_CLUSTER names one, this user has stored the secret of one, or is a tenant.
+    """
+    own = config.load()
+    if own.cluster or parsed_word(own.secret or ""):
+        return True
+    return (config.state_dir() / CLUSTERS).is_dir()
 
 
 def user_here() -> str:
@@ -163,11 +175,6 @@ def user_here() -> str:
     except (KeyError, OSError):  # a container's user that has no entry in /etc/passwd
         user = "somebody"
     return f"{user}@{socket.gethostname()}"
-
-
-def _has(store: ClusterStore, job: str) -> bool:
-    """Return whether the cluster of ``store`` has a job called ``job``, also an ended one."""
-    return store.nodes.read(exists(store.paths.manifest(job)))[0] is not None
 
 
 def _unknown_secret(name: str, secret: str | None) -> str:

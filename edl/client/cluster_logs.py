@@ -36,7 +36,8 @@ class ClusterJobLogs:
         assert access is not None
         self._store = store
         self._access: Access = access
-        self._job = job
+        self._job = store.full_name(job)
+        self._signs = store.log_access(job)
         self._worker = worker
         self._hosts: Mapping[str, HostLogs] = {}
         self._logs: list[HostedLog] = []
@@ -58,7 +59,7 @@ class ClusterJobLogs:
         """
         offers = {host.name: host.offer for host in self._store.hosts()}
         self._hosts = {
-            name: HostLogs(name, offer, self._access)
+            name: HostLogs(name, offer, self._signs)
             for name, offer in offers.items()
             if offer is not None
         }

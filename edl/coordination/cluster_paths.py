@@ -19,6 +19,11 @@ of the cluster, a client, or the owner of the host)::
         jobs/<job>/measured   MeasuredThroughput: of former runs; absent before there are any
         secrets/<name> StoredSecret: a secret of users, sealed; clients
         queues/<name>  QueueRecord: a queue of jobs; clients; compare-and-set
+        tenants/<T>    TenantRecord: a tenant; clients, once
+        tenants/<T>/inbox/r-<sequence>  TenantRequest; the tenant; the leader removes it
+        tenants/<T>/responses   TenantResponses: of the newest requests; the leader
+        tenants/<T>/jobs/<job>  exists while the job of the tenant does; the leader
+        tenants/<T>/view      TenantView: why its jobs have what they have; the leader
         hosts/<host>   HostOwner: the process that offers the host; its version is the host's fence
         hosts/<host>/offer    HostOffer; ephemeral; the owner
         hosts/<host>/drained  exists while the host shall have no jobs; clients
@@ -26,7 +31,8 @@ of the cluster, a client, or the owner of the host)::
         hosts/<host>/report   HostReport; empty until there is one; the owner
         events/e-<sequence>   ClusterEvent; clients, the leader
 
-All nodes have the same ACL, made of the cluster's secret (see ``access``).
+All nodes have the ACL of the cluster's secret (see ``access``). Some of those of tenants, and of
+their jobs, also give a tenant rights (docs/adr/0027).
 """
 
 from __future__ import annotations
@@ -59,6 +65,7 @@ class ClusterPaths:
         self.jobs = f"{self.root}/jobs"
         self.secrets = f"{self.root}/secrets"
         self.queues = f"{self.root}/queues"
+        self.tenants = f"{self.root}/tenants"
         self.hosts = f"{self.root}/hosts"
         self.events = f"{self.root}/events"
 
@@ -66,8 +73,8 @@ class ClusterPaths:
     def fixed(self) -> tuple[str, ...]:
         """The paths of all nodes that exist from the creation of the cluster on, parents first."""
         values = (self.cluster, self.allocation, self.reasons, self.leader, self.election)
-        nodes = (self.keys, self.jobs, self.secrets, self.queues, self.hosts, self.events)
-        return (self.root, *values, *nodes)
+        nodes = (self.keys, self.jobs, self.secrets, self.queues, self.tenants, self.hosts)
+        return (self.root, *values, *nodes, self.events)
 
     def key(self, key: str) -> str:
         """Return the path of the node that says which job was submitted with the key ``key``.
@@ -116,6 +123,34 @@ class ClusterPaths:
             ConfigError: ``name`` cannot be the name of a queue.
         """
         return f"{self.queues}/{check_name('queue', name)}"
+
+    def tenant(self, name: str) -> str:
+        """Return the path of the node with the record of the tenant called ``name``.
+
+        Raises:
+            ConfigError: ``name`` cannot be the name of a tenant.
+        """
+        return f"{self.tenants}/{check_name('tenant', name)}"
+
+    def inbox(self, tenant: str) -> str:
+        """Return the path of the node above the requests of the tenant called ``tenant``."""
+        return f"{self.tenant(tenant)}/inbox"
+
+    def responses(self, tenant: str) -> str:
+        """Return the path of the node with the leader's responses to the tenant ``tenant``."""
+        return f"{self.tenant(tenant)}/responses"
+
+    def tenant_jobs(self, tenant: str) -> str:
+        """Return the path of the node whose children name the jobs of the tenant ``tenant``."""
+        return f"{self.tenant(tenant)}/jobs"
+
+    def tenant_job(self, tenant: str, job: str) -> str:
+        """Return the path of the node that exists while ``job`` of the tenant ``tenant`` does."""
+        return f"{self.tenant_jobs(tenant)}/{check_name('job', job)}"
+
+    def tenant_view(self, tenant: str) -> str:
+        """Return the path of the node with what the leader tells the tenant ``tenant``."""
+        return f"{self.tenant(tenant)}/view"
 
     def measured(self, job: str) -> str:
         """Return the path of the node with what former runs of ``job`` have measured."""

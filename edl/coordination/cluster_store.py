@@ -16,6 +16,7 @@ from typing import Any
 from kazoo.client import TransactionRequest
 from kazoo.exceptions import NodeExistsError, NoNodeError
 
+from edl.coordination.access import Access
 from edl.coordination.cluster_format import check_settings
 from edl.coordination.cluster_jobs import PASSES, JobReader, StoredJob, in_threes
 from edl.coordination.cluster_nodes import ClusterNodes
@@ -168,6 +169,24 @@ class ClusterStore:
         if not found:
             raise self.nodes.unknown_job(name)
         return found[0]
+
+    def full_name(self, job: str) -> str:
+        """Return the name under which the cluster has the job that a user calls ``job``."""
+        return job
+
+    def has_job(self, name: str) -> bool:
+        """Return whether the cluster has a job called ``name``, also an ended one.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+        """
+        return self.nodes.read(exists(self.paths.manifest(name)))[0] is not None
+
+    def log_access(self, job: str) -> Access:
+        """Return the name and the secret that sign requests for the logs of ``job``."""
+        access = self.nodes.session.access
+        assert access is not None
+        return access
 
     def secret(self, job: str) -> str | None:
         """Return the secret of the runs of ``job``; None before its first run, and without the job.

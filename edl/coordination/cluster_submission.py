@@ -18,8 +18,10 @@ from kazoo.exceptions import NodeExistsError
 
 from edl.coordination.cluster_secrets import ClusterSecrets
 from edl.coordination.cluster_store import MOST_JOBS, ClusterStore
+from edl.coordination.cluster_tenants import JobOwner
 from edl.coordination.nodes import ATTEMPTS, content
 from edl.coordination.reads import exists, get
+from edl.coordination.secrets import new_secret
 from edl.coordination.session import Refused
 from edl.coordination.wire import decode, encode
 from edl.core.cluster.events import ClusterEventKind
@@ -28,6 +30,7 @@ from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.manifest_file import checked_manifest
 from edl.core.cluster.queue_shares import unknown_queue
 from edl.core.cluster.records import Wanted
+from edl.core.cluster.tenants import SEPARATOR, is_tenant_name
 from edl.errors import CoordinationError, UsageError
 
 SMALL_BYTES = 4096  # of a manifest, as it is stored, that is taken in any case; most have 1,000
@@ -48,7 +51,12 @@ class _Ended:
     key: str
 
 
-def submit_job(store: ClusterStore, manifest: JobManifest, key: str | None = None) -> str:
+def submit_job(
+    store: ClusterStore,
+    manifest: JobManifest,
+    key: str | None = None,
+    owner: JobOwner | None = None,
+) -> str:
     """Submit a job to a cluster, unless that was done with the same key, and return its name.
 
     When this returns, the job is in ZooKeeper; the leader decides later when it starts. An ended
@@ -59,6 +67,7 @@ def submit_job(store: ClusterStore, manifest: JobManifest, key: str | None = Non
         manifest: What to submit; it has the name of the job.
         key: A text that the caller has chosen for this submission. None: a random one, so that
             another call is another submission.
+        owner: The tenant whose job it is, and who can read its nodes; None: the administrator.
 
     Raises:
         ManifestError: a value of the manifest is not allowed.
@@ -75,7 +84,7 @@ def submit_job(store: ClusterStore, manifest: JobManifest, key: str | None = Non
         raise UsageError("the key is empty; choose a text that no other submission has")
     store.nodes.check_session()
     checked_manifest(manifest)
-    submission = _Submission(store, manifest, key if key is not None else uuid.uuid4().hex)
+    submission = _Submission(store, manifest, key if key is not None else uuid.uuid4().hex, owner)
     answer_lost = False
     for _ in range(ATTEMPTS):
         if submission.is_known():
@@ -84,6 +93,7 @@ def submit_job(store: ClusterStore, manifest: JobManifest, key: str | None = Non
             ended = submission.ended_one()
             submission.check_secrets()
             submission.check_queue()
+            submission.check_owner()
             submission.write(ended)
         except Refused:
             continue  # another process has submitted or removed a job of that name: look again
@@ -99,21 +109,25 @@ def submit_job(store: ClusterStore, manifest: JobManifest, key: str | None = Non
 class _Submission:
     """One submission of a job, which :func:`submit_job` attempts until it has succeeded.
 
-    Each attempt is :meth:`is_known`, :meth:`ended_one`, :meth:`check_secrets`, :meth:`check_queue`
-    and :meth:`write`.
+    Each attempt is :meth:`is_known`, :meth:`ended_one`, :meth:`check_secrets`, :meth:`check_queue`,
+    :meth:`check_owner` and :meth:`write`.
 
     Args:
         store: The cluster.
         manifest: What to submit.
         key: The key of the submission.
+        owner: The tenant whose job it is; None: the administrator.
     """
 
-    def __init__(self, store: ClusterStore, manifest: JobManifest, key: str) -> None:
+    def __init__(
+        self, store: ClusterStore, manifest: JobManifest, key: str, owner: JobOwner | None
+    ) -> None:
         self._store = store
         self._manifest = manifest
         self._name = manifest.name
         self._path = store.paths.job(manifest.name)
         self._key = store.paths.key(key)
+        self._owner = owner
         self._queue = ""  # the path of its node, in a cluster that has queues
 
     def is_known(self) -> bool:
@@ -193,6 +207,17 @@ class _Submission:
             asks = f", which job {self._name} names"
             raise UsageError(unknown_queue(self._store.nodes.what, name, queues, asks))
 
+    def check_owner(self) -> None:
+        """Raise a UsageError if the job has the name of a tenant's, and is none."""
+        tenant, dot, _ = self._name.partition(SEPARATOR)
+        if self._owner is not None or not dot or not is_tenant_name(tenant):
+            return
+        if self._store.nodes.read(exists(self._store.paths.tenant(tenant)))[0] is not None:
+            raise UsageError(
+                f"a job named {self._name!r} belongs to tenant {tenant}; submit it with the secret "
+                "of the tenant, or choose another name"
+            )
+
     def _check_size(self, jobs: int) -> None:
         """Raise a UsageError if the manifest is too large for a cluster that has so many ``jobs``.
 
@@ -240,8 +265,13 @@ class _Submission:
         if self._queue:
             transaction.check(self._queue, -1)  # nobody has deleted it meanwhile
         transaction.create(self._key, encode({"job": name}))
+        owner = self._owner
+        acl = None if owner is None else owner.acl
         if ended is None:
-            transaction.create(self._path, about)
+            transaction.create(self._path, about, acl=acl)
+            if owner is not None:
+                transaction.create(p.secret(name), encode({"secret": new_secret()}), acl=acl)
+                transaction.create(p.tenant_job(owner.tenant, name), b"", acl=acl)
         else:
             transaction.delete(p.life(name), ended.version)
             transaction.delete(p.wanted(name))
@@ -250,8 +280,8 @@ class _Submission:
             if ended.key:
                 transaction.delete(ended.key)
         for path, values in contents:
-            transaction.create(path, encode(values))
-        transaction.create(p.life(name), b"")
+            transaction.create(path, encode(values), acl=acl)
+        transaction.create(p.life(name), b"", acl=acl)
         again = " again" if ended else ""
         reason = f"job {name} was submitted{again}, for {self._manifest.allowed_sizes}"
         event = self._store.event(ClusterEventKind.SUBMITTED, reason, job=name)

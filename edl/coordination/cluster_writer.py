@@ -22,6 +22,7 @@ from edl.core.cluster.events import ClusterEvent, ClusterEventKind
 from edl.core.cluster.job_life import JobLife, LifeResult, LifeState
 from edl.core.cluster.measured_throughput import MeasuredThroughput
 from edl.core.cluster.records import AllocationRecord, Goal, HostAssignment, JobReasons
+from edl.core.cluster.tenants import SEPARATOR
 from edl.core.cluster.view import HostView
 from edl.errors import CoordinationError
 
@@ -235,8 +236,10 @@ class ClusterWriter:
         key = f"{self.paths.keys}/{content(path, about).get('key', '')}"
         nodes = [f"{path}/{name}" for name in sorted(names)]
         writes = [_deletion(one, job.life_version if one == life else -1) for one in nodes]
-        if self._nodes.read(exists(key))[0] is not None:
-            writes.append(_deletion(key))
+        tenant, dot, _ = job.name.partition(SEPARATOR)
+        others = [key, *([self.paths.tenant_job(tenant, job.name)] if dot else [])]
+        there = self._nodes.read(*(exists(one) for one in others))
+        writes += [_deletion(one) for one, stat in zip(others, there, strict=True) if stat]
         reason = (
             f"the records of job {job.name} were removed, which has {job.life.result or 'ended'}"
         )

@@ -51,7 +51,7 @@ def announce(state: Path, job: str, secret: str, of: str = JOBS) -> None:
     """
     directory = _directory(state, job, of)
     earlier = [one for one in _lines(directory / "secrets") if one != secret][1 - KEPT :]
-    _replace(directory / "secrets", [*earlier, secret])
+    replace_file(directory / "secrets", [*earlier, secret])
 
 
 def keep(state: Path, job: str, secret: str, of: str = JOBS) -> Path:
@@ -68,7 +68,7 @@ def keep(state: Path, job: str, secret: str, of: str = JOBS) -> Path:
     """
     announce(state, job, secret, of)
     path = _directory(state, job, of) / "secret"
-    _replace(path, [secret])
+    replace_file(path, [secret])
     return path
 
 
@@ -116,7 +116,7 @@ def _lines(path: Path) -> list[str]:
         return []
 
 
-def _replace(path: Path, lines: Sequence[str]) -> None:
+def replace_file(path: Path, lines: Sequence[str]) -> None:
     """Replace the file at ``path`` by one with ``lines``, readable for this user only.
 
     A reader sees the old or the new file, never a part of one (mkstemp creates it with mode 0600).

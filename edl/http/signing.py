@@ -115,7 +115,9 @@ class Authenticator:
         made = f"{int(self._clock() * 1000):x}-{secrets.token_hex(16)}"
         return f"{made}-{self._proof(made)}"
 
-    def accepts(self, given: str, method: str, target: str, body: bytes) -> bool:
+    def accepts(
+        self, given: str, method: str, target: str, body: bytes, key: str | None = None
+    ) -> bool:
         """Return whether a request to this worker is rightly signed; if so, use up its nonce.
 
         False, with nothing changed, if the signature is missing or wrong, if it is for another
@@ -127,6 +129,7 @@ class Authenticator:
             method: The HTTP method.
             target: The path with the query.
             body: The body of the request.
+            key: Another key that it may be signed with; None: that of this object.
         """
         now = self._clock()
         while self._used and next(iter(self._used.values())) <= now:
@@ -135,7 +138,7 @@ class Authenticator:
         if match is None or self.worker is None:
             return False
         nonce, mac = match.groups()
-        expected = _mac(self._key, nonce, self.worker, method, target, body)
+        expected = _mac(key or self._key, nonce, self.worker, method, target, body)
         if not hmac.compare_digest(mac, expected):
             return False
         if not self._is_fresh(nonce, now) or nonce in self._used:

@@ -51,6 +51,7 @@ from edl.scheduler.liveness import LivenessProbe, LivenessServer
 from edl.scheduler.policy_runner import PolicyRunner
 from edl.scheduler.reason_writer import ReasonWriter
 from edl.scheduler.runs import RunWriter
+from edl.scheduler.tenant_requests import TenantRequests
 from edl.scheduler.wakeup import Wakeup
 
 logger = logging.getLogger(__name__)
@@ -295,6 +296,7 @@ class ControllerTerm:
         self._reader = RunReader(session, wake)
         self._runs = RunWriter(session)
         self._reasons = ReasonWriter(self._writer)
+        self._tenants = TenantRequests(store, self._writer, wake)
         self._policies = policies
         self._refused: dict[str, str] = {}  # job -> why its last order was refused
         self._tidied_s = 0.0  # by the monotonic clock
@@ -324,6 +326,7 @@ class ControllerTerm:
         self._carry_out(read, found)
         lives = {job.name: job.life for job in read.snapshot.jobs} | dict(found.lives)
         tell_s = self._reasons.tell(found.reasons, lives, now_s, found.surplus)
+        tell_s = min(tell_s, self._tenants.serve(read.snapshot.hosts, found, lives, now_s))
         if not found.acts:
             self._tidy(read)
         return max(0.0, min(LOOK_S, tell_s, found.next_s - time.time()))

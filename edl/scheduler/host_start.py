@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from edl import config
 from edl.coordination.cluster_format import own_version
 from edl.coordination.cluster_store import ClusterStore
 from edl.coordination.session import Session
 from edl.core.cluster.records import HostOffer
-from edl.errors import UsageError
+from edl.errors import CoordinationError, UsageError
 from edl.scheduler.assigned_runs import AssignedRuns
 from edl.scheduler.host import HostKeeper
 from edl.scheduler.host_agents import AgentOptions, HostAgents
@@ -82,7 +83,7 @@ def keep_host(store: ClusterStore, own: HostSettings, say: Callable[[str], None]
         config.environment(),
         SecretFiles(secret_root(mark, config.state_dir())),
     )
-    server = LogServer(own.address, cluster, access.secret, places)
+    server = LogServer(own.address, cluster, access.secret, places, partial(_secret_of, store))
     offer = HostOffer(
         slots=len(own.devices),
         devices=own.devices,
@@ -101,3 +102,11 @@ def keep_host(store: ClusterStore, own: HostSettings, say: Callable[[str], None]
     with server:
         served = replace(offer, port=server.port)
         HostKeeper(store, host, served, mark, agents, runs, say, within_s).run()
+
+
+def _secret_of(store: ClusterStore, job: str) -> str | None:
+    """Return the secret of a job's runs; None if there is none, or ZooKeeper is away."""
+    try:
+        return store.secret(job)
+    except CoordinationError:
+        return None

@@ -1,7 +1,7 @@
-"""Serve the logs of a host's jobs over HTTP to those who know the cluster's secret.
+"""Serve the logs of a host's jobs over HTTP to those who know the cluster's secret, or the job's.
 
 Two kinds of paths are answered, to signed GET requests only (:mod:`edl.http.signing`, with the key
-of the cluster):
+of the cluster, or of the job that the path names):
 
 - ``/logs/JOB``: the logs of a job on this host, as JSON: name -> size in bytes;
 - ``/logs/JOB/NAME?file=F&from=N&wait_s=S``: a part of a log. The body is a JSON object in one line,
@@ -23,6 +23,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import parse_qs
 
@@ -47,14 +48,23 @@ class LogServer(DaemonServer):
         cluster: the name of the cluster.
         secret: the secret of the cluster.
         places: where the logs are.
+        secret_of: returns the secret of a job's runs, None if it is not known; it may take time.
     """
 
-    def __init__(self, address: str, cluster: str, secret: str, places: LogPlaces) -> None:
+    def __init__(
+        self,
+        address: str,
+        cluster: str,
+        secret: str,
+        places: LogPlaces,
+        secret_of: Callable[[str], str | None] = lambda job: None,
+    ) -> None:
         guard = Authenticator(http_key(secret, cluster))
         guard.worker = 0
         super().__init__(address, guard=guard)
         self._guard = guard
         self._places = places
+        self._secret_of = secret_of
         self._waiting = 0
         self._closes = False
 
@@ -70,9 +80,11 @@ class LogServer(DaemonServer):
         if request.method != "GET":
             return Response(405)
         given, target = request.authorization, request.target
-        if not self._guard.accepts(given, request.method, target, request.body):
-            return Response(401, nonce=self._guard.nonce())
         job, _, name = request.path.removeprefix(f"{LOGS_PATH}/").partition("/")
+        if not self._guard.accepts(given, request.method, target, request.body):
+            key = await asyncio.to_thread(self._key_of, job) if given else None
+            if not key or not self._guard.accepts(given, request.method, target, request.body, key):
+                return Response(401, nonce=self._guard.nonce())
         logs = await asyncio.to_thread(self._places.of_job, job)
         if not name:
             sizes = {name: bytes_in(path) for name, path in logs.items()}
@@ -86,6 +98,11 @@ class LogServer(DaemonServer):
         if name not in logs or math.isnan(wait_s):
             return Response(404 if name not in logs else 400)
         return await self._part(logs[name], place, min(wait_s, MOST_WAIT_S))
+
+    def _key_of(self, job: str) -> str | None:
+        """Return the key of a job that has logs here; None if that is not known."""
+        secret = self._secret_of(job) if self._places.of_job(job) else None
+        return http_key(secret, job) if secret else None
 
     def let_go(self) -> None:
         """Answer requests that wait for more of a log with what is written; the server closes."""

@@ -16,7 +16,7 @@ class ClusterEventKind(StrEnum):
     By users: ``SUBMITTED``: a job was submitted. ``WANTED``: something else is wanted of a job, or
     its priority has changed. ``DRAIN``: a host is drained, or is no longer. ``POLICY``: the cluster
     has another policy or other limits. ``SECRET``: a secret was set or deleted. ``QUEUE``: a queue
-    was set or deleted.
+    was set or deleted. ``TENANT``: a tenant was made or removed, or a request of it was refused.
 
     By the leader: ``LEADER``: it begins to lead. ``STATE``: a job has entered another state.
     ``SLOTS``: a job gets other slots. ``HOST``: a host has come, gone or come back. ``REMOVED``: an
@@ -29,6 +29,7 @@ class ClusterEventKind(StrEnum):
     POLICY = "policy"
     SECRET = "secret"
     QUEUE = "queue"
+    TENANT = "tenant"
     LEADER = "leader"
     STATE = "state"
     SLOTS = "slots"

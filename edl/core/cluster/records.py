@@ -134,6 +134,7 @@ class QueueRecord(Record):
         quota: the guaranteed slots: its jobs get so many whenever they can use them.
         weight: its share, against that of other queues, of the slots that no quota needs now.
         most: the most slots that its jobs may have together; None: no limit.
+        tenant: the tenant whose jobs may use it; empty: those of the administrator only.
         set_s: when it was set.
         by: the user and the machine that have set it.
     """
@@ -141,13 +142,15 @@ class QueueRecord(Record):
     quota: int = 0
     weight: float = 1.0
     most: int | None = None
+    tenant: str = ""
     set_s: float = 0.0
     by: str = ""
 
     def __str__(self) -> str:
         """Return the queue as messages describe it: "quota 4, weight 1, at most 8 slots"."""
         most = "" if self.most is None else f", at most {counted(self.most, 'slot')}"
-        return f"quota {self.quota}, weight {self.weight:g}{most}"
+        tenant = f", of tenant {self.tenant}" if self.tenant else ""
+        return f"quota {self.quota}, weight {self.weight:g}{most}{tenant}"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,244 @@
+"""Make, list and remove the tenants of a cluster (docs/adr/0027)."""
+
+from __future__ import annotations
+
+import base64
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+
+from kazoo.client import TransactionRequest
+from kazoo.security import ACL, Id, Permissions
+
+from edl.coordination.access import Access
+from edl.coordination.cluster_paths import ClusterPaths
+from edl.coordination.cluster_store import ClusterStore
+from edl.coordination.nodes import record
+from edl.coordination.reads import OnChange, children, exists, get
+from edl.coordination.secrets import new_secret
+from edl.coordination.session import Refused
+from edl.coordination.wire import encode
+from edl.core.cluster.events import ClusterEvent, ClusterEventKind
+from edl.core.cluster.job_life import LifeState
+from edl.core.cluster.tenants import (
+    MOST_TENANTS,
+    TenantRecord,
+    is_tenant_name,
+    secret_word,
+    tenant_of,
+)
+from edl.core.plural import counted, verb
+from edl.errors import CoordinationError, UsageError, some
+from edl.keys import NONCE_BYTES, derived, seal, unseal
+
+SHOWN = "a name of a tenant has 1 to 32 letters, digits, dashes and underscores, and no dot"
+
+
+@dataclass(frozen=True)
+class JobOwner:
+    """The tenant for whom the nodes of a job are made.
+
+    Attributes:
+        tenant: the name of the tenant.
+        acl: the ACL of these nodes: all rights for the cluster, and to read for the tenant.
+    """
+
+    tenant: str
+    acl: list[ACL]
+
+
+def tenant_access(cluster: str, tenant: str, secret: str) -> Access:
+    """Return the ZooKeeper identity of a tenant; no job or cluster has such a name."""
+    return Access(f"{cluster}/{tenant}", secret)
+
+
+def signing_key(cluster: str, tenant: str, secret: str) -> str:
+    """Return the key with which a tenant signs requests; it is never sent."""
+    return derived(secret, "requests", f"{cluster}/{tenant}")
+
+
+def readable(access: Access, identity: str, create: bool = False) -> list[ACL]:
+    """Return the ACL of a node that a tenant can read.
+
+    Args:
+        access: the cluster, which has all rights.
+        identity: the digest identity of the tenant.
+        create: whether the tenant can also create children.
+    """
+    rights = Permissions.READ | (Permissions.CREATE if create else 0)
+    return [*access.acl, ACL(rights, Id("digest", identity))]
+
+
+def whole_acl(identity: str) -> list[ACL]:
+    """Return the ACL that gives all rights to the digest identity ``identity``, and none to others.
+
+    So a tenant makes nodes for the controllers, whose secret it does not know.
+    """
+    return [ACL(Permissions.ALL, Id("digest", identity))]
+
+
+class ClusterTenants:
+    """The tenants of a cluster.
+
+    Args:
+        store: The cluster, in a session of its secret.
+    """
+
+    def __init__(self, store: ClusterStore) -> None:
+        self._store = store
+        self._nodes = store.nodes
+        self._paths: ClusterPaths = store.paths
+
+    def create(self, name: str) -> str:
+        """Make a tenant, and return the word that it keeps in its secret file.
+
+        Only this call tells the word; nothing of the cluster keeps it.
+
+        Raises:
+            UsageError: the name is not allowed, there is such a tenant, or there are too many, or
+                the administrator has a job whose name begins so.
+            UnknownCluster: the cluster does not exist.
+            CoordinationError: ZooKeeper is away.
+        """
+        self._nodes.check_session()
+        if not is_tenant_name(name):
+            raise UsageError(f"{name!r} cannot be the name of a tenant: {SHOWN}")
+        p, access, secret = self._paths, self._access, new_secret()
+        parent, jobs = self._nodes.read(exists(p.tenants), children(p.jobs))
+        if jobs is None:
+            raise self._nodes.unknown()
+        if parent is not None and parent.numChildren >= MOST_TENANTS:
+            raise UsageError(f"{self._nodes.what} has {MOST_TENANTS} tenants, and may have no more")
+        if taken := sorted(job for job in jobs if tenant_of(job, {name: None})):
+            raise UsageError(
+                f"{some(taken)} would belong to tenant {name}; delete them, or choose another name"
+            )
+        own = tenant_access(p.name, name, secret)
+        identity = str(own.acl[0].id.id)
+        key = signing_key(p.name, name, secret).encode()
+        sealed = seal(self._key, name, key, os.urandom(NONCE_BYTES))
+        event = self._store.event(ClusterEventKind.TENANT, f"tenant {name} was made")
+        about = TenantRecord(
+            identity, base64.b64encode(sealed).decode(), created_s=time.time(), by=event.by
+        )
+        reads, creates = readable(access, identity), readable(access, identity, create=True)
+
+        def build(transaction: TransactionRequest) -> None:
+            if parent is None:  # a cluster of an earlier version of edl
+                transaction.create(p.tenants)
+            transaction.create(p.tenant(name), encode(about.to_json()))
+            inbox = encode({"identity": str(access.acl[0].id.id)})
+            transaction.create(p.inbox(name), inbox, acl=creates)
+            for path in (p.responses(name), p.tenant_jobs(name), p.tenant_view(name)):
+                transaction.create(path, b"", acl=reads)
+            self._store.add_event(transaction, event)
+
+        try:
+            self._nodes.session.transact(f"make tenant {name}", build)
+        except Refused:
+            if name in self.names():
+                raise UsageError(
+                    f"{self._nodes.what} has a tenant {name} already; `edl tenant delete {name}` "
+                    "and make it anew, if its secret is lost"
+                ) from None
+            raise
+        return secret_word(name, secret)
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all tenants, sorted."""
+        return tuple(sorted(self._nodes.read(children(self._paths.tenants))[0] or ()))
+
+    def records(self, wake: OnChange = None) -> dict[str, TenantRecord]:
+        """Return all tenants by name; ``wake`` is called when one is made or removed."""
+        names = sorted(self._nodes.read(children(self._paths.tenants, wake))[0] or ())
+        paths = {name: self._paths.tenant(name) for name in names}
+        if not paths:
+            return {}
+        answers = self._nodes.read(*(get(path, wake) for path in paths.values()))
+        return {
+            name: record(TenantRecord, (path, answer[0]))
+            for (name, path), answer in zip(paths.items(), answers, strict=True)
+            if answer is not None
+        }
+
+    def key(self, name: str, about: TenantRecord) -> str:
+        """Return the key with which the tenant ``name``, with the record ``about``, signs.
+
+        Raises:
+            CoordinationError: its record was sealed with another secret.
+        """
+        key = unseal(self._key, name, base64.b64decode(about.sealed))
+        if key is None:
+            raise CoordinationError(
+                f"the record of tenant {name} was sealed with another secret; delete the tenant, "
+                "and make it anew"
+            )
+        return key.decode()
+
+    def owner(self, name: str, about: TenantRecord) -> JobOwner:
+        """Return the tenant ``name``, with the record ``about``, as the owner of a new job."""
+        return JobOwner(name, readable(self._access, about.identity))
+
+    def delete(self, name: str) -> None:
+        """Remove a tenant, whose jobs must have ended; their records stay for the administrator.
+
+        Raises:
+            UsageError: there is no such tenant, or it has jobs that have not ended, or queues.
+            CoordinationError: ZooKeeper is away.
+        """
+        self._nodes.check_session()
+        names, p = self.names(), self._paths
+        if name not in names:
+            has = f"; it has {some(list(names))}" if names else ", and no other"
+            raise UsageError(f"{self._nodes.what} has no tenant {name!r}{has}")
+        living = [
+            job.name
+            for job in self._store.jobs()
+            if tenant_of(job.name, {name: None}) and job.life.state is not LifeState.ENDED
+        ]
+        if living:
+            number = counted(len(living), "job")
+            raise UsageError(
+                f"tenant {name} has {number} that {verb(len(living), 'has', 'have')} not ended: "
+                f"{some(living)}; wait for their end, or delete them"
+            )
+        if queues := [one for one, queue in self._store.queues().items() if queue.tenant == name]:
+            raise UsageError(
+                f"tenant {name} has {some(queues)}; delete them, or give them to another one with "
+                "`edl queue set QUEUE --tenant OTHER`"
+            )
+        above = (p.inbox(name), p.tenant_jobs(name))
+        there = self._nodes.read(*(children(path) for path in above))
+        nodes = [f"{path}/{one}" for path, found in zip(above, there, strict=True) for one in found]
+        nodes += [*above, p.responses(name), p.tenant_view(name), p.tenant(name)]
+        event = self._store.event(ClusterEventKind.TENANT, f"tenant {name} was removed")
+        try:
+            self._nodes.session.transact(
+                f"remove tenant {name}", partial(self._build_removal, nodes=nodes, event=event)
+            )
+        except Refused as refused:
+            raise CoordinationError(
+                f"tenant {name} was not removed: {refused}; try again"
+            ) from refused
+
+    def _build_removal(
+        self, transaction: TransactionRequest, nodes: Iterable[str], event: ClusterEvent
+    ) -> None:
+        """Add to ``transaction`` the removal of ``nodes``, in this order, and ``event``."""
+        for path in nodes:
+            transaction.delete(path)
+        self._store.add_event(transaction, event)
+
+    @property
+    def _access(self) -> Access:
+        """The name and the secret of the cluster."""
+        access = self._nodes.session.access
+        assert access is not None
+        return access
+
+    @property
+    def _key(self) -> str:
+        """The key with which the records of tenants are sealed."""
+        return derived(self._access.secret, "tenants", self._paths.name)

@@ -1,0 +1,311 @@
+"""Read the jobs of one tenant of a cluster, and ask the leader to change them (docs/adr/0027).
+
+A :class:`TenantStore` is what a :class:`ClusterStore` is for the administrator, as far as a tenant
+may: it reads the nodes of its own jobs, and writes requests into its inbox.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import NoReturn
+
+from edl.coordination.access import Access
+from edl.coordination.cluster_jobs import StoredJob
+from edl.coordination.cluster_nodes import ClusterNodes, cluster_names
+from edl.coordination.cluster_paths import ClusterPaths
+from edl.coordination.cluster_store import ClusterSnapshot, ClusterStore
+from edl.coordination.cluster_tenants import signing_key, tenant_access, whole_acl
+from edl.coordination.events import EventLogNodes
+from edl.coordination.nodes import content
+from edl.coordination.reads import children, get
+from edl.coordination.session import Session
+from edl.coordination.wire import encode
+from edl.core.cluster.events import ClusterEvent
+from edl.core.cluster.manifest import JobManifest
+from edl.core.cluster.manifest_file import checked_manifest
+from edl.core.cluster.measured_throughput import MeasuredThroughput
+from edl.core.cluster.records import ClusterRecord, Goal, HostOffer, JobReasons, QueueRecord, Wanted
+from edl.core.cluster.tenants import (
+    TenantRequest,
+    TenantResponses,
+    TenantVerb,
+    TenantView,
+    own_name,
+)
+from edl.core.cluster.view import HostView
+from edl.errors import AccessDenied, CoordinationError, UnknownCluster, UnknownJob, UsageError
+
+ANSWER_S = 10.0  # that a request waits for the leader's answer
+LOOK_S = 0.05  # between two looks for the answer
+
+
+class TenantNodes(ClusterNodes):
+    """Access to the nodes of a cluster in the session of a tenant, who writes into its inbox only.
+
+    Args:
+        session: The ZooKeeper session; the identity that it has proved last is the tenant's.
+        paths: The paths of the cluster.
+        tenant: The name of the tenant.
+    """
+
+    def __init__(self, session: Session, paths: ClusterPaths, tenant: str) -> None:
+        super().__init__(session, paths)
+        self._tenant = tenant
+
+    def check_session(self) -> None:
+        """Raise the error that only the administrator may do this."""
+        raise UsageError(
+            f"tenant {self._tenant} may not do this; it needs the secret of {self.what}, which its "
+            "administrator has"
+        )
+
+
+class TenantStore(ClusterStore):
+    """The jobs of a tenant of a cluster, read as records, and changed by requests.
+
+    What only the administrator may do raises a UsageError.
+
+    Args:
+        nodes: The nodes of the cluster, in a session that has proved the tenant's secret.
+        tenant: The name of the tenant.
+        access: The identity of the tenant, with its secret.
+    """
+
+    def __init__(self, nodes: ClusterNodes, tenant: str, access: Access) -> None:
+        super().__init__(nodes, by=f"tenant {tenant}")
+        self.tenant = tenant
+        self._access = access
+        self.events = _NoEvents(nodes, ClusterEvent)
+
+    # --- reading
+
+    def jobs(self) -> tuple[StoredJob, ...]:
+        """Read the jobs of the tenant, and return them in the order of submission."""
+        names = self.nodes.read(children(self.paths.tenant_jobs(self.tenant)))[0]
+        return self._jobs.read(names or ())
+
+    def job(self, name: str) -> StoredJob:
+        """Read the tenant's job called ``name``, with or without the name of the tenant before it.
+
+        Raises:
+            UnknownJob: the tenant has no such job.
+        """
+        full = own_name(self.tenant, name)
+        names = self.nodes.read(children(self.paths.tenant_jobs(self.tenant)))[0] or ()
+        found = self._jobs.read([full]) if full in names else ()
+        if not found:
+            raise UnknownJob(full, tuple(sorted(names)), "edl submit")
+        return found[0]
+
+    def full_name(self, job: str) -> str:
+        """Return the name of a job with that of the tenant before it."""
+        return own_name(self.tenant, job)
+
+    def has_job(self, name: str) -> bool:
+        """Return whether the tenant has a job called ``name``, also an ended one."""
+        names = self.nodes.read(children(self.paths.tenant_jobs(self.tenant)))[0]
+        return own_name(self.tenant, name) in (names or ())
+
+    def secret(self, job: str) -> str | None:
+        """Return the secret of the runs of ``job``."""
+        return super().secret(own_name(self.tenant, job))
+
+    def secrets_and_measured(
+        self, jobs: Iterable[str], watch: bool = True
+    ) -> tuple[dict[str, str], dict[str, MeasuredThroughput]]:
+        """Return the secrets of the runs of ``jobs``; what former runs measured is not told."""
+        secrets = {job: self.secret(job) for job in jobs}
+        return {job: secret for job, secret in secrets.items() if secret}, {}
+
+    def reasons(self) -> JobReasons:
+        """Return what the leader says of the tenant's jobs."""
+        view = self._view()
+        return JobReasons(view.at_s, view.reasons, view.surplus)
+
+    def hosts(self) -> tuple[HostView, ...]:
+        """Return the hosts that serve logs, with nothing but their names and addresses."""
+        return tuple(
+            HostView(name, HostOffer(0, address=address, port=port))
+            for name, (address, port) in sorted(self._view().hosts.items())
+        )
+
+    def log_access(self, job: str) -> Access:
+        """Return the job and its secret, which sign requests for the logs of the job."""
+        name = own_name(self.tenant, job)
+        return Access(name, self.secret(name) or "")
+
+    def queues(self) -> dict[str, QueueRecord]:
+        """Raise the error that only the administrator sees the queues."""
+        self._refuse("see the queues of the cluster")
+
+    def settings(self) -> ClusterRecord:
+        """Raise the error that only the administrator sees the settings."""
+        self._refuse("see the settings of the cluster")
+
+    def look(self) -> ClusterSnapshot:
+        """Raise the error that only the administrator sees the whole cluster."""
+        self._refuse("see the cluster as a whole")
+
+    snapshot = look
+
+    def controllers(self) -> list[str]:
+        """Raise the error that only the administrator sees the controllers."""
+        self._refuse("see the controllers")
+
+    def _view(self) -> TenantView:
+        path = self.paths.tenant_view(self.tenant)
+        return TenantView.from_json(content(path, self.nodes.read(get(path))[0]))
+
+    # --- asking
+
+    def submit(self, manifest: JobManifest, key: str | None = None) -> str:
+        """Ask the leader to submit a job, and return the full name of the job.
+
+        Raises:
+            ManifestError: a value of the manifest is not allowed.
+            UsageError: the key is empty, or the leader has refused the job.
+            CoordinationError: ZooKeeper is away, or no controller has answered in time. Then the
+                job may be submitted later: submit it with the same key again.
+        """
+        if key is not None and not key.strip():
+            raise UsageError("the key is empty; choose a text that no other submission has")
+        checked_manifest(manifest)
+        request = TenantRequest(
+            uuid.uuid4().hex, TenantVerb.SUBMIT, manifest=manifest.to_json(), key=key or ""
+        )
+        return self._ask(request)
+
+    def change_wanted(self, job: str, change: Callable[[Wanted], Wanted]) -> Wanted:
+        """Ask the leader to change what is wanted of ``job``; return what is wanted then.
+
+        Raises:
+            UnknownJob: the tenant has no such job.
+            UsageError: the leader has refused it.
+            CoordinationError: ZooKeeper is away, or no controller has answered in time.
+        """
+        stored = self.job(job)
+        before, after = stored.wanted, change(stored.wanted)
+        request = TenantRequest(
+            uuid.uuid4().hex,
+            TenantVerb.WANT,
+            job=stored.name,
+            goal=after.goal if after.goal is not before.goal else None,
+            priority=after.priority if after.priority != before.priority else None,
+        )
+        if request.goal is not None or request.priority is not None:
+            self._ask(request)
+        return self.job(stored.name).wanted
+
+    def delete_job(self, job: str) -> Wanted:
+        """Ask the leader to delete ``job``; return what is wanted of it then.
+
+        Raises:
+            UnknownJob: the tenant has no such job.
+            CoordinationError: ZooKeeper is away, or no controller has answered in time.
+        """
+        stored = self.job(job)
+        self._ask(TenantRequest(uuid.uuid4().hex, TenantVerb.DELETE, job=stored.name))
+        try:
+            return self.job(stored.name).wanted
+        except UnknownJob:  # its records are gone
+            return Wanted(Goal.GONE, stored.wanted.priority, removed=True)
+
+    def change_settings(self, change: Callable[[ClusterRecord], ClusterRecord]) -> ClusterRecord:
+        """Raise the error that only the administrator changes the settings."""
+        self._refuse("change the settings of the cluster")
+
+    def set_drained(self, host: str, drained: bool) -> bool:
+        """Raise the error that only the administrator drains hosts."""
+        self._refuse("drain hosts")
+
+    def _ask(self, request: TenantRequest) -> str:
+        """Write a request into the inbox, and wait for the leader's answer; return the job's name.
+
+        Raises:
+            UsageError: the leader has refused it.
+            CoordinationError: ZooKeeper is away, or no controller has answered in time.
+        """
+        p, session = self.paths, self.nodes.session
+        cluster, tenant = p.name, self.tenant
+        inbox, before = self.nodes.read(get(p.inbox(tenant)), get(p.responses(tenant)))
+        after = TenantResponses.from_json(content(p.responses(tenant), before)).newest
+        key = signing_key(cluster, tenant, self._access.secret)
+        signed = replace(request, after=after).signed(key, tenant)
+        identity = str(content(p.inbox(tenant), inbox)["identity"])
+        acl, data = whole_acl(identity), encode(signed.to_json())
+        session.call(
+            "ask the leader",
+            lambda c: c.create_async(f"{p.inbox(tenant)}/r-", data, acl=acl, sequence=True),
+        )
+        deadline = time.monotonic() + ANSWER_S
+        while time.monotonic() < deadline:
+            answer = self.nodes.read(get(p.responses(tenant)))[0]
+            found = TenantResponses.from_json(content(p.responses(tenant), answer)).of(request.id)
+            if found is not None and found.refused:
+                raise UsageError(found.refused)
+            if found is not None:
+                return found.job
+            time.sleep(LOOK_S)
+        raise CoordinationError(
+            f"no controller of cluster {cluster} has answered for {ANSWER_S:g} s; the request is "
+            "in ZooKeeper, and will be carried out when one leads"
+        )
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise UsageError(
+            f"tenant {self.tenant} may not {what}; that needs the secret of the cluster, which its "
+            "administrator has"
+        )
+
+
+class _NoEvents(EventLogNodes[ClusterEvent]):
+    """The event log of a cluster for a tenant, who cannot read it: there are no events."""
+
+    def read(self, after: int = -1) -> list[tuple[int, ClusterEvent]]:
+        """Return no events."""
+        return []
+
+
+def open_tenant_store(
+    session: Session, cluster: str | None, tenant: str, secret: str
+) -> TenantStore:
+    """Prove the secret of a tenant in ``session``, and return what the tenant may read and ask.
+
+    Args:
+        session: a session that is connected.
+        cluster: the name of the cluster; None: the only one that has this tenant with this secret.
+        tenant: the name of the tenant.
+        secret: its secret, without its name.
+
+    Raises:
+        UnknownCluster: there is no such cluster.
+        AccessDenied: the cluster has no such tenant with this secret.
+        UsageError: no cluster is named, and not just one has such a tenant.
+        CoordinationError: ZooKeeper is away.
+    """
+    names = cluster_names(session)
+    if cluster is not None and cluster not in names:
+        raise UnknownCluster(cluster, names)
+    candidates = {name: tenant_access(name, tenant, secret) for name in names}
+    candidates = {n: one for n, one in candidates.items() if cluster in (None, n)}
+    session.identify(*candidates.values())
+    paths = {name: ClusterPaths(name) for name in candidates}
+    reads = [get(paths[name].responses(tenant)) for name in candidates]
+    answers = zip(candidates, session.read_open("open a cluster", reads), strict=True)
+    found = [name for name, answer in answers if answer is not None]
+    if len(found) == 1:
+        access = candidates[found[0]]
+        session.identify(access)
+        return TenantStore(TenantNodes(session, paths[found[0]], tenant), tenant, access)
+    if cluster is not None:
+        raise AccessDenied(
+            cluster,
+            f"cluster {cluster} has no tenant {tenant} with this secret; ask its administrator",
+        )
+    raise UsageError(
+        f"{len(found) or 'no'} clusters have a tenant {tenant} with this secret; name one with "
+        "--cluster"
+    )

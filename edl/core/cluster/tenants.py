@@ -1,0 +1,284 @@
+"""Decide what a tenant may ask of a cluster, and whether a request is its own and new.
+
+A tenant is a user, or a team, who may submit, see and steer own jobs only (docs/adr/0027). Its
+requests reach the leader in an inbox that only the tenant can write. :func:`refusal` says why a
+request is not carried out, :func:`own_manifest` what is submitted.
+
+- The names of a tenant's jobs and secrets begin with its own: ``ann.digits``.
+- A request is signed with a key that is never sent, and accepted once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from edl.core.cluster.manifest import MOST_PRIORITY, JobManifest
+from edl.core.cluster.records import Goal, QueueRecord
+from edl.core.names import is_name
+from edl.core.record import Record
+from edl.errors import UsageError, some
+
+SEPARATOR = "."  # between the name of a tenant and that of its job
+RESPONSES_KEPT = 500  # of each tenant, the newest
+MOST_TENANTS = 1000  # of a cluster
+MOST_JOBS = 2000  # of a tenant, those that have ended included
+_PREFIX = "tenant"
+
+
+class TenantVerb(StrEnum):
+    """What a tenant asks for: to submit a job, another goal or priority of a job, to delete one."""
+
+    SUBMIT = "submit"
+    WANT = "want"
+    DELETE = "delete"
+
+
+@dataclass(frozen=True)
+class TenantRecord(Record):
+    """The record of a tenant, which only the administrator and the controllers can read.
+
+    Attributes:
+        identity: its digest identity in ACLs, ``user:hash``.
+        sealed: the key of its signatures, sealed with a key of the cluster, in base 64.
+        created_s: when it was made, in seconds since 1970.
+        by: the user and the machine that have made it.
+    """
+
+    identity: str
+    sealed: str
+    created_s: float = 0.0
+    by: str = ""
+
+
+@dataclass(frozen=True)
+class TenantRequest(Record):
+    """A request of a tenant, at a node of its inbox.
+
+    Attributes:
+        id: a random text that no other request has.
+        verb: what is asked for.
+        after: the number of the newest request of which the tenant knew a response; -1: of none.
+        job: the name of the job, with that of the tenant; of a submission it is in the manifest.
+        goal: the new goal of the job; None: it stays.
+        priority: the new priority of the job; None: it stays.
+        manifest: what is submitted.
+        key: names the submission: the same key again is the same job.
+        signature: the HMAC-SHA256 of all of it, in hexadecimal.
+    """
+
+    id: str
+    verb: TenantVerb
+    after: int = -1
+    job: str = ""
+    goal: Goal | None = None
+    priority: int | None = None
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+    key: str = ""
+    signature: str = ""
+
+    def signed(self, key: str, tenant: str) -> TenantRequest:
+        """Return the request of ``tenant`` with its signature by ``key``."""
+        return replace(self, signature=self._mac(key, tenant))
+
+    def is_signed(self, key: str, tenant: str) -> bool:
+        """Return whether the signature is that of ``tenant``, by ``key``, of just this request."""
+        return hmac.compare_digest(self.signature.encode(), self._mac(key, tenant).encode())
+
+    def _mac(self, key: str, tenant: str) -> str:
+        values = {**replace(self, signature="").to_json(), "tenant": tenant}
+        text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+        return hmac.new(key.encode(), text.encode(), hashlib.sha256).hexdigest()
+
+
+@dataclass(frozen=True)
+class TenantResponse(Record):
+    """The leader's response to a request of a tenant.
+
+    Attributes:
+        number: the number of the request in the inbox.
+        id: the id of the request.
+        refused: why it was not carried out, as a sentence; empty: it was.
+        job: the name of the job that it was about.
+    """
+
+    number: int
+    id: str
+    refused: str = ""
+    job: str = ""
+
+
+@dataclass(frozen=True)
+class TenantResponses(Record):
+    """The leader's responses to the newest requests of a tenant, at the node ``responses``.
+
+    Attributes:
+        responses: the responses, in the order of the requests.
+        forgotten: the number of the newest request whose response is not kept; -1: all are.
+    """
+
+    responses: tuple[TenantResponse, ...] = ()
+    forgotten: int = -1
+
+    @property
+    def newest(self) -> int:
+        """The number of the newest request that was answered; -1: none was."""
+        return self.responses[-1].number if self.responses else self.forgotten
+
+    def of(self, request: str) -> TenantResponse | None:
+        """Return the response to the request with the id ``request``; None: there is none."""
+        return next((one for one in self.responses if one.id == request), None)
+
+    def with_response(self, response: TenantResponse) -> TenantResponses:
+        """Return these with ``response`` as the newest, without the oldest if they are too many."""
+        found = (*self.responses, response)
+        old, kept = found[:-RESPONSES_KEPT], found[-RESPONSES_KEPT:]
+        return TenantResponses(kept, old[-1].number if old else self.forgotten)
+
+
+@dataclass(frozen=True)
+class TenantView(Record):
+    """What the leader tells a tenant beside the nodes of its jobs, at the node ``view``.
+
+    Attributes:
+        at_s: when the plan was made that the reasons are from, in seconds since 1970.
+        reasons: job -> why it has what it has, or why it waits.
+        surplus: job -> how many of its slots are beyond the quota of its queue.
+        hosts: host -> (address, port) at which the logs of its jobs are served.
+    """
+
+    at_s: float = 0.0
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    surplus: Mapping[str, int] = field(default_factory=dict)
+    hosts: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+
+
+# --- secrets and names
+
+
+def secret_word(tenant: str, secret: str) -> str:
+    """Return the one word that a tenant has in its secret file, ``tenant:NAME:SECRET``."""
+    return f"{_PREFIX}:{tenant}:{secret}"
+
+
+def parsed_word(word: str) -> tuple[str, str] | None:
+    """Return the name and the secret of a tenant from its word; None: it is no tenant's."""
+    prefix, _, rest = word.partition(":")
+    tenant, _, secret = rest.partition(":")
+    return (tenant, secret) if prefix == _PREFIX and is_tenant_name(tenant) and secret else None
+
+
+def is_tenant_name(name: str) -> bool:
+    """Return whether ``name`` can be that of a tenant: of at most 32 characters, without a dot."""
+    return is_name(name) and SEPARATOR not in name and len(name) <= 32
+
+
+def own_name(tenant: str, name: str) -> str:
+    """Return ``name`` with the name of its tenant before it, if it does not begin so."""
+    return name if name.startswith(f"{tenant}{SEPARATOR}") else f"{tenant}{SEPARATOR}{name}"
+
+
+def tenant_of(name: str, tenants: Mapping[str, Any]) -> str:
+    """Return the tenant of the job or secret called ``name``; empty: it is the administrator's."""
+    first, dot, _ = name.partition(SEPARATOR)
+    return first if dot and first in tenants else ""
+
+
+# --- decisions
+
+
+def refusal(tenant: str, request: TenantRequest, responses: TenantResponses, key: str) -> str:
+    """Return why a request in the inbox of ``tenant`` is not carried out; empty: it is.
+
+    What a submission asks for is checked by :func:`own_manifest`.
+
+    Args:
+        tenant: the name of the tenant.
+        request: the request.
+        responses: the leader's responses that are kept.
+        key: the key of the tenant's signatures.
+    """
+    if not request.is_signed(key, tenant):
+        return f"the request is not signed by tenant {tenant}"
+    if responses.of(request.id) is not None:
+        return "the request was answered before"
+    if request.after < responses.forgotten:
+        return "the request is older than the responses that are kept; ask again"
+    if request.verb is not TenantVerb.SUBMIT and own_name(tenant, request.job) != request.job:
+        return f"{request.job} is no job of tenant {tenant}"
+    if request.goal is Goal.GONE:
+        return "to delete a job is a request of its own"
+    if request.priority is not None and abs(request.priority) > MOST_PRIORITY:
+        return f"the priority must lie between -{MOST_PRIORITY} and {MOST_PRIORITY}"
+    return ""
+
+
+def own_manifest(
+    tenant: str, manifest: JobManifest, queues: Mapping[str, QueueRecord]
+) -> JobManifest:
+    """Return the manifest that is submitted for a tenant: names with its own, and its queue.
+
+    A manifest that names no queue gets the one of the tenant, if it has just one.
+
+    Args:
+        tenant: the name of the tenant.
+        manifest: the manifest as the tenant has written it.
+        queues: the queues of the cluster.
+
+    Raises:
+        UsageError: the tenant may not use the queue, or a secret that the manifest names.
+    """
+    own = sorted(name for name, queue in queues.items() if queue.tenant == tenant)
+    queue = manifest.queue
+    if queue not in own and queue == JobManifest("", (), 0, 0).queue and len(own) == 1:
+        queue = own[0]
+    if queue not in own:
+        has = f"it has {some(own)}" if own else "it has none; the administrator gives it one"
+        raise UsageError(f"tenant {tenant} has no queue {queue!r}; {has}")
+    for name in manifest.secrets:
+        if own_name(tenant, name) != name:
+            raise UsageError(
+                f"tenant {tenant} has no secret {name!r}: its secrets are called "
+                f"{tenant}{SEPARATOR}NAME, and the administrator sets them"
+            )
+    return replace(
+        manifest,
+        name=own_name(tenant, manifest.name),
+        after=tuple(own_name(tenant, name) for name in manifest.after),
+        queue=queue,
+    )
+
+
+def views(
+    jobs: Sequence[str],
+    tenants: Mapping[str, Any],
+    reasons: Mapping[str, str],
+    surplus: Mapping[str, int],
+    now_s: float,
+) -> dict[str, TenantView]:
+    """Return what each tenant is told of its jobs, without the hosts.
+
+    Args:
+        jobs: the names of the jobs that have not ended.
+        tenants: the tenants, by name.
+        reasons: job -> why it has what it has.
+        surplus: job -> its slots beyond the quota of its queue.
+        now_s: the time of the plan, in seconds since 1970.
+    """
+    own: dict[str, list[str]] = {tenant: [] for tenant in tenants}
+    for job in jobs:
+        if tenant := tenant_of(job, tenants):
+            own[tenant].append(job)
+    return {
+        tenant: TenantView(
+            now_s,
+            {job: reasons[job] for job in names if job in reasons},
+            {job: surplus[job] for job in names if job in surplus},
+        )
+        for tenant, names in own.items()
+    }

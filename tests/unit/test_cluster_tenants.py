@@ -1,0 +1,150 @@
+"""What a tenant may ask of a cluster, and which requests are its own and new."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from edl.core.cluster.manifest import JobManifest
+from edl.core.cluster.records import Goal, QueueRecord
+from edl.core.cluster.tenants import (
+    RESPONSES_KEPT,
+    TenantRequest,
+    TenantResponse,
+    TenantResponses,
+    TenantVerb,
+    is_tenant_name,
+    own_manifest,
+    own_name,
+    parsed_word,
+    refusal,
+    secret_word,
+    tenant_of,
+    views,
+)
+from edl.errors import UsageError
+
+KEY, OTHER = "k" * 64, "o" * 64
+NONE = TenantResponses()
+QUEUES = {
+    "research": QueueRecord(4, tenant="ann"),
+    "prod": QueueRecord(8, tenant="bob"),
+    "default": QueueRecord(1),
+}
+
+
+def request(**changes: Any) -> TenantRequest:
+    asked = TenantRequest("id", TenantVerb.WANT, job="ann.digits", goal=Goal.HALT)
+    return replace(asked, **changes).signed(KEY, "ann")
+
+
+def manifest(**changes: Any) -> JobManifest:
+    return replace(JobManifest("digits", ("python",), 1, 4), **changes)
+
+
+def test_a_request_that_is_its_own_is_carried_out() -> None:
+    assert refusal("ann", request(), NONE, KEY) == ""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"signature": ""},
+        {"job": "ann.other"},
+        {"priority": 3},
+        {"after": 7},
+        {"id": "another"},
+        {"goal": Goal.RUN},
+        {"verb": TenantVerb.DELETE},
+        {"key": "x"},
+        {"manifest": {"name": "x"}},
+    ],
+)
+def test_a_changed_request_is_refused(change: dict[str, Any]) -> None:
+    why = refusal("ann", replace(request(), **change), NONE, KEY)
+    assert why == "the request is not signed by tenant ann"
+
+
+def test_a_request_with_another_key_or_of_another_tenant_is_refused() -> None:
+    signed = "the request is not signed by tenant"
+    assert refusal("ann", request().signed(OTHER, "ann"), NONE, KEY) == f"{signed} ann"
+    assert refusal("bob", request(), NONE, KEY) == f"{signed} bob"
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"job": "bob.digits"}, "bob.digits is no job of tenant ann"),
+        ({"job": "digits"}, "digits is no job of tenant ann"),
+        ({"job": "annex.digits"}, "annex.digits is no job of tenant ann"),
+        ({"job": ""}, " is no job of tenant ann"),
+        ({"goal": Goal.GONE}, "to delete a job is a request of its own"),
+        ({"priority": 10**9}, "the priority must lie between -1000000 and 1000000"),
+    ],
+)
+def test_what_a_tenant_may_not_ask(changes: dict[str, Any], why: str) -> None:
+    assert refusal("ann", request(**changes), NONE, KEY) == why
+
+
+def test_a_request_is_carried_out_once() -> None:
+    responses = NONE.with_response(TenantResponse(4, "id", job="ann.digits"))
+    assert refusal("ann", request(), responses, KEY) == "the request was answered before"
+    for number in range(5, 5 + RESPONSES_KEPT):
+        responses = responses.with_response(TenantResponse(number, f"id{number}"))
+    assert (len(responses.responses), responses.forgotten, responses.newest) == (
+        RESPONSES_KEPT,
+        4,
+        4 + RESPONSES_KEPT,
+    )
+    assert responses.of("id") is None, "it is forgotten"
+    old = "the request is older than the responses that are kept; ask again"
+    assert refusal("ann", request(after=3), responses, KEY) == old
+    assert refusal("ann", request(after=responses.newest), responses, KEY) == ""
+
+
+def test_names_and_secrets_of_a_tenant() -> None:
+    word = secret_word("ann", KEY)
+    assert parsed_word(word) == ("ann", KEY)
+    for wrong in ("", KEY, "tenant:", "tenant:ann:", "tenant:a.b:c", "job:ann:c"):
+        assert parsed_word(wrong) is None
+    assert [name for name in ("ann", "a.b", "", "a/b", "a" * 33) if is_tenant_name(name)] == ["ann"]
+    assert own_name("ann", "digits") == own_name("ann", "ann.digits") == "ann.digits"
+    assert own_name("ann", "annex.digits") == "ann.annex.digits"
+    tenants = {"ann": None}
+    assert tenant_of("ann.digits", tenants) == "ann"
+    for other in ("digits", "bob.digits", "ann", "annex.digits"):
+        assert tenant_of(other, tenants) == ""
+
+
+def test_a_submission_gets_the_names_and_the_queue_of_its_tenant() -> None:
+    found = own_manifest("ann", manifest(after=("first", "ann.second")), QUEUES)
+    assert (found.name, found.after) == ("ann.digits", ("ann.first", "ann.second"))
+    assert found.queue == "research", "its only one"
+    assert own_manifest("ann", manifest(secrets=("ann.key",)), QUEUES).secrets == ("ann.key",)
+
+
+@pytest.mark.parametrize(
+    ("tenant", "changes", "why"),
+    [
+        ("ann", {"queue": "prod"}, "tenant ann has no queue 'prod'; it has research"),
+        ("eve", {}, "tenant eve has no queue 'default'; it has none; the administrator gives"),
+        ("ann", {"secrets": ("key",)}, "tenant ann has no secret 'key': its secrets are called"),
+        ("ann", {"secrets": ("bob.key",)}, "tenant ann has no secret 'bob.key'"),
+    ],
+)
+def test_a_submission_that_is_refused(tenant: str, changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        own_manifest(tenant, manifest(**changes), QUEUES)
+
+
+def test_a_tenant_is_told_of_its_own_jobs_only() -> None:
+    jobs = ["ann.a", "bob.b", "c"]
+    reasons = {name: f"why {name}" for name in jobs}
+    found = views(jobs, {"ann": None, "bob": None}, reasons, {"ann.a": 1, "c": 2}, 7.0)
+    assert {name: dict(view.reasons) for name, view in found.items()} == {
+        "ann": {"ann.a": "why ann.a"},
+        "bob": {"bob.b": "why bob.b"},
+    }
+    assert (found["ann"].surplus, found["bob"].surplus) == ({"ann.a": 1}, {})
