@@ -21,7 +21,7 @@ from edl.coordination.reads import acl
 from edl.coordination.secrets import CLUSTERS, candidates, stored
 from edl.coordination.session import Session
 from edl.coordination.tenant_store import open_tenant_store
-from edl.core.cluster.tenants import parsed_word
+from edl.core.cluster.tenant_names import parsed_word
 from edl.errors import AccessDenied, UnknownCluster, UsageError, some
 
 NO_CLUSTER = ""  # as `--cluster ''`: a job of no cluster is meant

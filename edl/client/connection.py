@@ -16,6 +16,7 @@ from edl.coordination.lifecycle import job_names, list_jobs, unlock
 from edl.coordination.local_server import find_local
 from edl.coordination.secrets import candidates
 from edl.coordination.session import Session
+from edl.core.cluster.tenant_names import own_name, parsed_word
 from edl.core.records import Job
 from edl.errors import AccessDenied, UsageError, nearest, some
 
@@ -96,9 +97,11 @@ def choose_job(
             exist raises no error here; the first read of the records raises UnknownJob.
     """
     names = job_names(session)
+    given = secret or config.load().secret
+    if name is not None and (word := parsed_word(given or "")):
+        name = own_name(word[0], name)  # as its tenant may leave the own name out
     store = None if name is None else JobStore(session, name)
     meant = names if name is None else tuple({name} & set(names))
-    given = secret or config.load().secret
     if store is not None and not meant:
         if given:  # which of the others does it open? The error names them
             session.identify(*(Access(one, given) for one in nearest(store.name, names)))

@@ -30,7 +30,7 @@ from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.manifest_file import checked_manifest
 from edl.core.cluster.queue_shares import unknown_queue
 from edl.core.cluster.records import Wanted
-from edl.core.cluster.tenants import SEPARATOR, is_tenant_name
+from edl.core.cluster.tenant_names import SEPARATOR, is_tenant_name
 from edl.errors import CoordinationError, UsageError
 
 SMALL_BYTES = 4096  # of a manifest, as it is stored, that is taken in any case; most have 1,000

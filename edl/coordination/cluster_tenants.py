@@ -22,12 +22,10 @@ from edl.coordination.session import Refused
 from edl.coordination.wire import encode
 from edl.core.cluster.events import ClusterEvent, ClusterEventKind
 from edl.core.cluster.job_life import LifeState
+from edl.core.cluster.tenant_names import is_tenant_name, secret_word, tenant_of
 from edl.core.cluster.tenants import (
     MOST_TENANTS,
     TenantRecord,
-    is_tenant_name,
-    secret_word,
-    tenant_of,
 )
 from edl.core.plural import counted, verb
 from edl.errors import CoordinationError, UsageError, some
@@ -111,7 +109,7 @@ class ClusterTenants:
             raise self._nodes.unknown()
         if parent is not None and parent.numChildren >= MOST_TENANTS:
             raise UsageError(f"{self._nodes.what} has {MOST_TENANTS} tenants, and may have no more")
-        if taken := sorted(job for job in jobs if tenant_of(job, {name: None})):
+        if taken := sorted(job for job in jobs if tenant_of(job, {name})):
             raise UsageError(
                 f"{some(taken)} would belong to tenant {name}; delete them, or choose another name"
             )
@@ -196,7 +194,7 @@ class ClusterTenants:
         living = [
             job.name
             for job in self._store.jobs()
-            if tenant_of(job.name, {name: None}) and job.life.state is not LifeState.ENDED
+            if tenant_of(job.name, {name}) and job.life.state is not LifeState.ENDED
         ]
         if living:
             number = counted(len(living), "job")

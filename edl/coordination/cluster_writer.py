@@ -22,7 +22,7 @@ from edl.core.cluster.events import ClusterEvent, ClusterEventKind
 from edl.core.cluster.job_life import JobLife, LifeResult, LifeState
 from edl.core.cluster.measured_throughput import MeasuredThroughput
 from edl.core.cluster.records import AllocationRecord, Goal, HostAssignment, JobReasons
-from edl.core.cluster.tenants import SEPARATOR
+from edl.core.cluster.tenant_names import SEPARATOR
 from edl.core.cluster.view import HostView
 from edl.errors import CoordinationError
 

@@ -28,12 +28,12 @@ from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.manifest_file import checked_manifest
 from edl.core.cluster.measured_throughput import MeasuredThroughput
 from edl.core.cluster.records import ClusterRecord, Goal, HostOffer, JobReasons, QueueRecord, Wanted
+from edl.core.cluster.tenant_names import own_name
 from edl.core.cluster.tenants import (
     TenantRequest,
     TenantResponses,
     TenantVerb,
     TenantView,
-    own_name,
 )
 from edl.core.cluster.view import HostView
 from edl.errors import AccessDenied, CoordinationError, UnknownCluster, UnknownJob, UsageError

@@ -40,7 +40,11 @@ from edl.core.cluster.job_life import LifeEvent, LifeState
 from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.plan import ClusterPlan
 from edl.core.cluster.records import ClusterRecord, Goal, HostOffer
-from edl.core.cluster.tenants import TenantRequest, TenantVerb, parsed_word
+from edl.core.cluster.tenant_names import parsed_word
+from edl.core.cluster.tenants import (
+    TenantRequest,
+    TenantVerb,
+)
 from edl.core.cluster.view import HostView
 from edl.errors import (
     AccessDenied,
@@ -516,6 +520,8 @@ def test_the_verbs(
         assert "queue research" in edl("show", "digits", *as_ann)[1]
         assert edl("halt", "digits", *as_ann)[0] == 0
         assert edl("priority", "digits", "5", *as_ann)[0] == 0
+        code, out = edl("status", "digits", *as_ann)
+        assert (code, "'ann.digits'" in out) == (94, True), "it has no run yet"
         code, out = edl("cluster", "status", *as_ann)
         assert (code, "tenant ann may not see the cluster as a whole" in out) == (2, True)
         code, out = edl("secret", "list", *as_ann)

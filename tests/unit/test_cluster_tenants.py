@@ -9,19 +9,21 @@ import pytest
 
 from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.records import Goal, QueueRecord
+from edl.core.cluster.tenant_names import (
+    is_tenant_name,
+    own_name,
+    parsed_word,
+    secret_word,
+    tenant_of,
+)
 from edl.core.cluster.tenants import (
     RESPONSES_KEPT,
     TenantRequest,
     TenantResponse,
     TenantResponses,
     TenantVerb,
-    is_tenant_name,
     own_manifest,
-    own_name,
-    parsed_word,
     refusal,
-    secret_word,
-    tenant_of,
     views,
 )
 from edl.errors import UsageError
@@ -112,7 +114,7 @@ def test_names_and_secrets_of_a_tenant() -> None:
     assert [name for name in ("ann", "a.b", "", "a/b", "a" * 33) if is_tenant_name(name)] == ["ann"]
     assert own_name("ann", "digits") == own_name("ann", "ann.digits") == "ann.digits"
     assert own_name("ann", "annex.digits") == "ann.annex.digits"
-    tenants = {"ann": None}
+    tenants = {"ann"}
     assert tenant_of("ann.digits", tenants) == "ann"
     for other in ("digits", "bob.digits", "ann", "annex.digits"):
         assert tenant_of(other, tenants) == ""

@@ -21,8 +21,10 @@ from edl.core.plural import counted
 
 HAS_SLOTS = (LifeState.STARTING, LifeState.RUNNING)
 # Jobs that wait, of one priority and the same labels, that a policy chooses among: the first ones.
-# It bounds what one decision costs; Slurm's backfill looks at as many (bf_max_job_test).
+# It bounds what one decision costs, so queues share it; Slurm's backfill looks at as many
+# (bf_max_job_test).
 MOST_ASKED = 500
+FEWEST_ASKED = 50  # of each queue, however many there are
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,8 @@ def find_active_jobs(
     """
     nodes = hosts_with_slots(cluster, table)
     choices = _HostChoices(cluster, table, nodes)
+    count = len(cluster.queues)
+    most = MOST_ASKED if count < 2 else max(FEWEST_ASKED, MOST_ASKED // count)
     waiting: Counter[tuple[object, ...]] = Counter()
     queue: tuple[object, ...]
     found, obstacles = [], {}
@@ -143,8 +147,8 @@ def find_active_jobs(
         queue = (job.manifest.queue, *queue) if cluster.queues else queue
         waits = job.life.state is LifeState.QUEUED
         one = obstacle(job, cluster, table.now_s)
-        if one is None and waits and waiting[queue] >= MOST_ASKED:
-            one = f"waits: {MOST_ASKED} jobs like it come first"
+        if one is None and waits and waiting[queue] >= most:
+            one = f"waits: {most} jobs like it come first"
         found_one = one or _active(job, cluster, table, choices)
         if isinstance(found_one, ActiveJob):
             found.append(found_one)

@@ -20,15 +20,13 @@ from typing import Any
 
 from edl.core.cluster.manifest import MOST_PRIORITY, JobManifest
 from edl.core.cluster.records import Goal, QueueRecord
-from edl.core.names import is_name
+from edl.core.cluster.tenant_names import SEPARATOR, own_name, tenant_of
 from edl.core.record import Record
 from edl.errors import UsageError, some
 
-SEPARATOR = "."  # between the name of a tenant and that of its job
 RESPONSES_KEPT = 500  # of each tenant, the newest
 MOST_TENANTS = 1000  # of a cluster
 MOST_JOBS = 2000  # of a tenant, those that have ended included
-_PREFIX = "tenant"
 
 
 class TenantVerb(StrEnum):
@@ -156,37 +154,6 @@ class TenantView(Record):
     reasons: Mapping[str, str] = field(default_factory=dict)
     surplus: Mapping[str, int] = field(default_factory=dict)
     hosts: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-
-
-# --- secrets and names
-
-
-def secret_word(tenant: str, secret: str) -> str:
-    """Return the one word that a tenant has in its secret file, ``tenant:NAME:SECRET``."""
-    return f"{_PREFIX}:{tenant}:{secret}"
-
-
-def parsed_word(word: str) -> tuple[str, str] | None:
-    """Return the name and the secret of a tenant from its word; None: it is no tenant's."""
-    prefix, _, rest = word.partition(":")
-    tenant, _, secret = rest.partition(":")
-    return (tenant, secret) if prefix == _PREFIX and is_tenant_name(tenant) and secret else None
-
-
-def is_tenant_name(name: str) -> bool:
-    """Return whether ``name`` can be that of a tenant: of at most 32 characters, without a dot."""
-    return is_name(name) and SEPARATOR not in name and len(name) <= 32
-
-
-def own_name(tenant: str, name: str) -> str:
-    """Return ``name`` with the name of its tenant before it, if it does not begin so."""
-    return name if name.startswith(f"{tenant}{SEPARATOR}") else f"{tenant}{SEPARATOR}{name}"
-
-
-def tenant_of(name: str, tenants: Mapping[str, Any]) -> str:
-    """Return the tenant of the job or secret called ``name``; empty: it is the administrator's."""
-    first, dot, _ = name.partition(SEPARATOR)
-    return first if dot and first in tenants else ""
 
 
 # --- decisions
