@@ -23,6 +23,7 @@ from edl.core.names import RULE, is_name
 from edl.errors import UsageError
 from edl.launch.address import own_address
 from edl.scheduler.host_start import HostSettings, keep_host
+from edl.scheduler.job_users import job_users
 
 
 def host(
@@ -61,6 +62,16 @@ def host(
             "--kind",
             metavar="NAME",
             help="Kind of machine, for policies that tell fast from slow ones.",
+            show_default=False,
+        ),
+    ] = None,
+    user: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--user",
+            metavar="[TENANT=]USER",
+            help="Run the jobs of a tenant, or all others, as this user of the machine; needs "
+            "root. May be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -103,10 +114,11 @@ def host(
     cuda = entries(config.environment().get(CUDA))
     numbers = offered_devices(slots, devices, cuda)
     labels = _labels(label or ())
+    users = job_users(user or ())
     with connected_cluster(cluster, zookeeper) as store:
         hosts = store.nodes.session.hosts
         where = own_address(settings.address, settings.network_interface, hosts)
-        keep_host(store, HostSettings(settings, where, numbers, labels, kind or ""), _say)
+        keep_host(store, HostSettings(settings, where, numbers, labels, kind or "", users), _say)
 
 
 def _labels(words: Sequence[str]) -> dict[str, str]:

@@ -232,10 +232,10 @@ class HostKeeper:
         If the assignment says that a run ends here, and no process of it is found, the search is
         repeated: a process that a dying one has just started may be missed once.
         """
-        found = find_processes(self._mark)
+        found = find_processes(self._mark, self._agents.users)
         living = {one.of_run for one in found}
         if any(e.ends and (job, e.run) not in living for job, e in assigned.jobs.items()):
-            found = find_processes(self._mark)
+            found = find_processes(self._mark, self._agents.users)
         known = {one.pid for one in found}
         return (*found, *(one for one in self._agents.children() if one.pid not in known))
 

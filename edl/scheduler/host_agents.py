@@ -29,6 +29,7 @@ from edl.core.host.exit_codes import AgentEnd, AgentResult, is_final
 from edl.core.host.process import exit_status
 from edl.core.settings import variable
 from edl.errors import CoordinationError
+from edl.scheduler.job_users import NO_USERS, JobUsers
 from edl.scheduler.log_places import LogPlaces
 from edl.scheduler.run_processes import RUN_VARIABLE, agent_words, run_mark, start_of
 from edl.scheduler.secret_files import SECRETS_VARIABLE, SecretFiles
@@ -123,8 +124,10 @@ class HostAgents:
         places: the directories of their logs; that of the agents is created.
         environment: the environment of this process, from which the agents inherit.
         secret_files: where the secrets are written for which their manifests ask.
+        users: the users as whom the jobs run.
 
     Attributes:
+        users: the users as whom the jobs run.
         on_exit: called, in any thread, when an agent has ended.
     """
 
@@ -134,7 +137,9 @@ class HostAgents:
         places: LogPlaces,
         environment: Mapping[str, str],
         secret_files: SecretFiles,
+        users: JobUsers = NO_USERS,
     ) -> None:
+        self.users = users
         self._options = options
         self._secret_files = secret_files
         self._places = places
@@ -151,18 +156,23 @@ class HostAgents:
         the manifest asks as files.
 
         Raises:
-            OSError: the process cannot be started, or its log or a secret cannot be written.
+            OSError: the process cannot be started, or its log or a secret cannot be written, or the
+                job has no user here and must have one.
         """
         job, run = start.manifest.name, start.run
+        user = self.users.require(job)
+        owner = None if user is None else (user.uid, user.gid)
         directory: Path | None = None
         if start.secrets:
-            directory = self._secret_files.write(job, run, start.secrets)
+            directory = self._secret_files.write(job, run, start.secrets, owner)
         log = self._open_log(job, run)
         reader, writer = os.pipe()
         try:
             os.write(writer, f"{start.secret}\n".encode())
             os.close(writer)
             writer = -1
+            if owner is not None:
+                os.fchown(reader, *owner)  # it opens the pipe again, by its path
             options = ("--host", self._options.host, "--slots", str(self._options.slots))
             words = (*agent_words(job, run), *options, "--quiet", "--json")
             child = subprocess.Popen(
@@ -174,6 +184,10 @@ class HostAgents:
                 stderr=log,
                 start_new_session=True,
                 pass_fds=(reader,),
+                user=None if user is None else user.uid,
+                group=None if user is None else user.gid,
+                extra_groups=None if user is None else user.groups,
+                umask=-1 if user is None else 0o077,
             )
         finally:
             os.close(log)
@@ -305,6 +319,8 @@ class HostAgents:
                 none.
         """
         own, options = self._environment, self._options
+        if (user := self.users.find(start.manifest.name)) is not None:
+            own = user.environment(own)
         found = start.manifest.environment({k: v for k, v in own.items() if k not in _OWN})
         found.pop(CUDA, None)
         found.pop(SECRETS_VARIABLE, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from edl import config
@@ -16,6 +16,7 @@ from edl.scheduler.assigned_runs import AssignedRuns
 from edl.scheduler.host import HostKeeper
 from edl.scheduler.host_agents import AgentOptions, HostAgents
 from edl.scheduler.host_owner import HostLock
+from edl.scheduler.job_users import JobUsers
 from edl.scheduler.log_places import LogPlaces
 from edl.scheduler.log_server import LogServer
 from edl.scheduler.path_probe import PathProbe
@@ -33,6 +34,7 @@ class HostSettings:
         devices: the numbers of the devices that it offers, one for each slot.
         labels: the labels of the host.
         kind: the kind of machine, for policies that tell fast from slow ones; may be empty.
+        users: the users as whom the jobs run.
     """
 
     settings: config.Config
@@ -40,6 +42,7 @@ class HostSettings:
     devices: tuple[int, ...]
     labels: Mapping[str, str]
     kind: str = ""
+    users: JobUsers = field(default_factory=JobUsers)
 
 
 def keep_host(store: ClusterStore, own: HostSettings, say: Callable[[str], None]) -> None:
@@ -67,7 +70,9 @@ def keep_host(store: ClusterStore, own: HostSettings, say: Callable[[str], None]
         )
     within_s = own.settings.leave_within_s
     places = LogPlaces(
-        config.state_dir() / "jobs", config.state_dir() / "clusters" / cluster / "agents" / host
+        config.state_dir() / "jobs",
+        config.state_dir() / "clusters" / cluster / "agents" / host,
+        own.users,
     )
     agents = HostAgents(
         AgentOptions(
@@ -82,6 +87,7 @@ def keep_host(store: ClusterStore, own: HostSettings, say: Callable[[str], None]
         places,
         config.environment(),
         SecretFiles(secret_root(mark, config.state_dir())),
+        own.users,
     )
     server = LogServer(own.address, cluster, access.secret, places, partial(_secret_of, store))
     offer = HostOffer(

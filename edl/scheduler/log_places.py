@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from edl.core.names import is_name
 from edl.launch.named_logs import named_logs
+from edl.scheduler.job_users import JobUsers
 
 KEPT_RUNS = 100
 KEPT_S = 86400.0
@@ -22,10 +24,12 @@ class LogPlaces:
     Attributes:
         workers: the directory with a folder for each job, of which ``logs`` has the workers' logs.
         agents: the directory with the logs of the agents of this host, one for each run.
+        users: the users as whom jobs run, who have the logs of their workers.
     """
 
     workers: Path
     agents: Path
+    users: JobUsers = field(default_factory=JobUsers)
 
     def of_agent(self, job: str, run: str) -> Path:
         """Return the path of the log of a run's agents; the file need not exist."""
@@ -33,7 +37,13 @@ class LogPlaces:
 
     def of_workers(self, job: str) -> Path:
         """Return the directory of the logs of a job's workers; it need not exist."""
-        return self.workers / job / "logs"
+        user = self.users.find(job)
+        return (self.workers if user is None else user.jobs) / job / "logs"
+
+    def owner(self, job: str) -> int:
+        """Return the number of the user to whom the logs of a job's workers belong."""
+        user = self.users.find(job)
+        return os.geteuid() if user is None else user.uid
 
     def of_job(self, job: str) -> dict[str, Path]:
         """Return the logs of a job by name; empty if it had no agent here.
@@ -62,6 +72,8 @@ class LogPlaces:
                 path.with_name(f"{path.name}.1").unlink(missing_ok=True)
         left = {job for _, job, _ in self._agent_logs()}
         for job in {job for _, _, job in aged} - left:
+            if self.users.find(job) is not None:
+                continue  # another user's directory may lead anywhere
             logs = self.of_workers(job)
             if now_s - _newest(logs.glob("*.log")) > KEPT_S:  # other hosts may share the directory
                 shutil.rmtree(logs, ignore_errors=True)

@@ -22,8 +22,9 @@ import asyncio
 import json
 import math
 import os
+import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from urllib.parse import parse_qs
 
@@ -97,7 +98,8 @@ class LogServer(DaemonServer):
             return Response(400)
         if name not in logs or math.isnan(wait_s):
             return Response(404 if name not in logs else 400)
-        return await self._part(logs[name], place, min(wait_s, MOST_WAIT_S))
+        owners = {os.geteuid(), self._places.owner(job)}
+        return await self._part(logs[name], place, min(wait_s, MOST_WAIT_S), owners)
 
     def _key_of(self, job: str) -> str | None:
         """Return the key of a job that has logs here; None if that is not known."""
@@ -108,7 +110,9 @@ class LogServer(DaemonServer):
         """Answer requests that wait for more of a log with what is written; the server closes."""
         self._closes = True
 
-    async def _part(self, log: Path, place: tuple[int, int], wait_s: float) -> Response:
+    async def _part(
+        self, log: Path, place: tuple[int, int], wait_s: float, owners: Collection[int]
+    ) -> Response:
         """Return the HTTP answer with the part of a log that begins at a place.
 
         The status is 404 if the log was removed meanwhile.
@@ -117,13 +121,14 @@ class LogServer(DaemonServer):
             log: the path of the log.
             place: (the number of the file, 0 for the oldest; the offset in it, in bytes).
             wait_s: how long to wait, in seconds, if nothing is written after the place yet.
+            owners: the numbers of the users one of whom must own the file.
         """
         deadline = time.monotonic() + wait_s
         may_wait = self._waiting < MOST_WAITING
         self._waiting += 1
         try:
             while True:
-                part, content = await asyncio.to_thread(read_part, log, *place)
+                part, content = await asyncio.to_thread(read_part, log, *place, owners=owners)
                 waits = may_wait and not self._closes and time.monotonic() < deadline
                 if content or part.missed or not waits:
                     break
@@ -136,7 +141,13 @@ class LogServer(DaemonServer):
         return Response(200, json.dumps(part.to_json()).encode() + b"\n" + content)
 
 
-def read_part(log: Path, file: int, begin: int, most: int = MOST_BYTES) -> tuple[LogPart, bytes]:
+def read_part(
+    log: Path,
+    file: int,
+    begin: int,
+    most: int = MOST_BYTES,
+    owners: Collection[int] = (),
+) -> tuple[LogPart, bytes]:
     """Return what is in a log after a place, and the place after that.
 
     Args:
@@ -145,9 +156,11 @@ def read_part(log: Path, file: int, begin: int, most: int = MOST_BYTES) -> tuple
             ``begin`` is negative, the newest one.
         begin: the offset in the file; negative: so many bytes before its end.
         most: the largest number of bytes.
+        owners: the numbers of the users one of whom must own the file; empty: any user may.
 
     Raises:
-        OSError: the log cannot be read.
+        OSError: the log cannot be read, or belongs to another user: its own may have put a link to
+            what only this process can read in its place.
     """
     older, newest = former(log), _number(log)
     numbers = {number: path for path in (older, log) if (number := _number(path))}
@@ -158,7 +171,10 @@ def read_part(log: Path, file: int, begin: int, most: int = MOST_BYTES) -> tuple
     if missed:  # it was replaced twice, or removed
         chosen, begin = next(iter(numbers), 0), 0
     with numbers.get(chosen, log).open("rb") as opened:
-        size = os.fstat(opened.fileno()).st_size
+        found = os.fstat(opened.fileno())
+        if owners and (found.st_uid not in owners or not stat.S_ISREG(found.st_mode)):
+            raise PermissionError(f"{log} belongs to another user")
+        size = found.st_size
         if begin > size:  # it is another file, to which the number was given again
             missed, begin = True, 0
         begin = max(0, size + begin) if begin < 0 else begin
@@ -166,7 +182,7 @@ def read_part(log: Path, file: int, begin: int, most: int = MOST_BYTES) -> tuple
         content = opened.read(most)
     missed = missed and file != 0
     if not content and chosen != newest and newest:
-        part, content = read_part(log, newest, 0, most)
+        part, content = read_part(log, newest, 0, most, owners)
         return LogPart(part.file, part.next, missed), content
     return LogPart(chosen, begin + len(content), missed), content
 

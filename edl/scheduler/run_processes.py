@@ -21,6 +21,7 @@ from pathlib import Path
 
 from edl.core.cluster.host_jobs import ProcessSignal, RunProcess
 from edl.keys import derived
+from edl.scheduler.job_users import NO_USERS, JobUsers
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +58,11 @@ def agent_words(job: str, run: str) -> tuple[str, ...]:
     return ("agent", "--job", job, "--run", run)
 
 
-def find_processes(mark: str) -> tuple[RunProcess, ...]:
+def find_processes(mark: str, users: JobUsers = NO_USERS) -> tuple[RunProcess, ...]:
     """Return the living processes with ``mark``, ordered by pid.
+
+    If the job of a process has a user in ``users``, the process must be of that user: others could
+    give theirs the same environment.
 
     A process that began after this function did may be missing, together with the process that
     started it, if that one has ended meanwhile: look twice to be sure that none lives.
@@ -70,7 +74,9 @@ def find_processes(mark: str) -> tuple[RunProcess, ...]:
             with contextlib.suppress(OSError):  # it ended meanwhile, or belongs to another user
                 environment = (_PROC / name / "environ").read_bytes()
                 if wanted in environment and (one := _process(int(name), environment, mark)):
-                    found.append(one)
+                    user = users.find(one.job)
+                    if user is None or (_PROC / name).stat().st_uid == user.uid:
+                        found.append(one)
     return tuple(sorted(found, key=lambda one: one.pid))
 
 

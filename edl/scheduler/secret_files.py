@@ -45,7 +45,13 @@ class SecretFiles:
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def write(self, job: str, run: str, contents: Mapping[str, bytes]) -> Path:
+    def write(
+        self,
+        job: str,
+        run: str,
+        contents: Mapping[str, bytes],
+        owner: tuple[int, int] | None = None,
+    ) -> Path:
         """Write the secrets of a run, each into a file of its name; return their directory.
 
         Files of the same run are replaced, and those of other names removed.
@@ -54,6 +60,7 @@ class SecretFiles:
             job: the name of the job.
             run: the token of the run.
             contents: the content of each secret, by name.
+            owner: the numbers of the user and the group who alone can read them; None: this user.
 
         Raises:
             OSError: a file cannot be written, or the directory belongs to another user.
@@ -70,7 +77,12 @@ class SecretFiles:
             descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o400)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
+                if owner is not None:
+                    os.fchown(descriptor, *owner)
             new.rename(directory / name)
+        if owner is not None:  # it can be entered, not listed or changed
+            self._root.chmod(0o711)
+            directory.chmod(0o711)
         return directory
 
     def keep_only(self, runs: Collection[tuple[str, str]]) -> None:
@@ -99,7 +111,7 @@ class SecretFiles:
             directory.mkdir(mode=0o700)
         except FileExistsError:
             found = directory.lstat()
-            is_private = found.st_uid == os.geteuid() and not found.st_mode & 0o077
+            is_private = found.st_uid == os.geteuid() and not found.st_mode & 0o066
             if not stat.S_ISDIR(found.st_mode) or not is_private:
                 raise PermissionError(
                     f"{directory}, for the secrets of jobs, is not a directory of this user alone"

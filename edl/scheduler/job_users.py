@@ -1,0 +1,122 @@
+"""Run the agents of a host's jobs as other users of the machine: each tenant's as its own.
+
+`edl host` that is root can do so (``--user TENANT=USER``). Then the code of a tenant's job can read
+neither the secret of the cluster nor the files of other tenants' jobs.
+"""
+
+from __future__ import annotations
+
+import errno
+import grp
+import os
+import pwd
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edl.core.cluster.tenant_names import is_tenant_name, tenant_of
+from edl.errors import UsageError
+
+ALL_OTHERS = ""  # the key of the user for the jobs of no tenant that is named
+# What such a user gets of the environment of `edl host`: it may hold secrets of root's.
+PASSED = frozenset(
+    (
+        *("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS"),
+        *("CUDA_VISIBLE_DEVICES", "CUDA_HOME", "NVIDIA_VISIBLE_DEVICES"),
+    )
+)
+
+
+@dataclass(frozen=True)
+class JobUser:
+    """A user of this machine, as whom agents and workers run.
+
+    Attributes:
+        name: the name of the user.
+        uid, gid: its number, and that of its first group.
+        groups: the numbers of all its groups.
+        directory: its home directory.
+    """
+
+    name: str
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    directory: Path
+
+    @property
+    def jobs(self) -> Path:
+        """The directory in which its agents keep jobs, and the logs of workers."""
+        return self.directory / ".local" / "state" / "edl" / "jobs"
+
+    def environment(self, of_host: Mapping[str, str]) -> dict[str, str]:
+        """Return what the user's processes get of the environment ``of_host``, and its own."""
+        passed = {key: value for key, value in of_host.items() if key in PASSED}
+        return {**passed, "HOME": str(self.directory), "USER": self.name, "LOGNAME": self.name}
+
+
+@dataclass(frozen=True)
+class JobUsers:
+    """The users as whom the jobs of a host run.
+
+    Attributes:
+        of_tenants: tenant -> its user; ``ALL_OTHERS`` -> the user of all other jobs. Empty: all
+            jobs run as the user of this process.
+    """
+
+    of_tenants: Mapping[str, JobUser] = field(default_factory=dict)
+
+    def find(self, job: str) -> JobUser | None:
+        """Return the user of ``job``; None: there is none for it, or all run as this process."""
+        tenant = tenant_of(job, self.of_tenants)
+        return self.of_tenants.get(tenant or ALL_OTHERS)
+
+    def require(self, job: str) -> JobUser | None:
+        """Return the user of ``job``; None: all jobs run as the user of this process.
+
+        Raises:
+            PermissionError: other jobs have users here, and this one has none.
+        """
+        found = self.find(job)
+        if found is None and self.of_tenants:
+            why = f"`edl host` has been given no user for job {job}; add --user TENANT=USER"
+            raise PermissionError(errno.EPERM, why)
+        return found
+
+
+NO_USERS = JobUsers()  # all jobs run as the user of this process
+
+
+def job_users(words: Sequence[str]) -> JobUsers:
+    """Return the users that ``words`` name, each like "ann=alice", or "edl" for all other jobs.
+
+    Raises:
+        UsageError: a user is not known or is root, a tenant is named twice, two tenants have one
+            user, or this process is not root.
+    """
+    found: dict[str, JobUser] = {}
+    for word in words:
+        tenant, sign, name = word.rpartition("=")
+        if sign and not is_tenant_name(tenant):
+            raise UsageError(f"--user is {word!r}; give TENANT=USER, or USER for all other jobs")
+        if tenant in found:
+            raise UsageError(f"--user {word} names its jobs a second time")
+        user = _user(name)
+        if any(one.uid == user.uid for one in found.values()):
+            raise UsageError(f"--user {word}: user {name} has other jobs; give each its own user")
+        found[tenant] = user
+    if found and os.geteuid() != 0:
+        raise UsageError("--user needs `edl host` to run as root; without it all jobs run as you")
+    return JobUsers(found)
+
+
+def _user(name: str) -> JobUser:
+    """Return the user called ``name``; raise a UsageError if there is none, or it is root."""
+    try:
+        entry = pwd.getpwnam(name)
+    except KeyError:
+        raise UsageError(f"this machine has no user {name!r}") from None
+    if entry.pw_uid == 0:
+        raise UsageError("--user names root, who can read everything; give another user")
+    own = {entry.pw_gid, *(one.gr_gid for one in grp.getgrall() if name in one.gr_mem)}
+    return JobUser(name, entry.pw_uid, entry.pw_gid, tuple(sorted(own)), Path(entry.pw_dir))

@@ -1,0 +1,93 @@
+"""As which user of the machine a job runs, and what that user gets."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from pathlib import Path
+
+import pytest
+
+from edl.errors import UsageError
+from edl.scheduler.job_users import JobUser, JobUsers, job_users
+from edl.scheduler.log_places import LogPlaces
+from edl.scheduler.log_server import read_part
+
+ANN = JobUser("alice", 1001, 1001, (1001, 44), Path("/home/alice"))
+REST = JobUser("edl", 1002, 1002, (1002,), Path("/srv/edl"))
+
+
+def test_each_tenant_has_its_user_and_others_have_one() -> None:
+    users = JobUsers({"ann": ANN, "": REST})
+    assert users.require("ann.digits") is ANN
+    for job in ("digits", "bob.digits", "annex.digits"):
+        assert users.require(job) is REST
+
+
+def test_a_job_without_a_user_does_not_run_as_root() -> None:
+    users = JobUsers({"ann": ANN})
+    with pytest.raises(PermissionError, match=r"has been given no user for job bob.digits; "):
+        users.require("bob.digits")
+    assert JobUsers().require("bob.digits") is None, "without --user all run as this process"
+
+
+def test_a_user_gets_nothing_of_roots_environment_that_is_not_needed() -> None:
+    own = {"PATH": "/bin", "HOME": "/root", "AWS_SECRET": "x", "XDG_STATE_HOME": "/root/x"}
+    assert ANN.environment(own) == {
+        "PATH": "/bin",
+        "HOME": "/home/alice",
+        "USER": "alice",
+        "LOGNAME": "alice",
+    }
+
+
+def test_logs_are_where_the_user_writes_them(tmp_path: Path) -> None:
+    places = LogPlaces(tmp_path / "jobs", tmp_path / "agents", JobUsers({"ann": ANN}))
+    assert places.of_workers("ann.digits") == Path(
+        "/home/alice/.local/state/edl/jobs/ann.digits/logs"
+    )
+    assert places.of_workers("digits") == tmp_path / "jobs/digits/logs"
+    assert (places.owner("ann.digits"), places.owner("digits")) == (1001, os.geteuid())
+
+
+def test_what_another_user_has_put_in_place_of_a_log_is_not_read(tmp_path: Path) -> None:
+    log, secret = tmp_path / "w0.log", tmp_path / "secret"
+    secret.write_text("of root")
+    log.symlink_to(secret)
+    assert read_part(log, 0, 0)[1] == b"of root"
+    with pytest.raises(PermissionError, match="belongs to another user"):
+        read_part(log, 0, 0, owners={1001})
+    assert read_part(log, 0, 0, owners={os.geteuid()})[1] == b"of root"
+
+
+def test_users_are_read_from_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    found = job_users(["ann=nobody", "daemon"])
+    assert {tenant: user.name for tenant, user in found.of_tenants.items()} == {
+        "ann": "nobody",
+        "": "daemon",
+    }
+    assert found.of_tenants["ann"].uid == pwd.getpwnam("nobody").pw_uid
+    assert not job_users([]).of_tenants
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["ann=nobody-here"], "this machine has no user 'nobody-here'"),
+        (["ann=root"], "--user names root, who can read everything"),
+        (["a.b=nobody"], "--user is 'a.b=nobody'; give TENANT=USER, or USER for all other jobs"),
+        (["ann=nobody", "ann=daemon"], "--user ann=daemon names its jobs a second time"),
+        (["ann=nobody", "bob=nobody"], "user nobody has other jobs; give each its own user"),
+    ],
+)
+def test_users_that_cannot_be(words: list[str], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    with pytest.raises(UsageError, match=why):
+        job_users(words)
+
+
+def test_only_root_can_run_jobs_as_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1001)
+    with pytest.raises(UsageError, match="--user needs `edl host` to run as root"):
+        job_users(["ann=nobody"])
