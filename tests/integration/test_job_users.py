@@ -23,7 +23,7 @@ from edl.scheduler.log_places import LogPlaces
 from edl.scheduler.run_processes import RUN_VARIABLE, find_processes, run_mark
 from edl.scheduler.secret_files import SecretFiles
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 Wait = Callable[..., None]
 RUN = "0" * 24

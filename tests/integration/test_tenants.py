@@ -58,7 +58,7 @@ from edl.scheduler.log_places import LogPlaces
 from edl.scheduler.log_server import LogServer
 from edl.scheduler.tenant_requests import TenantRequests
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 LAB = Access("lab", "fedcba9876543210" * 4)
 P = ClusterPaths("lab")
