@@ -115,6 +115,10 @@ class TenantRequests:
         """
         path, p = f"{self._paths.inbox(tenant)}/{node}", self._paths
         data = self._nodes.session.read_open("read a request", [get(path)])[0]
+        key = self._tenants.key(tenant, about)
+        if key is None:
+            self._drop(tenant, node, "its record is of another secret; make the tenant anew")
+            return
         try:
             request = TenantRequest.from_json(decode(path, data[0]) if data else {})
         except CoordinationError:
@@ -122,7 +126,6 @@ class TenantRequests:
             return
         kept = self._nodes.read(get(p.responses(tenant)))[0]
         responses = TenantResponses.from_json(content(p.responses(tenant), kept))
-        key = self._tenants.key(tenant, about)
         if not request.is_signed(key, tenant) or responses.of(request.id) is not None:
             self._drop(tenant, node, refusal(tenant, request, responses, key))
             return
