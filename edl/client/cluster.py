@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from os import PathLike
 from types import MappingProxyType
 
 from edl.client import cluster_waiting
+from edl.client.cluster_access import user_here
 from edl.client.cluster_plans import (
     plan_now,
     queues_of_cluster,
@@ -56,11 +58,25 @@ class Cluster(SessionClient[ClusterStore]):
             read; None for EDL_SECRET or EDL_SECRET_FILE, or the secret in this user's state
             directory.
 
+    Attributes:
+        by: who asks, for the event log of the cluster; empty: this user on this machine.
+
     Besides the errors that are listed with it, each call may raise UnknownCluster, AccessDenied,
     ZooKeeperUnreachable, and CoordinationError if ZooKeeper goes away during the call. All errors
     are EdlErrors. What a call changes is written when it returns; the same call again changes
     nothing more.
     """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        zookeeper: str | None = None,
+        *,
+        secret: str | None = None,
+        secret_file: str | PathLike[str] | None = None,
+    ) -> None:
+        super().__init__(name, zookeeper, secret=secret, secret_file=secret_file)
+        self.by = ""
 
     @property
     def name(self) -> str:
@@ -466,13 +482,16 @@ class Cluster(SessionClient[ClusterStore]):
         with self._store() as store:
             return store.change_wanted(job, change)
 
-    def _store(self) -> AbstractContextManager[ClusterStore]:
-        """Return a context manager that provides the cluster's records, to read and write them.
+    @contextmanager
+    def _store(self) -> Iterator[ClusterStore]:
+        """While entered, provide the cluster's records, to read and write them.
 
         It uses the session that this object keeps open, as in its ``with`` block. If there is none,
         it opens a session and closes it at its end.
         """
-        return self._kept_or(self._connect())
+        with self._kept_or(self._connect()) as store:
+            store.by = self.by or user_here()
+            yield store
 
     def _connect(self) -> AbstractContextManager[ClusterStore]:
         """Return a context manager that provides the cluster's records in a new session."""

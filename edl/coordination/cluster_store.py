@@ -86,13 +86,14 @@ class ClusterStore:
 
     Attributes:
         events: The event log of the cluster.
+        by: Who writes, for the event log; it may be changed.
     """
 
     def __init__(self, nodes: ClusterNodes, by: str = "", on_change: OnChange = None) -> None:
         self.nodes = nodes
         self.paths = nodes.paths
         self.events = EventLogNodes(nodes, ClusterEvent)
-        self._by = by
+        self.by = by
         self._on_change = on_change
         self._changes = 0
         self._jobs = JobReader(nodes, self._changed)
@@ -505,7 +506,7 @@ class ClusterStore:
             job: The name of the job that it is about; empty: none.
             host: The name of the host that it is about; empty: none.
         """
-        return ClusterEvent(time.time(), kind, reason, job, host, self._by)
+        return ClusterEvent(time.time(), kind, reason, job, host, self.by)
 
 
 def _known_hosts(host: str, names: Sequence[str]) -> str:

@@ -12,6 +12,7 @@
     all these
       <- http, ring, checkpoint  <- coordination  <- leader, launch, client, chaos
     launch, client <- scheduler
+    client, http, launch <- api (FastAPI and uvicorn, which only a verb asks for) <- cli
     core, config, ring, checkpoint <- worker <- daemon <- framework <- torch, tensorflow
     errors, config <- data <- framework
     errors, core/step <- schedules <- core/policy, torch, tensorflow
@@ -70,6 +71,7 @@ MAY_IMPORT = {
     "client": PLANES - {"ring", "checkpoint"} | POLICIES,
     "chaos": PLANES - {"checkpoint"},
     "scheduler": PLANES - {"ring", "checkpoint"} | {"launch", "client"} | POLICIES,
+    "api": BASE | CORE | {"http", "coordination", "launch", "client"} | POLICIES,
     "worker": BASE | CORE | {"ring", "checkpoint"},
     "daemon": PLANES | {"leader", "chaos", "worker"},
     "data": {"errors", "config"},
@@ -77,7 +79,7 @@ MAY_IMPORT = {
     "figures": {"errors"},
     "diagnose": {"errors", "figures"},
     "install": {"errors", "config", "horovod_build"},
-    "cli": PLANES | {"launch", "client", "scheduler", "chaos", "install", "figures"},
+    "cli": PLANES | {"launch", "client", "scheduler", "api", "chaos", "install", "figures"},
 }
 MAY_IMPORT["cli"] |= {"simulator", "simulator/published"} | POLICIES
 MAY_IMPORT["framework"] = MAY_IMPORT["daemon"] | {"daemon", "data", "diagnose"}
@@ -94,6 +96,8 @@ ONLY_IN = {"torch": "torch", "horovod.torch": "torch"}
 ONLY_IN |= dict.fromkeys(
     ("tensorflow", "keras", "horovod.tensorflow", "horovod.keras"), "tensorflow"
 )
+
+ONLY_IN |= dict.fromkeys(("fastapi", "starlette", "pydantic", "uvicorn"), "api")
 
 IMPURE = {"time", "datetime", "threading", "os", "socket", "random", "subprocess", "asyncio"}
 IMPURE |= {"kazoo", "horovod", "logging", "pathlib", "secrets", "tempfile", "multiprocessing"}
@@ -205,6 +209,15 @@ def test_simulating_needs_no_job() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300
     )
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@in_each(m for m in MODULES if part_of(m) != "api")
+def test_the_api_is_imported_when_it_is_served(module: str) -> None:
+    """Its packages are an extra, and take half a second; `listening` needs none of them."""
+    for node in tree_of(module).body:
+        names = [ast.unparse(node)] if isinstance(node, ast.Import | ast.ImportFrom) else []
+        for name in names:
+            assert "edl.api" not in name or "edl.api.listening" in name, f"edl/{module}: {name}"
 
 
 @in_each(MODULES)

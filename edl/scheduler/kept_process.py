@@ -1,4 +1,4 @@
-"""Keep an `edl host` of this machine beside a controller, as `edl cluster start --local` does."""
+"""Keep a process beside a controller: `edl host` of this machine, or the HTTP API."""
 
 from __future__ import annotations
 
@@ -18,36 +18,32 @@ MOST_PAUSE_S = 30.0  # between its end and its next start
 LEAVE_S = 60.0  # for the host's jobs to leave it, before it is killed
 
 
-class LocalHost:
-    """A process `edl host`, which is started again when it dies.
+class KeptProcess:
+    """A process that is started again when it dies.
 
     Args:
-        options: The options of `edl host`.
+        words: What follows `edl` on its command line.
+        what: What it is, for messages.
         say: Shows a sentence to whoever has started this process.
-        command: The command that the options are added to.
     """
 
-    def __init__(
-        self,
-        options: Sequence[str],
-        say: Callable[[str], None],
-        command: Sequence[str] = (sys.executable, "-m", "edl.cli.main", "host"),
-    ) -> None:
-        self._command = [*command, *options]
+    def __init__(self, words: Sequence[str], what: str, say: Callable[[str], None]) -> None:
+        self._command = [sys.executable, "-m", "edl.cli.main", *words]
+        self._what = what
         self._say = say
         self._ending = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._changing = threading.Lock()  # of the process
-        self._thread = threading.Thread(target=self._keep, name="edl-local-host", daemon=True)
+        self._thread = threading.Thread(target=self._keep, name="edl-kept-process", daemon=True)
 
     def start(self) -> None:
         """Start the thread that starts the process again whenever it ends, and return at once."""
         self._thread.start()
 
     def end(self, within_s: float = LEAVE_S) -> None:
-        """Let the host leave the cluster; kill its process if that takes longer than ``within_s``.
+        """Let the process end; kill it if that takes longer than ``within_s`` seconds.
 
-        Its jobs train on elsewhere, or are halted and wait for slots.
+        `edl host` leaves the cluster: its jobs train on elsewhere, or halt and wait for slots.
         """
         self._ending.set()
         with self._changing:
@@ -61,7 +57,7 @@ class LocalHost:
         self._thread.join(within_s)
 
     def kill(self) -> None:
-        """Send a second signal to the process, which then kills all that lives on the host."""
+        """Send a further SIGTERM to the process; `edl host` then kills all that lives there."""
         self._ending.set()
         with self._changing:
             if self._process is not None:
@@ -79,7 +75,8 @@ class LocalHost:
             with self._changing:
                 if self._ending.is_set():
                     return
-                # Another `edl host` adopts what it has started, but cannot come while it lives.
+                # Another `edl host` adopts what it has started, but cannot come while it lives; nor
+                # can another API listen.
                 self._process = subprocess.Popen(
                     self._command,
                     stdin=subprocess.DEVNULL,
@@ -91,7 +88,7 @@ class LocalHost:
                 return
             if time.monotonic() - began_s >= STABLE_S:
                 pause_s = 1.0
-            self._say(f"edl host has ended with {code}; it is started again in {pause_s:g} s")
+            self._say(f"{self._what} has ended with {code}; it is started again in {pause_s:g} s")
             self._ending.wait(pause_s)
             pause_s = min(MOST_PAUSE_S, 2 * pause_s)
 

@@ -1,0 +1,84 @@
+"""Ask a cluster from a few threads, each with a ZooKeeper session of its own.
+
+A client of a cluster must not be shared between threads, and a request to ZooKeeper blocks. So the
+event loop of the HTTP server hands each question to one of ``THREADS`` threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from edl.api.answers import HttpRefusal
+from edl.client import Cluster
+
+THREADS = 16  # ZooKeeper writes the submissions of so many to its disk together
+FREE_S = 5.0  # how long a request waits for a thread
+
+T = TypeVar("T")
+
+
+class ClusterPool:
+    """Threads that ask one cluster, at most ``THREADS`` questions at a time.
+
+    Args:
+        connect: Makes a client of the cluster, which is not connected yet.
+        threads: The number of threads.
+        free_s: How long a question waits for a free thread, in seconds.
+    """
+
+    def __init__(
+        self, connect: Callable[[], Cluster], threads: int = THREADS, free_s: float = FREE_S
+    ) -> None:
+        self._connect = connect
+        self._free_s = free_s
+        self._free = asyncio.Semaphore(threads)
+        self._threads = ThreadPoolExecutor(threads, "edl-api")
+        self._own = threading.local()
+        self._clients: list[Cluster] = []
+
+    async def ask(self, by: str, question: Callable[[Cluster], T]) -> T:
+        """Call ``question`` with a connected client in one of the threads; return its result.
+
+        A question goes on if the caller is cancelled, because what it writes is written in any
+        case.
+
+        Args:
+            by: Who asks, for the event log.
+            question: Asks the cluster; it must end in bounded time.
+
+        Raises:
+            HttpRefusal: no thread became free in time.
+            EdlError: as ``question`` raises it, or the cluster cannot be reached.
+        """
+        try:
+            await asyncio.wait_for(self._free.acquire(), self._free_s)
+        except TimeoutError:
+            raise HttpRefusal(
+                503,
+                "Busy",
+                f"the API has had no thread free for {self._free_s:g} s; try again later",
+            ) from None
+        asked = asyncio.get_running_loop().run_in_executor(self._threads, self._ask, by, question)
+        asked.add_done_callback(lambda _: self._free.release())
+        return await asyncio.shield(asked)
+
+    def close(self) -> None:
+        """Wait for the questions that are being asked, and close the sessions."""
+        self._threads.shutdown(cancel_futures=True)
+        for client in self._clients:
+            client.close()
+
+    def _ask(self, by: str, question: Callable[[Cluster], T]) -> T:
+        """Call ``question`` with the client of this thread, which the first call connects."""
+        client: Cluster | None = getattr(self._own, "client", None)
+        if client is None:
+            client = self._connect()
+            client.__enter__()
+            self._own.client = client
+            self._clients.append(client)
+        client.by = by
+        return question(client)

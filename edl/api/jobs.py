@@ -1,0 +1,169 @@
+"""The routes about jobs: submit, list, show, events, wait, halt, resume, delete, priority."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+
+from edl.api.answers import JSON, answer
+from edl.api.authentication import Caller, who
+from edl.api.cluster_pool import ClusterPool
+from edl.api.records import (
+    EventEntry,
+    EventList,
+    JobList,
+    NewPriority,
+    Submitted,
+    Waited,
+)
+from edl.api.requests import YAML, manifest_in, record_in
+from edl.api.schemas import MANIFEST, answers, takes, takes_record
+from edl.client import Cluster
+from edl.client.cluster import STATES
+from edl.client.events import flat_of_cluster
+from edl.core.cluster.events import ClusterEvent
+from edl.core.cluster.job_status import ClusterJobDetails, ClusterJobStatus
+from edl.core.cluster.records import Wanted
+from edl.errors import TimedOut, UnknownJob
+
+MOST_WAIT_S = 60.0  # of one request; a proxy between may have a time-out, too
+LOOK_S = 0.5  # between two looks at a job that is waited for
+MOST_EVENTS = 1000  # in one answer
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+
+router = APIRouter(prefix="/v1", tags=["jobs"])
+By = Annotated[Caller, Depends(who)]
+Job = Annotated[str, Path(description="Name of a job.", pattern=NAME)]
+After = Annotated[int, Query(description="Only events with a greater number.", ge=-1, le=2**53)]
+
+
+def pool_of(request: Request) -> ClusterPool:
+    """Return the threads that ask the cluster of the API that has got ``request``."""
+    pool: ClusterPool = request.app.state.pool
+    return pool
+
+
+@router.post(
+    "/jobs",
+    status_code=201,
+    responses=answers(Submitted, 201, "The job is in ZooKeeper."),
+    openapi_extra=takes((JSON, MANIFEST), (YAML, MANIFEST)),
+)
+async def submit(
+    request: Request,
+    caller: By,
+    key: Annotated[
+        str | None,
+        Query(
+            description="Names this submission: the same key again is the same job.", max_length=256
+        ),
+    ] = None,
+) -> Response:
+    """Submit a job. It is answered when it is written; if in doubt, send it again with its key."""
+    manifest = manifest_in(request)
+    name = await pool_of(request).ask(caller.by, lambda one: one.submit(manifest, key))
+    return answer(request, Submitted(name), 201)
+
+
+@router.get("/jobs", responses=answers(JobList))
+async def list_jobs(
+    request: Request,
+    caller: By,
+    queue: Annotated[str | None, Query(description="Only jobs of this queue.")] = None,
+    state: Annotated[
+        str | None,
+        Query(description="Only jobs in this state.", json_schema_extra={"enum": list(STATES)}),
+    ] = None,
+) -> Response:
+    """List the jobs of the cluster, in the order of submission."""
+    found = await pool_of(request).ask(caller.by, lambda one: one.list(queue, state))
+    return answer(request, JobList(found))
+
+
+@router.get("/jobs/{job}", responses=answers(ClusterJobDetails))
+async def show(request: Request, caller: By, job: Job) -> Response:
+    """Show all that is known of a job."""
+    return answer(request, await pool_of(request).ask(caller.by, lambda one: one.show(job)))
+
+
+@router.delete("/jobs/{job}", responses=answers(Wanted))
+async def delete(request: Request, caller: By, job: Job) -> Response:
+    """End a job for good, with a checkpoint; remove the records of one that has ended."""
+    return answer(request, await pool_of(request).ask(caller.by, lambda one: one.delete(job)))
+
+
+@router.post("/jobs/{job}/halt", responses=answers(Wanted))
+async def halt(request: Request, caller: By, job: Job) -> Response:
+    """Let a job stop with a checkpoint, and keep its place in the queue."""
+    return answer(request, await pool_of(request).ask(caller.by, lambda one: one.halt(job)))
+
+
+@router.post("/jobs/{job}/resume", responses=answers(Wanted))
+async def resume(request: Request, caller: By, job: Job) -> Response:
+    """Let a halted job go on when it gets slots."""
+    return answer(request, await pool_of(request).ask(caller.by, lambda one: one.resume(job)))
+
+
+@router.put(
+    "/jobs/{job}/priority", responses=answers(Wanted), openapi_extra=takes_record(NewPriority)
+)
+async def set_priority(request: Request, caller: By, job: Job) -> Response:
+    """Change the priority of a job; jobs of a higher one get slots first."""
+    new = record_in(request, NewPriority).priority
+    wanted = await pool_of(request).ask(caller.by, lambda one: one.priority(job, new))
+    return answer(request, wanted)
+
+
+@router.get("/jobs/{job}/wait", responses=answers(Waited))
+async def wait(
+    request: Request,
+    caller: By,
+    job: Job,
+    timeout_s: Annotated[
+        float, Query(description="How long to wait, in seconds.", ge=0.0, le=MOST_WAIT_S)
+    ] = 30.0,
+) -> Response:
+    """Wait until a job has ended, or a user has halted it, but no longer than the time-out."""
+    deadline = time.monotonic() + timeout_s
+    first: ClusterJobStatus | None = None
+    while True:
+        now = await pool_of(request).ask(caller.by, lambda one: _look(one, job))
+        first = first or now
+        if now.submitted_s != first.submitted_s:
+            raise UnknownJob(job, (job,))
+        left_s = deadline - time.monotonic()
+        if now.is_over or left_s <= 0 or await request.is_disconnected():
+            return answer(request, Waited(now.is_over, now))
+        await asyncio.sleep(min(LOOK_S, left_s))
+
+
+@router.get("/jobs/{job}/events", responses=answers(EventList))
+async def events_of_job(request: Request, caller: By, job: Job, after: After = -1) -> Response:
+    """Read the oldest events about a job after a number, at most 1,000."""
+    found = await pool_of(request).ask(caller.by, lambda one: _events(one, job, after))
+    return answer(request, found)
+
+
+@router.get("/events", responses=answers(EventList))
+async def events(request: Request, caller: By, after: After = -1) -> Response:
+    """Read the oldest events of the cluster after a number, at most 1,000."""
+    found = await pool_of(request).ask(caller.by, lambda one: _events(one, None, after))
+    return answer(request, found)
+
+
+def _look(cluster: Cluster, job: str) -> ClusterJobStatus:
+    """Return the state of ``job`` now."""
+    seen: list[ClusterJobStatus] = []
+    try:
+        return cluster.wait(job, 0.0, seen.append)
+    except TimedOut:
+        return seen[-1]
+
+
+def _events(cluster: Cluster, job: str | None, after: int) -> EventList:
+    """Return the oldest events of a cluster, or of one of its jobs, numbered above ``after``."""
+    found: list[tuple[int, ClusterEvent]] = list(cluster.events(job, after))[:MOST_EVENTS]
+    return EventList(tuple(EventEntry(**flat_of_cluster(*one)) for one in found))

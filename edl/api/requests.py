@@ -1,0 +1,71 @@
+"""Read what the body of a request has: a manifest, or a small record."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import Request
+
+from edl.api.answers import JSON, HttpRefusal
+from edl.core.cluster.manifest import JobManifest
+from edl.core.cluster.manifest_file import decoded_manifest, manifest_of_values, parse_manifest
+from edl.core.record import Record
+from edl.errors import ManifestError
+
+YAML = "application/yaml"
+SOURCE = "the manifest"  # in messages
+
+R = TypeVar("R", bound=Record)
+T = TypeVar("T")
+
+
+def manifest_in(request: Request) -> JobManifest:
+    """Return the manifest in the body of ``request``, in JSON or in YAML.
+
+    Its ``cwd`` must be an absolute path, for the working directory and the home of the API's own
+    process mean nothing to the sender. Other paths may begin there.
+
+    Raises:
+        ManifestError: it is none, or its ``cwd`` is not absolute.
+        HttpRefusal: the body is of another media type.
+    """
+    body: bytes = request.state.body
+    kind = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
+    if kind == YAML:
+        manifest = parse_manifest(decoded_manifest(body, SOURCE), SOURCE)
+    else:
+        manifest = manifest_of_values(_json(request, dict[str, Any]))
+    if not manifest.cwd.startswith("/"):
+        what = f"cwd is {manifest.cwd!r}" if manifest.cwd else "there is no cwd"
+        raise ManifestError("", 0, f"{what}; over HTTP it must be an absolute path", "cwd")
+    return manifest.with_absolute_paths("/", _no_home)
+
+
+def record_in(request: Request, kind: type[R]) -> R:
+    """Return the record of type ``kind`` in the body of ``request``, which is JSON.
+
+    Raises:
+        HttpRefusal: the body is no such record.
+    """
+    return _json(request, kind)
+
+
+def _json(request: Request, kind: type[T]) -> T:
+    """Return the JSON value in the body of ``request``, which must be of type ``kind``.
+
+    Raises:
+        HttpRefusal: the body is no JSON, or of another type.
+    """
+    media = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
+    if media != JSON:
+        raise HttpRefusal(422, "UsageError", f"the body is of type {media!r}; send {JSON}")
+    try:
+        return msgspec.json.decode(request.state.body, type=kind)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise HttpRefusal(422, "UsageError", f"the body is not what is expected: {error}") from None
+
+
+def _no_home() -> str:
+    """Raise the error of a manifest that has a path in a home directory."""
+    raise ManifestError("", 0, "a path begins with ~; over HTTP write absolute paths")

@@ -1,0 +1,121 @@
+"""Serve the API with uvicorn: :func:`serve`."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+
+import uvicorn
+
+from edl.api.app import api_app
+from edl.api.authentication import Gatekeeper
+from edl.api.cluster_pool import ClusterPool
+from edl.api.listening import ListenAddress
+from edl.client import Cluster
+from edl.coordination.access import Access
+from edl.errors import UsageError
+from edl.launch.signals import TO_END, handled
+
+BACKLOG = 1024
+IDLE_S = 30.0  # of a connection, after which it is closed
+CONNECTIONS = 1000  # at most; further requests get 503
+END_S = 5.0  # for the requests that are being answered
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """The files of the certificate and the key with which the API serves TLS.
+
+    Attributes:
+        certificate: the path of the certificate, in PEM, with its chain.
+        key: the path of its key.
+    """
+
+    certificate: str
+    key: str
+
+
+class _Server(uvicorn.Server):
+    """A server of uvicorn that leaves the signals of the process alone."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Change no handler of a signal."""
+        yield
+
+
+def serve(
+    hosts: str,
+    access: Access,
+    listen: ListenAddress,
+    tls: TlsFiles | None,
+    say: Callable[[str], None],
+) -> None:
+    """Serve the API of a cluster until SIGTERM or Ctrl-C.
+
+    Args:
+        hosts: The ZooKeeper servers.
+        access: The name and the secret of the cluster.
+        listen: Where to listen.
+        tls: The certificate and the key; None: TLS is not served.
+        say: Shows a sentence to whoever has started this process.
+
+    Raises:
+        UsageError: nobody can listen there, or the certificate or the key cannot be used.
+    """
+    gatekeeper = Gatekeeper(access.secret, access.job, tls is not None)
+    pool = ClusterPool(lambda: Cluster(access.job, hosts, secret=access.secret))
+    config = uvicorn.Config(
+        api_app(gatekeeper, pool),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        timeout_keep_alive=int(IDLE_S),
+        timeout_graceful_shutdown=int(END_S),
+        limit_concurrency=CONNECTIONS,
+        backlog=BACKLOG,
+        ssl_certfile=tls.certificate if tls else None,
+        ssl_keyfile=tls.key if tls else None,
+    )
+    try:
+        config.load()
+    except (OSError, ssl.SSLError) as error:
+        raise UsageError(f"the certificate or its key cannot be used: {error}") from None
+    with listener(listen) as opened:
+        server = _Server(config)
+
+        def end(number: int, frame: FrameType | None) -> None:
+            server.should_exit = True
+
+        scheme = "https" if tls else "http"
+        port = opened.getsockname()[1]
+        say(f"serves the HTTP API at {scheme}://{ListenAddress(listen.address, port)}")
+        try:
+            with handled(TO_END, end):
+                server.run(sockets=[opened])
+        finally:
+            pool.close()
+
+
+def listener(listen: ListenAddress) -> socket.socket:
+    """Return a socket that listens.
+
+    Args:
+        listen: The address and the port; with port 0 the system chooses one.
+
+    Raises:
+        UsageError: nobody can listen there.
+    """
+    family = socket.AF_INET6 if ":" in listen.address else socket.AF_INET
+    try:
+        return socket.create_server((listen.address, listen.port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise UsageError(
+            f"the API cannot listen at {listen}: {error.strerror}; give another [ADDRESS:]PORT"
+        ) from None

@@ -1,0 +1,152 @@
+"""Call the HTTP API of a cluster: :class:`ApiClient`, which needs neither ZooKeeper nor FastAPI."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import ssl
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple, Self
+from urllib.parse import urlsplit
+
+from edl.errors import CoordinationError, UsageError
+from edl.http.api_credentials import AUDIENCE, BEARER, api_key
+from edl.http.signing import SCHEME, authorization
+
+ANSWER_S = 90.0  # of the API for one request; a wait takes up to 60 s
+JSON = "application/json"
+
+_CHALLENGE = re.compile(rf"{SCHEME} ([0-9a-f-]+)")
+_NEXT = re.compile(r'nextnonce="([0-9a-f-]+)"')
+
+
+class ApiAnswer(NamedTuple):
+    """The answer of the API to one request.
+
+    Attributes:
+        status: the HTTP status.
+        value: the JSON value of the body; None: it is no JSON.
+    """
+
+    status: int
+    value: Any
+
+
+class ApiClient:
+    """A client of the HTTP API of one cluster, with one connection; a context manager.
+
+    It must not be shared between threads.
+
+    Args:
+        url: where the API is served, such as "http://127.0.0.1:8080".
+        cluster: the name of the cluster.
+        secret: the secret of the cluster, with which requests are signed; None: they are not.
+        token: a bearer token, of `edl cluster token`, over TLS; None: none is sent.
+        tls: how the certificate of the API is checked; None: as Python does by default.
+        timeout_s: how long to wait for an answer, in seconds.
+
+    Raises:
+        UsageError: the URL is not one of an API, or a token is not to be sent over TLS.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        cluster: str,
+        *,
+        secret: str | None = None,
+        token: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        timeout_s: float = ANSWER_S,
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise UsageError(f"{url!r} is no URL of an HTTP API; write http://HOST:PORT")
+        if token is not None and parts.scheme != "https":
+            raise UsageError("a token is sent over TLS only; use https, or sign with the secret")
+        self._key = None if secret is None else api_key(secret, cluster)
+        self._token = token
+        self._nonce = ""
+        self._url = url
+        self._connection: http.client.HTTPConnection
+        if parts.scheme == "https":
+            context = tls or ssl.create_default_context()
+            self._connection = http.client.HTTPSConnection(
+                parts.hostname, parts.port, timeout=timeout_s, context=context
+            )
+        else:
+            self._connection = http.client.HTTPConnection(
+                parts.hostname, parts.port, timeout=timeout_s
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; a later call opens another one."""
+        self._connection.close()
+
+    def call(
+        self, method: str, target: str, body: bytes | Mapping[str, Any] = b"", kind: str = JSON
+    ) -> ApiAnswer:
+        """Send a request, signed if this client has the secret, and return the answer.
+
+        An answer with an error status is returned like any other. A request is sent again once if
+        its nonce was not accepted any more.
+
+        Args:
+            method: the HTTP method.
+            target: the path, with the query if there is one.
+            body: the body, or the JSON object in it.
+            kind: the media type of the body.
+
+        Raises:
+            CoordinationError: no answer came; the request may have been carried out or not.
+        """
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        for _ in range(2):
+            response = self._send(method, target, data, kind)
+            content = response.read()
+            self._nonce = _nonce_of(response)
+            if response.status != 401 or self._key is None or not self._nonce:
+                break
+        value = None
+        with suppress(ValueError):
+            value = json.loads(content)
+        return ApiAnswer(response.status, value)
+
+    def _send(self, method: str, target: str, body: bytes, kind: str) -> http.client.HTTPResponse:
+        """Send a request once and return the beginning of its answer.
+
+        Raises:
+            CoordinationError: no answer came.
+        """
+        headers = {"Content-Type": kind} if body else {}
+        if self._token is not None:
+            headers["Authorization"] = f"{BEARER} {self._token}"
+        elif self._key is not None and self._nonce:
+            headers["Authorization"] = authorization(
+                self._key, self._nonce, AUDIENCE, method, target, body
+            )
+        try:
+            self._connection.request(method, target, body or None, headers)
+            return self._connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise CoordinationError(
+                f"the HTTP API at {self._url} does not answer: {error or type(error).__name__}; "
+                "the request may have been carried out or not"
+            ) from None
+
+
+def _nonce_of(response: http.client.HTTPResponse) -> str:
+    """Return the nonce that an answer of the API gives for the next request; empty: none."""
+    challenge = _CHALLENGE.fullmatch(response.headers.get("WWW-Authenticate", ""))
+    further = _NEXT.search(response.headers.get("Authentication-Info", ""))
+    match = challenge or further
+    return match[1] if match else ""

@@ -1,0 +1,74 @@
+"""What of the HTTP API needs neither FastAPI nor uvicorn: addresses, tokens, the client."""
+
+from __future__ import annotations
+
+import pytest
+
+from edl.api import listening
+from edl.api.listening import ListenAddress, check_packages, listen_address
+from edl.cli.cluster_api import api_command
+from edl.client.http_api import ApiClient
+from edl.errors import UsageError
+from edl.http.api_credentials import new_token, token_end_s
+
+SECRET = "fedcba9876543210" * 4
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "port"),
+    [
+        ("8080", "127.0.0.1", 8080),
+        ("0", "127.0.0.1", 0),
+        ("10.0.0.7:8443", "10.0.0.7", 8443),
+        ("node1:8443", "node1", 8443),
+        ("[::1]:8443", "::1", 8443),
+    ],
+)
+def test_where_to_listen(text: str, address: str, port: int) -> None:
+    found = listen_address(text)
+    assert found == ListenAddress(address, port)
+    assert listen_address(str(found)) == found
+
+
+@pytest.mark.parametrize("text", ["", "a", "1:2:3", "::1:8443", "65536", "-1", ":8080", "8080 "])
+def test_nowhere_to_listen(text: str) -> None:
+    with pytest.raises(UsageError, match=r"is no \[ADDRESS:\]PORT; write 8080"):
+        listen_address(text)
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "PACKAGES", ("json", "no_such_package"))
+    with pytest.raises(UsageError, match=r"needs no_such_package; install it: pip install"):
+        check_packages()
+
+
+def test_options_of_the_api(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "PACKAGES", ())
+    assert api_command(None, None, None) == []
+    assert api_command("80", None, None) == ["cluster", "api", "127.0.0.1:80"]
+    files = ["--tls-cert", "c.pem", "--tls-key", "k.pem"]
+    assert api_command("80", "c.pem", "k.pem") == ["cluster", "api", "127.0.0.1:80", *files]
+    with pytest.raises(UsageError, match="need --api"):
+        api_command(None, "c.pem", "k.pem")
+    with pytest.raises(UsageError, match="--tls-key is missing"):
+        api_command("80", "c.pem", None)
+
+
+def test_a_token_is_one_cluster_s_and_ends() -> None:
+    token = new_token(SECRET, "lab", 1_800_000_000.5)
+    assert token_end_s(SECRET, "lab", token) == 1_800_000_000
+    for secret, cluster, text in (
+        (SECRET[::-1], "lab", token),
+        (SECRET, "other", token),
+        (SECRET, "lab", token[:-1] + ("0" if token[-1] != "0" else "1")),
+        (SECRET, "lab", token.replace("edl-6", "edl-7")),
+        (SECRET, "lab", ""),
+    ):
+        assert token_end_s(secret, cluster, text) is None
+
+
+def test_a_token_is_not_sent_in_clear() -> None:
+    with pytest.raises(UsageError, match="over TLS only"):
+        ApiClient("http://127.0.0.1:1", "lab", token="edl-1-2")
+    with pytest.raises(UsageError, match="is no URL"):
+        ApiClient("127.0.0.1:1", "lab")
