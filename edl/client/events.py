@@ -31,14 +31,12 @@ def flat(event: Event) -> dict[str, Any]:
 def flat_of_cluster(number: int, event: ClusterEvent) -> dict[str, Any]:
     """Return an event of a cluster as a dictionary that can be written as JSON.
 
-    It has ``number``, ``time`` (ISO 8601, UTC), ``kind``, ``job``, ``host``, ``reason`` and ``by``.
+    It has ``number``, ``time`` (ISO 8601, UTC), ``kind``, ``job``, ``host``, ``reason`` and ``by``,
+    and what an event of its kind has of ``state``, ``result`` and ``slots``.
     """
+    values = event.to_json()
     return {
         "number": number,
-        "time": datetime.fromtimestamp(event.time_s, UTC).isoformat(),
-        "kind": str(event.kind),
-        "job": event.job,
-        "host": event.host,
-        "reason": event.reason,
-        "by": event.by,
+        "time": datetime.fromtimestamp(values.pop("time_s"), UTC).isoformat(),
+        **values,
     }

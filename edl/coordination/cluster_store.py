@@ -29,7 +29,7 @@ from edl.coordination.session import Refused
 from edl.coordination.wire import encode
 from edl.core.cluster.events import ClusterEvent, ClusterEventKind
 from edl.core.cluster.goals import check_change, deleted, describe_change
-from edl.core.cluster.job_life import JobLife
+from edl.core.cluster.job_life import JobLife, LifeResult, LifeState
 from edl.core.cluster.measured_throughput import MeasuredThroughput
 from edl.core.cluster.records import (
     AllocationRecord,
@@ -496,7 +496,14 @@ class ClusterStore:
         transaction.create(f"{self.paths.events}/e-", encode(event.to_json()), sequence=True)
 
     def event(
-        self, kind: ClusterEventKind, reason: str, job: str = "", host: str = ""
+        self,
+        kind: ClusterEventKind,
+        reason: str,
+        job: str = "",
+        host: str = "",
+        state: LifeState | None = None,
+        result: LifeResult | None = None,
+        slots: Mapping[str, int] | None = None,
     ) -> ClusterEvent:
         """Return an event with the time now and this object's ``by``; write nothing.
 
@@ -505,8 +512,11 @@ class ClusterStore:
             reason: What has happened, and why, in a sentence.
             job: The name of the job that it is about; empty: none.
             host: The name of the host that it is about; empty: none.
+            state: The state that the job has entered; None: it is another kind of event.
+            result: How the job has ended; None: it has not.
+            slots: Host -> slots that the job has; None: it is another kind of event.
         """
-        return ClusterEvent(time.time(), kind, reason, job, host, self.by)
+        return ClusterEvent(time.time(), kind, reason, job, host, self.by, state, result, slots)
 
 
 def _known_hosts(host: str, names: Sequence[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cluster_world import World
 
+from edl.core.cluster.job_life import LifeResult, LifeState
 from edl.core.cluster.plan_events import PlannedEvent, plan_events
 from edl.core.cluster.records import Goal
 
@@ -49,3 +50,27 @@ def test_hosts_go_and_come_back() -> None:
     assert told(world) == []
     world.host_returns("h0")
     assert told(world) == [("host", "", "h0", "host h0 offers 2 slots again")]
+
+
+def test_what_programs_read_of_an_event() -> None:
+    world = World(3)
+    world.submit("a", max=2)
+    world.reads_jobs(world.leader)
+    events = plan_events(world.view(world.leader), world.plans(world.leader))
+    assert [(one.state, one.slots) for one in events] == [
+        (LifeState.STARTING, None),
+        (None, {"h0": 2}),
+    ]
+    world.rounds(5)
+    world.want("a", Goal.GONE)
+    ends = []
+    for _ in range(6):
+        world.reads_jobs(world.leader)
+        ends += plan_events(world.view(world.leader), world.plans(world.leader))
+        world.round()
+    states = [(one.state, one.result) for one in ends if one.state is not None]
+    assert states == [
+        (LifeState.HALTING, None),
+        (LifeState.ENDED, LifeResult.DELETED),
+    ]
+    assert [one.slots for one in ends if one.slots is not None] == [{}]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 
+from edl.core.cluster.job_life import LifeResult, LifeState
 from edl.core.excerpt import excerpts
 from edl.core.record import Record
 
@@ -42,7 +44,7 @@ class ClusterEvent(Record):
     """One entry of a cluster's event log.
 
     It has a time in seconds since 1970, a kind, the reason as a sentence, the job and the host that
-    it is about, and who has written it. Each field says its meaning.
+    it is about, who has written it, and for programs what has changed. Each field says its meaning.
     """
 
     time_s: Annotated[float, "when it was written, by the writer's clock, in seconds since 1970"]
@@ -51,8 +53,18 @@ class ClusterEvent(Record):
     job: Annotated[str, "the job that it is about; empty: none"] = ""
     host: Annotated[str, "the host that it is about; empty: none, or several"] = ""
     by: Annotated[str, "who has written it: a user and a machine, or the leader's term"] = ""
+    state: Annotated[
+        LifeState | None, "of a `state` event, the state that the job has entered; else null"
+    ] = None
+    result: Annotated[LifeResult | None, "of a job's end, how it has ended; else null"] = None
+    slots: Annotated[
+        Mapping[str, int] | None, "of a `slots` event, host -> slots that the job has; else null"
+    ] = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the event as JSON values; a long text is cut to its beginning and its end."""
+        """Return the event as JSON values; a long text is cut to its beginning and its end.
+
+        What an event of its kind does not have is left out.
+        """
         values: dict[str, Any] = excerpts(super().to_json())
-        return values
+        return {name: value for name, value in values.items() if value is not None}

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from edl.core.cluster.events import ClusterEventKind
+from edl.core.cluster.job_life import LifeResult, LifeState
 from edl.core.cluster.plan import ClusterPlan
 from edl.core.cluster.records import HostAssignment, JobAssignment
 from edl.core.cluster.view import ClusterView, HostView
@@ -20,12 +21,18 @@ class PlannedEvent(NamedTuple):
         reason: what has happened, and why, in a sentence.
         job: the job that it is about; empty: none.
         host: the host that it is about; empty: none, or several.
+        state: the state that the job has entered; None: it is another kind of event.
+        result: how the job has ended; None: it has not.
+        slots: host -> slots that the job has; None: it is another kind of event.
     """
 
     kind: ClusterEventKind
     reason: str
     job: str = ""
     host: str = ""
+    state: LifeState | None = None
+    result: LifeResult | None = None
+    slots: Mapping[str, int] | None = None
 
 
 def plan_events(view: ClusterView, found: ClusterPlan) -> list[PlannedEvent]:
@@ -40,6 +47,8 @@ def plan_events(view: ClusterView, found: ClusterPlan) -> list[PlannedEvent]:
                 ClusterEventKind.STATE,
                 f"{one.before} -> {one.after}: {one.reason}",
                 job=one.job,
+                state=one.after,
+                result=found.lives[one.job].result if one.after is LifeState.ENDED else None,
             )
             for one in found.changes
         ),
@@ -62,7 +71,12 @@ def _slots(view: ClusterView, found: ClusterPlan) -> Iterator[PlannedEvent]:
             where = "; ".join(f"{host}: {_described(entry)}" for host, entry in has.items())
             reason = f"slots {where}" if where else "no slots"
             why = found.reasons.get(job, "")
-            yield PlannedEvent(ClusterEventKind.SLOTS, f"{reason}: {why}" if why else reason, job)
+            yield PlannedEvent(
+                ClusterEventKind.SLOTS,
+                f"{reason}: {why}" if why else reason,
+                job,
+                slots={host: len(entry.devices) for host, entry in has.items()},
+            )
 
 
 def _devices(hosts: Mapping[str, HostAssignment], job: str) -> dict[str, JobAssignment]:
