@@ -17,6 +17,7 @@ from edl.errors import (
     AccessDenied,
     ConfigError,
     CoordinationError,
+    DataError,
     EdlError,
     ManifestError,
     RequestError,
@@ -39,6 +40,7 @@ STATUSES: tuple[tuple[type[EdlError], int], ...] = (  # the first that fits coun
     (CoordinationError, 503),
     (TimedOut, 504),
     (RequestError, 409),
+    (DataError, 503),  # of the history's file
 )
 TRY_AGAIN_S = 1  # what the header Retry-After says with 503
 

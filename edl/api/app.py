@@ -8,10 +8,11 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from edl.api import cluster_routes, jobs
+from edl.api import cluster_routes, history_routes, jobs
 from edl.api.answers import HttpRefusal, answer, refusal
 from edl.api.authentication import Gatekeeper
 from edl.api.cluster_pool import ClusterPool
+from edl.api.history_routes import FreshHistory
 from edl.api.records import Health
 from edl.api.schemas import answers, component_schemas
 from edl.errors import EdlError
@@ -32,12 +33,17 @@ SIGNATURES = {
 }
 
 
-def api_app(gatekeeper: Gatekeeper | None = None, pool: ClusterPool | None = None) -> FastAPI:
-    """Return the application of the API.
+def api_app(
+    gatekeeper: Gatekeeper | None = None,
+    pool: ClusterPool | None = None,
+    history: FreshHistory | None = None,
+) -> FastAPI:
+    """Return the application of the API; without arguments it can only be described.
 
     Args:
         gatekeeper: Accepts the signatures and tokens of callers.
-        pool: Asks the cluster. Without both, the application can only be described.
+        pool: Asks the cluster.
+        history: The history of the cluster.
     """
     app = FastAPI(
         title=TITLE,
@@ -45,10 +51,10 @@ def api_app(gatekeeper: Gatekeeper | None = None, pool: ClusterPool | None = Non
         docs_url=None,  # its page would load scripts from elsewhere
         redoc_url=None,
     )
-    app.state.gatekeeper, app.state.pool = gatekeeper, pool
+    app.state.gatekeeper, app.state.pool, app.state.history = gatekeeper, pool, history
     for kind in (HttpRefusal, EdlError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, refusal)
-    for router in (jobs.router, cluster_routes.router):
+    for router in (jobs.router, cluster_routes.router, history_routes.router):
         app.include_router(router)
     app.get("/health", responses={200: answers(Health)[200]}, tags=["health"])(health)
     app.openapi = lambda: described(app)  # type: ignore[method-assign]
@@ -69,7 +75,6 @@ def described(app: FastAPI) -> dict[str, Any]:
         parts["securitySchemes"] = SIGNATURES
         for path, operations in found["paths"].items():
             for operation in operations.values():
-                # FastAPI adds a schema without a type to each answer of a route that it serializes.
                 if path.startswith("/v1"):
                     operation["security"] = [{name: []} for name in SIGNATURES]
         app.openapi_schema = found

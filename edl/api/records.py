@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from edl.core.cluster.cluster_status import JobPlan
+from edl.core.cluster.history import AuditEntry, JobHistory, SlotInterval
 from edl.core.cluster.job_life import LifeResult, LifeState
 from edl.core.cluster.job_status import ClusterJobStatus
 from edl.core.record import Record
@@ -112,3 +113,24 @@ class SecretList(Record):
     """The secrets of a cluster, sorted by name."""
 
     secrets: Annotated[tuple[SecretEntry, ...], "the secrets, without their contents"]
+
+
+@dataclass(frozen=True)
+class JobHistoryList(Record):
+    """Jobs of the past and the present, those that were submitted last first."""
+
+    jobs: Annotated[tuple[JobHistory, ...], "the jobs"]
+
+
+@dataclass(frozen=True)
+class SlotIntervalList(Record):
+    """Who had which slots when, the earliest first."""
+
+    slots: Annotated[tuple[SlotInterval, ...], "the intervals"]
+
+
+@dataclass(frozen=True)
+class AuditList(Record):
+    """What users have asked for, the oldest first."""
+
+    audit: Annotated[tuple[AuditEntry, ...], "the entries"]

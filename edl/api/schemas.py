@@ -67,8 +67,13 @@ def component_schemas() -> dict[str, Any]:
 
 
 def _manifest_schemas() -> dict[str, Any]:
-    """Return the schemas of what users write as a manifest, by their names as components."""
+    """Return the schemas of what users write as a manifest, by their names as components.
+
+    Over HTTP the working directory must be given, because a sender has none.
+    """
     schema = manifest_schema()
+    schema["properties"]["cwd"].update(pattern="^/", minLength=1)
+    schema["required"] = [*schema["required"], "cwd"]
     text = json.dumps(schema).replace("#/$defs/", f"{_REFERENCE}{MANIFEST}.")
     moved = json.loads(text)
     moved.pop("$schema")

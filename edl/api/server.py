@@ -14,8 +14,10 @@ import uvicorn
 from edl.api.app import api_app
 from edl.api.authentication import Gatekeeper
 from edl.api.cluster_pool import ClusterPool
+from edl.api.history_routes import FreshHistory
 from edl.api.listening import ListenAddress
 from edl.client import Cluster
+from edl.client.history_file import HistoryFile, history_path
 from edl.coordination.access import Access
 from edl.errors import UsageError
 from edl.launch.signals import TO_END, handled
@@ -70,7 +72,7 @@ def serve(
     gatekeeper = Gatekeeper(access.secret, access.job, tls is not None)
     pool = ClusterPool(lambda: Cluster(access.job, hosts, secret=access.secret))
     config = uvicorn.Config(
-        api_app(gatekeeper, pool),
+        api_app(gatekeeper, pool, FreshHistory(HistoryFile(history_path(access.job)))),
         log_config=None,
         access_log=False,
         lifespan="off",

@@ -31,6 +31,7 @@ from edl.cli.cluster_api import (
 )
 from edl.cli.common import AddressOption, ClusterOption, JsonOption, ZooKeeperOption, console
 from edl.cli.queue import queue_table
+from edl.client.cluster import Cluster
 from edl.client.cluster_plans import (
     plan_now,
     plan_with_host,
@@ -39,6 +40,7 @@ from edl.client.cluster_plans import (
 )
 from edl.client.clusters import DEFAULT_NAME, access_to_start, connected_cluster
 from edl.client.connection import connected
+from edl.client.history_file import HistoryFile, history_path
 from edl.cluster_policies import is_own, load_policy
 from edl.config import LOOPBACK
 from edl.coordination.cluster_format import own_version
@@ -55,6 +57,7 @@ from edl.launch.address import own_address
 from edl.launch.machine import machine_name
 from edl.launch.signals import TO_END, handled
 from edl.scheduler.controller import Controller
+from edl.scheduler.history_keeper import HistoryKeeper
 from edl.scheduler.kept_process import KeptProcess, slots_here
 
 app = typer.Typer(
@@ -159,6 +162,8 @@ def start(
             server = KeptProcess([*api_words, *where], "the HTTP API", _say)
             server.start()
             stack.callback(server.end, API_END_S)
+        client = Cluster(name, hosts, secret=access.secret)
+        stack.enter_context(HistoryKeeper(client, HistoryFile(history_path(name)), _say))
         run_controller(controller, host)
     _say("has ended")
 

@@ -45,6 +45,7 @@ VERBS = {  # module of edl.cli, and the function or the group of verbs in it
     "undrain": ("undrain", "undrain"),
     "delete": ("delete", "delete"),
     "events": ("events", "events"),
+    "history": ("history", "history"),
     "logs": ("logs", "logs"),
     "leader": ("leader", "leader"),
     "chaos": ("chaos", "chaos"),

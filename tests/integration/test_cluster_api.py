@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from hand_host import HandHost
 from edl.client.http_api import ApiAnswer, ApiClient
 from edl.coordination.access import Access
 from edl.coordination.secrets import new_secret
+from edl.http.api_credentials import api_key
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 __all__ = ["shell"]
@@ -88,3 +90,28 @@ def test_a_job_over_http(cluster: Shell, controller: Running) -> None:
         assert events[0]["kind"] == "submitted"
         assert events[0]["by"] == "127.0.0.1 by HTTP"
         assert api.call("GET", "/v1/cluster").value["slots"] == 2
+        shown = api.call("GET", "/v1/jobs/digits").value["slot_s"]
+        [past] = api.call("GET", "/v1/history/jobs").value["jobs"]
+        assert (past["job"], past["result"], past["runs"]) == ("digits", "finished", 2)
+        assert past["slot_s"] == pytest.approx(shown, rel=0.2)
+        slots = api.call("GET", "/v1/history/slots?job=digits").value["slots"]
+        assert [(one["host"], one["slots"]) for one in slots] == [("a", 2), ("a", 2)]
+        asked = [one["kind"] for one in api.call("GET", "/v1/history/audit").value["audit"]]
+        assert asked == ["submitted", "wanted", "wanted"]
+    told = cluster.edl("history", "digits", "--json", "--cluster", "lab")
+    assert json.loads(told.stdout) == {**past, "slots": slots}, told.stderr
+
+
+@pytest.mark.parametrize("is_valid", [True, False], ids=["valid", "invalid"])
+def test_whatever_is_sent_is_answered_as_described(
+    cluster: Shell, controller: Running, is_valid: bool
+) -> None:
+    import fuzz_api  # what it imports takes long
+
+    with ApiClient(url_of(controller), "lab", secret=LAB.secret) as api:
+        assert api.call("POST", "/v1/jobs", manifest(cluster, fuzz_api.KNOWN)).status == 201
+    statuses = fuzz_api.fuzz(url_of(controller), api_key(LAB.secret, "lab"), is_valid)
+    assert 401 not in statuses
+    assert statuses[200] >= 10, statuses
+    assert statuses[201 if is_valid else 422] >= 5, statuses
+    assert "Traceback" not in controller.output

@@ -1,0 +1,330 @@
+"""Keep the history of a cluster in an SQLite file, which is filled from the cluster's event log.
+
+The file may be deleted at any time: it is then made again from the events that ZooKeeper still has,
+the newest 10,000. Several processes of a user may fill and read one file.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from edl import config
+from edl.coordination.secrets import CLUSTERS
+from edl.core.cluster.events import ClusterEvent
+from edl.core.cluster.history import (
+    AuditEntry,
+    JobHistory,
+    Replayed,
+    ReplayedJob,
+    SlotInterval,
+    missed,
+    replayed,
+)
+from edl.errors import DataError
+
+FORMAT = 1  # of the file; one of another format is made again
+LOCKED_S = 20.0  # for another process to fill the file
+KEPT_S = 365 * 86400.0  # what ended so long before the newest event is removed
+MOST_ROWS = 1000  # of one answer
+
+ReadEvents = Callable[[int], Sequence[tuple[int, ClusterEvent]]]
+"""Returns the events of a cluster with a number above the given one, the oldest first."""
+
+_TABLES = """
+CREATE TABLE log (number INTEGER NOT NULL, event TEXT NOT NULL);
+CREATE TABLE jobs (
+    submission INTEGER PRIMARY KEY, job TEXT NOT NULL, ended_s REAL NOT NULL, record TEXT NOT NULL
+);
+CREATE INDEX jobs_by_name ON jobs (job);
+CREATE INDEX jobs_by_end ON jobs (ended_s);
+CREATE TABLE intervals (
+    submission INTEGER NOT NULL, job TEXT NOT NULL, host TEXT NOT NULL, slots INTEGER NOT NULL,
+    begin_s REAL NOT NULL, end_s REAL NOT NULL
+);
+CREATE INDEX intervals_by_end ON intervals (end_s);
+CREATE TABLE audit (number INTEGER PRIMARY KEY, job TEXT NOT NULL, time_s REAL NOT NULL,
+    record TEXT NOT NULL);
+"""
+
+
+def history_path(cluster: str) -> Path:
+    """Return the path of the file with the history of a cluster, in this user's state directory."""
+    return config.state_dir() / CLUSTERS / cluster / "history.sqlite"
+
+
+class HistoryFile:
+    """The file with the history of a cluster.
+
+    Args:
+        path: The path of the file, which need not exist.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def fill(self, read: ReadEvents) -> int:
+        """Add what has happened since the last call, and return how many events were new.
+
+        If the log has lost events that were not read, the jobs of that time end with what is known
+        of them. If it is another log than before, the history begins anew.
+
+        Args:
+            read: Reads the events of the cluster.
+
+        Raises:
+            DataError: the file cannot be written, or another process fills it for too long.
+            EdlError: as ``read`` raises it; nothing was added then.
+        """
+        with self._opened() as db, _transaction(db):
+            known = db.execute("SELECT number, event FROM log").fetchone()
+            last = -1 if known is None else int(known[0])
+            # The last known event is read again: it tells whether this is the same log.
+            events = list(read(last - 1))
+            if known is not None:
+                if not events or (events[0][0] == last and _text(events[0][1]) != known[1]):
+                    _clear(db)
+                    events, last = list(read(-1)), -1
+                elif events[0][0] == last:
+                    events = events[1:]
+                else:
+                    _end_all(db)
+            _add(db, events)
+            return len(events)
+
+    def jobs(
+        self, now_s: float, job: str | None = None, since_s: float = 0.0, most: int = MOST_ROWS
+    ) -> tuple[JobHistory, ...]:
+        """Return the jobs of the history, those that were submitted last first.
+
+        Args:
+            now_s: The time until which the slot-seconds of a job that has not ended are counted.
+            job: The name of a job; None: all.
+            since_s: Only jobs that have not ended before that, in seconds since 1970.
+            most: No more than so many.
+
+        Raises:
+            DataError: the file cannot be read.
+        """
+        where, values = _where(
+            {"job = ?": job, "(ended_s = 0 OR ended_s >= ?)": since_s, "submission >= ?": 0}
+        )
+        rows = self._read(
+            f"SELECT record FROM jobs WHERE {where} ORDER BY submission DESC LIMIT ?",
+            (*values, most),
+        )
+        return tuple(ReplayedJob.from_json(json.loads(row[0])).until(now_s) for row in rows)
+
+    def slots(
+        self, begin_s: float, end_s: float, job: str | None = None, most: int = MOST_ROWS
+    ) -> tuple[SlotInterval, ...]:
+        """Return who had which slots between two times, the earliest first: a Gantt chart.
+
+        Args:
+            begin_s: From when, in seconds since 1970.
+            end_s: Until when.
+            job: The name of a job; None: all.
+            most: No more than so many.
+
+        Raises:
+            DataError: the file cannot be read.
+        """
+        where, values = _where({"job = ?": job, "end_s > ?": begin_s, "begin_s < ?": end_s})
+        rows = self._read(
+            "SELECT submission, job, host, slots, begin_s, end_s FROM intervals "
+            f"WHERE {where} ORDER BY begin_s, submission, host LIMIT ?",
+            (*values, most),
+        )
+        where, values = _where({"job = ?": job, "ended_s = ?": 0.0})
+        running = self._read(f"SELECT record FROM jobs WHERE {where}", values)
+        now = [
+            one
+            for row in running
+            for one in ReplayedJob.from_json(json.loads(row[0])).open_intervals()
+            if one.begin_s < end_s
+        ]
+        found = [*(SlotInterval(*row) for row in rows), *now]
+        found.sort(key=lambda one: (one.begin_s, one.submission, one.host))
+        return tuple(found[:most])
+
+    def audit(
+        self, after: int = -1, job: str | None = None, most: int = MOST_ROWS
+    ) -> tuple[AuditEntry, ...]:
+        """Return what users have asked for, the oldest first.
+
+        Args:
+            after: Only entries with a greater number.
+            job: The name of a job; None: all.
+            most: No more than so many.
+
+        Raises:
+            DataError: the file cannot be read.
+        """
+        where, values = _where({"job = ?": job, "number > ?": after})
+        rows = self._read(
+            f"SELECT record FROM audit WHERE {where} ORDER BY number LIMIT ?", (*values, most)
+        )
+        return tuple(AuditEntry.from_json(json.loads(row[0])) for row in rows)
+
+    def _read(self, query: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """Return the rows that ``query`` finds with the ``values``."""
+        with self._opened() as db:
+            return db.execute(query, values).fetchall()
+
+    @contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        """While entered, provide a connection to the file, which is made if it is not there.
+
+        A file that is damaged or of another format is removed first.
+
+        Raises:
+            DataError: the file cannot be used.
+        """
+        try:
+            db = self._connected()
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):
+                raise self._unusable(error) from error
+            self._remove()  # it is no SQLite file
+            db = self._connected()
+        with closing(db):
+            try:
+                yield db
+            except sqlite3.Error as error:
+                raise self._unusable(error) from error
+
+    def _connected(self) -> sqlite3.Connection:
+        """Return a connection to a file of this format, which is made if need be.
+
+        Raises:
+            sqlite3.DatabaseError: the file cannot be used.
+        """
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        db = sqlite3.connect(self._path, timeout=LOCKED_S, isolation_level=None)
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = NORMAL")  # a lost transaction is replayed again
+            if db.execute("PRAGMA user_version").fetchone()[0] != FORMAT:
+                with _transaction(db):
+                    if db.execute("PRAGMA user_version").fetchone()[0] != FORMAT:
+                        _make(db)
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _remove(self) -> None:
+        """Remove the file, and those that SQLite keeps beside it."""
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{self._path}{suffix}").unlink(missing_ok=True)
+
+    def _unusable(self, error: sqlite3.Error) -> DataError:
+        """Return the error of a file that SQLite cannot use because of ``error``."""
+        return DataError(
+            f"the history in {self._path} cannot be used: {error}; if the disk has room, delete "
+            "that file: it is made again from the cluster's events"
+        )
+
+
+@contextmanager
+def _transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """Write all that is written in the block, or none of it; others who write wait."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        db.execute("ROLLBACK")
+        raise
+    db.execute("COMMIT")
+
+
+def _make(db: sqlite3.Connection) -> None:
+    """Make the tables of this format, within a transaction; what else the file has is removed."""
+    named = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+    for (name,) in db.execute(named).fetchall():
+        db.execute(f'DROP TABLE "{name}"')
+    for statement in _TABLES.split(";"):
+        db.execute(statement)
+    db.execute(f"PRAGMA user_version = {FORMAT}")
+
+
+def _clear(db: sqlite3.Connection) -> None:
+    """Remove all rows."""
+    for table in ("log", "jobs", "intervals", "audit"):
+        db.execute(f"DELETE FROM {table}")
+
+
+def _add(db: sqlite3.Connection, events: Sequence[tuple[int, ClusterEvent]]) -> None:
+    """Add what ``events`` say; they follow those that were added before."""
+    if not events:
+        return
+    rows = db.execute("SELECT record FROM jobs WHERE ended_s = 0").fetchall()
+    loaded = [ReplayedJob.from_json(json.loads(row[0])) for row in rows]
+    living = {one.history.job: one for one in loaded}
+    changed: dict[int, ReplayedJob] = {}
+    for number, event in events:
+        found = replayed(living.get(event.job), number, event)
+        _write_rest(db, found)
+        for job in found.jobs:
+            changed[job.history.submission] = job
+            if job.is_over:
+                living.pop(job.history.job, None)
+            else:
+                living[job.history.job] = job
+    _write_jobs(db, changed)
+    number, event = events[-1]
+    db.execute("DELETE FROM log")
+    db.execute("INSERT INTO log VALUES (?, ?)", (number, _text(event)))
+    old_s = event.time_s - KEPT_S
+    db.execute("DELETE FROM jobs WHERE ended_s > 0 AND ended_s < ?", (old_s,))
+    db.execute("DELETE FROM intervals WHERE end_s < ?", (old_s,))
+    db.execute("DELETE FROM audit WHERE time_s < ?", (old_s,))
+
+
+def _end_all(db: sqlite3.Connection) -> None:
+    """End all jobs that have not ended with what is known of them: events are missing."""
+    for (text,) in db.execute("SELECT record FROM jobs WHERE ended_s = 0").fetchall():
+        found = missed(ReplayedJob.from_json(json.loads(text)))
+        _write_rest(db, found)
+        _write_jobs(db, {job.history.submission: job for job in found.jobs})
+
+
+def _write_jobs(db: sqlite3.Connection, jobs: Mapping[int, ReplayedJob]) -> None:
+    """Write the rows of ``jobs``, by submission."""
+    db.executemany(
+        "INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?)",
+        (
+            (number, one.history.job, one.history.ended_s, json.dumps(one.to_json()))
+            for number, one in jobs.items()
+        ),
+    )
+
+
+def _write_rest(db: sqlite3.Connection, found: Replayed) -> None:
+    """Write the intervals and the entry of the audit that an event has added."""
+    db.executemany(
+        "INSERT INTO intervals VALUES (?, ?, ?, ?, ?, ?)",
+        (
+            (one.submission, one.job, one.host, one.slots, one.begin_s, one.end_s)
+            for one in found.intervals
+        ),
+    )
+    if found.audit is not None:
+        one = found.audit
+        row = one.number, one.job, one.time_s, json.dumps(one.to_json())
+        db.execute("INSERT OR REPLACE INTO audit VALUES (?, ?, ?, ?)", row)
+
+
+def _where(conditions: Mapping[str, Any]) -> tuple[str, tuple[Any, ...]]:
+    """Return the conditions of a query as text, without those whose value is None; their values."""
+    chosen = {text: value for text, value in conditions.items() if value is not None}
+    return " AND ".join(chosen), tuple(chosen.values())
+
+
+def _text(event: ClusterEvent) -> str:
+    """Return an event as a text by which it is known again."""
+    return json.dumps(event.to_json(), sort_keys=True)

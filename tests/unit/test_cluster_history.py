@@ -1,0 +1,208 @@
+"""The history of a cluster, as it follows from the event log."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edl.client.history_file import HistoryFile
+from edl.core.cluster.events import ClusterEvent, ClusterEventKind
+from edl.core.cluster.history import MISSED, REPLACED, JobHistory, SlotInterval
+from edl.core.cluster.job_life import LifeResult, LifeState
+from edl.errors import DataError
+
+Numbered = tuple[int, ClusterEvent]
+
+
+class Log:
+    """An event log that keeps the newest events."""
+
+    def __init__(self, start_s: float = 1000.0) -> None:
+        self.events: list[Numbered] = []
+        self.start_s = start_s
+        self.reads: list[int] = []
+
+    def add(self, at_s: float, event: ClusterEvent) -> None:
+        number = self.events[-1][0] + 1 if self.events else 0
+        self.events.append((number, replace(event, time_s=self.start_s + at_s)))
+
+    def submitted(self, at_s: float, job: str) -> None:
+        kind = ClusterEventKind.SUBMITTED
+        self.add(at_s, ClusterEvent(0.0, kind, f"job {job} was submitted", job, by="ann@a"))
+
+    def state(
+        self, at_s: float, job: str, state: LifeState, result: LifeResult | None = None
+    ) -> None:
+        kind = ClusterEventKind.STATE
+        self.add(at_s, ClusterEvent(0.0, kind, f"-> {state}", job, state=state, result=result))
+
+    def slots(self, at_s: float, job: str, **slots: int) -> None:
+        kind = ClusterEventKind.SLOTS
+        self.add(at_s, ClusterEvent(0.0, kind, "slots", job, slots=slots))
+
+    def read(self, after: int) -> Sequence[Numbered]:
+        self.reads.append(after)
+        return [one for one in self.events if one[0] > after]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> HistoryFile:
+    return HistoryFile(tmp_path / "lab" / "history.sqlite")
+
+
+def story(log: Log) -> None:
+    """Log a job that grows, shrinks and finishes, and one that still runs."""
+    log.submitted(0, "a")
+    log.state(1, "a", LifeState.STARTING)
+    log.slots(1, "a", h0=2)
+    log.state(3, "a", LifeState.RUNNING)
+    log.slots(11, "a", h0=2, h1=1)
+    log.submitted(12, "b")
+    log.slots(21, "a", h0=1, h1=1)
+    log.state(22, "b", LifeState.STARTING)
+    log.slots(22, "b", h0=1)
+    log.state(31, "a", LifeState.ENDED, LifeResult.FINISHED)
+    log.slots(31, "a")
+
+
+A_INTERVALS = (
+    SlotInterval(0, "a", "h0", 2, 1001.0, 1021.0),
+    SlotInterval(0, "a", "h1", 1, 1011.0, 1031.0),
+    SlotInterval(0, "a", "h0", 1, 1021.0, 1031.0),
+)
+
+
+def test_a_story(file: HistoryFile) -> None:
+    log = Log()
+    story(log)
+    assert file.fill(log.read) == len(log.events)
+    b, a = file.jobs(1042.0)
+    assert a == JobHistory(
+        0, "a", "ann@a", 1000.0, 1001.0, 1031.0, LifeState.ENDED, LifeResult.FINISHED, "-> ended",
+        1, 2 * 20 + 20 + 10,
+    )  # fmt: skip
+    assert (b.job, b.state, b.ended_s, b.slot_s) == ("b", LifeState.STARTING, 0.0, 20.0)
+    running = SlotInterval(5, "b", "h0", 1, 1022.0, None)
+    assert file.slots(0.0, 2000.0) == (*A_INTERVALS, running)
+    assert file.slots(1025.0, 1030.0) == (*A_INTERVALS[1:], running)
+    assert file.slots(0.0, 2000.0, "a") == A_INTERVALS
+    assert [(one.number, one.by, one.job) for one in file.audit()] == [
+        (0, "ann@a", "a"),
+        (5, "ann@a", "b"),
+    ]
+    assert file.jobs(1042.0, since_s=1032.0) == (b,)
+    assert [one.job for one in file.audit(after=0)] == ["b"]
+
+
+def test_only_new_events_are_read(file: HistoryFile) -> None:
+    log = Log()
+    story(log)
+    whole = list(log.events)
+    for end in range(len(whole) + 1):
+        log.events = whole[:end]
+        file.fill(log.read)
+    assert log.reads[-1] == len(whole) - 3  # the last one again, which shows that it is this log
+    assert file.slots(0.0, 2000.0, "a") == A_INTERVALS
+    assert [one.slot_s for one in file.jobs(1042.0)] == [20.0, 70.0]
+
+
+def test_a_deleted_file_is_made_again(file: HistoryFile, tmp_path: Path) -> None:
+    log = Log()
+    story(log)
+    file.fill(log.read)
+    before = file.jobs(1042.0), file.slots(0.0, 2000.0), file.audit()
+    (path,) = tmp_path.glob("lab/*.sqlite")
+    path.unlink()
+    assert file.jobs(1042.0) == ()
+    file.fill(log.read)
+    assert (file.jobs(1042.0), file.slots(0.0, 2000.0), file.audit()) == before
+
+
+@pytest.mark.parametrize("content", ["format", "text"])
+def test_another_file_is_replaced(file: HistoryFile, tmp_path: Path, content: str) -> None:
+    log = Log()
+    story(log)
+    path = tmp_path / "lab" / "history.sqlite"
+    path.parent.mkdir()
+    if content == "text":
+        path.write_text("this is no database, however long it is" * 100)
+    else:
+        with sqlite3.connect(path) as db:
+            db.execute("CREATE TABLE jobs (old INTEGER)")
+            db.execute("PRAGMA user_version = 99")
+        db.close()
+    file.fill(log.read)
+    assert len(file.jobs(1042.0)) == 2
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "history.sqlite").mkdir()
+    with pytest.raises(DataError, match="delete that file: it is made again"):
+        HistoryFile(tmp_path / "history.sqlite").fill(Log().read)
+
+
+def test_missed_events_end_what_was_running(file: HistoryFile) -> None:
+    log = Log()
+    story(log)
+    file.fill(log.read)
+    log.state(40, "b", LifeState.HALTING)
+    log.slots(50, "b", h1=2)
+    log.state(60, "b", LifeState.ENDED, LifeResult.FAILED)
+    log.events = log.events[-2:]  # the one before was removed before it was read
+    file.fill(log.read)
+    later, b, _ = file.jobs(1100.0)
+    assert (b.job, b.ended_s, b.result, b.reason) == ("b", 1022.0, None, MISSED)
+    assert (later.job, later.by, later.submitted_s, later.slot_s) == ("b", "", 0.0, 20.0)
+    assert later.result is LifeResult.FAILED
+
+
+def test_another_log_begins_another_history(file: HistoryFile) -> None:
+    log = Log()
+    story(log)
+    file.fill(log.read)
+    other = Log(5000.0)
+    for number in range(20):
+        other.submitted(number, f"j{number}")
+    file.fill(other.read)
+    assert {one.job for one in file.jobs(6000.0)} == {f"j{number}" for number in range(20)}
+    file.fill(Log().read)
+    assert file.jobs(6000.0) == ()
+
+
+def test_a_name_is_used_again(file: HistoryFile) -> None:
+    log = Log()
+    story(log)
+    log.submitted(40, "a")
+    log.submitted(45, "b")  # its end was never logged
+    file.fill(log.read)
+    assert [(one.job, one.submission, one.reason) for one in file.jobs(1100.0)][:3] == [
+        ("b", 12, "job b was submitted"),
+        ("a", 11, "job a was submitted"),
+        ("b", 5, REPLACED),
+    ]
+    assert [one.submission for one in file.jobs(1100.0, "a")] == [11, 0]
+
+
+def test_clocks_that_differ_make_no_negative_time(file: HistoryFile) -> None:
+    log = Log()
+    log.submitted(10, "a")
+    log.slots(20, "a", h0=2)
+    log.slots(15, "a", h0=1)  # another leader's clock
+    log.slots(18, "a")
+    file.fill(log.read)
+    assert file.slots(0.0, 2000.0) == ()
+    assert file.jobs(1100.0)[0].slot_s == 0.0
+
+
+def test_events_of_an_older_edl_say_nothing(file: HistoryFile) -> None:
+    log = Log()
+    log.submitted(0, "a")
+    kind = ClusterEventKind.STATE
+    log.add(1, ClusterEvent(0.0, kind, "queued -> starting: it may", "a"))
+    log.add(2, ClusterEvent(0.0, ClusterEventKind.SLOTS, "slots h0: 0, 1", "a"))
+    file.fill(log.read)
+    assert file.jobs(1100.0)[0].state is LifeState.QUEUED
