@@ -23,6 +23,7 @@ from edl.core.cluster.job_status import ClusterJobDetails, ClusterJobStatus
 from edl.core.cluster.manifest import ArrivalProfile, BatchRange, JobManifest, PolicyHints
 from edl.core.cluster.manifest_schema import manifest_schema
 from edl.core.cluster.queue_status import QueueStatus
+from edl.core.cluster.scheduler_hints import PerfParams, SchedHints, SchedulerHints
 from edl.core.cluster.throughput_curve import ThroughputPoint
 from edl.core.events import DETAILS, EventKind, SwitchParts
 from edl.core.host.exit_codes import EXIT_CODES, MEANINGS, AgentResult
@@ -321,6 +322,21 @@ def cluster_job_details() -> str:
     return _table(("field", "meaning"), _meanings(ClusterJobDetails))
 
 
+def scheduler_hints() -> str:
+    """Return the table of what other schedulers are told of a job."""
+    return _table(("field", "meaning"), _meanings(SchedulerHints))
+
+
+def sched_hints() -> str:
+    """Return the table of the same in the words of AdaptDL."""
+    return _table(("field", "meaning"), _meanings(SchedHints))
+
+
+def perf_params() -> str:
+    """Return the table of the parameters of a step's time."""
+    return _table(("field", "meaning"), _meanings(PerfParams))
+
+
 def throughput_point() -> str:
     """Return the table of what is told of a job's throughput with one number of workers."""
     return _table(("field", "meaning"), _meanings(ThroughputPoint))
@@ -340,7 +356,10 @@ TABLES = {
     "manifest-profile": manifest_profile,
     "members": members,
     "queue": queue,
+    "perf-params": perf_params,
     "routes": routes,
+    "sched-hints": sched_hints,
+    "scheduler-hints": scheduler_hints,
     "settings": settings,
     "status": status,
     "switch-parts": switch_parts,

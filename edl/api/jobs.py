@@ -27,6 +27,7 @@ from edl.client.events import flat_of_cluster
 from edl.core.cluster.events import ClusterEvent
 from edl.core.cluster.job_status import ClusterJobDetails, ClusterJobStatus
 from edl.core.cluster.records import Wanted
+from edl.core.cluster.scheduler_hints import SchedulerHints
 from edl.errors import TimedOut, UnknownJob
 
 MOST_WAIT_S = 60.0  # of one request; a proxy between may have a time-out, too
@@ -87,6 +88,12 @@ async def list_jobs(
 async def show(request: Request, caller: By, job: Job) -> Response:
     """Show all that is known of a job."""
     return answer(request, await pool_of(request).ask(caller.by, lambda one: one.show(job)))
+
+
+@router.get("/jobs/{job}/hints", responses=answers(SchedulerHints))
+async def hints(request: Request, caller: By, job: Job) -> Response:
+    """Show how fast a job trains, for other schedulers; `sched_hints` has the words of AdaptDL."""
+    return answer(request, await pool_of(request).ask(caller.by, lambda one: one.hints(job)))
 
 
 @router.delete("/jobs/{job}", responses=answers(Wanted))

@@ -130,7 +130,7 @@ def _rows(details: ClusterJobDetails, now_s: float) -> dict[str, str]:
         "ended": f"{_moment(job.ended_s)}, exit code {job.exit_code}" if job.ended_s else "",
         "runs": f"{_runs(details)}; {details.slot_s:,.0f} slot-seconds",
         "next start": _next_start(details, now_s),
-        "samples/s": _throughput(details.throughput),
+        "samples/s": throughput_text(details.throughput),
     }
     return {title: text for title, text in rows.items() if text}
 
@@ -172,7 +172,7 @@ def _next_start(details: ClusterJobDetails, now_s: float) -> str:
     return f"not in the next {rounded(left_s)}" if waits else ""
 
 
-def _throughput(curve: Sequence[ThroughputPoint]) -> str:
+def throughput_text(curve: Sequence[ThroughputPoint]) -> str:
     """Return how fast a job trains with some numbers of workers, and how that is known."""
     known = [point for point in curve if point.samples_per_s is not None]
     if not known:

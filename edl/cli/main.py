@@ -46,6 +46,7 @@ VERBS = {  # module of edl.cli, and the function or the group of verbs in it
     "delete": ("delete", "delete"),
     "events": ("events", "events"),
     "history": ("history", "history"),
+    "hints": ("hints", "hints"),
     "logs": ("logs", "logs"),
     "leader": ("leader", "leader"),
     "chaos": ("chaos", "chaos"),

@@ -14,6 +14,8 @@ from edl.client.cluster_access import user_here
 from edl.client.cluster_plans import (
     plan_now,
     queues_of_cluster,
+    measured_view,
+    plan_now,
     set_policy_of_cluster,
     status_of_cluster,
 )
@@ -35,6 +37,8 @@ from edl.core.cluster.manifest import MOST_PRIORITY
 from edl.core.cluster.queue_shares import overbooked
 from edl.core.cluster.queue_status import QueueStatus
 from edl.core.cluster.records import ClusterRecord, Goal, QueueRecord, Wanted
+from edl.core.cluster.records import ClusterRecord, Goal, Wanted
+from edl.core.cluster.scheduler_hints import SchedulerHints, scheduler_hints
 from edl.core.job.placement import whole
 from edl.errors import UsageError
 
@@ -138,6 +142,15 @@ class Cluster(SessionClient[ClusterStore]):
         """
         with self._store() as store:
             return cluster_waiting.details(store, job, time.time())
+
+    def hints(self, job: str) -> SchedulerHints:
+        """Return how fast a job trains, as a scheduler outside of edl needs it.
+
+        Raises:
+            UnknownJob: the cluster has no such job.
+        """
+        with self._store() as store:
+            return scheduler_hints(measured_view(store, store.job(job)), time.time())
 
     def events(
         self, job: str | None = None, after: int = -1
