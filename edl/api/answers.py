@@ -41,6 +41,7 @@ STATUSES: tuple[tuple[type[EdlError], int], ...] = (  # the first that fits coun
     (TimedOut, 504),
     (RequestError, 409),
     (DataError, 503),  # of the history's file
+    (EdlError, 409),
 )
 TRY_AGAIN_S = 1  # what the header Retry-After says with 503
 
@@ -123,7 +124,7 @@ def _response(request: Request, status: int, value: Any, headers: Mapping[str, s
 
 def _status(error: EdlError) -> int:
     """Return the HTTP status that says what kind of error ``error`` is."""
-    return next((status for kind, status in STATUSES if isinstance(error, kind)), 500)
+    return next(status for kind, status in STATUSES if isinstance(error, kind))
 
 
 def _described(error: RequestValidationError) -> str:

@@ -15,6 +15,7 @@ from edl.api.records import (
     EventEntry,
     EventList,
     JobList,
+    LogList,
     NewPriority,
     Submitted,
     Waited,
@@ -88,6 +89,21 @@ async def list_jobs(
 async def show(request: Request, caller: By, job: Job) -> Response:
     """Show all that is known of a job."""
     return answer(request, await pool_of(request).ask(caller.by, lambda one: one.show(job)))
+
+
+@router.get("/jobs/{job}/logs", responses=answers(LogList))
+async def logs(
+    request: Request,
+    caller: By,
+    job: Job,
+    worker: Annotated[
+        str | None, Query(description="Only of this worker, such as w0.", pattern="^w[0-9]{1,9}$")
+    ] = None,
+    last_bytes: Annotated[int, Query(description="Of each log.", ge=1, le=1 << 20)] = 16384,
+) -> Response:
+    """Show the ends of the logs of a job's workers, from all hosts, 4 MiB at most."""
+    found = await pool_of(request).ask(caller.by, lambda one: one.logs(job, worker, last_bytes))
+    return answer(request, LogList(found))
 
 
 @router.get("/jobs/{job}/hints", responses=answers(SchedulerHints))

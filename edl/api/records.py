@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+from edl.client.cluster_logs import LogEnd
 from edl.core.cluster.cluster_status import JobPlan
 from edl.core.cluster.history import AuditEntry, JobHistory, SlotInterval
 from edl.core.cluster.job_life import LifeResult, LifeState
@@ -65,6 +66,13 @@ class EventList(Record):
     """Events of a cluster, the oldest first."""
 
     events: Annotated[tuple[EventEntry, ...], "the events"]
+
+
+@dataclass(frozen=True)
+class LogList(Record):
+    """The ends of the logs of a job's workers."""
+
+    logs: Annotated[tuple[LogEnd, ...], "the ends"]
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from edl.client import cluster_waiting
 from edl.client.cluster_access import user_here
+from edl.client.cluster_logs import LogEnd, log_ends
 from edl.client.cluster_plans import (
     plan_now,
     queues_of_cluster,
@@ -171,6 +172,23 @@ class Cluster(SessionClient[ClusterStore]):
             if job is not None and not found:
                 store.job(job)
             return tuple(found)
+
+    def logs(
+        self, job: str, worker: str | None = None, last_bytes: int = 16384
+    ) -> tuple[LogEnd, ...]:
+        """Return the ends of the logs of a job's workers, from all hosts that have some.
+
+        Args:
+            job: the name of the job.
+            worker: the name of the one worker, such as "w0"; None: all.
+            last_bytes: how many bytes of each log.
+
+        Raises:
+            UnknownJob: the cluster has no such job.
+            UsageError: the job has not started yet, or has no log of that worker.
+        """
+        with self._store() as store:
+            return log_ends(store, job, worker, last_bytes)
 
     def wait(
         self, job: str, timeout_s: float | None = None, on_status: OnStatus = ignore_status

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Annotated
 
 from edl.client.connection import choose_job
 from edl.client.host_logs import BEGINNING, HostLogs, LogPlace
@@ -12,9 +14,21 @@ from edl.coordination.cluster_store import ClusterStore
 from edl.core.cluster.log_choice import HostedLog, chosen_logs
 from edl.core.events import EndedDetails, Event
 from edl.core.host.worker_hosts import worker_hosts
+from edl.core.record import Record
 from edl.errors import AccessDenied, CoordinationError, UnknownJob, UsageError
 
 AT_ONCE = 16  # hosts that are asked which logs they have
+MOST_BYTES = 1 << 22  # of the ends of all logs of a job together
+
+
+@dataclass(frozen=True)
+class LogEnd(Record):
+    """The end of what a worker of a job of a cluster has printed."""
+
+    worker: Annotated[str, "name of the worker; empty: `missing` is about a host"]
+    host: Annotated[str, "the host with its log; empty: the end was kept when the worker ended"]
+    text: Annotated[str, "the end of the log, with � for bytes that are no UTF-8"]
+    missing: Annotated[str, "why something is missing, in a sentence; empty: nothing is"] = ""
 
 
 class ClusterJobLogs:
@@ -78,6 +92,28 @@ class ClusterJobLogs:
             if host in where.values() and self._worker in (None, *_on(where, host))
         }
 
+    @property
+    def logs(self) -> tuple[HostedLog, ...]:
+        """The logs that the last :meth:`look` has found and that are to be read."""
+        return tuple(self._logs)
+
+    def end(self, log: HostedLog, last_bytes: int) -> bytes:
+        """Return the last bytes of ``log``; empty if its host, which is then silent, or it is gone.
+
+        Args:
+            log: one of ``logs``.
+            last_bytes: how many bytes at most.
+        """
+        try:
+            return b"".join(self._hosts[log.host].read(self._job, log.name, last_bytes))[
+                -last_bytes:
+            ]
+        except UsageError:  # it was removed, as too old
+            return b""
+        except CoordinationError as error:
+            self.silent[log.host] = str(error)
+            return b""
+
     def read(self) -> Iterator[tuple[HostedLog, Iterator[bytes]]]:
         """Yield each log, with the parts of it that were written since the last call.
 
@@ -121,6 +157,49 @@ class ClusterJobLogs:
         finally:
             session.identify(self._access)
         return where, _tails(events)
+
+
+def log_ends(
+    store: ClusterStore, job: str, worker: str | None, last_bytes: int
+) -> tuple[LogEnd, ...]:
+    """Return the ends of the logs of a job's workers, from all hosts that have some.
+
+    Of a worker whose host has no log any more it is what the event of its end has kept. Hosts that
+    do not answer come last.
+
+    Args:
+        store: the records of the cluster.
+        job: the name of the job.
+        worker: the name of the one worker; None: all.
+        last_bytes: how many bytes of each log.
+
+    Raises:
+        UnknownJob: the cluster has no such job.
+        UsageError: the job has not started yet, or has no log of that worker.
+        CoordinationError: ZooKeeper is away.
+    """
+    life = store.job(job).life
+    if not life.run:
+        raise UsageError(f"job {job} has not started yet, so it has no logs: it is {life.state}")
+    reader = ClusterJobLogs(store, job, worker)
+    reader.look()
+    found, left = [], MOST_BYTES
+    for log in reader.logs:
+        if left < last_bytes:
+            why = f"the answer has {MOST_BYTES} bytes already; ask for {log.name} alone"
+            found.append(LogEnd(log.name, log.host, "", why))
+            continue
+        text = reader.end(log, last_bytes)
+        left -= len(text)
+        why = reader.silent.get(log.host, "")
+        found.append(LogEnd(log.name, log.host, text.decode(errors="replace"), why))
+    seen = {one.worker for one in found}
+    kept = {name: tail for name, tail in reader.tails.items() if worker in (None, name)}
+    found += [LogEnd(name, "", tail) for name, tail in sorted(kept.items()) if name not in seen]
+    found += [LogEnd("", host, "", why) for host, why in sorted(reader.silent.items())]
+    if worker is not None and not found:
+        raise UsageError(f"job {job} has no log of {worker}")
+    return tuple(found)
 
 
 def _tails(events: list[Event]) -> dict[str, str]:

@@ -603,6 +603,15 @@ class TestLogs:
         assert edl("logs", "digits", "w0", "--follow") == (0, "one\ntwo\n", "")
         said = "no host of the cluster has a log of w9 of job digits; there are those of w0, w2"
         assert edl("logs", "digits", "w9") == (1, "", said)
+        with Cluster("lab", zk_hosts, secret=SECRET) as cluster:
+            assert [(one.worker, one.host, one.text) for one in cluster.logs("digits")] == [
+                ("w0", "a", "one\ntwo"),
+                ("w2", "a", "x\n"),
+                ("w1", "", "hello\nbye"),
+            ]
+            assert [one.text for one in cluster.logs("digits", "w0", 3)] == ["two"]
+            with pytest.raises(UsageError, match="job digits has no log of w9"):
+                cluster.logs("digits", "w9")
 
     def test_a_host_that_is_gone(
         self, hosts: dict[str, LogServer], leader: Leader, run_of_digits: None, zk_hosts: str,
