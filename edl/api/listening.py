@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 from dataclasses import dataclass
 from importlib.util import find_spec
 
 from edl.config import LOOPBACK
 from edl.errors import UsageError
 
+BACKLOG = 1024  # connections that wait to be accepted
 PACKAGES = ("fastapi", "uvicorn")  # of the extra
 _LISTEN = re.compile(r"(?:(?P<address>\[[0-9A-Fa-f:.]+\]|[^:\[\]]+):)?(?P<port>[0-9]{1,5})")
 
@@ -59,3 +62,23 @@ def check_packages() -> None:
             f"the HTTP API needs {' and '.join(missing)}; install it: "
             "pip install 'edl-horovod[api]'"
         )
+
+
+def listener(listen: ListenAddress) -> socket.socket:
+    """Return a socket that listens.
+
+    Args:
+        listen: The address and the port; with port 0 the system chooses one.
+
+    Raises:
+        UsageError: nobody can listen there.
+    """
+    family = socket.AF_INET6 if ":" in listen.address else socket.AF_INET
+    try:
+        return socket.create_server((listen.address, listen.port), family=family, backlog=BACKLOG)
+    except OSError as error:  # its own text has the address once more
+        is_known = not isinstance(error, socket.gaierror) and error.errno
+        why = os.strerror(error.errno or 0) if is_known else error.strerror
+        raise UsageError(
+            f"the API cannot listen at {listen}: {why}; give another [ADDRESS:]PORT"
+        ) from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,14 +14,13 @@ from edl.api.app import api_app
 from edl.api.authentication import Gatekeeper
 from edl.api.cluster_pool import ClusterPool
 from edl.api.history_routes import FreshHistory
-from edl.api.listening import ListenAddress
+from edl.api.listening import BACKLOG, ListenAddress, listener
 from edl.client import Cluster
 from edl.client.history_file import HistoryFile, history_path
 from edl.coordination.access import Access
 from edl.errors import UsageError
 from edl.launch.signals import TO_END, handled
 
-BACKLOG = 1024
 IDLE_S = 30.0  # of a connection, after which it is closed
 CONNECTIONS = 1000  # at most; further requests get 503
 END_S = 5.0  # for the requests that are being answered
@@ -103,21 +101,3 @@ def serve(
                 server.run(sockets=[opened])
         finally:
             pool.close()
-
-
-def listener(listen: ListenAddress) -> socket.socket:
-    """Return a socket that listens.
-
-    Args:
-        listen: The address and the port; with port 0 the system chooses one.
-
-    Raises:
-        UsageError: nobody can listen there.
-    """
-    family = socket.AF_INET6 if ":" in listen.address else socket.AF_INET
-    try:
-        return socket.create_server((listen.address, listen.port), family=family, backlog=BACKLOG)
-    except OSError as error:
-        raise UsageError(
-            f"the API cannot listen at {listen}: {error.strerror}; give another [ADDRESS:]PORT"
-        ) from None

@@ -22,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edl import config
+from edl.api.listening import listen_address, listener
 from edl.cli.cluster_api import (
     TlsCertificateOption,
     TlsKeyOption,
@@ -128,6 +129,8 @@ def start(
     if slots is not None and not local:
         raise UsageError("--slots needs --local; on other machines `edl host --slots` offers slots")
     api_words = api_command(api, tls_cert, tls_key)
+    if api is not None:
+        listener(listen_address(api)).close()  # nothing else listens there now
     settings = ClusterRecord(version=own_version())
     if policy is not None:
         settings = replace(settings, policy=policy)

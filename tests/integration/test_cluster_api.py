@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import socket
+import ssl
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +20,9 @@ from hand_host import HandHost
 from edl.client.http_api import ApiAnswer, ApiClient
 from edl.coordination.access import Access
 from edl.coordination.secrets import new_secret
+from edl.errors import CoordinationError
 from edl.http.api_credentials import api_key
+from edl.testing.zookeeper import ensemble
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 __all__ = ["shell"]
@@ -116,3 +123,75 @@ def test_whatever_is_sent_is_answered_as_described(
     assert statuses[200] >= 10, statuses
     assert statuses[201 if is_valid else 422] >= 5, statuses
     assert "Traceback" not in controller.output
+
+
+def test_tokens_over_tls(cluster: Shell) -> None:
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "key.pem"]
+    command += ["-out", "cert.pem", "-subj", "/CN=edl", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(command, cwd=cluster.directory, check=True, capture_output=True, timeout=60)
+    files = ("--tls-cert", "cert.pem", "--tls-key", "key.pem")
+    one = cluster.start("cluster", "start", "--name", "lab", "--api", "0", *files)
+    url = url_of(one)
+    assert url.startswith("https://127.0.0.1:")
+    token = cluster.edl("cluster", "token", "--valid", "1h", "--cluster", "lab").stdout.strip()
+    context = ssl.create_default_context(cafile=str(cluster.directory / "cert.pem"))
+    for options in ({"token": token}, {"secret": LAB.secret}):
+        with ApiClient(url, "lab", tls=context, **options) as api:
+            assert api.call("GET", "/v1/jobs") == (200, {"jobs": []})
+    with ApiClient(url, "lab", tls=context, token=f"{token}0") as api:
+        assert api.call("GET", "/v1/jobs").status == 401
+    one.process.terminate()
+    assert one.wait() == 0
+
+
+def test_a_killed_api_comes_back_and_goes_with_its_controller(cluster: Shell) -> None:
+    controller = cluster.start("cluster", "start", "--name", "lab", "--api", "0")
+    url_of(controller)
+    [api] = [one for one in cluster.processes() if "api" in one.cmdline()]
+    api.kill()
+    controller.expect("the HTTP API has ended with -9; it is started again in 1 s")
+    until(lambda: controller.output.count("serves the HTTP API at ") == 2, WAIT_S)
+    url = controller.output.rpartition("serves the HTTP API at ")[2].split()[0]
+    with ApiClient(url, "lab", secret=LAB.secret) as client:
+        assert client.call("GET", "/v1/jobs").status == 200
+        controller.process.kill()
+        until(lambda: not cluster.processes(), WAIT_S)
+        with pytest.raises(CoordinationError, match=r"the HTTP API at .* does not answer"):
+            client.call("GET", "/v1/jobs")
+
+
+def test_what_cannot_be_served_is_refused_in_one_sentence(cluster: Shell) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for words in (("start", "--name", "lab", "--api", port), ("api", port)):
+            refused = cluster.edl("cluster", *words)
+            said = f"edl: the API cannot listen at 127.0.0.1:{port}: Address already in use; "
+            if words[0] == "api":
+                said = "edl: there is no cluster"
+            assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+            assert refused.stderr.startswith(said)
+    start = ("cluster", "start", "--name", "lab", "--api", "0")
+    refused = cluster.edl(*start, "--tls-cert", "cert.pem")
+    assert refused.stderr == "edl: --tls-key is missing: TLS needs a certificate and its key\n"
+
+
+def test_without_zookeeper_the_api_says_so(tmp_path: Path) -> None:
+    with ensemble(tmp_path, 1) as (server,):
+        shell = Shell(tmp_path, server.hosts)
+        shell.environment["EDL_SECRET"] = LAB.secret
+        one = shell.start("cluster", "start", "--name", "lab", "--api", "0")
+        with ApiClient(url_of(one), "lab", secret=LAB.secret) as api:
+            assert api.call("POST", "/v1/jobs?key=k", manifest(shell, "digits")).status == 201
+            server.kill()
+            began_s = time.monotonic()
+            away = api.call("POST", "/v1/jobs/digits/halt")
+            assert (away.status, away.value["error"]) == (503, "CoordinationError")
+            assert "ZooKeeper" in away.value["message"]
+            assert time.monotonic() - began_s < 15.0
+            assert api.call("GET", "/health") == (200, {"serves": True})
+            server.start()
+            until(lambda: api.call("POST", "/v1/jobs/digits/halt").status == 200, WAIT_S)
+            assert api.call("POST", "/v1/jobs?key=k", manifest(shell, "digits")).status == 201
+        one.process.terminate()
+        assert one.wait() == 0
+        shell.close()

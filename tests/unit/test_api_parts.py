@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edl.api import listening
-from edl.api.listening import ListenAddress, check_packages, listen_address
+from edl.api.listening import ListenAddress, check_packages, listen_address, listener
 from edl.cli.cluster_api import api_command
 from edl.client.http_api import ApiClient
 from edl.errors import UsageError
@@ -34,6 +34,13 @@ def test_where_to_listen(text: str, address: str, port: int) -> None:
 def test_nowhere_to_listen(text: str) -> None:
     with pytest.raises(UsageError, match=r"is no \[ADDRESS:\]PORT; write 8080"):
         listen_address(text)
+
+
+def test_a_port_that_is_taken() -> None:
+    with listener(ListenAddress("127.0.0.1", 0)) as taken:
+        there = ListenAddress("127.0.0.1", taken.getsockname()[1])
+        with pytest.raises(UsageError, match=f"at {there}: Address already in use; give another"):
+            listener(there)
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
