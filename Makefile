@@ -1,6 +1,6 @@
 # The one entry for people and CI. `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-tests demo test test-unit test-processes lint format types docs unit property contract integration chaos soak cluster-soak churn interleavings short-jobs elections bench cluster-jobs figures tables scenarios clean
+.PHONY: help setup setup-tests demo test test-unit test-processes lint format types docs unit property contract integration chaos soak cluster-soak churn interleavings short-jobs elections bench cluster-jobs cluster-api figures tables scenarios clean
 
 PYTHON_BIN := .venv/bin/python
 PYTEST := $(PYTHON_BIN) -m pytest
@@ -94,6 +94,9 @@ tables: setup ## what each cluster policy makes of published work: docs/benchmar
 
 cluster-jobs: setup ## eight jobs on a live cluster, beside the simulator: docs/benchmarks/cluster.md; needs root; ARGS="--policy edl"
 	$(PYTHON_BIN) -m benchmarks.cluster_jobs $(ARGS)
+
+cluster-api: setup ## how soon the HTTP API of a cluster acknowledges jobs; ARGS="--rate 200 --seconds 30"
+	$(PYTHON_BIN) -m benchmarks.cluster_api $(ARGS)
 
 scenarios: setup ## Horovod's own elastic scenarios, stock beside edl: docs/benchmarks/horovod-scenarios.md
 	$(PYTHON_BIN) -m benchmarks.scenarios $(ARGS)

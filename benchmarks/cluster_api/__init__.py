@@ -1,0 +1,1 @@
+"""How many jobs a second the HTTP API of a cluster acknowledges, and how soon."""
