@@ -10,7 +10,6 @@ from os import PathLike
 from types import MappingProxyType
 
 from edl.client import cluster_waiting
-from edl.client.cluster_access import user_here
 from edl.client.cluster_logs import LogEnd, log_ends
 from edl.client.cluster_plans import (
     plan_now,
@@ -64,7 +63,8 @@ class Cluster(SessionClient[ClusterStore]):
             directory.
 
     Attributes:
-        by: who asks, for the event log of the cluster; empty: this user on this machine.
+        by: who asks, for the event log of the cluster; empty: as before, at first this user on
+            this machine.
 
     Besides the errors that are listed with it, each call may raise UnknownCluster, AccessDenied,
     ZooKeeperUnreachable, and CoordinationError if ZooKeeper goes away during the call. All errors
@@ -521,7 +521,8 @@ class Cluster(SessionClient[ClusterStore]):
         it opens a session and closes it at its end.
         """
         with self._kept_or(self._connect()) as store:
-            store.by = self.by or user_here()
+            if self.by:
+                store.by = self.by
             yield store
 
     def _connect(self) -> AbstractContextManager[ClusterStore]:

@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -376,6 +377,7 @@ def _expected(hint: Any, key: _Key) -> str:
     )
 
 
+@cache
 def _hints(kind: type[Any]) -> Mapping[str, Any]:
     """Return the types of the fields of the dataclass ``kind``, with annotations, by name."""
     hints = get_type_hints(kind, include_extras=True)
