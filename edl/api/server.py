@@ -15,6 +15,7 @@ from edl.api.authentication import Gatekeeper
 from edl.api.cluster_pool import ClusterPool
 from edl.api.history_routes import FreshHistory
 from edl.api.listening import BACKLOG, ListenAddress, listener
+from edl.api.protocol import BoundedProtocol
 from edl.client import Cluster
 from edl.client.history_file import HistoryFile, history_path
 from edl.coordination.access import Access
@@ -73,6 +74,7 @@ def serve(
         api_app(gatekeeper, pool, FreshHistory(HistoryFile(history_path(access.job)))),
         log_config=None,
         access_log=False,
+        http=BoundedProtocol,
         lifespan="off",
         ws="none",
         server_header=False,

@@ -11,7 +11,6 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -377,11 +376,15 @@ def _expected(hint: Any, key: _Key) -> str:
     )
 
 
-@cache
+_HINTS: dict[type[Any], Mapping[str, Any]] = {}  # to find them takes longer than all else
+
+
 def _hints(kind: type[Any]) -> Mapping[str, Any]:
     """Return the types of the fields of the dataclass ``kind``, with annotations, by name."""
-    hints = get_type_hints(kind, include_extras=True)
-    return {one.name: hints[one.name] for one in fields(kind)}
+    if kind not in _HINTS:
+        hints = get_type_hints(kind, include_extras=True)
+        _HINTS[kind] = {one.name: hints[one.name] for one in fields(kind)}
+    return _HINTS[kind]
 
 
 def _described(value: YamlValue) -> str:

@@ -1,0 +1,80 @@
+"""Limit the size and the time of the head of an HTTP request, which uvicorn does not."""
+
+from __future__ import annotations
+
+import asyncio
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+HEAD_BYTES = 65536  # of the request line and the headers
+HEAD_S = 10.0  # for them to come, from the connection, or from their first byte
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """A connection of uvicorn that is closed if the head of a request is too large, or too slow.
+
+    Attributes:
+        head_bytes: the largest number of bytes of a head.
+        head_s: how long it may take, in seconds.
+    """
+
+    head_bytes = HEAD_BYTES
+    head_s = HEAD_S
+    _bytes = 0
+    _in_head = True
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for a request on the new connection ``transport``."""
+        super().connection_made(transport)
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes of the connection; close it if they make a head too large."""
+        if self._in_head:
+            self._bytes += len(data)
+            if self._bytes > self.head_bytes:
+                # One piece may have the end of a head and a body; uvicorn reads 256 KiB at most.
+                head, _, _ = data.partition(b"\r\n\r\n")
+                if self._bytes - len(data) + len(head) > self.head_bytes:
+                    self._abort()
+                    return
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        """Begin a request; httptools calls it."""
+        super().on_message_begin()
+        if self._late is None:
+            self._await_head()
+
+    def on_headers_complete(self) -> None:
+        """End the head of a request; httptools calls it."""
+        self._in_head, self._bytes = False, 0
+        self._forget()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """End a request; httptools calls it. What comes then is the head of another one."""
+        super().on_message_complete()
+        self._in_head = True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget a connection that is closed."""
+        self._forget()
+        super().connection_lost(exc)
+
+    def _await_head(self) -> None:
+        """Close the connection if no head of a request is complete in time."""
+        self._in_head, self._bytes = True, 0
+        self._late = self.loop.call_later(self.head_s, self._abort)
+
+    def _forget(self) -> None:
+        """Do not close the connection for being late."""
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _abort(self) -> None:
+        """Close the connection without an answer."""
+        self._late = None
+        self.transport.abort()
