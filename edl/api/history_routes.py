@@ -17,6 +17,7 @@ from edl.client import Cluster
 from edl.client.history_file import MOST_ROWS, HistoryFile
 
 FRESH_S = 1.0  # how old an answer may be
+FILLING_S = 2.0  # how long a request waits for another one to add what is new
 
 T = TypeVar("T")
 
@@ -39,11 +40,22 @@ class FreshHistory:
         self._filled_s = float("-inf")
 
     def of(self, cluster: Cluster) -> HistoryFile:
-        """Return the file, after new events of ``cluster`` were added to it."""
-        with self._filling:
-            if time.monotonic() - self._filled_s >= FRESH_S:
-                self._file.fill(lambda after: cluster.events(after=after))
-                self._filled_s = time.monotonic()
+        """Return the file, after new events of ``cluster`` were added to it.
+
+        While another thread adds them for longer than ``FILLING_S`` seconds, it is returned as it
+        is.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+            DataError: the file cannot be written.
+        """
+        if self._filling.acquire(timeout=FILLING_S):
+            try:
+                if time.monotonic() - self._filled_s >= FRESH_S:
+                    self._file.fill(lambda after: cluster.events(after=after))
+                    self._filled_s = time.monotonic()
+            finally:
+                self._filling.release()
         return self._file
 
 

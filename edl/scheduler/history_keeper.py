@@ -13,7 +13,7 @@ from edl.errors import EdlError
 logger = logging.getLogger(__name__)
 
 FILL_S = 10.0  # between two looks at the event log; it keeps 10,000 events
-END_S = 10.0  # for a look that is under way to end
+END_S = 2.0  # for a look that is under way to end; without it, the next one does the same
 
 
 class HistoryKeeper:

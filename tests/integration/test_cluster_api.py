@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import socket
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +24,13 @@ from edl.coordination.access import Access
 from edl.coordination.secrets import new_secret
 from edl.errors import CoordinationError
 from edl.http.api_credentials import api_key
-from edl.testing.zookeeper import ensemble
+from edl.testing.zookeeper import ensemble, free_ports
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 __all__ = ["shell"]
 
 LAB = Access("lab", new_secret())
+JOBS = 40
 
 
 @pytest.fixture
@@ -158,6 +161,50 @@ def test_a_killed_api_comes_back_and_goes_with_its_controller(cluster: Shell) ->
         until(lambda: not cluster.processes(), WAIT_S)
         with pytest.raises(CoordinationError, match=r"the HTTP API at .* does not answer"):
             client.call("GET", "/v1/jobs")
+
+
+def test_what_was_acknowledged_is_there_once_whatever_is_killed(cluster: Shell) -> None:
+    """Two controllers with an API each; the APIs and the leader are killed by turns."""
+    ports = [str(port) for port in free_ports(2)]
+    start = ("cluster", "start", "--name", "lab", "--api")
+    controllers = [cluster.start(*start, port) for port in ports]
+    urls = [url_of(one) for one in controllers]
+    jobs = [f"j{number}" for number in range(JOBS)]
+    with ExitStack() as stack:
+        apis = [
+            stack.enter_context(ApiClient(url, "lab", secret=LAB.secret, timeout_s=20.0))
+            for url in urls
+        ]
+        for number, job in enumerate(jobs):
+            if number % 6 == 5:
+                port = ports[number // 6 % 2]
+                for one in cluster.processes():
+                    if f"127.0.0.1:{port}" in one.cmdline():
+                        one.kill()
+            if number == JOBS // 2:
+                controllers[0].process.kill()
+                controllers[0] = cluster.start(*start, ports[0])
+            tries = itertools.cycle(apis)
+            until(lambda: acknowledged(next(tries), cluster, job), WAIT_S)  # noqa: B023
+        until(lambda: acknowledged(apis[0], cluster, jobs[0]), WAIT_S)
+        found = apis[0].call("GET", "/v1/jobs").value["jobs"]
+        events = apis[0].call("GET", "/v1/events").value["events"]
+    assert "the HTTP API has ended with -9" in controllers[1].output
+    assert [one["name"] for one in found] == jobs
+    assert [one["job"] for one in events if one["kind"] == "submitted"] == jobs
+    for one in controllers:
+        one.process.terminate()
+        assert one.wait() == 0
+
+
+def acknowledged(api: ApiClient, shell: Shell, job: str) -> bool:
+    """Submit a job with its key; return whether that was acknowledged."""
+    try:
+        answer = api.call("POST", f"/v1/jobs?key={job}", manifest(shell, job))
+    except CoordinationError:
+        return False
+    assert answer.status in (201, 503), answer
+    return answer.status == 201
 
 
 def test_what_cannot_be_served_is_refused_in_one_sentence(cluster: Shell) -> None:
