@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hmac
+
 import pytest
 
 from edl.api import listening
@@ -9,7 +11,8 @@ from edl.api.listening import ListenAddress, check_packages, listen_address, lis
 from edl.cli.cluster_api import api_command
 from edl.client.http_api import ApiClient
 from edl.errors import UsageError
-from edl.http.api_credentials import new_token, token_end_s
+from edl.http.api_credentials import AUDIENCE, api_key, new_token, token_end_s
+from edl.http.signing import authorization
 
 SECRET = "fedcba9876543210" * 4
 
@@ -79,3 +82,18 @@ def test_a_token_is_not_sent_in_clear() -> None:
         ApiClient("http://127.0.0.1:1", "lab", token="edl-1-2")
     with pytest.raises(UsageError, match="is no URL"):
         ApiClient("127.0.0.1:1", "lab")
+
+
+def test_a_signature_is_what_the_reference_says() -> None:
+    """By docs/reference/http-api.md alone, as a client in another language does it."""
+
+    def hmac_hex(key: bytes, text: bytes) -> str:
+        return hmac.new(key, text, "sha256").hexdigest()
+
+    key = hmac_hex(SECRET.encode(), b"edl api lab")
+    parts = (b"POST", b"/v1/jobs?key=k", b"0", b"1f-ab-cd", b'{"name": "digits"}')
+    text = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+    assert key == api_key(SECRET, "lab")
+    assert authorization(key, "1f-ab-cd", AUDIENCE, "POST", "/v1/jobs?key=k", parts[-1]) == (
+        f"EDL 1f-ab-cd:{hmac_hex(key.encode(), text)}"
+    )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from edl.client.history_file import HistoryFile
 from edl.core.cluster.events import ClusterEvent, ClusterEventKind
 from edl.core.cluster.history import MISSED, REPLACED, JobHistory, SlotInterval
 from edl.core.cluster.job_life import LifeResult, LifeState
-from edl.errors import DataError
+from edl.errors import CoordinationError, DataError, EdlError
+from edl.scheduler.history_keeper import HistoryKeeper
 
 Numbered = tuple[int, ClusterEvent]
 
@@ -206,3 +208,45 @@ def test_events_of_an_older_edl_say_nothing(file: HistoryFile) -> None:
     log.add(2, ClusterEvent(0.0, ClusterEventKind.SLOTS, "slots h0: 0, 1", "a"))
     file.fill(log.read)
     assert file.jobs(1100.0)[0].state is LifeState.QUEUED
+
+
+class FakeCluster:
+    """The events of a log, or an error, for whoever asks the cluster."""
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self.error: EdlError | None = None
+        self.refused = 0
+
+    def __enter__(self) -> FakeCluster:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def events(self, after: int) -> Sequence[Numbered]:
+        if self.error is not None:
+            self.refused += 1
+            raise self.error
+        return self.log.read(after)
+
+
+def test_the_keeper_adds_what_is_new_and_says_once_what_is_wrong(file: HistoryFile) -> None:
+    log, said = Log(), list[str]()
+    story(log)
+    cluster = FakeCluster(log)
+
+    def until(condition: Callable[[], object]) -> None:
+        deadline_s = time.monotonic() + 30.0
+        while not condition():
+            assert time.monotonic() < deadline_s
+            time.sleep(0.002)
+
+    with HistoryKeeper(cluster, file, said.append, fill_s=0.001):  # type: ignore[arg-type]
+        until(lambda: len(file.jobs(1042.0)) == 2)
+        reads, cluster.error = len(log.reads), CoordinationError("ZooKeeper is away")
+        until(lambda: cluster.refused >= 3)
+        cluster.error = None
+        log.submitted(50, "c")
+        until(lambda: len(file.jobs(1042.0)) == 3)
+        assert len(log.reads) > reads
+    assert said == ["cannot write the history: ZooKeeper is away"]
