@@ -52,6 +52,7 @@ def api_app(
         redoc_url=None,
     )
     app.state.gatekeeper, app.state.pool, app.state.history = gatekeeper, pool, history
+    app.state.ends = False  # then waits are answered at once
     for kind in (HttpRefusal, EdlError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, refusal)
     for router in (jobs.router, cluster_routes.router, history_routes.router):

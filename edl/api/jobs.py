@@ -157,7 +157,7 @@ async def wait(
         first = first or now
         if now.submitted_s != first.submitted_s:
             raise UnknownJob(job, (job,))
-        left_s = deadline - time.monotonic()
+        left_s = 0.0 if request.app.state.ends else deadline - time.monotonic()
         if now.is_over or left_s <= 0 or await request.is_disconnected():
             return answer(request, Waited(now.is_over, now))
         await asyncio.sleep(min(LOOK_S, left_s))

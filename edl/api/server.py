@@ -70,8 +70,9 @@ def serve(
     """
     gatekeeper = Gatekeeper(access.secret, access.job, tls is not None)
     pool = ClusterPool(lambda: Cluster(access.job, hosts, secret=access.secret))
+    app = api_app(gatekeeper, pool, FreshHistory(HistoryFile(history_path(access.job))))
     config = uvicorn.Config(
-        api_app(gatekeeper, pool, FreshHistory(HistoryFile(history_path(access.job)))),
+        app,
         log_config=None,
         access_log=False,
         http=BoundedProtocol,
@@ -93,7 +94,7 @@ def serve(
         server = _Server(config)
 
         def end(number: int, frame: FrameType | None) -> None:
-            server.should_exit = True
+            server.should_exit = app.state.ends = True
 
         scheme = "https" if tls else "http"
         port = opened.getsockname()[1]

@@ -101,6 +101,8 @@ def test_a_job_over_http(cluster: Shell, controller: Running) -> None:
         assert events[0]["by"] == "127.0.0.1 by HTTP"
         assert api.call("GET", "/v1/cluster").value["slots"] == 2
         assert api.call("GET", "/v1/jobs/digits/logs").status == 200
+        hints = api.call("GET", "/v1/jobs/digits/hints").value
+        assert (hints["min"], hints["max"], hints["sched_hints"]["initBatchSize"]) == (1, 2, 2)
         shown = api.call("GET", "/v1/jobs/digits").value["slot_s"]
         [past] = api.call("GET", "/v1/history/jobs").value["jobs"]
         assert (past["job"], past["result"], past["runs"]) == ("digits", "finished", 2)
