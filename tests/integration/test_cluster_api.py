@@ -111,6 +111,8 @@ def test_a_job_over_http(cluster: Shell, controller: Running) -> None:
         assert [(one["host"], one["slots"]) for one in slots] == [("a", 2), ("a", 2)]
         asked = [one["kind"] for one in api.call("GET", "/v1/history/audit").value["audit"]]
         assert asked == ["submitted", "wanted", "wanted"]
+    told = cluster.edl("hints", "digits", "--cluster", "lab").stdout
+    assert told.startswith("workers      1 to 2; it asks for 2\nsamples/s    ")
     told = cluster.edl("history", "digits", "--json", "--cluster", "lab")
     assert json.loads(told.stdout) == {**past, "slots": slots}, told.stderr
 
