@@ -58,7 +58,7 @@ class ApiError(Record):
     line: Annotated[int, "the line of the manifest that is wrong, from 1; 0: none"] = 0
 
 
-class HttpRefusal(Exception):
+class HttpError(Exception):
     """A request that the API refuses by itself, before it asks the cluster.
 
     Args:
@@ -85,13 +85,13 @@ def answer(request: Request, value: Any, status: int = 200) -> Response:
     return _response(request, status, value, {})
 
 
-def refusal(request: Request, error: Exception) -> Response:
+def error_answer(request: Request, error: Exception) -> Response:
     """Return the HTTP answer to ``request`` that says why it was not done.
 
     An error that edl does not raise on purpose is logged, and answered with the status 500; nothing
     of it is in the answer.
     """
-    if isinstance(error, HttpRefusal):
+    if isinstance(error, HttpError):
         headers = error.headers
         status, body = error.status, ApiError(error.error, str(error))
     elif isinstance(error, EdlError):

@@ -9,12 +9,12 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from edl.api import cluster_routes, history_routes, jobs
-from edl.api.answers import HttpRefusal, answer, refusal
-from edl.api.authentication import Gatekeeper
+from edl.api.answers import HttpError, answer, error_answer
+from edl.api.authentication import RequestAuthenticator
 from edl.api.cluster_pool import ClusterPool
-from edl.api.history_routes import FreshHistory
-from edl.api.records import Health
-from edl.api.schemas import answers, component_schemas
+from edl.api.history_routes import HistoryReader
+from edl.api.records import ApiHealth
+from edl.api.schemas import answer_schemas, component_schemas
 from edl.errors import EdlError
 
 TITLE = "edl: a cluster of elastic jobs"
@@ -34,14 +34,14 @@ SIGNATURES = {
 
 
 def api_app(
-    gatekeeper: Gatekeeper | None = None,
+    authenticator: RequestAuthenticator | None = None,
     pool: ClusterPool | None = None,
-    history: FreshHistory | None = None,
+    history: HistoryReader | None = None,
 ) -> FastAPI:
     """Return the application of the API; without arguments it can only be described.
 
     Args:
-        gatekeeper: Accepts the signatures and tokens of callers.
+        authenticator: Accepts the signatures and tokens of callers.
         pool: Asks the cluster.
         history: The history of the cluster.
     """
@@ -51,23 +51,23 @@ def api_app(
         docs_url=None,  # its page would load scripts from elsewhere
         redoc_url=None,
     )
-    app.state.gatekeeper, app.state.pool, app.state.history = gatekeeper, pool, history
+    app.state.authenticator, app.state.pool, app.state.history = authenticator, pool, history
     app.state.ends = False  # then waits are answered at once
-    for kind in (HttpRefusal, EdlError, RequestValidationError, HTTPException, Exception):
-        app.add_exception_handler(kind, refusal)
+    for kind in (HttpError, EdlError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, error_answer)
     for router in (jobs.router, cluster_routes.router, history_routes.router):
         app.include_router(router)
-    app.get("/health", responses={200: answers(Health)[200]}, tags=["health"])(health)
-    app.openapi = lambda: described(app)  # type: ignore[method-assign]
+    app.get("/health", responses={200: answer_schemas(ApiHealth)[200]}, tags=["health"])(health)
+    app.openapi = lambda: openapi_of(app)  # type: ignore[method-assign]
     return app
 
 
 async def health(request: Request) -> Response:
     """Say that the API serves requests. It needs no signature, and asks nobody."""
-    return answer(request, Health())
+    return answer(request, ApiHealth())
 
 
-def described(app: FastAPI) -> dict[str, Any]:
+def openapi_of(app: FastAPI) -> dict[str, Any]:
     """Return the OpenAPI description of the application."""
     if app.openapi_schema is None:
         found = FastAPI.openapi(app)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from fastapi import Request
 
-from edl.api.answers import HttpRefusal
+from edl.api.answers import HttpError
 from edl.core.cluster.manifest_file import MOST_BYTES
 from edl.http.api_credentials import AUDIENCE, BEARER, api_key, token_end_s
 from edl.http.signing import SCHEME, Authenticator, AuthenticatorLimits
@@ -37,7 +37,7 @@ class Caller:
     by: str
 
 
-class Gatekeeper:
+class RequestAuthenticator:
     """What the API needs to know of a cluster to accept signatures and tokens.
 
     Args:
@@ -57,7 +57,7 @@ class Gatekeeper:
         """Return if ``token`` is a bearer token of the cluster that has not ended.
 
         Raises:
-            HttpRefusal: it is not, or the API is not served over TLS.
+            HttpError: it is not, or the API is not served over TLS.
         """
         if not self._tls:
             raise self.unsigned("bearer tokens are accepted over TLS only; sign the request")
@@ -67,31 +67,31 @@ class Gatekeeper:
         if end_s <= time.time():
             raise self.unsigned("the bearer token has expired; `edl cluster token` makes another")
 
-    def unsigned(self, message: str) -> HttpRefusal:
+    def unsigned(self, message: str) -> HttpError:
         """Return the refusal of a request whose sender is not known, with a nonce to sign with."""
         challenge = {"WWW-Authenticate": f"{SCHEME} {self.signatures.nonce()}"}
-        return HttpRefusal(401, "Unauthenticated", message, challenge)
+        return HttpError(401, "Unauthenticated", message, challenge)
 
 
 async def who(request: Request) -> Caller:
     """Return who has sent ``request``, whose body is read into ``request.state.body``.
 
     Raises:
-        HttpRefusal: the sender has not proved that it knows the cluster's secret, or the body is
+        HttpError: the sender has not proved that it knows the cluster's secret, or the body is
             too large or did not come in time.
     """
     request.state.body = body = await read_body(request)
-    gatekeeper: Gatekeeper = request.app.state.gatekeeper
+    authenticator: RequestAuthenticator = request.app.state.authenticator
     given = request.headers.get("authorization", "")
     scheme, _, token = given.partition(" ")
     if scheme.lower() == BEARER.lower():
-        gatekeeper.check_token(token.strip())
+        authenticator.check_token(token.strip())
     elif not given:
-        raise gatekeeper.unsigned("the request is not signed; sign it with the nonce given here")
-    elif gatekeeper.signatures.accepts(given, request.method, target_of(request), body):
-        request.state.next_nonce = gatekeeper.signatures.nonce()
+        raise authenticator.unsigned("the request is not signed; sign it with the nonce given here")
+    elif authenticator.signatures.accepts(given, request.method, target_of(request), body):
+        request.state.next_nonce = authenticator.signatures.nonce()
     else:
-        raise gatekeeper.unsigned(
+        raise authenticator.unsigned(
             "the signature is wrong, or its nonce is too old or was used; sign with the new one"
         )
     host = request.client.host if request.client else "somewhere"
@@ -114,7 +114,7 @@ async def read_body(request: Request, most: int = MOST_BYTES, within_s: float = 
         within_s: In how many seconds it must have come.
 
     Raises:
-        HttpRefusal: it has more bytes, or has not come in time.
+        HttpError: it has more bytes, or has not come in time.
     """
     parts, size = [], 0
     try:
@@ -122,12 +122,12 @@ async def read_body(request: Request, most: int = MOST_BYTES, within_s: float = 
             async for part in request.stream():
                 size += len(part)
                 if size > most:
-                    raise HttpRefusal(
+                    raise HttpError(
                         413, "TooLarge", f"the body has more than {most} bytes; nothing was done"
                     )
                 parts.append(part)
     except TimeoutError:
-        raise HttpRefusal(
+        raise HttpError(
             408, "TooSlow", f"the body did not come within {within_s:g} s; nothing was done"
         ) from None
     return b"".join(parts)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from edl.api.answers import HttpRefusal
+from edl.api.answers import HttpError
 from edl.client import Cluster
 
 THREADS = 16  # ZooKeeper writes the submissions of so many to its disk together
@@ -51,13 +51,13 @@ class ClusterPool:
             question: Asks the cluster; it must end in bounded time.
 
         Raises:
-            HttpRefusal: no thread became free in time.
+            HttpError: no thread became free in time.
             EdlError: as ``question`` raises it, or the cluster cannot be reached.
         """
         try:
             await asyncio.wait_for(self._free.acquire(), self._free_s)
         except TimeoutError:
-            raise HttpRefusal(
+            raise HttpError(
                 503,
                 "Busy",
                 f"the API has had no thread free for {self._free_s:g} s; try again later",

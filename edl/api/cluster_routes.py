@@ -8,9 +8,9 @@ from fastapi import APIRouter, Path, Query, Request, Response
 
 from edl.api.answers import answer
 from edl.api.jobs import NAME, By, pool_of
-from edl.api.records import Drained, PlanList, PolicySetting, SecretEntry, SecretList
-from edl.api.requests import record_in
-from edl.api.schemas import answers, takes_record
+from edl.api.records import DrainStatus, PlanList, PolicySetting, SecretEntry, SecretList
+from edl.api.requests import sent_record
+from edl.api.schemas import answer_schemas, takes_record
 from edl.client import Cluster
 from edl.cluster_policies import is_own
 from edl.core.cluster.cluster_status import ClusterStatus
@@ -21,13 +21,13 @@ router = APIRouter(prefix="/v1", tags=["cluster"])
 Host = Annotated[str, Path(description="Name of a host.", pattern=NAME)]
 
 
-@router.get("/cluster", responses=answers(ClusterStatus))
+@router.get("/cluster", responses=answer_schemas(ClusterStatus))
 async def status(request: Request, caller: By) -> Response:
     """Show which controller leads, the policy, the hosts and the slots in use."""
     return answer(request, await pool_of(request).ask(caller.by, lambda one: one.status()))
 
 
-@router.get("/plan", responses=answers(PlanList))
+@router.get("/plan", responses=answer_schemas(PlanList))
 async def plan(
     request: Request,
     caller: By,
@@ -37,12 +37,12 @@ async def plan(
 ) -> Response:
     """Show which slots each job would get if the policy were asked now; nothing is changed."""
     if policy is not None:
-        check_policy(policy)
+        check_registered(policy)
     found = await pool_of(request).ask(caller.by, lambda one: one.plan(policy))
     return answer(request, PlanList(found))
 
 
-@router.get("/policy", responses=answers(PolicySetting))
+@router.get("/policy", responses=answer_schemas(PolicySetting))
 async def show_policy(request: Request, caller: By) -> Response:
     """Show by which policy the cluster gives slots."""
 
@@ -53,32 +53,34 @@ async def show_policy(request: Request, caller: By) -> Response:
     return answer(request, await pool_of(request).ask(caller.by, read))
 
 
-@router.put("/policy", responses=answers(PolicySetting), openapi_extra=takes_record(PolicySetting))
+@router.put(
+    "/policy", responses=answer_schemas(PolicySetting), openapi_extra=takes_record(PolicySetting)
+)
 async def set_policy(request: Request, caller: By) -> Response:
     """Let another policy give slots from now on; the jobs go on running."""
-    new = record_in(request, PolicySetting)
-    check_policy(new.policy)
+    new = sent_record(request, PolicySetting)
+    check_registered(new.policy)
     now = await pool_of(request).ask(
         caller.by, lambda one: one.set_policy(new.policy, new.parameters)
     )
     return answer(request, PolicySetting(now.policy, now.parameters))
 
 
-@router.post("/hosts/{host}/drain", responses=answers(Drained))
+@router.post("/hosts/{host}/drain", responses=answer_schemas(DrainStatus))
 async def drain(request: Request, caller: By, host: Host) -> Response:
     """Let a host have no jobs from now on; they shrink, or move to other hosts."""
     await pool_of(request).ask(caller.by, lambda one: one.drain(host))
-    return answer(request, Drained(host, True))
+    return answer(request, DrainStatus(host, True))
 
 
-@router.post("/hosts/{host}/undrain", responses=answers(Drained))
+@router.post("/hosts/{host}/undrain", responses=answer_schemas(DrainStatus))
 async def undrain(request: Request, caller: By, host: Host) -> Response:
     """Let a host that was drained have jobs again."""
     await pool_of(request).ask(caller.by, lambda one: one.undrain(host))
-    return answer(request, Drained(host, False))
+    return answer(request, DrainStatus(host, False))
 
 
-@router.get("/secrets", responses=answers(SecretList))
+@router.get("/secrets", responses=answer_schemas(SecretList))
 async def secrets(request: Request, caller: By) -> Response:
     """List the names of the secrets that the cluster keeps for jobs."""
     found = await pool_of(request).ask(caller.by, lambda one: one.secrets())
@@ -86,7 +88,7 @@ async def secrets(request: Request, caller: By) -> Response:
     return answer(request, SecretList(entries))
 
 
-def check_policy(name: str) -> None:
+def check_registered(name: str) -> None:
     """Raise an error if ``name`` is the name of a user's own policy, which would be imported here.
 
     Raises:

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Request, Response
 from edl.api.answers import answer
 from edl.api.jobs import After, By, pool_of
 from edl.api.records import AuditList, JobHistoryList, SlotIntervalList
-from edl.api.schemas import answers
+from edl.api.schemas import answer_schemas
 from edl.client import Cluster
 from edl.client.history_file import MOST_ROWS, HistoryFile
 
@@ -27,7 +27,7 @@ Limit = Annotated[int, Query(description="No more than so many.", ge=1, le=MOST_
 Seconds = Annotated[float, Query(ge=0.0, le=1e12)]
 
 
-class FreshHistory:
+class HistoryReader:
     """The history of a cluster, with the events until ``FRESH_S`` seconds ago; threads share it.
 
     Args:
@@ -61,11 +61,11 @@ class FreshHistory:
 
 async def _ask(request: Request, by: str, question: Callable[[HistoryFile], T]) -> T:
     """Return what ``question`` finds in the history of the API's cluster."""
-    history: FreshHistory = request.app.state.history
+    history: HistoryReader = request.app.state.history
     return await pool_of(request).ask(by, lambda cluster: question(history.of(cluster)))
 
 
-@router.get("/jobs", responses=answers(JobHistoryList))
+@router.get("/jobs", responses=answer_schemas(JobHistoryList))
 async def history_of_jobs(
     request: Request,
     caller: By,
@@ -78,7 +78,7 @@ async def history_of_jobs(
     return answer(request, JobHistoryList(found))
 
 
-@router.get("/slots", responses=answers(SlotIntervalList))
+@router.get("/slots", responses=answer_schemas(SlotIntervalList))
 async def history_of_slots(
     request: Request,
     caller: By,
@@ -92,7 +92,7 @@ async def history_of_slots(
     return answer(request, SlotIntervalList(found))
 
 
-@router.get("/audit", responses=answers(AuditList))
+@router.get("/audit", responses=answer_schemas(AuditList))
 async def audit(
     request: Request, caller: By, after: After = -1, job: JobName = None, limit: Limit = MOST_ROWS
 ) -> Response:

@@ -16,12 +16,12 @@ from edl.api.records import (
     EventList,
     JobList,
     LogList,
-    NewPriority,
+    PriorityUpdate,
     Submitted,
-    Waited,
+    WaitResult,
 )
-from edl.api.requests import YAML, manifest_in, record_in
-from edl.api.schemas import MANIFEST, answers, takes, takes_record
+from edl.api.requests import YAML, sent_manifest, sent_record
+from edl.api.schemas import MANIFEST, answer_schemas, takes, takes_record
 from edl.client import Cluster
 from edl.client.cluster import STATES
 from edl.client.events import flat_of_cluster
@@ -51,7 +51,7 @@ def pool_of(request: Request) -> ClusterPool:
 @router.post(
     "/jobs",
     status_code=201,
-    responses=answers(Submitted, 201, "The job is in ZooKeeper."),
+    responses=answer_schemas(Submitted, 201, "The job is in ZooKeeper."),
     openapi_extra=takes((JSON, MANIFEST), (YAML, MANIFEST)),
 )
 async def submit(
@@ -65,12 +65,12 @@ async def submit(
     ] = None,
 ) -> Response:
     """Submit a job. It is answered when it is written; if in doubt, send it again with its key."""
-    manifest = manifest_in(request)
+    manifest = sent_manifest(request)
     name = await pool_of(request).ask(caller.by, lambda one: one.submit(manifest, key))
     return answer(request, Submitted(name), 201)
 
 
-@router.get("/jobs", responses=answers(JobList))
+@router.get("/jobs", responses=answer_schemas(JobList))
 async def list_jobs(
     request: Request,
     caller: By,
@@ -85,13 +85,13 @@ async def list_jobs(
     return answer(request, JobList(found))
 
 
-@router.get("/jobs/{job}", responses=answers(ClusterJobDetails))
+@router.get("/jobs/{job}", responses=answer_schemas(ClusterJobDetails))
 async def show(request: Request, caller: By, job: Job) -> Response:
     """Show all that is known of a job."""
     return answer(request, await pool_of(request).ask(caller.by, lambda one: one.show(job)))
 
 
-@router.get("/jobs/{job}/logs", responses=answers(LogList))
+@router.get("/jobs/{job}/logs", responses=answer_schemas(LogList))
 async def logs(
     request: Request,
     caller: By,
@@ -106,41 +106,43 @@ async def logs(
     return answer(request, LogList(found))
 
 
-@router.get("/jobs/{job}/hints", responses=answers(SchedulerHints))
+@router.get("/jobs/{job}/hints", responses=answer_schemas(SchedulerHints))
 async def hints(request: Request, caller: By, job: Job) -> Response:
     """Show how fast a job trains, for other schedulers; `sched_hints` has the words of AdaptDL."""
     return answer(request, await pool_of(request).ask(caller.by, lambda one: one.hints(job)))
 
 
-@router.delete("/jobs/{job}", responses=answers(Wanted))
+@router.delete("/jobs/{job}", responses=answer_schemas(Wanted))
 async def delete(request: Request, caller: By, job: Job) -> Response:
     """End a job for good, with a checkpoint; remove the records of one that has ended."""
     return answer(request, await pool_of(request).ask(caller.by, lambda one: one.delete(job)))
 
 
-@router.post("/jobs/{job}/halt", responses=answers(Wanted))
+@router.post("/jobs/{job}/halt", responses=answer_schemas(Wanted))
 async def halt(request: Request, caller: By, job: Job) -> Response:
     """Let a job stop with a checkpoint, and keep its place in the queue."""
     return answer(request, await pool_of(request).ask(caller.by, lambda one: one.halt(job)))
 
 
-@router.post("/jobs/{job}/resume", responses=answers(Wanted))
+@router.post("/jobs/{job}/resume", responses=answer_schemas(Wanted))
 async def resume(request: Request, caller: By, job: Job) -> Response:
     """Let a halted job go on when it gets slots."""
     return answer(request, await pool_of(request).ask(caller.by, lambda one: one.resume(job)))
 
 
 @router.put(
-    "/jobs/{job}/priority", responses=answers(Wanted), openapi_extra=takes_record(NewPriority)
+    "/jobs/{job}/priority",
+    responses=answer_schemas(Wanted),
+    openapi_extra=takes_record(PriorityUpdate),
 )
 async def set_priority(request: Request, caller: By, job: Job) -> Response:
     """Change the priority of a job; jobs of a higher one get slots first."""
-    new = record_in(request, NewPriority).priority
+    new = sent_record(request, PriorityUpdate).priority
     wanted = await pool_of(request).ask(caller.by, lambda one: one.priority(job, new))
     return answer(request, wanted)
 
 
-@router.get("/jobs/{job}/wait", responses=answers(Waited))
+@router.get("/jobs/{job}/wait", responses=answer_schemas(WaitResult))
 async def wait(
     request: Request,
     caller: By,
@@ -159,18 +161,18 @@ async def wait(
             raise UnknownJob(job, (job,))
         left_s = 0.0 if request.app.state.ends else deadline - time.monotonic()
         if now.is_over or left_s <= 0 or await request.is_disconnected():
-            return answer(request, Waited(now.is_over, now))
+            return answer(request, WaitResult(now.is_over, now))
         await asyncio.sleep(min(LOOK_S, left_s))
 
 
-@router.get("/jobs/{job}/events", responses=answers(EventList))
+@router.get("/jobs/{job}/events", responses=answer_schemas(EventList))
 async def events_of_job(request: Request, caller: By, job: Job, after: After = -1) -> Response:
     """Read the oldest events about a job after a number, at most 1,000."""
     found = await pool_of(request).ask(caller.by, lambda one: _events(one, job, after))
     return answer(request, found)
 
 
-@router.get("/events", responses=answers(EventList))
+@router.get("/events", responses=answer_schemas(EventList))
 async def events(request: Request, caller: By, after: After = -1) -> Response:
     """Read the oldest events of the cluster after a number, at most 1,000."""
     found = await pool_of(request).ask(caller.by, lambda one: _events(one, None, after))

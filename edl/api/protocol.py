@@ -10,7 +10,7 @@ HEAD_BYTES = 65536  # of the request line and the headers
 HEAD_S = 10.0  # for them to come, from the connection, or from their first byte
 
 
-class BoundedProtocol(HttpToolsProtocol):
+class LimitProtocol(HttpToolsProtocol):
     """A connection of uvicorn that is closed if the head of a request is too large, or too slow.
 
     Attributes:

@@ -15,7 +15,7 @@ from edl.core.record import Record
 
 
 @dataclass(frozen=True)
-class Health(Record):
+class ApiHealth(Record):
     """The answer of an API that serves requests; it says nothing of the cluster."""
 
     serves: Annotated[bool, "true"] = True
@@ -36,7 +36,7 @@ class JobList(Record):
 
 
 @dataclass(frozen=True)
-class Waited(Record):
+class WaitResult(Record):
     """The state of a job after a wait."""
 
     over: Annotated[bool, "whether it has ended, or a user has halted it; false: wait again"]
@@ -76,14 +76,14 @@ class LogList(Record):
 
 
 @dataclass(frozen=True)
-class NewPriority(Record):
+class PriorityUpdate(Record):
     """What `PUT .../priority` takes."""
 
     priority: Annotated[int, "the new priority, from -1,000,000 to 1,000,000"]
 
 
 @dataclass(frozen=True)
-class Drained(Record):
+class DrainStatus(Record):
     """Whether a host is drained, after a change."""
 
     host: Annotated[str, "name of the host"]

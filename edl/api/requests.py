@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import Request
 
-from edl.api.answers import JSON, HttpRefusal
+from edl.api.answers import JSON, HttpError
 from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.manifest_file import decoded_manifest, manifest_of_values, parse_manifest
 from edl.core.record import Record
@@ -20,7 +20,7 @@ R = TypeVar("R", bound=Record)
 T = TypeVar("T")
 
 
-def manifest_in(request: Request) -> JobManifest:
+def sent_manifest(request: Request) -> JobManifest:
     """Return the manifest in the body of ``request``, in JSON or in YAML.
 
     Its ``cwd`` must be an absolute path, for the working directory and the home of the API's own
@@ -28,7 +28,7 @@ def manifest_in(request: Request) -> JobManifest:
 
     Raises:
         ManifestError: it is none, or its ``cwd`` is not absolute.
-        HttpRefusal: the body is of another media type.
+        HttpError: the body is of another media type.
     """
     body: bytes = request.state.body
     kind = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
@@ -42,11 +42,11 @@ def manifest_in(request: Request) -> JobManifest:
     return manifest.with_absolute_paths("/", _no_home)
 
 
-def record_in(request: Request, kind: type[R]) -> R:
+def sent_record(request: Request, kind: type[R]) -> R:
     """Return the record of type ``kind`` in the body of ``request``, which is JSON.
 
     Raises:
-        HttpRefusal: the body is no such record.
+        HttpError: the body is no such record.
     """
     return _json(request, kind)
 
@@ -55,15 +55,15 @@ def _json(request: Request, kind: type[T]) -> T:
     """Return the JSON value in the body of ``request``, which must be of type ``kind``.
 
     Raises:
-        HttpRefusal: the body is no JSON, or of another type.
+        HttpError: the body is no JSON, or of another type.
     """
     media = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
     if media != JSON:
-        raise HttpRefusal(422, "UsageError", f"the body is of type {media!r}; send {JSON}")
+        raise HttpError(422, "UsageError", f"the body is of type {media!r}; send {JSON}")
     try:
         return msgspec.json.decode(request.state.body, type=kind)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise HttpRefusal(422, "UsageError", f"the body is not what is expected: {error}") from None
+        raise HttpError(422, "UsageError", f"the body is not what is expected: {error}") from None
 
 
 def _no_home() -> str:

@@ -26,7 +26,9 @@ _ERRORS: Mapping[int, str] = {
 }
 
 
-def answers(record: type[Any], status: int = 200, what: str = "Done.") -> dict[int | str, Any]:
+def answer_schemas(
+    record: type[Any], status: int = 200, what: str = "Done."
+) -> dict[int | str, Any]:
     """Return the answers of a route for its OpenAPI description: ``record``, or an error."""
     _RECORDS.setdefault(record.__name__, record)
     errors: dict[int | str, Any] = {

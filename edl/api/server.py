@@ -1,4 +1,4 @@
-"""Serve the API with uvicorn: :func:`serve`."""
+"""Serve the API with uvicorn: :func:`run_server`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from types import FrameType
 import uvicorn
 
 from edl.api.app import api_app
-from edl.api.authentication import Gatekeeper
+from edl.api.authentication import RequestAuthenticator
 from edl.api.cluster_pool import ClusterPool
-from edl.api.history_routes import FreshHistory
+from edl.api.history_routes import HistoryReader
 from edl.api.listening import BACKLOG, ListenAddress, listener
-from edl.api.protocol import BoundedProtocol
+from edl.api.protocol import LimitProtocol
 from edl.client import Cluster
 from edl.client.history_file import HistoryFile, history_path
 from edl.coordination.access import Access
@@ -49,7 +49,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def serve(
+def run_server(
     hosts: str,
     access: Access,
     listen: ListenAddress,
@@ -68,14 +68,14 @@ def serve(
     Raises:
         UsageError: nobody can listen there, or the certificate or the key cannot be used.
     """
-    gatekeeper = Gatekeeper(access.secret, access.job, tls is not None)
+    authenticator = RequestAuthenticator(access.secret, access.job, tls is not None)
     pool = ClusterPool(lambda: Cluster(access.job, hosts, secret=access.secret))
-    app = api_app(gatekeeper, pool, FreshHistory(HistoryFile(history_path(access.job))))
+    app = api_app(authenticator, pool, HistoryReader(HistoryFile(history_path(access.job))))
     config = uvicorn.Config(
         app,
         log_config=None,
         access_log=False,
-        http=BoundedProtocol,
+        http=LimitProtocol,
         lifespan="off",
         ws="none",
         server_header=False,

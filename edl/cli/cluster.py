@@ -57,9 +57,9 @@ from edl.errors import UsageError, some
 from edl.launch.address import own_address
 from edl.launch.machine import machine_name
 from edl.launch.signals import TO_END, handled
+from edl.scheduler.background_process import BackgroundProcess, slots_here
 from edl.scheduler.controller import Controller
 from edl.scheduler.history_keeper import HistoryKeeper
-from edl.scheduler.kept_process import KeptProcess, slots_here
 
 app = typer.Typer(
     help="A cluster shares hosts among elastic jobs.",
@@ -158,11 +158,11 @@ def start(
         count = slots or slots_here(config.environment().get(CUDA))
         words = ["host", *where, "--address", about.address]
         words += ["--slots", str(count)] if count else []
-        host = KeptProcess(words, "edl host", _say)
+        host = BackgroundProcess(words, "edl host", _say)
         host.start()
     with ExitStack() as stack:
         if api_words:
-            server = KeptProcess([*api_words, *where], "the HTTP API", _say)
+            server = BackgroundProcess([*api_words, *where], "the HTTP API", _say)
             server.start()
             stack.callback(server.end, API_END_S)
         client = Cluster(name, hosts, secret=access.secret)
@@ -171,7 +171,7 @@ def start(
     _say("has ended")
 
 
-def run_controller(controller: Controller, host: KeptProcess | None) -> None:
+def run_controller(controller: Controller, host: BackgroundProcess | None) -> None:
     """Run a controller until SIGTERM or Ctrl-C; a host that it keeps leaves the cluster before.
 
     Args:

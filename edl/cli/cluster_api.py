@@ -51,13 +51,13 @@ def serve_api(
     Any number may run. `edl cluster start --api` runs one beside a controller.
     """
     api_command(listen, tls_cert, tls_key)
-    from edl.api.server import TlsFiles, serve  # what it imports is an extra
+    from edl.api.server import TlsFiles, run_server  # what it imports is an extra
 
     tls = TlsFiles(tls_cert, tls_key) if tls_cert and tls_key else None
     with connected_cluster(cluster, zookeeper) as store:
         hosts, access = store.nodes.session.hosts, store.nodes.session.access
         assert access is not None
-    serve(hosts, access, listen_address(listen), tls, _say)
+    run_server(hosts, access, listen_address(listen), tls, _say)
 
 
 def api_command(listen: str | None, tls_cert: str | None, tls_key: str | None) -> list[str]:

@@ -18,9 +18,9 @@ from edl.coordination.secrets import CLUSTERS
 from edl.core.cluster.events import ClusterEvent
 from edl.core.cluster.history import (
     AuditEntry,
+    EventOutcome,
     JobHistory,
-    Replayed,
-    ReplayedJob,
+    JobHistoryState,
     SlotInterval,
     missed,
     replayed,
@@ -117,7 +117,7 @@ class HistoryFile:
             f"SELECT record FROM jobs WHERE {where} ORDER BY submission DESC LIMIT ?",
             (*values, most),
         )
-        return tuple(ReplayedJob.from_json(json.loads(row[0])).until(now_s) for row in rows)
+        return tuple(JobHistoryState.from_json(json.loads(row[0])).until(now_s) for row in rows)
 
     def slots(
         self, begin_s: float, end_s: float, job: str | None = None, most: int = MOST_ROWS
@@ -144,7 +144,7 @@ class HistoryFile:
         now = [
             one
             for row in running
-            for one in ReplayedJob.from_json(json.loads(row[0])).open_intervals()
+            for one in JobHistoryState.from_json(json.loads(row[0])).open_intervals()
             if one.begin_s < end_s
         ]
         found = [*(SlotInterval(*row) for row in rows), *now]
@@ -263,9 +263,9 @@ def _add(db: sqlite3.Connection, events: Sequence[tuple[int, ClusterEvent]]) -> 
     if not events:
         return
     rows = db.execute("SELECT record FROM jobs WHERE ended_s = 0").fetchall()
-    loaded = [ReplayedJob.from_json(json.loads(row[0])) for row in rows]
+    loaded = [JobHistoryState.from_json(json.loads(row[0])) for row in rows]
     living = {one.history.job: one for one in loaded}
-    changed: dict[int, ReplayedJob] = {}
+    changed: dict[int, JobHistoryState] = {}
     for number, event in events:
         found = replayed(living.get(event.job), number, event)
         _write_rest(db, found)
@@ -288,12 +288,12 @@ def _add(db: sqlite3.Connection, events: Sequence[tuple[int, ClusterEvent]]) -> 
 def _end_all(db: sqlite3.Connection) -> None:
     """End all jobs that have not ended with what is known of them: events are missing."""
     for (text,) in db.execute("SELECT record FROM jobs WHERE ended_s = 0").fetchall():
-        found = missed(ReplayedJob.from_json(json.loads(text)))
+        found = missed(JobHistoryState.from_json(json.loads(text)))
         _write_rest(db, found)
         _write_jobs(db, {job.history.submission: job for job in found.jobs})
 
 
-def _write_jobs(db: sqlite3.Connection, jobs: Mapping[int, ReplayedJob]) -> None:
+def _write_jobs(db: sqlite3.Connection, jobs: Mapping[int, JobHistoryState]) -> None:
     """Write the rows of ``jobs``, by submission."""
     db.executemany(
         "INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?)",
@@ -304,7 +304,7 @@ def _write_jobs(db: sqlite3.Connection, jobs: Mapping[int, ReplayedJob]) -> None
     )
 
 
-def _write_rest(db: sqlite3.Connection, found: Replayed) -> None:
+def _write_rest(db: sqlite3.Connection, found: EventOutcome) -> None:
     """Write the intervals and the entry of the audit that an event has added."""
     db.executemany(
         "INSERT INTO intervals VALUES (?, ?, ?, ?, ?, ?)",

@@ -22,7 +22,7 @@ _CHALLENGE = re.compile(rf"{SCHEME} ([0-9a-f-]+)")
 _NEXT = re.compile(r'nextnonce="([0-9a-f-]+)"')
 
 
-class ApiAnswer(NamedTuple):
+class ApiResponse(NamedTuple):
     """The answer of the API to one request.
 
     Attributes:
@@ -93,7 +93,7 @@ class ApiClient:
 
     def call(
         self, method: str, target: str, body: bytes | Mapping[str, Any] = b"", kind: str = JSON
-    ) -> ApiAnswer:
+    ) -> ApiResponse:
         """Send a request, signed if this client has the secret, and return the answer.
 
         An answer with an error status is returned like any other. A request is sent again once if
@@ -118,7 +118,7 @@ class ApiClient:
         value = None
         with suppress(ValueError):
             value = json.loads(content)
-        return ApiAnswer(response.status, value)
+        return ApiResponse(response.status, value)
 
     def _send(self, method: str, target: str, body: bytes, kind: str) -> http.client.HTTPResponse:
         """Send a request once and return the beginning of its answer.

@@ -19,7 +19,7 @@ import pytest
 from cli_shell import STANDIN, WAIT_S, Running, Shell, shell, until
 from hand_host import HandHost
 
-from edl.client.http_api import ApiAnswer, ApiClient
+from edl.client.http_api import ApiClient, ApiResponse
 from edl.coordination.access import Access
 from edl.coordination.secrets import new_secret
 from edl.errors import CoordinationError
@@ -63,7 +63,7 @@ def manifest(shell: Shell, name: str, *options: str, **changes: Any) -> dict[str
 
 
 def wait_for_state(api: ApiClient, job: str, state: str) -> None:
-    found: list[ApiAnswer] = []
+    found: list[ApiResponse] = []
 
     def is_so() -> bool:
         found[:] = [api.call("GET", f"/v1/jobs/{job}")]

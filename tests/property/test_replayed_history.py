@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.core.cluster.events import ClusterEvent, ClusterEventKind
-from edl.core.cluster.history import ReplayedJob, SlotInterval, missed, replayed
+from edl.core.cluster.history import JobHistoryState, SlotInterval, missed, replayed
 from edl.core.cluster.job_life import LifeResult, LifeState
 
 TIMES = st.floats(1.0, 1000.0)
@@ -54,10 +54,10 @@ EVENTS = st.lists(st.one_of(submissions(), states(), slots()), max_size=30)
 
 def history(
     events: Sequence[ClusterEvent],
-) -> tuple[dict[int, ReplayedJob], list[SlotInterval]]:
+) -> tuple[dict[int, JobHistoryState], list[SlotInterval]]:
     """Return the jobs by submission, and the intervals, after all events."""
-    living: dict[str, ReplayedJob] = {}
-    jobs: dict[int, ReplayedJob] = {}
+    living: dict[str, JobHistoryState] = {}
+    jobs: dict[int, JobHistoryState] = {}
     intervals: list[SlotInterval] = []
     for number, event in enumerate(events):
         found = replayed(living.get(event.job), number, event)
@@ -105,7 +105,7 @@ def test_a_job_that_is_over_has_no_slots_and_stays_as_it_is(events: list[Cluster
     for job in jobs.values():
         assert not (job.is_over and job.hosts)
         assert job.is_over or job.history.state is not LifeState.ENDED
-        assert ReplayedJob.from_json(job.to_json()) == job
+        assert JobHistoryState.from_json(job.to_json()) == job
     before, _ = history(events[:-1])
     over = {number: job for number, job in before.items() if job.is_over}
     assert over.items() <= jobs.items()

@@ -73,10 +73,10 @@ class Api:
 
     def __init__(self, pool: FakePool, tls: bool = False) -> None:
         from edl.api.app import api_app
-        from edl.api.authentication import Gatekeeper
+        from edl.api.authentication import RequestAuthenticator
 
         self.pool = pool
-        self._app = api_app(Gatekeeper(SECRET, "lab", tls), pool)  # type: ignore[arg-type]
+        self._app = api_app(RequestAuthenticator(SECRET, "lab", tls), pool)  # type: ignore[arg-type]
 
     def send(
         self,

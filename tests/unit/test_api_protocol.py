@@ -22,9 +22,9 @@ HEAD_S = 0.5
 def port() -> Iterator[int]:
     import uvicorn
 
-    from edl.api.protocol import BoundedProtocol
+    from edl.api.protocol import LimitProtocol
 
-    class Quick(BoundedProtocol):
+    class Quick(LimitProtocol):
         head_s = HEAD_S
 
     async def app(scope, receive, send) -> None:  # type: ignore[no-untyped-def]

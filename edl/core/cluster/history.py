@@ -96,7 +96,7 @@ class HostSlots(Record):
 
 
 @dataclass(frozen=True)
-class ReplayedJob(Record):
+class JobHistoryState(Record):
     """A job as far as its events were replayed.
 
     Attributes:
@@ -129,7 +129,7 @@ class ReplayedJob(Record):
         )
 
 
-class Replayed(NamedTuple):
+class EventOutcome(NamedTuple):
     """What one event adds to the history.
 
     Attributes:
@@ -138,12 +138,12 @@ class Replayed(NamedTuple):
         audit: the entry in the audit; None: no user has asked for it.
     """
 
-    jobs: tuple[ReplayedJob, ...] = ()
+    jobs: tuple[JobHistoryState, ...] = ()
     intervals: tuple[SlotInterval, ...] = ()
     audit: AuditEntry | None = None
 
 
-def replayed(before: ReplayedJob | None, number: int, event: ClusterEvent) -> Replayed:
+def replayed(before: JobHistoryState | None, number: int, event: ClusterEvent) -> EventOutcome:
     """Return what an event adds to the history.
 
     Args:
@@ -159,23 +159,23 @@ def replayed(before: ReplayedJob | None, number: int, event: ClusterEvent) -> Re
         )
     if event.kind is ClusterEventKind.SUBMITTED:
         new = JobHistory(number, event.job, event.by, event.time_s, reason=event.reason)
-        jobs = (ReplayedJob(new, last_s=event.time_s),)
+        jobs = (JobHistoryState(new, last_s=event.time_s),)
         if before is None:
-            return Replayed(jobs, (), audit)
+            return EventOutcome(jobs, (), audit)
         lost = ended(before, event.time_s, REPLACED)
-        return Replayed((*lost.jobs, *jobs), lost.intervals, audit)
+        return EventOutcome((*lost.jobs, *jobs), lost.intervals, audit)
     if event.state is not None:
         return _with_state(_known(before, number, event), event, event.state)
     # The event that a job has no slots any more comes after that of its end.
     if event.slots is not None and (before is not None or any(event.slots.values())):
         now, intervals = _with_slots(_known(before, number, event), event.slots, event.time_s)
-        return Replayed((now,), intervals)
+        return EventOutcome((now,), intervals)
     if event.kind is ClusterEventKind.REMOVED and before is not None and event.job:
         return ended(before, event.time_s, event.reason)
-    return Replayed((), (), audit)
+    return EventOutcome((), (), audit)
 
 
-def ended(job: ReplayedJob, now_s: float, reason: str) -> Replayed:
+def ended(job: JobHistoryState, now_s: float, reason: str) -> EventOutcome:
     """Return what is added when a job is over of which no event says how it ended.
 
     Args:
@@ -185,20 +185,20 @@ def ended(job: ReplayedJob, now_s: float, reason: str) -> Replayed:
     """
     now, intervals = _with_slots(job, {}, now_s)
     over = replace(now.history, ended_s=now.last_s or now_s, reason=reason)
-    return Replayed((replace(now, history=over),), intervals)
+    return EventOutcome((replace(now, history=over),), intervals)
 
 
-def missed(job: ReplayedJob) -> Replayed:
+def missed(job: JobHistoryState) -> EventOutcome:
     """Return what is added for a job of which events may be missing: it ends with its last one."""
     return ended(job, job.last_s, MISSED)
 
 
-def _known(before: ReplayedJob | None, number: int, event: ClusterEvent) -> ReplayedJob:
+def _known(before: JobHistoryState | None, number: int, event: ClusterEvent) -> JobHistoryState:
     """Return ``before``, or a job of which ``event`` is the first that is there."""
-    return before or ReplayedJob(JobHistory(number, event.job), last_s=event.time_s)
+    return before or JobHistoryState(JobHistory(number, event.job), last_s=event.time_s)
 
 
-def _with_state(job: ReplayedJob, event: ClusterEvent, state: LifeState) -> Replayed:
+def _with_state(job: JobHistoryState, event: ClusterEvent, state: LifeState) -> EventOutcome:
     """Return what the event that a job has entered ``state`` adds to the history."""
     intervals: tuple[SlotInterval, ...] = ()
     now = replace(job, last_s=max(job.last_s, event.time_s))
@@ -214,12 +214,12 @@ def _with_state(job: ReplayedJob, event: ClusterEvent, state: LifeState) -> Repl
         started_s=now.history.started_s or (now.last_s if starts else 0.0),
         ended_s=now.last_s if ends else 0.0,
     )
-    return Replayed((replace(now, history=history),), intervals)
+    return EventOutcome((replace(now, history=history),), intervals)
 
 
 def _with_slots(
-    job: ReplayedJob, slots: Mapping[str, int], now_s: float
-) -> tuple[ReplayedJob, tuple[SlotInterval, ...]]:
+    job: JobHistoryState, slots: Mapping[str, int], now_s: float
+) -> tuple[JobHistoryState, tuple[SlotInterval, ...]]:
     """Return ``job`` with other slots from ``now_s`` on, and the intervals that end then.
 
     Args:
@@ -241,4 +241,4 @@ def _with_slots(
     # A job has had as many slot-seconds as its intervals, which all are there.
     slot_s = sum(one.slots * (now_s - one.begin_s) for one in closed)
     history = replace(job.history, slot_s=job.history.slot_s + slot_s)
-    return ReplayedJob(history, hosts, now_s), tuple(closed)
+    return JobHistoryState(history, hosts, now_s), tuple(closed)

@@ -18,7 +18,7 @@ MOST_PAUSE_S = 30.0  # between its end and its next start
 LEAVE_S = 60.0  # for the host's jobs to leave it, before it is killed
 
 
-class KeptProcess:
+class BackgroundProcess:
     """A process that is started again when it dies.
 
     Args:
@@ -34,7 +34,9 @@ class KeptProcess:
         self._ending = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._changing = threading.Lock()  # of the process
-        self._thread = threading.Thread(target=self._keep, name="edl-kept-process", daemon=True)
+        self._thread = threading.Thread(
+            target=self._keep, name="edl-background-process", daemon=True
+        )
 
     def start(self) -> None:
         """Start the thread that starts the process again whenever it ends, and return at once."""
