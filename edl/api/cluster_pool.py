@@ -55,7 +55,8 @@ class ClusterPool:
             EdlError: as ``question`` raises it, or the cluster cannot be reached.
         """
         try:
-            await asyncio.wait_for(self._free.acquire(), self._free_s)
+            async with asyncio.timeout(self._free_s):
+                await self._free.acquire()
         except TimeoutError:
             raise HttpError(
                 503,

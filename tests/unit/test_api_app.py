@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -239,3 +240,79 @@ def test_limits_and_paths() -> None:
     assert api.signed("GET", "/v1/jobs/.x").status == 422
     assert "over HTTP a policy" in api.signed("GET", "/v1/plan?policy=os:system").value["message"]
     assert api.pool.calls == []
+
+
+class FakeClient:
+    """A client that is connected once, and closed once."""
+
+    by = ""
+
+    def __init__(self) -> None:
+        self.story: list[str] = []
+
+    def __enter__(self) -> FakeClient:
+        self.story.append("connected")
+        return self
+
+    def close(self) -> None:
+        self.story.append("closed")
+
+
+class Unreachable(FakeClient):
+    def __enter__(self) -> FakeClient:
+        raise CoordinationError("ZooKeeper is away")
+
+
+def test_a_question_waits_for_a_thread_only_so_long() -> None:
+    from edl.api.answers import HttpError
+    from edl.api.cluster_pool import ClusterPool
+
+    made: list[FakeClient] = []
+
+    def connect() -> Any:
+        made.append(FakeClient())
+        return made[-1]
+
+    async def story() -> None:
+        pool = ClusterPool(connect, threads=1, free_s=0.02)
+        goes_on = threading.Event()
+        asked: list[str] = []
+
+        def slow(client: Any) -> None:
+            assert goes_on.wait(30.0)
+            asked.append(client.by)
+
+        first = asyncio.create_task(pool.ask("ann", slow))
+        await asyncio.sleep(0)
+        with pytest.raises(HttpError, match=r"has had no thread free for 0\.02 s; try again later"):
+            await pool.ask("bob", slow)
+        first.cancel()  # its sender is gone, and the question goes on
+        with pytest.raises(HttpError, match="no thread free"):
+            await pool.ask("bob", slow)
+        goes_on.set()
+        while True:
+            with suppress(HttpError):
+                assert await pool.ask("eve", lambda client: client.by) == "eve"
+                break
+        assert asked == ["ann"]
+        pool.close()
+
+    asyncio.run(story())
+    [client] = made
+    assert client.story == ["connected", "closed"]
+
+
+def test_a_client_that_cannot_connect_is_tried_again() -> None:
+    from edl.api.cluster_pool import ClusterPool
+
+    clients = [Unreachable(), FakeClient()]
+
+    async def story() -> None:
+        left = iter(clients)
+        pool = ClusterPool(lambda: next(left), threads=1)  # type: ignore[arg-type, return-value]
+        with pytest.raises(CoordinationError):
+            await pool.ask("ann", lambda client: client.by)
+        assert await pool.ask("ann", lambda client: client.by) == "ann"
+        pool.close()
+
+    asyncio.run(story())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -110,6 +111,17 @@ def test_only_new_events_are_read(file: HistoryFile) -> None:
     assert log.reads[-1] == len(whole) - 3  # the last one again, which shows that it is this log
     assert file.slots(0.0, 2000.0, "a") == A_INTERVALS
     assert [one.slot_s for one in file.jobs(1042.0)] == [20.0, 70.0]
+
+
+def test_several_fill_one_file(tmp_path: Path) -> None:
+    """A controller, an API and a command, each with a file object of its own."""
+    log, path = Log(), tmp_path / "history.sqlite"
+    story(log)
+    with ThreadPoolExecutor(6) as threads:
+        filled = list(threads.map(lambda _: HistoryFile(path).fill(log.read), range(24)))
+    assert sorted(filled) == [0] * 23 + [len(log.events)]
+    assert HistoryFile(path).slots(0.0, 2000.0, "a") == A_INTERVALS
+    assert len(HistoryFile(path).audit()) == 2
 
 
 def test_a_deleted_file_is_made_again(file: HistoryFile, tmp_path: Path) -> None:
