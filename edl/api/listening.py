@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import socket
@@ -27,6 +28,14 @@ class ListenAddress:
 
     address: str
     port: int
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine reaches the address; of a name it is not known."""
+        try:
+            return ipaddress.ip_address(self.address).is_loopback
+        except ValueError:
+            return self.address == "localhost"
 
     def __str__(self) -> str:
         return (

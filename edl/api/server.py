@@ -99,6 +99,10 @@ def run_server(
         scheme = "https" if tls else "http"
         port = opened.getsockname()[1]
         say(f"serves the HTTP API at {scheme}://{ListenAddress(listen.address, port)}")
+        if tls is None and not listen.is_loopback:
+            say(
+                "it is not encrypted: a listener on the network reads it; see --tls-cert, --tls-key"
+            )
         try:
             with handled(TO_END, end):
                 server.run(sockets=[opened])

@@ -18,18 +18,20 @@ SECRET = "fedcba9876543210" * 4
 
 
 @pytest.mark.parametrize(
-    ("text", "address", "port"),
+    ("text", "address", "port", "is_loopback"),
     [
-        ("8080", "127.0.0.1", 8080),
-        ("0", "127.0.0.1", 0),
-        ("10.0.0.7:8443", "10.0.0.7", 8443),
-        ("node1:8443", "node1", 8443),
-        ("[::1]:8443", "::1", 8443),
+        ("8080", "127.0.0.1", 8080, True),
+        ("0", "127.0.0.1", 0, True),
+        ("10.0.0.7:8443", "10.0.0.7", 8443, False),
+        ("node1:8443", "node1", 8443, False),
+        ("[::1]:8443", "::1", 8443, True),
+        ("[fe80::1]:8443", "fe80::1", 8443, False),
     ],
 )
-def test_where_to_listen(text: str, address: str, port: int) -> None:
+def test_where_to_listen(text: str, address: str, port: int, is_loopback: bool) -> None:
     found = listen_address(text)
     assert found == ListenAddress(address, port)
+    assert found.is_loopback is is_loopback
     assert listen_address(str(found)) == found
 
 
