@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass
 
 from fastapi import Request
+from starlette.requests import ClientDisconnect
 
 from edl.api.answers import HttpError
 from edl.core.cluster.manifest_file import MOST_BYTES
@@ -114,7 +115,7 @@ async def read_body(request: Request, most: int = MOST_BYTES, within_s: float = 
         within_s: In how many seconds it must have come.
 
     Raises:
-        HttpError: it has more bytes, or has not come in time.
+        HttpError: it has more bytes, has not come in time, or the sender is gone.
     """
     parts, size = [], 0
     try:
@@ -126,6 +127,8 @@ async def read_body(request: Request, most: int = MOST_BYTES, within_s: float = 
                         413, "TooLarge", f"the body has more than {most} bytes; nothing was done"
                     )
                 parts.append(part)
+    except ClientDisconnect:
+        raise HttpError(400, "Incomplete", "the body ended too soon; nothing was done") from None
     except TimeoutError:
         raise HttpError(
             408, "TooSlow", f"the body did not come within {within_s:g} s; nothing was done"

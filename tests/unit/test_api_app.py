@@ -87,6 +87,7 @@ class Api:
         *,
         given: str = "",
         kind: str = "application/json",
+        breaks_off: bool = False,
     ) -> Answer:
         path, _, query = target.partition("?")
         headers = [(b"content-type", kind.encode())]
@@ -114,7 +115,8 @@ class Api:
             left[0] -= 1
             if left[0] < 0:
                 return {"type": "http.disconnect"}
-            return {"type": "http.request", "body": next(came), "more_body": left[0] > 0}
+            more = left[0] > 0 or breaks_off
+            return {"type": "http.request", "body": next(came), "more_body": more}
 
         async def send(message: Any) -> None:
             sent.append(message)
@@ -232,6 +234,7 @@ def test_a_manifest_in_yaml_has_lines() -> None:
 def test_limits_and_paths() -> None:
     api = Api(FakePool(error=ManifestError("", 0, "wrong")))
     assert api.send("POST", "/v1/jobs", b" " * 70_000).status == 413
+    assert api.send("POST", "/v1/jobs", b"{", breaks_off=True).value["error"] == "Incomplete"
     assert api.send("GET", "/nothing").value["error"] == "UnknownPath"
     assert api.send("PATCH", "/v1/jobs").status == 405
     assert api.send("GET", "/health").value == {"serves": True}
