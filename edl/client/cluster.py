@@ -12,10 +12,9 @@ from types import MappingProxyType
 from edl.client import cluster_waiting
 from edl.client.cluster_logs import LogEnd, log_ends
 from edl.client.cluster_plans import (
-    plan_now,
-    queues_of_cluster,
     measured_view,
     plan_now,
+    queues_of_cluster,
     set_policy_of_cluster,
     status_of_cluster,
 )
@@ -37,7 +36,6 @@ from edl.core.cluster.manifest import MOST_PRIORITY
 from edl.core.cluster.queue_shares import overbooked
 from edl.core.cluster.queue_status import QueueStatus
 from edl.core.cluster.records import ClusterRecord, Goal, QueueRecord, Wanted
-from edl.core.cluster.records import ClusterRecord, Goal, Wanted
 from edl.core.cluster.scheduler_hints import SchedulerHints, scheduler_hints
 from edl.core.job.placement import whole
 from edl.errors import UsageError
