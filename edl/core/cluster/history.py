@@ -33,6 +33,8 @@ BY_USERS = frozenset(
         ClusterEventKind.DRAIN,
         ClusterEventKind.POLICY,
         ClusterEventKind.SECRET,
+        ClusterEventKind.QUEUE,
+        ClusterEventKind.TENANT,
     }
 )
 """The kinds of events that say what users asked for, which an audit is about."""
