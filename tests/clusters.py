@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edl.core.cluster.state import (
+    EXACT,
     Allocation,
     ClusterJob,
     ClusterPolicy,
@@ -14,6 +15,7 @@ from edl.core.cluster.state import (
     Node,
     Placements,
     PolicyState,
+    StepTimeError,
     slot_count,
 )
 from edl.simulator.engine import Rules, simulate
@@ -29,6 +31,8 @@ class Steps:
 
     left: float = 100.0
     times: Mapping[int, float] = field(default_factory=dict)
+
+    error: StepTimeError = EXACT
 
     def step_s(self, slots: tuple[int, ...], batch: int) -> float:
         return self.times.get(sum(slots), 1 / sum(slots))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edl.core.cluster.state import EXACT, StepTimeError
 from edl.core.policy.step_time import StepTimeSample
 from edl.simulator.work import Observation
 
@@ -95,6 +96,11 @@ class TimedModel:
 
     work: TimedWork
     left: float
+
+    @property
+    def error(self) -> StepTimeError:
+        """No error: the times are the true ones."""
+        return EXACT
 
     def step_s(self, slots: tuple[int, ...], batch: int) -> float:
         """Return the seconds of the single step, which is the whole work, done or not.

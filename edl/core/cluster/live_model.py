@@ -20,10 +20,12 @@ its user has given. If neither is known, the job has as much service left as:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 
+from edl.core.cluster.state import EXACT, StepTimeError
 from edl.core.cluster.view import JobHints, JobMeasurements, JobView
 from edl.core.policy.step_time import StepTime, StepTimeSample, fit
 
@@ -54,6 +56,14 @@ class LiveModel:
     fewest: int
     noise_scale: float | None
     smallest_batch: int
+
+    @property
+    def error(self) -> StepTimeError:
+        """The error of the fitted times: the standard error of the fit, from its residuals.
+
+        If there are no more measurements than fitted parameters, it is not known.
+        """
+        return _fit_error(self.step_time, self.samples)
 
     def step_s(self, slots: tuple[int, ...], batch: int) -> float:
         """Return the time of one step in seconds.
@@ -170,6 +180,23 @@ def sourced_samples(
 def _fitted(samples: tuple[StepTimeSample, ...]) -> StepTime:
     """Return the model that explains ``samples`` best; the same samples are fitted once."""
     return fit(samples)
+
+
+@lru_cache(maxsize=4096)
+def _fit_error(step_time: StepTime, samples: tuple[StepTimeSample, ...]) -> StepTimeError:
+    """Return the standard error of ``step_time``, fitted to ``samples``, by its residuals.
+
+    The squares of the residuals are divided by the number of samples less that of the fitted
+    parameters; if that is not above 0, the error is not known.
+    """
+    free = len(samples) - step_time.fitted
+    if free <= 0:
+        return EXACT
+    residuals = [
+        math.log(one.step_s / step_time.step_s(one.workers, one.hosts, one.batch))
+        for one in samples
+    ]
+    return StepTimeError(math.sqrt(sum(one * one for one in residuals) / free), len(samples))
 
 
 def _distance(one: StepTimeSample, workers: int, hosts: int, batch: int) -> tuple[float, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from edl.core.policy.step_time import StepTimeSample
 
@@ -49,12 +49,34 @@ def total(nodes: Sequence[Node]) -> int:
     return sum(node.slots for node in nodes)
 
 
+class StepTimeError(NamedTuple):
+    """The error of the step times that a model predicts, as the model itself estimates it.
+
+    Attributes:
+        deviation: the standard deviation of the logarithm of a predicted time from the true one,
+            about the relative error; 0: none is known.
+        readings: the number of measurements on which all predicted times rest, so that they err
+            together; 0: each predicted time is a measurement of its own, with an error of its own.
+    """
+
+    deviation: float = 0.0
+    readings: int = 0
+
+
+EXACT = StepTimeError()
+"""The error of a model about whose error nothing is known, or that has none."""
+
+
 class TrainingModel(Protocol):
     """The known speed and remaining work of a job: measured, fitted, or exact in a simulation.
 
     Every ``batch`` is a global batch in samples: the samples that all slots of the job together
     train in a step.
     """
+
+    @property
+    def error(self) -> StepTimeError:
+        """The error of the times that :meth:`step_s` returns, as far as the model knows it."""
 
     def step_s(self, slots: tuple[int, ...], batch: int) -> float:
         """Return the time of one step in seconds.

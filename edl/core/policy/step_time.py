@@ -99,6 +99,11 @@ class StepTime(Record):
     each_far_worker_s: float = TINY
     overlap: float = 1.0
 
+    @property
+    def fitted(self) -> int:
+        """The number of parameters that measurements have set; the others cost nothing."""
+        return int(np.count_nonzero(self._vector()[:GAMMA] > TINY)) + (self.overlap != 1.0)
+
     def step_s(self, workers: int, hosts: int, batch: float) -> float:
         """Return the predicted time of a step in seconds.
 

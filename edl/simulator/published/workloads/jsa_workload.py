@@ -16,6 +16,7 @@ import math
 import random
 from dataclasses import dataclass
 
+from edl.core.cluster.state import EXACT, StepTimeError
 from edl.core.policy.step_time import StepTimeSample
 from edl.errors import UsageError
 from edl.simulator.arrivals import HOUR_S, MINUTE_S, shape, times
@@ -154,6 +155,11 @@ class SamplesModel:
 
     kind: Kind
     left: float
+
+    @property
+    def error(self) -> StepTimeError:
+        """No error: the times are the true ones."""
+        return EXACT
 
     def step_s(self, slots: tuple[int, ...], batch: int) -> float:
         """Return the seconds of a step with a global batch of ``batch`` samples.

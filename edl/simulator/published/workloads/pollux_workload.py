@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edl.core.cluster.state import EXACT, StepTimeError
 from edl.errors import UsageError
 from edl.simulator.published.workloads.application import Application, interpolator
 from edl.simulator.published.workloads.pollux_measurements import measured_applications, pollux_rows
@@ -42,6 +43,11 @@ class Oracle:
 
     application: Application
     epoch: int
+
+    @property
+    def error(self) -> StepTimeError:
+        """No error: the times are the true ones."""
+        return EXACT
 
     def step_s(self, slots: tuple[int, ...], batch: int) -> float:
         """Return the seconds of a step, as the published oracle of Optimus has them.
