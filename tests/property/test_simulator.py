@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.core.cluster.edl_policy import EdlPolicy
+from edl.core.cluster.fair_wait import fair_wait_s
 from edl.core.cluster.max_min import MaxMin
 from edl.core.cluster.state import Allocation, ClusterJob, ClusterPolicy, QueuePolicy, slot_count
 from edl.simulator.failures import Failures
@@ -159,26 +160,28 @@ def test_looking_at_those_that_start_or_end_is_enough(name, cluster, cost_s, dro
         assert one.slot_s == pytest.approx(other.slot_s, abs=1e-3)
 
 
+def due_from(job: SubmittedJob, slots: int) -> float:
+    """When ``job`` is due by edl's policy, in a cluster of ``slots`` slots."""
+    alone_s = job.work.whole_s(job.requested_slots)
+    patience = EdlPolicy.patience, EdlPolicy.wide_patience
+    return job.arrival_s + fair_wait_s(alone_s, job.min_slots, slots, *patience)
+
+
 @given(clusters())
-def test_by_edl_a_job_that_is_due_waits_only_for_those_due_before_it(cluster) -> None:
-    # Once it is due one of those runs at all times, at least as fast as on its fewest slots, and
-    # each end is seen at the next decision.
+def test_by_edl_a_job_that_is_due_waits_only_for_those_of_earlier_deadlines(cluster) -> None:
+    # Once it is due one of those runs at all times, at least as fast as on its fewest slots. The
+    # end of each turn, of which a job may need several, is seen at the next decision.
     machines, jobs = cluster
     jobs = [replace(job, preemptible=True) for job in jobs]
-    rule = EdlPolicy()
-    due_s = {
-        job.name: job.arrival_s + rule.patience * job.work.whole_s(job.requested_slots)
-        for job in jobs
-    }
+    rule, slots = EdlPolicy(), sum(machines)
+    due_s = {job.name: due_from(job, slots) for job in jobs}
     done = result(rule, jobs, nodes(*machines), interval_s=7.0)
-    for job in done.jobs:
-        before = [
-            one for one in jobs if due_s[one.name] <= due_s[job.name] and one.name != job.name
-        ]
-        bound_s = (
-            due_s[job.name] + 7.0 + sum(one.work.whole_s(one.min_slots) + 7.0 for one in before)
-        )
-        assert job.start_s <= bound_s + 1e-6
+    for job, ended in zip(jobs, done.jobs, strict=True):
+        deadline_s = due_s[job.name] + rule.patience * job.work.whole_s(job.requested_slots)
+        before = [one for one in jobs if due_s[one.name] <= deadline_s and one is not job]
+        works_s = [one.work.whole_s(one.min_slots) for one in before]
+        turns = sum(1 + work_s // rule.quantum_s for work_s in works_s)
+        assert ended.start_s <= due_s[job.name] + 7.0 + sum(works_s) + 7.0 * turns + 1e-6
 
 
 @given(clusters(), st.integers(0, 300))
@@ -186,9 +189,11 @@ def test_by_edl_nobody_takes_the_slots_of_one_that_is_due(cluster, now_s) -> Non
     machines, jobs = cluster
     views = [just_submitted(one) for one in jobs]
     decision = decide(EdlPolicy(), views, nodes(*machines), now_s=now_s)
+    due_s = {one.name: due_from(one, sum(machines)) for one in jobs}
+    alone_s = {one.name: one.work.whole_s(one.requested_slots) for one in jobs}
     due = sorted(
-        (view for view in views if decision.state["due_s"][view.name] <= now_s),
-        key=lambda view: decision.state["due_s"][view.name],
+        (view for view in views if due_s[view.name] <= now_s),
+        key=lambda view: due_s[view.name] + EdlPolicy.patience * alone_s[view.name],
     )
     left = sum(machines)
     for view in due:

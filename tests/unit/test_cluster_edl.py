@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from clusters import Steps, decide, job, nodes, sizes
 
-from edl.core.cluster.edl_policy import EdlPolicy, curve
+from edl.core.cluster.edl_policy import EdlPolicy
 from edl.core.cluster.policies import policy_named
+from edl.core.cluster.slot_values import curve
+from edl.core.cluster.state import EXACT, Node, StepTimeError
 from edl.simulator.resize import parse_resize_cost
 
 RULE = EdlPolicy(patience=1000.0)  # nobody is due
@@ -22,7 +24,8 @@ def short(second_s: float = 0.5, **changes):
 
 
 def long(left: float = 300, **changes):
-    return job("long", max_slots=1, model=Steps(left, {1: 1.0}), **changes)
+    """Return a job whose second slot is of no use."""
+    return job("long", max_slots=2, model=Steps(left, {1: 1.0, 2: 1.0}), **changes)
 
 
 # W of short: 1/2 + 300 / 400 = 1.25, of long: 1/2 + 100 / 400 = 0.75; their roots: 1.118 and 0.866.
@@ -83,23 +86,80 @@ def test_a_change_has_to_repay(left: float, resize_s: float, slots: int) -> None
     ],
 )
 def test_who_runs_is_stopped_only_for_a_clearly_shorter_one(left: float, who: str) -> None:
-    new = job("new", max_slots=1, model=Steps(left, {1: 1.0}))
+    new = job("new", max_slots=2, model=Steps(left, {1: 1.0, 2: 1.0}))
     assert sizes(decide(RULE, [long(), new], nodes(1), {"long": (("n0", 1),)})) == {who: 1}
 
 
 def test_who_is_due_goes_first_and_keeps_its_minimum() -> None:
     # long came at 0 and is due after a quarter of 300 s; short came at 90: at 90 + 25 = 115.
-    rule = EdlPolicy(patience=0.25)
+    rule = EdlPolicy(patience=0.25, wide_patience=0.25, quantum_s=50.0)
     jobs = [long(), short(arrival_s=90.0)]
     decision = decide(rule, jobs, nodes(1))
-    assert decision.state == {"due_s": {"long": 75.0, "short": 115.0}}
+    waits = {"long": [50.0, 75.0, False], "short": [15.0, None, False]}
+    assert decision.state == {"at_s": 100.0, "waits": waits, "readings": {}}
     assert sizes(decision) == {"long": 1}
     assert decision.reasons["long"].endswith(", due for 25 s")
-    # At 120 s both are due: the order is that of the times. What is noted is not computed anew.
+    # At 120 s both are due. The deadlines are 75 + 300 / 4 and 115 + 100 / 4 s; nearly done, that
+    # of long is 75 + 1 / 4 s.
     nearly_done = [long(left=1), short(arrival_s=90.0)]
     later = decide(rule, nearly_done, nodes(1), decision.placements, decision.state, 120.0)
-    assert (sizes(later), later.state) == ({"long": 1}, decision.state)
+    assert sizes(later) == {"long": 1}
+    assert later.state["waits"] == {"long": [30.0, 75.0, False], "short": [50.0, 115.0, False]}
+    both = decide(rule, jobs, nodes(1), decision.placements, decision.state, 120.0)
+    assert sizes(both) == {"short": 1}
     assert sizes(decide(rule, jobs, nodes(3), state=decision.state)) == {"long": 1, "short": 2}
+    # At 160 s the turn of long is over, and short is due.
+    over = decide(rule, jobs, nodes(1), decision.placements, decision.state, 160.0)
+    assert sizes(over) == {"short": 1}
+    assert over.state["waits"]["long"] == [75.0, None, True]
+
+
+def test_of_rigid_jobs_the_shorter_one_counts_most() -> None:
+    # W is 1.25 and 0.75. With only rigid jobs p is 1; if a quarter of the work is not, 0.875.
+    rigid = job("rigid", max_slots=1, model=Steps(300, {1: 1.0}))
+    other = job("other", max_slots=1, model=Steps(100, {1: 1.0}))
+    told = decide(RULE, [rigid, other], nodes(1)).reasons
+    assert told["other"].endswith(f"{PRICES} 1.25")
+    told = decide(RULE, [rigid, short()], nodes(1)).reasons
+    assert told["short"].endswith(f"{PRICES} {1.25**0.875:.2f}")
+
+
+@pytest.mark.parametrize(("deviation", "slots"), [(0.0, 2), (0.1, 1), (0.05, 2)])
+def test_a_change_has_to_be_better_than_the_error(deviation: float, slots: int) -> None:
+    # With two slots 1.2 times as fast, a change is worth 1.14 (above): 0.14 is less than sqrt(2)
+    # times 0.1, and more than sqrt(2) times 0.05. Three measurements err together.
+    model = Steps(1000, {1: 1.0, 2: 1 / 1.2}, StepTimeError(deviation, 3))
+    one = job("one", max_slots=2, model=model)
+    assert sizes(decide(RULE, [one], nodes(2), {"one": (("n0", 1),)})) == {"one": slots}
+    assert sizes(decide(RULE, [one], nodes(2))) == {"one": 2}
+
+
+def test_times_that_err_by_themselves_are_averaged_over_decisions() -> None:
+    model = Steps(100, {1: 1.0, 2: 0.5}, StepTimeError(0.1))
+    first = decide(RULE, [short(), job("one", max_slots=2, model=model)], nodes(4))
+    assert first.state["readings"] == {
+        "one": {"1 1": [0.0, 1.0], "2 1": [pytest.approx(-0.693, abs=0.001), 1.0]}
+    }
+    again = curve(job("one", max_slots=2, model=model), 0, 4, 4, first.state["readings"]["one"])
+    assert again.readings["1 1"] == [0.0, 2]
+    assert again.deviation == pytest.approx(0.1 / 2**0.5)
+
+
+FAST_AND_SLOW = [Node("n0", 2, "slow"), Node("n1", 2, "fast")]
+
+
+@pytest.mark.parametrize("machines", [FAST_AND_SLOW, FAST_AND_SLOW[::-1]])
+def test_the_fastest_nodes_go_where_they_are_worth_most(machines: list[Node]) -> None:
+    rule = replace(RULE, speeds="fast=4")
+    jobs = [long(), short()]
+    placed = decide(rule, jobs, machines).placements
+    assert placed == {"short": (("n1", 2),), "long": (("n0", 1),)}
+    # When short has ended, long moves: 4 (1 - 30 / 75) is more than 1. With 8 s left it is not.
+    here = {"long": (("n0", 1),)}
+    assert decide(rule, [long()], machines, here).placements == {"long": (("n1", 1),)}
+    assert decide(rule, [long(left=8)], machines, here).placements == here
+    # Without speeds nodes are alike.
+    assert decide(RULE, [long()], machines, here).placements == here
 
 
 def test_while_one_that_is_due_waits_nobody_starts_who_could_not_be_stopped() -> None:
@@ -107,7 +167,7 @@ def test_while_one_that_is_due_waits_nobody_starts_who_could_not_be_stopped() ->
     wide = job("wide", 2, min_slots=2, max_slots=2, model=Steps(100))
     firm = job("firm", max_slots=1, preemptible=False, model=Steps(1000))
     present = {"firm": (("n0", 1),)}
-    rule = EdlPolicy(patience=0.25)
+    rule = EdlPolicy(patience=0.25, wide_patience=0.25)
     other = job("other", max_slots=1, arrival_s=99.0)
     assert sizes(decide(rule, [firm, wide, other], nodes(2), present)) == {"firm": 1, "other": 1}
     held = replace(other, preemptible=False)
@@ -124,6 +184,8 @@ def test_a_job_that_no_node_can_hold_waits() -> None:
 @dataclass(frozen=True)
 class Ranged:
     """Batches of 8, 16, 32: a larger one is worth less, and each step has a second of its own."""
+
+    error: StepTimeError = EXACT
 
     def step_s(self, slots: tuple[int, ...], batch: int) -> float:
         return 1 + batch / (8 * sum(slots))

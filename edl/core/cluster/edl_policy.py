@@ -4,12 +4,9 @@ This is edl's own policy, :class:`EdlPolicy`. It allocates slots by goodput (pro
 and by the remaining work, and counts the cost of a change of slots (a resize). k_min is the fewest
 slots that a job may have, K the number of slots of all nodes.
 
-1. **Goodput.** On k slots a job trains with the batch b of its range that makes most progress, R(k)
-   = max b * efficiency(b) / step_s(k, b), with its present efficiency (Pollux, OSDI 2021, section
-   3). Batches are the smallest one, doubled up to the largest. All numbers of slots up to a node
-   are tried, beyond that only whole nodes, so that jobs seldom lie on more nodes than they need.
-   The speed of a job is s(k) = k_min * R(k) / R(k_min). Its size x is the slot-seconds left on
-   k_min slots.
+1. **Goodput.** On k slots a job makes the progress R(k) in a second, with the best batch of its
+   range (:mod:`edl.core.cluster.slot_values`). The speed of a job is s(k) = k_min * R(k) /
+   R(k_min). Its size x is the slot-seconds left on k_min slots.
 2. **Price.** With w_j the weight of job j and y_j = x_j / w_j, a slot-second of work on it is worth
 
        v_j = W_j^p        W_j = sum over all jobs i, including j, of  w_i y_i / (y_i + y_j)
@@ -23,16 +20,26 @@ slots that a job may have, K the number of slots of all nodes.
    completion times would be sum v_j x_j / K^p, with v_j nearly proportional to the p-th power of
    j's rank, 1 for the largest (heSRPT: Berg, Vesilo and Harchol-Balter, Performance Evaluation
    2020). A rank exaggerates small differences of length. W_j, which replaces it here, is edl's own.
+
+   More slots do not slow down a rigid job, which has k_min slots or none: for such jobs alone p is
+   1, the shortest first. With r the part of all remaining work that is of rigid jobs, p = r + (1 -
+   r) ``exponent``.
 3. **Resizes.** If a job has slots, the value of any other number is reduced by the fraction
    resize_s / min(horizon_s, what would be left then): a change has to repay within that time. To
    take all of its slots costs as much, for it will have to begin again.
-4. **Starvation.** A job is *due* (past its fair wait) once it has been there for ``patience`` times
-   what it takes alone on the slots that it requested, as estimated when it was first seen. Due jobs
-   come before all others, in the order in which they became due, and have at least k_min until they
-   end. While a due job waits, no job starts that may not be preempted, unless it became due
-   earlier. So from then on a job waits only for jobs that became due before it, which are all known
-   by then and train at least at their slowest, and for jobs that may not be preempted. The policy
-   sees that a job is due at the next decision.
+4. **Errors.** If the speeds have the relative error e, by what the job's model says of its own
+   error, any other number than the present one has to be better by sqrt(2) e, too: by the standard
+   error of the difference of two speeds. Else, of many sizes, one would look better by chance.
+5. **Starvation.** A job that has waited for its fair wait is *due*, and has a turn of
+   ``quantum_s``, in which it has at least k_min slots before all jobs that are not due
+   (:mod:`edl.core.cluster.fair_wait`). Due jobs are ordered by deadline: the time since when they
+   are due, plus ``patience`` times what they take alone. While a due job waits, no job starts that
+   may not be preempted, unless its deadline is earlier. The policy sees that a job is due at the
+   next decision.
+6. **Speeds of nodes.** Where kinds of nodes differ in speed (``speeds``), each job is placed within
+   the nodes of one speed (:mod:`edl.core.cluster.node_pools`), as it would be as slow as the
+   slowest. The fastest nodes are given out first, to the jobs to which they are worth most; a job
+   on slower ones gains only by what it is faster, less the cost of the change.
 
 If a job's model estimates a wrong remaining time, the order of the jobs is wrong, too.
 """
@@ -42,13 +49,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from edl.core.cluster.fair_wait import (
+    DueJob,
+    JobWait,
+    fair_wait_s,
+    first_in_turn,
+    next_wait,
+    read_waits,
+)
 from edl.core.cluster.jsa_program import Values, best_sizes
-from edl.core.cluster.placing import compact, place_packed
-from edl.core.cluster.state import Allocation, ClusterJob, ClusterState, slot_count
-from edl.core.plural import counted
+from edl.core.cluster.node_pools import NodePool, home, node_pools, parse_speeds, reserve
+from edl.core.cluster.slot_values import SlotValues, curve
+from edl.core.cluster.state import Allocation, ClusterState, slot_count
 from edl.core.settings import setting
 
 TINY = 1e-9  # slot-seconds; no job is shorter
@@ -59,86 +75,163 @@ class EdlPolicy:
     """The cluster policy ``edl``: least mean job completion time, by goodput and remaining work.
 
     Call it with the state of a cluster to get an allocation. It also weighs what a change of slots
-    costs. Between decisions the allocation's ``state`` keeps, for each job, the time from which the
-    job is past its fair wait: ``patience`` times what the job takes alone, after its arrival.
+    costs. Between decisions the allocation's ``state`` keeps the time of the decision, and for each
+    job what is left of its fair wait or of its turn.
 
     Attributes:
-        exponent: p, where k slots are as a rule k^p times as fast as one.
+        exponent: p of jobs that may have several numbers of slots, where k slots are as a rule k^p
+            times as fast as one.
         resize_s: the time that a change of a job's slots costs, in seconds.
         horizon_s: the time within which a change has to repay its cost, in seconds.
-        patience: a job is past its fair wait after this many times the time that it takes alone.
+        patience: a job is due after this many times the time that it takes alone, if it can do with
+            one slot.
+        wide_patience: the same of a job that needs all slots; in between it grows in proportion.
+        quantum_s: the seconds with slots after which the turn of a due job ends.
+        speeds: the relative speeds of kinds of nodes, like "h100=4,t4=1"; a kind that is not named
+            has 1. Another text raises UsageError.
     """
 
     exponent: float = setting(0.5, "p: as a rule k slots are k^p times as fast as one", least=0)
     resize_s: float = setting(30.0, "what a change of slots costs")
     horizon_s: float = setting(600.0, "within which a change has to repay")
-    patience: float = setting(0.1, "times what it takes alone, a job is there until it is due")
+    patience: float = setting(0.1, "times what it takes alone, a job of one slot waits until due")
+    wide_patience: float = setting(10.0, "the same of a job that needs all slots of the cluster")
+    quantum_s: float = setting(3600.0, "for which a due job has slots before all others")
+    speeds: str = setting("", "relative speeds of kinds of hosts, like h100=4,t4=1")
+
+    def __post_init__(self) -> None:
+        parse_speeds(self.speeds)
 
     def __call__(self, cluster: ClusterState) -> Allocation:
         """Return the allocation with the largest sum, over all jobs, of price times speed.
 
         The price is the worth of a slot-second of the job's work. The cost of a change of slots is
-        subtracted. Jobs with slots that may not be preempted keep them. Jobs past their fair wait
-        get at least their fewest slots before all other jobs, as long as there are slots.
+        subtracted. Jobs with slots that may not be preempted keep them. Due jobs get at least their
+        fewest slots before all other jobs, as long as there are slots.
         """
-        fixed = cluster.fixed
-        left = cluster.slots - sum(fixed.values())
-        curves = [
+        curves = self._curves(cluster)
+        waits = self._waits(cluster, curves)
+        widest = max((one.least for one in curves), default=0)
+        pools = node_pools(cluster, parse_speeds(self.speeds), widest)
+        due = self._due(curves, waits)
+        first, waiting = first_in_turn(due, sum(pool.free for pool in pools))
+        urgent = {one.name: one.least for one in due if one.name in first}
+        bids = self._bids(cluster, curves, pools, urgent, held=bool(waiting))
+        placements = {name: cluster.present[name] for name in cluster.fixed}
+        for pool, sizes in zip(pools, self._sizes(bids, pools), strict=True):
+            placements |= pool.place(sizes, cluster)
+        reasons = dict.fromkeys(cluster.fixed, "keeps its slots: it may not be preempted")
+        batches = {}
+        for bid in bids:
+            one, name = bid.curve, bid.name
+            slots = slot_count(placements.get(name, ()))
+            reasons[name] = one.reason(slots, bid.price)
+            if name in first:
+                reasons[name] += f", due for {cluster.now_s - (waits[name].due_s or 0.0):.0f} s"
+            if slots and one.batches[slots] != one.job.batch:
+                batches[name] = one.batches[slots]
+        state = {
+            "at_s": cluster.now_s,
+            "waits": {name: list(wait) for name, wait in waits.items()},
+            "readings": {one.job.name: one.readings for one in curves if one.readings},
+        }
+        return Allocation(placements, reasons, state, batches)
+
+    def _curves(self, cluster: ClusterState) -> list[SlotValues]:
+        """Return the speeds of the jobs of ``cluster`` whose slots may change."""
+        readings, fixed = cluster.state.get("readings", {}), cluster.fixed
+        return [
             curve(
-                job, slot_count(cluster.present.get(job.name, ())), cluster.per_node, cluster.slots
+                job,
+                slot_count(cluster.present.get(job.name, ())),
+                cluster.per_node,
+                cluster.slots,
+                readings.get(job.name),
             )
             for job in cluster.jobs
             if job.name not in fixed
         ]
-        due_s = self._due(cluster, curves)
-        first, waiting = _first(curves, due_s, cluster.now_s, left)
-        prices = self._prices(curves)
-        values = []
-        for one in curves:
-            held = bool(waiting) and not one.job.preemptible and one.job.name not in first
-            of = self._values(one, prices.get(one.job.name, 1.0), held)
-            if one.job.name in first:
-                of[1] = -math.inf
-            values.append(of)
-        # The program gives each job at least one slot, so each count is one too high: 1 is none.
-        chosen = best_sizes(values, left + len(curves))
-        assert chosen is not None, "those that are due fit, and the others may have none"
-        sizes, batches = dict(fixed), {}
-        reasons = dict.fromkeys(fixed, "keeps its slots: it may not be preempted")
-        for one, count in zip(curves, chosen, strict=True):
-            job, slots = one.job, count - 1
-            reasons[job.name] = one.reason(slots, prices.get(job.name, 1.0))
-            if job.name in first:
-                reasons[job.name] += f", due for {cluster.now_s - due_s[job.name]:.0f} s"
-            if slots:
-                sizes[job.name] = slots
-                if one.batches[slots] != job.batch:
-                    batches[job.name] = one.batches[slots]
-        return Allocation(place_packed(sizes, cluster), reasons, {"due_s": due_s}, batches)
 
-    def _due(self, cluster: ClusterState, curves: Sequence[SlotValues]) -> dict[str, float]:
-        """Return the time, in seconds, from which each job is past its fair wait, by job name.
+    def _bids(
+        self,
+        cluster: ClusterState,
+        curves: Sequence[SlotValues],
+        pools: Sequence[NodePool],
+        urgent: Mapping[str, int],
+        held: bool,
+    ) -> list[_Bid]:
+        """Return the jobs whose slots may change, as the program weighs them.
 
-        It is on the clock of the jobs' arrivals. It is computed once for a job, when it is first
-        seen with slots that may change, and then taken from the policy's state. A job that can have
-        no number of slots is left out.
+        Args:
+            cluster: the jobs and nodes.
+            curves: the speeds of these jobs.
+            pools: the pools of nodes, the fastest first.
+            urgent: the fewest slots of each job that is due and has them for certain, by name, the
+                earliest deadline first.
+            held: whether no other job starts that may not be preempted.
+        """
+        homes = {one.job.name: home(cluster.present.get(one.job.name, ()), pools) for one in curves}
+        reserved, prices = reserve(urgent, homes, pools), self._prices(curves)
+        return [
+            _Bid(
+                curve=one,
+                price=prices.get(one.job.name, 1.0),
+                home=homes[one.job.name],
+                reserved=reserved.get(one.job.name),
+                held=held and not one.job.preemptible and one.job.name not in urgent,
+            )
+            for one in curves
+        ]
+
+    def _waits(self, cluster: ClusterState, curves: Sequence[SlotValues]) -> dict[str, JobWait]:
+        """Return the account of each job at this decision, by job name.
+
+        A job that can have no number of slots is left out; one that keeps its slots as it may not
+        be preempted keeps its account.
 
         Args:
             cluster: the jobs and nodes, with the state of the policy's last decision.
             curves: the speeds of the jobs whose slots may change.
         """
-        known: Mapping[str, float] = cluster.state.get("due_s", {})
-        due_s = {job.name: known[job.name] for job in cluster.jobs if job.name in known}
+        now_s, then_s = cluster.now_s, float(cluster.state.get("at_s", cluster.now_s))
+        known = read_waits(cluster.state.get("waits", {}))
+        waits = {job.name: known[job.name] for job in cluster.jobs if job.name in known}
         for one in curves:
-            if one.job.name not in due_s and one.least:
-                due_s[one.job.name] = one.job.arrival_s + self.patience * one.requested_s
-        return due_s
+            name = one.job.name
+            if not one.least:
+                continue
+            wait_s = fair_wait_s(
+                one.requested_s, one.least, cluster.slots, self.patience, self.wide_patience
+            )
+            before = waits.get(name)
+            if before is None:
+                before, since_s, runs = JobWait(wait_s), one.job.arrival_s, False
+            else:
+                since_s, runs = then_s, name in cluster.present
+            span_s = max(0.0, now_s - since_s)
+            waits[name] = next_wait(before, span_s, runs, now_s, wait_s, self.quantum_s)
+        return waits
+
+    def _due(self, curves: Sequence[SlotValues], waits: Mapping[str, JobWait]) -> list[DueJob]:
+        """Return the jobs that are due, the earliest deadline first.
+
+        Args:
+            curves: the speeds of the jobs whose slots may change.
+            waits: their accounts, by job name.
+        """
+        found = []
+        for one in curves:
+            due_s = waits[one.job.name].due_s if one.least else None
+            if due_s is not None:
+                deadline_s = due_s + self.patience * one.requested_s
+                found.append(DueJob(one.job.name, one.least, deadline_s))
+        return sorted(found, key=lambda one: one.deadline_s)
 
     def _prices(self, curves: Sequence[SlotValues]) -> dict[str, float]:
         """Return the worth v_j of a slot-second of work on each job j, by job name.
 
-        v_j is the total weight of the jobs that can be expected to end after j, to the power
-        ``exponent``. Jobs that can have no slots are left out.
+        v_j is the total weight of the jobs that can be expected to end after j, to the power p.
+        Jobs that can have no slots are left out.
 
         Args:
             curves: the jobs whose slots may change.
@@ -147,182 +240,95 @@ class EdlPolicy:
         weights = np.array([one.job.weight for one in able])
         lengths = np.array([max(one.size_slot_s, TINY) for one in able]) / weights
         behind = (lengths[None, :] / (lengths[None, :] + lengths[:, None])) @ weights
-        prices = behind**self.exponent
+        prices = behind ** self._power(able)
         return {one.job.name: float(price) for one, price in zip(able, prices, strict=True)}
 
-    def _values(self, one: SlotValues, price: float, held: bool) -> Values:
-        """Return the value of each number of slots to a job, less the cost of a change.
+    def _power(self, able: Sequence[SlotValues]) -> float:
+        """Return p: 1 for rigid jobs, ``exponent`` for others, the mean by their remaining work.
 
         Args:
-            one: the speed and the remaining time of the job, by its number of slots.
-            price: v_j, the worth of a slot-second of the job's work.
-            held: whether the job must not be started by this decision.
+            able: the jobs that can have slots.
+        """
+        work = sum(max(one.size_slot_s, TINY) for one in able)
+        rigid = sum(max(one.size_slot_s, TINY) for one in able if one.is_rigid)
+        part = rigid / work if work else 0.0
+        return part + (1 - part) * self.exponent
+
+    def _sizes(self, bids: Sequence[_Bid], pools: Sequence[NodePool]) -> list[dict[str, int]]:
+        """Return the number of slots of each job in each pool, by job name, pool by pool.
+
+        Args:
+            bids: the jobs whose slots may change.
+            pools: the pools of nodes, the fastest first. A job that gets slots in one takes no part
+                in the next.
+        """
+        found: list[dict[str, int]] = []
+        left = list(bids)
+        for at, pool in enumerate(pools):
+            values = [self._values(bid, at, pools) for bid in left]
+            # The program gives each job at least one slot, so each count is one too high.
+            chosen = best_sizes(values, pool.free + len(left))
+            assert chosen is not None, "those that are due fit, and the others may have none"
+            found.append(
+                {bid.name: count - 1 for bid, count in zip(left, chosen, strict=True) if count > 1}
+            )
+            left = [bid for bid in left if bid.name not in found[-1]]
+        return found
+
+    def _values(self, bid: _Bid, at: int, pools: Sequence[NodePool]) -> Values:
+        """Return the value of each number of slots to a job in a pool, less the cost of a change.
+
+        In a pool that is faster than the one in which it is, the value of what it has there is
+        subtracted, as it keeps that if it gets nothing here.
+
+        Args:
+            bid: the job.
+            at: the place of the pool in ``pools``.
+            pools: the pools of nodes, the fastest first.
 
         Returns:
             An array in which entry k + 1 is the value of k slots. Entry 0 is minus infinity, as the
-            dynamic program gives each job at least one slot.
+            dynamic program gives each job at least one slot; so is entry 1 if the job must have
+            some.
         """
-        worth = price * one.speeds
-        if held:
+        one, own = bid.curve, bid.home
+        worth = bid.price * pools[at].speed * one.speeds
+        if bid.held:
             worth[1:] = -math.inf
-        if one.had:
-            repay_s = np.minimum(self.horizon_s, one.left_s)
+        if one.had and own is not None:
+            repay_s = np.minimum(self.horizon_s, one.left_s / pools[at].speed)
             lost = np.minimum(1.0, self.resize_s / np.maximum(repay_s, self.resize_s))
-            lost[0] = lost[one.had]
-            paid = worth * (1 - lost)
-            paid[0] = -worth[one.had] * lost[0]
-            paid[one.had] = worth[one.had]
-            worth = paid
+            present = worth[one.had]
+            worth = worth * (1 - lost) - math.sqrt(2) * one.deviation * present
+            worth[0] = 0.0
+            if own == at:
+                worth[0] = -present * (lost[one.had] + math.sqrt(2) * one.deviation)
+                worth[one.had] = present
+            elif own > at:
+                worth[1:] -= bid.price * pools[own].speed * one.speeds[one.had]
+        if bid.reserved == at:
+            worth[0] = -math.inf
         return np.concatenate(([-math.inf], worth))
 
 
-@dataclass(frozen=True)
-class SlotValues:
-    """The speed, the remaining time and the batch of one job, by its number of slots from 0 on.
-
-    :func:`curve` makes it.
+class _Bid(NamedTuple):
+    """A job whose slots may change, as the program weighs it.
 
     Attributes:
-        job: the job as a policy reads it: its limits, its present slots and its measurements.
-        had: the slots that the job has now, if it may have as many again; else 0.
-        least: the fewest slots that it can have; 0 if it cannot have any.
-        speeds: by the number of slots k, the speed s(k), which is 0 for k = 0 and k_min on k_min
-            slots (the fewest); minus infinity where the job cannot have so many slots, or where
-            that number is not tried.
-        left_s: by the number of slots, the seconds until the job's end; infinite for 0 slots, where
-            it cannot have so many, or where that number is not tried.
-        batches: by the number of slots, the global batch that makes most progress, in samples.
+        curve: its speed, remaining time and batch, by its number of slots.
+        price: the worth of a slot-second of its work.
+        home: the place of the pool that it is in; None: it has no slots.
+        reserved: the place of the pool in which it must have slots at the latest; None: none.
+        held: whether the job must not be started by this decision.
     """
 
-    job: ClusterJob
-    had: int
-    least: int
-    speeds: Values
-    left_s: Values
-    batches: Sequence[int]
+    curve: SlotValues
+    price: float
+    home: int | None
+    reserved: int | None
+    held: bool
 
     @property
-    def size_slot_s(self) -> float:
-        """The work that is left: the seconds until the end on the fewest slots, times these slots.
-
-        It is not a number (NaN) if the job can have no slots.
-        """
-        return float(self.left_s[self.least]) * self.least
-
-    @property
-    def requested_s(self) -> float:
-        """The seconds until the job's end on the slots that it requested.
-
-        If that number of slots was not tried, the next smaller number that was tried counts. It
-        must not be read for a job that can have no slots.
-        """
-        known = self.left_s[self.least : max(self.job.requested_slots, self.least) + 1]
-        return float(known[np.isfinite(known)][-1])
-
-    def reason(self, slots: int, price: float) -> str:
-        """Return the sentence that says why the job gets ``slots`` slots, or why it waits.
-
-        Args:
-            slots: how many slots the job gets; 0: it waits.
-            price: the worth of a slot-second of its work.
-        """
-        worth = f"a slot-second of its work is worth {price:.2f}"
-        if not self.least:
-            needs = counted(self.job.min_slots, "slot")
-            return f"waits: it needs {needs}, and there are fewer"
-        if not slots:
-            return f"waits: {self.left_s[self.least]:.0f} s are left on its fewest slots, {worth}"
-        has = f"has {counted(slots, 'slot')} and a batch of {self.batches[slots]}"
-        return f"{has}: {self.left_s[slots]:.0f} s are left, {worth}"
-
-
-def curve(job: ClusterJob, had: int, slots_a_node: int, slots: int) -> SlotValues:
-    """Return the speed, the remaining time and the best batch of a job by its number of slots.
-
-    Args:
-        job: the job as a policy reads it: its limits and its model.
-        had: the number of slots that it has now; 0: none.
-        slots_a_node: the slots of the largest node.
-        slots: the number of slots of all nodes together.
-    """
-    most = min(job.max_slots, slots)
-    candidates = [(batch, batch * job.model.efficiency(batch)) for batch in _batches(job)]
-    fewest = job.local_batches[0] if job.local_batches else 0
-    rates, batches = np.full(max(most, 0) + 1, -math.inf), [job.batch] * (max(most, 0) + 1)
-    for count in _sizes(job.min_slots, most, had, slots_a_node):
-        placement = compact(count, slots_a_node)
-        for batch, worth in candidates:
-            if batch >= count * fewest:
-                rate = worth / job.model.step_s(placement, batch)
-                if rate > rates[count]:
-                    rates[count], batches[count] = rate, batch
-    possible = np.flatnonzero(rates > -math.inf)
-    left_s = np.full(len(rates), math.inf)
-    rates[0] = 0.0
-    if not len(possible):
-        return SlotValues(job, 0, 0, rates, left_s, batches)
-    least = int(possible[0])
-    placement, batch = compact(least, slots_a_node), batches[least]
-    longest_s = job.model.steps_left(batch) * job.model.step_s(placement, batch)
-    left_s[possible] = longest_s * rates[least] / rates[possible]
-    return SlotValues(
-        job,
-        had if had < len(rates) and rates[had] > 0 else 0,
-        least,
-        least * rates / rates[least],
-        left_s,
-        batches,
-    )
-
-
-def _sizes(least: int, most: int, had: int, slots_a_node: int) -> list[int]:
-    """Return the numbers of slots to try for a job, ascending.
-
-    They are all numbers up to ``slots_a_node``, its multiples, ``had``, ``least`` and ``most``;
-    none is below ``least`` or above ``most``.
-
-    Args:
-        least: the fewest slots that the job may have.
-        most: the most slots that it may have.
-        had: the number of slots that it has now; 0: none.
-        slots_a_node: the slots of the largest node.
-    """
-    sizes = {*range(least, slots_a_node + 1), *range(0, most + 1, slots_a_node), least, had, most}
-    return sorted(size for size in sizes if least <= size <= most)
-
-
-def _batches(job: ClusterJob) -> list[int]:
-    """Return the global batches to try for a job, ascending, in samples.
-
-    They are the smallest batch of the job's range, its doublings, and the largest.
-    """
-    smallest, largest = job.batches
-    doublings = (largest // smallest).bit_length()
-    return sorted({min(smallest << doubling, largest) for doubling in range(doublings)} | {largest})
-
-
-def _first(
-    curves: Sequence[SlotValues], due_s: Mapping[str, float], now_s: float, slots: int
-) -> tuple[set[str], str]:
-    """Choose the jobs past their fair wait that get their fewest slots before all other jobs.
-
-    They are taken in the order in which they passed it, up to the first one that does not fit.
-
-    Args:
-        curves: the speeds of all jobs whose slots may change.
-        due_s: the time from which each job is past its fair wait, by job name.
-        now_s: the time of the decision, on the same clock.
-        slots: the number of slots that can be given.
-
-    Returns:
-        (the names of the chosen jobs; the name of the first one that does not fit, or "" if all
-        fit).
-    """
-    due = [one for one in curves if one.least and due_s[one.job.name] <= now_s]
-    first: set[str] = set()
-    for one in sorted(due, key=lambda one: due_s[one.job.name]):
-        slots -= one.least
-        if slots < 0:
-            return first, one.job.name
-        first.add(one.job.name)
-    return first, ""
+    def name(self) -> str:
+        """The name of the job."""
+        return self.curve.job.name

@@ -67,13 +67,16 @@ def policy_named(
     return with_run(known[name][0], seed, resize_s)
 
 
-def with_run(policy: ClusterPolicy, seed: int = 0, resize_s: float | None = None) -> ClusterPolicy:
-    """Return ``policy`` with the seed and the cost of a resize of one simulation.
+def with_run(
+    policy: ClusterPolicy, seed: int = 0, resize_s: float | None = None, speeds: str = ""
+) -> ClusterPolicy:
+    """Return ``policy`` with the seed, the cost of a resize and the speeds of one simulation.
 
-    A policy without a parameter ``seed`` or ``resize_s`` ignores it; 0 and None change nothing.
+    A policy without a parameter ``seed``, ``resize_s`` or ``speeds`` (of kinds of nodes) ignores
+    it; 0, None and an empty text change nothing.
     """
     rule: Any = policy  # a frozen dataclass with the policy's parameters
-    given = {"seed": seed or None, "resize_s": resize_s}
+    given = {"seed": seed or None, "resize_s": resize_s, "speeds": speeds or None}
     own = {one.name for one in fields(rule)} if is_dataclass(rule) else set()
     changes = {key: value for key, value in given.items() if key in own and value is not None}
     found: ClusterPolicy = replace(rule, **changes) if changes else rule

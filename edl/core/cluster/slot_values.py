@@ -1,0 +1,199 @@
+"""Compute the speed, the remaining time and the best batch of a job by its number of slots.
+
+:func:`curve` does it, for policy ``edl``. On k slots a job trains with the batch b of its range
+that makes most progress, R(k) = max b * efficiency(b) / step_s(k, b), with its present efficiency
+(Pollux, OSDI 2021, section 3). Batches are the smallest one, doubled up to the largest. All numbers
+of slots up to a node are tried, beyond that only whole nodes, so that jobs seldom lie on more nodes
+than they need. If the job's model says that its step times have errors of their own, they are
+averaged over decisions and smoothed first (:mod:`edl.core.cluster.smoothing`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from edl.core.cluster.jsa_program import Values
+from edl.core.cluster.placing import compact
+from edl.core.cluster.smoothing import Means, averaged, smoothed
+from edl.core.cluster.state import ClusterJob
+from edl.core.plural import counted
+
+
+@dataclass(frozen=True)
+class SlotValues:
+    """The speed, the remaining time and the batch of one job, by its number of slots from 0 on.
+
+    :func:`curve` makes it.
+
+    Attributes:
+        job: the job as a policy reads it: its limits, its present slots and its measurements.
+        had: the slots that the job has now, if it may have as many again; else 0.
+        least: the fewest slots that it can have; 0 if it cannot have any.
+        speeds: by the number of slots k, the speed s(k), which is 0 for k = 0 and k_min on k_min
+            slots (the fewest); minus infinity where the job cannot have so many slots, or where
+            that number is not tried.
+        left_s: by the number of slots, the seconds until the job's end; infinite for 0 slots, where
+            it cannot have so many, or where that number is not tried.
+        batches: by the number of slots, the global batch that makes most progress, in samples.
+        deviation: the standard deviation of the error of the logarithm of a speed; 0: none is
+            known.
+        readings: the means of its step times over decisions, if each errs by itself; else empty.
+    """
+
+    job: ClusterJob
+    had: int
+    least: int
+    speeds: Values
+    left_s: Values
+    batches: Sequence[int]
+    deviation: float = 0.0
+    readings: Means = field(default_factory=dict)
+
+    @property
+    def is_rigid(self) -> bool:
+        """Whether it may have just one number of slots."""
+        return self.job.max_slots == self.least
+
+    @property
+    def size_slot_s(self) -> float:
+        """The work that is left: the seconds until the end on the fewest slots, times these slots.
+
+        It is not a number (NaN) if the job can have no slots.
+        """
+        return float(self.left_s[self.least]) * self.least
+
+    @property
+    def requested_s(self) -> float:
+        """The seconds until the job's end on the slots that it requested.
+
+        If that number of slots was not tried, the next smaller number that was tried counts. It
+        must not be read for a job that can have no slots.
+        """
+        known = self.left_s[self.least : max(self.job.requested_slots, self.least) + 1]
+        return float(known[np.isfinite(known)][-1])
+
+    def reason(self, slots: int, price: float) -> str:
+        """Return the sentence that says why the job gets ``slots`` slots, or why it waits.
+
+        Args:
+            slots: how many slots the job gets; 0: it waits.
+            price: the worth of a slot-second of its work.
+        """
+        worth = f"a slot-second of its work is worth {price:.2f}"
+        if not self.least:
+            needs = counted(self.job.min_slots, "slot")
+            return f"waits: it needs {needs}, and there are fewer"
+        if not slots:
+            return f"waits: {self.left_s[self.least]:.0f} s are left on its fewest slots, {worth}"
+        has = f"has {counted(slots, 'slot')} and a batch of {self.batches[slots]}"
+        return f"{has}: {self.left_s[slots]:.0f} s are left, {worth}"
+
+
+def curve(
+    job: ClusterJob, had: int, slots_a_node: int, slots: int, before: Means | None = None
+) -> SlotValues:
+    """Return the speed, the remaining time and the best batch of a job by its number of slots.
+
+    Args:
+        job: the job as a policy reads it: its limits and its model.
+        had: the number of slots that it has now; 0: none.
+        slots_a_node: the slots of the largest node.
+        slots: the number of slots of all nodes together.
+        before: the ``readings`` of the last decision about it; None: there are none.
+    """
+    most = min(job.max_slots, slots)
+    worth = {batch: batch * job.model.efficiency(batch) for batch in _batches(job)}
+    fewest = job.local_batches[0] if job.local_batches else 0
+    tried = [
+        (count, batch)
+        for count in _sizes(job.min_slots, most, had, slots_a_node)
+        for batch in worth
+        if batch >= count * fewest
+    ]
+    step_s, deviation, readings = _step_times(job, tried, slots_a_node, before or {})
+    rates, batches = np.full(max(most, 0) + 1, -math.inf), [job.batch] * (max(most, 0) + 1)
+    for (count, batch), seconds in zip(tried, step_s, strict=True):
+        rate = worth[batch] / seconds
+        if rate > rates[count]:
+            rates[count], batches[count] = rate, batch
+    possible = np.flatnonzero(rates > -math.inf)
+    left_s = np.full(len(rates), math.inf)
+    rates[0] = 0.0
+    if not len(possible):
+        return SlotValues(job, 0, 0, rates, left_s, batches)
+    least = int(possible[0])
+    batch = batches[least]
+    longest_s = job.model.steps_left(batch) * step_s[tried.index((least, batch))]
+    left_s[possible] = longest_s * rates[least] / rates[possible]
+    return SlotValues(
+        job,
+        had if had < len(rates) and rates[had] > 0 else 0,
+        least,
+        least * rates / rates[least],
+        left_s,
+        batches,
+        deviation,
+        readings,
+    )
+
+
+def _step_times(
+    job: ClusterJob, tried: Sequence[tuple[int, int]], slots_a_node: int, before: Means
+) -> tuple[Sequence[float], float, dict[str, list[float]]]:
+    """Return the seconds of a step of a job by its model, and the deviation of their logarithms.
+
+    Args:
+        job: the job with its model.
+        tried: pairs of a number of slots and a global batch.
+        slots_a_node: the slots of the largest node.
+        before: the job's ``readings`` of the last decision.
+
+    Returns:
+        (the seconds for each pair; the standard deviation of the error of their logarithms, 0 if
+        the model knows of none; the new readings).
+    """
+    placements = [compact(count, slots_a_node) for count, _ in tried]
+    step_s = [
+        job.model.step_s(placement, batch)
+        for placement, (_, batch) in zip(placements, tried, strict=True)
+    ]
+    error = job.model.error
+    if not error.deviation or error.readings or not tried:
+        return step_s, error.deviation, {}
+    keys = [f"{count} {batch}" for count, batch in tried]
+    means, times, readings = averaged(step_s, keys, before)
+    counts, batches = np.array(tried, float).T
+    nodes = np.array([len(placement) for placement in placements], float)
+    deviation = error.deviation / math.sqrt(times)
+    found, left = smoothed(means, counts, nodes, batches, deviation)
+    return found.tolist(), left, readings
+
+
+def _sizes(least: int, most: int, had: int, slots_a_node: int) -> list[int]:
+    """Return the numbers of slots to try for a job, ascending.
+
+    They are all numbers up to ``slots_a_node``, its multiples, ``had``, ``least`` and ``most``;
+    none is below ``least`` or above ``most``.
+
+    Args:
+        least: the fewest slots that the job may have.
+        most: the most slots that it may have.
+        had: the number of slots that it has now; 0: none.
+        slots_a_node: the slots of the largest node.
+    """
+    sizes = {*range(least, slots_a_node + 1), *range(0, most + 1, slots_a_node), least, had, most}
+    return sorted(size for size in sizes if least <= size <= most)
+
+
+def _batches(job: ClusterJob) -> list[int]:
+    """Return the global batches to try for a job, ascending, in samples.
+
+    They are the smallest batch of the job's range, its doublings, and the largest.
+    """
+    smallest, largest = job.batches
+    doublings = (largest // smallest).bit_length()
+    return sorted({min(smallest << doubling, largest) for doubling in range(doublings)} | {largest})
