@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from edl.core.cluster.own_policy import OwnPolicy
 from edl.core.cluster.policies import with_run
@@ -21,6 +21,7 @@ from edl.simulator.published.workloads.pollux_workload import pollux_jobs
 from edl.simulator.registry import registered_policy
 from edl.simulator.results import Result
 from edl.simulator.work import SubmittedJob
+from edl.simulator.wrong_models import MisledPolicy, ModelErrors
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,10 @@ class SimulatedRun:
         built_in: the name of the built-in set of jobs, for the title; empty: the jobs are from a
             trace.
         own: the policy, if it is one that a user has written; None: a registered one.
+        machines: the nodes of the cluster, if they are not all alike; empty: ``nodes`` nodes of
+            ``slots`` slots.
+        wrong: the errors with which the policy sees the jobs; None: it sees them as they are.
+        parameters: pairs of a parameter of the policy and its value, where it is not as registered.
     """
 
     policy: str
@@ -56,6 +61,9 @@ class SimulatedRun:
     seed: int = 0
     built_in: str = ""
     own: OwnPolicy | None = None
+    machines: tuple[Node, ...] = ()
+    wrong: ModelErrors | None = None
+    parameters: tuple[tuple[str, float], ...] = ()
 
     @property
     def title(self) -> str:
@@ -94,17 +102,22 @@ def do(run: SimulatedRun, on_time: OnTime | None = None) -> RunOutcome:
     """
     began_s = time.perf_counter()
     jobs = run.jobs or pollux_jobs(run.load, run.workload)
-    nodes = equal_nodes(run.nodes, run.slots)
+    nodes = run.machines or equal_nodes(run.nodes, run.slots)
     result = simulate(jobs, nodes, _policy_of(run), run.rules, on_time)
     return RunOutcome(run, result, time.perf_counter() - began_s)
 
 
 def _policy_of(run: SimulatedRun) -> ClusterPolicy:
-    """Return the policy of a simulation, with the seed and the cost of a resize of its rules."""
-    seed, resize_s = run.seed, run.rules.resize.resize_s
-    if run.own is None:
-        return registered_policy(run.policy, seed, resize_s)
-    return replace(run.own, rule=with_run(run.own.rule, seed, resize_s))
+    """Return the policy of a simulation, with the seed, the costs and the speeds of its rules."""
+    rules = run.rules
+    rule = run.own.rule if run.own is not None else registered_policy(run.policy)
+    speeds = ",".join(f"{kind}={speed:g}" for kind, speed in rules.speeds.items())
+    found: Any = with_run(rule, run.seed, rules.resize.resize_s, speeds)
+    if run.parameters:
+        found = replace(found, **dict(run.parameters))
+    if run.own is not None:
+        found = replace(run.own, rule=found)
+    return found if run.wrong is None else MisledPolicy(found, run.wrong)
 
 
 def equal_nodes(count: int, slots: int) -> list[Node]:
