@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 from benchmarks.page import fill
-from benchmarks.scheduling import fidelity, jsa, published, resizing, rivals
+from benchmarks.scheduling import fidelity, jsa, published, resizing, rivals, synthetic
 from benchmarks.scheduling.scope import FULL, QUICK
 from benchmarks.scheduling.store import ROOT, collected
 from edl.errors import UsageError
@@ -18,6 +18,7 @@ PARTS: dict[str, ModuleType] = {
     "jsa": jsa,
     "fidelity": fidelity,
     "rivals": rivals,
+    "synthetic": synthetic,
     "resizing": resizing,
 }
 

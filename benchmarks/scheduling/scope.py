@@ -10,6 +10,7 @@ from edl.simulator.published.workloads.pollux_workload import WORKLOADS
 OURS = "edl"  # edl's own policy
 ELASTIC = ("optimus", "afs_l", "elastic_tiresias", "max_min", "virtualflow")
 FIXED = ("fifo_backfill", "srtf", "tiresias")
+VARIED = (("patience", 0.1), ("wide_patience", 10.0), ("quantum_s", 3600.0))
 Workloads = Mapping[str, tuple[int, ...]]
 """Of each load of Pollux."""
 
@@ -28,6 +29,12 @@ class Scope:
         searched_intervals_s: of ``pollux``; none: its intervals and costs are not varied.
         arrivals, seeds: of JSA's jobs.
         held_out: seeds that were not looked at when the parameters of edl's policy were chosen.
+        wide: whether the synthetic trace of one wide job runs, which takes minutes.
+        drawn: seeds of the other synthetic traces.
+        orders: in which order nodes of two kinds are named.
+        step_time_errors, length_errors: with which policies see a workload of Pollux.
+        varied: parameters of edl's policy, with their values: half and twice are tried.
+        beside: the policies on synthetic traces; ``misled``: those that see errors.
         elastic, fixed: policies that choose the size of a job, and that do not.
     """
 
@@ -42,6 +49,14 @@ class Scope:
     arrivals: tuple[str, ...]
     seeds: tuple[int, ...]
     held_out: tuple[int, ...]
+    wide: bool = True
+    drawn: tuple[int, ...] = (0, 1, 2)
+    orders: tuple[str, ...] = ("fast", "slow", "mixed")
+    step_time_errors: tuple[float, ...] = (0.05, 0.1, 0.2)
+    length_errors: tuple[float, ...] = (0.5, 1.0, 2.0)
+    varied: tuple[tuple[str, float], ...] = VARIED
+    beside: tuple[str, ...] = ("srtf", "tiresias", "max_min", "afs_l", "optimus")
+    misled: tuple[str, ...] = ("srtf", "afs_l")
     elastic: tuple[str, ...] = ELASTIC
     fixed: tuple[str, ...] = FIXED
 
@@ -73,6 +88,14 @@ QUICK = Scope(
     arrivals=("0.4",),
     seeds=(0,),
     held_out=(3,),
+    wide=False,
+    drawn=(0,),
+    orders=("fast",),
+    step_time_errors=(0.1,),
+    length_errors=(),
+    varied=(),
+    beside=("tiresias",),
+    misled=(),
     elastic=("max_min", "virtualflow"),
     fixed=("tiresias",),
 )

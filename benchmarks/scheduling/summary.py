@@ -23,6 +23,9 @@ class Summary:
         jcts_s: completion time of each job that was not turned away, by its name.
         worst_fairness: the largest finish-time fairness (:mod:`edl.simulator.fairness`).
         took_s: to compute.
+        p90_fairness: the finish-time fairness that 90 % of the jobs do not exceed.
+        unfair: the part of the jobs whose finish-time fairness is above 1.
+        most_resizes: the most of a job.
     """
 
     offered: int
@@ -32,6 +35,9 @@ class Summary:
     worst_fairness: float
     resizes: int
     took_s: float
+    p90_fairness: float = 0.0
+    unfair: float = 0.0
+    most_resizes: int = 0
 
     @property
     def mean_jct_s(self) -> float:
@@ -51,6 +57,7 @@ class Summary:
 def summary(outcome: RunOutcome) -> Summary:
     """Return the numbers that are kept of one run."""
     result = outcome.result
+    fairness = [job.finish_time_fairness for job in result.ended]
     return Summary(
         offered=len(result.jobs),
         completed=sum(1 for job in result.ended if job.end_s <= UNTIL_S),
@@ -59,4 +66,7 @@ def summary(outcome: RunOutcome) -> Summary:
         worst_fairness=result.worst_finish_time_fairness,
         resizes=sum(job.resizes for job in result.jobs),
         took_s=outcome.took_s,
+        p90_fairness=float(np.percentile(fairness, 90)),
+        unfair=fmean(one > 1 for one in fairness),
+        most_resizes=max(job.resizes for job in result.jobs),
     )

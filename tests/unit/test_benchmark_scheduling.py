@@ -11,7 +11,7 @@ from clusters import submitted
 
 from benchmarks.page import fill
 from benchmarks.scheduling import __main__ as command
-from benchmarks.scheduling import jsa, published, resizing, rivals, scope
+from benchmarks.scheduling import jsa, published, resizing, rivals, scope, synthetic
 from benchmarks.scheduling.jobs import on_pollux, on_virtualflow
 from benchmarks.scheduling.rivals import Standing, beside, worse
 from benchmarks.scheduling.scope import FULL, QUICK
@@ -39,6 +39,7 @@ def test_jobs_count_that_ended_within_eight_hours() -> None:
     found = summary(RunOutcome(run, Result(tuple(done), 9), 1.5))
     assert (found.offered, found.completed, found.mean_jct_s) == (3, 1, 15300.0)
     assert (found.p99_jct_s, found.makespan_s, found.took_s) == (29706.0, 30000.0, 1.5)
+    assert (found.p90_fairness, found.unfair, found.most_resizes) == (0.0, 0.0, 0)
     assert Summary(**found.figures()) == found
 
 
@@ -100,7 +101,7 @@ def test_each_part_has_the_runs_that_it_shows(size: scope.Scope) -> None:
             raise AssertionError(f"{name} is shown and was not run")
 
     known = Recorded()
-    for part in (jsa, resizing, rivals):
+    for part in (jsa, resizing, rivals, synthetic):
         for run in part.runs(size):
             known[key(run)] = OURS[0]
         part.blocks(size, known)
