@@ -22,9 +22,9 @@ def test_the_fair_wait_grows_with_the_part_of_the_cluster(least, slots, expected
     assert fair_wait_s(100.0, least, slots, 0.1, 10.0) == pytest.approx(expected_s)
 
 
-def after(known: JobWait, span_s: float, runs: bool) -> JobWait:
+def after(known: JobWait, span_s: float, runs: bool, rest_s: float = 5000.0) -> JobWait:
     """Return the account at 1,000 s: a fair wait is 60 s, a turn 600 s."""
-    return next_wait(known, span_s, runs, 1000.0, 60.0, 600.0)
+    return next_wait(known, span_s, runs, 1000.0, 60.0, 600.0, rest_s)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,14 @@ def after(known: JobWait, span_s: float, runs: bool) -> JobWait:
 )
 def test_an_account(known: JobWait, span_s: float, runs: bool, expected: JobWait) -> None:
     assert after(known, span_s, runs) == expected
+
+
+def test_a_job_that_ends_soon_has_slots_to_its_end() -> None:
+    turn = JobWait(500.0, 990.0)
+    assert after(turn, 500.0, True, rest_s=601.0) == JobWait(60.0, None, True)
+    over = after(turn, 500.0, True, rest_s=600.0)
+    assert over == JobWait(0.0, 990.0)
+    assert after(over, 500.0, True, rest_s=100.0) == over
 
 
 def test_the_earliest_deadline_is_first_until_one_does_not_fit() -> None:

@@ -86,7 +86,8 @@ class EdlPolicy:
         patience: a job is due after this many times the time that it takes alone, if it can do with
             one slot.
         wide_patience: the same of a job that needs all slots; in between it grows in proportion.
-        quantum_s: the seconds with slots after which the turn of a due job ends.
+        quantum_s: the seconds with slots after which the turn of a due job ends, unless it ends
+            itself within as many.
         speeds: the relative speeds of kinds of nodes, like "h100=4,t4=1"; a kind that is not named
             has 1. Another text raises UsageError.
     """
@@ -208,8 +209,8 @@ class EdlPolicy:
                 before, since_s, runs = JobWait(wait_s), one.job.arrival_s, False
             else:
                 since_s, runs = then_s, name in cluster.present
-            span_s = max(0.0, now_s - since_s)
-            waits[name] = next_wait(before, span_s, runs, now_s, wait_s, self.quantum_s)
+            span_s, rest_s = max(0.0, now_s - since_s), float(one.left_s[one.least])
+            waits[name] = next_wait(before, span_s, runs, now_s, wait_s, self.quantum_s, rest_s)
         return waits
 
     def _due(self, curves: Sequence[SlotValues], waits: Mapping[str, JobWait]) -> list[DueJob]:

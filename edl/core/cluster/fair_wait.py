@@ -5,7 +5,8 @@
 1. A job that has not had a turn is *due* once it has been there for its fair wait, with slots or
    without (:func:`fair_wait_s`).
 2. A due job has a turn: it comes before all jobs that are not due, until it has had slots for a
-   quantum of time.
+   quantum of time. If what is left of it then takes no longer than another quantum, its turn lasts
+   to its end.
 3. After a turn, it is due again once it has been without slots for its fair wait.
 
 A short job ends within its turn. A long one has the slots that it would have anyway, gives them to
@@ -69,7 +70,13 @@ def fair_wait_s(
 
 
 def next_wait(
-    known: JobWait, span_s: float, runs: bool, now_s: float, wait_s: float, quantum_s: float
+    known: JobWait,
+    span_s: float,
+    runs: bool,
+    now_s: float,
+    wait_s: float,
+    quantum_s: float,
+    rest_s: float,
 ) -> JobWait:
     """Return the account of a job at a decision.
 
@@ -80,11 +87,14 @@ def next_wait(
         now_s: the time of the decision.
         wait_s: its fair wait, which begins if a turn ends now.
         quantum_s: the length of a turn, which begins if the job is due now.
+        rest_s: the seconds until its end on its fewest slots.
     """
     counts = runs if known.due_s is not None else not (runs and known.served)
     left_s = known.left_s - (span_s if counts else 0.0)
     if left_s > LEAST_S:
         return known._replace(left_s=left_s)
+    if known.due_s is not None and rest_s <= quantum_s:
+        return known._replace(left_s=0.0)
     if known.due_s is not None:
         return JobWait(wait_s, None, True)
     return JobWait(quantum_s, now_s + min(left_s, 0.0), known.served)
