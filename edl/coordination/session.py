@@ -574,10 +574,15 @@ def _request_timeout_s(session_timeout_s: float) -> float:
 def _shut_within(client: KazooClient, limit_s: float) -> None:
     """Stop and close ``client`` in a thread of its own; wait at most ``limit_s`` seconds.
 
-    kazoo's stop() waits for a connection attempt under way, and for its threads without limit.
+    kazoo's stop() waits for a connection attempt under way, and for its threads without limit. Exit
+    handlers of Python 3.12 start no thread: there the calling thread does it, without the limit.
     """
     thread = threading.Thread(target=_shut, args=(client,), name="edl-zk-stop", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:
+        _shut(client)
+        return
     thread.join(limit_s)
     if thread.is_alive():
         atexit.unregister(client.handler.stop)  # it would wait once more, at the end of Python

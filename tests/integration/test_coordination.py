@@ -192,6 +192,23 @@ class TestSession:
         going_on.set()
         assert stopped.wait(60.0)
 
+    def test_it_closes_where_no_thread_can_be_started(
+        self, zk_hosts: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As in exit handlers, since Python 3.12."""
+        session, start = Session(zk_hosts), threading.Thread.start
+        session.start()
+
+        def refuse(thread: threading.Thread) -> None:
+            if thread.name == "edl-zk-stop":
+                raise RuntimeError("can't create new thread at interpreter shutdown")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        session.close()
+        assert not session.connected
+        assert session.client.handler._running is False
+
     def test_two_threads_close_it_at_once(self, zk_hosts: str) -> None:
         """As the end of a script, and of its daemon: kazoo's client does not bear that."""
         session = Session(zk_hosts)
