@@ -348,7 +348,7 @@ class _Build:
         cmake = () if toolchain.system_cmake() else (CMAKE,)
         pip_install = ("install", "--target", str(tools), *BUILD_TOOLS, *cmake, *REQUIREMENTS)
         self._pip(*pip_install, what="fetching build tools", env=config.environment())
-        env = self._environment(tools)
+        env = self._environment(tools) | nccl_variables(self.recipe, work / "nccl")
         source = self._source(work, env)
         patches = horovod_patches.wanted(source, self._tensorflow_include())
         horovod_patches.apply(source, patches)
@@ -479,7 +479,8 @@ class _Build:
 
         The build's own tools come first on PATH and PYTHONPATH. The user's variables whose names
         begin with HOROVOD_ are left out, and those of the recipe are added. MAKEFLAGS sets the
-        number of compilers, unless the user has set it.
+        number of compilers, unless the user has set it; CUDA_HOME, by which PyTorch finds CUDA, is
+        HOROVOD_CUDA_HOME unless the user has set it.
 
         Args:
             tools: the folder into which pip has installed the tools.
@@ -488,6 +489,8 @@ class _Build:
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(tools), env.get("PYTHONPATH"))))
         env["PATH"] = os.pathsep.join(filter(None, (str(tools / "bin"), env.get("PATH"))))
         env.setdefault("MAKEFLAGS", f"-j{_compilers()}")
+        if cuda := self.recipe.environment.get("HOROVOD_CUDA_HOME"):
+            env.setdefault("CUDA_HOME", cuda)
         env["PYTHONUNBUFFERED"] = "1"
         return env | self.recipe.environment
 
@@ -502,6 +505,33 @@ class _Build:
         assert spec is not None
         assert spec.submodule_search_locations
         return Path(spec.submodule_search_locations[0]) / "include"
+
+
+def nccl_variables(wanted: Recipe, folder: Path) -> dict[str, str]:
+    """Return the build variables by which Horovod uses the NCCL of PyTorch's own wheels.
+
+    So the process has one NCCL, and nobody has to install another. Horovod's build looks for
+    ``libnccl.so``, a name that the package lacks, so a folder with links to the package is made.
+    And it prefers a static NCCL of the system, unless it is told to take a shared one.
+
+    Args:
+        wanted: the recipe of the build. If it has a variable ``HOROVOD_NCCL_...``, or does not use
+            NCCL, nothing is done.
+        folder: the folder to make; it must not exist.
+
+    Returns:
+        HOROVOD_NCCL_HOME with the folder, and HOROVOD_NCCL_LINK; empty if nothing was done, or
+        PyTorch's NCCL is not installed as a Python package.
+    """
+    names = [name for name, value in wanted.variables if value == "NCCL"]
+    named = any(name.startswith("HOROVOD_NCCL_") for name, _ in wanted.variables)
+    package = toolchain.packaged_nccl() if names and not named else None
+    if package is None:
+        return {}
+    (folder / "lib").mkdir(parents=True)
+    (folder / "include").symlink_to(package / "include")
+    (folder / "lib/libnccl.so").symlink_to(package / "lib/libnccl.so.2")
+    return {"HOROVOD_NCCL_HOME": str(folder), "HOROVOD_NCCL_LINK": "SHARED"}
 
 
 def _cache() -> Path:

@@ -1,10 +1,11 @@
 """Find the tools that compile Horovod, and say how to install those that are missing.
 
-:func:`tools` and :func:`system_cmake` look for them; nothing is installed.
+:func:`tools`, :func:`system_cmake` and :func:`packaged_nccl` look for them; nothing is installed.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -72,3 +73,20 @@ def system_cmake() -> str:
     if found is None:
         return ""
     return path if (3, 13) <= (int(found[1]), int(found[2])) < (4, 0) else ""
+
+
+def packaged_nccl() -> Path | None:
+    """Return the folder of the NCCL that PyTorch's wheels for CUDA require; None without it.
+
+    It is that of the Python package ``nvidia-nccl-cu12`` or ``-cu13``, with ``include/nccl.h`` and
+    ``lib/libnccl.so.2``.
+    """
+    try:
+        spec = importlib.util.find_spec("nvidia.nccl")
+    except ModuleNotFoundError:  # there is not even a package nvidia
+        return None
+    folders = spec.submodule_search_locations if spec is not None else None
+    for folder in map(Path, folders or ()):
+        if (folder / "include/nccl.h").is_file() and (folder / "lib/libnccl.so.2").is_file():
+            return folder
+    return None

@@ -1,13 +1,16 @@
 """The patches fit exactly or nothing is built; the cache key changes with whatever matters."""
 
 import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from edl.errors import REFUSED_EXIT, BuildError
 from edl.horovod_build import ADDRESS, EDL_CALLS, MARKER
-from edl.install import horovod_patches, horovod_wheel
+from edl.install import horovod_patches, horovod_wheel, toolchain
 from edl.install.horovod_patches import NO_XLA_OPS, Patch, patches
 from edl.install.horovod_wheel import Recipe
 from edl.ring.rendezvous import BULK
@@ -90,7 +93,7 @@ def test_the_patches_are_numbered_and_each_has_a_reason() -> None:
     assert [int(patch.path.name[:2]) for patch in patches()] == list(range(1, len(NAMES) + 1))
     assert len(set(NAMES)) == len(NAMES)
     assert all(patch.path.read_text()[0].isalpha() for patch in patches())
-    building = {"cxx20", "sysconfig", "quick-build", "marker", NO_XLA_OPS}
+    building = {"cxx20", "newer-compilers", "sysconfig", "quick-build", "marker", NO_XLA_OPS}
     assert {patch.name for patch in patches() if not patch.lost} == building
 
 
@@ -164,6 +167,72 @@ def test_gpu_passes_horovods_own_variables_through(monkeypatch: pytest.MonkeyPat
     assert "HOROVOD_GPU_OPERATIONS" not in dict(
         horovod_wheel.recipe(gpu=True, environ=one).variables
     )
+
+
+@pytest.fixture
+def nvidia(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Give the folder of NCCL in an installed Python package, as PyTorch's wheels require it."""
+    folder = tmp_path / "site" / "nvidia" / "nccl"
+    for name in ("include/nccl.h", "lib/libnccl.so.2"):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text(name)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    real = sys.modules.pop("nvidia", None)
+    yield folder
+    sys.modules.pop("nvidia", None)
+    if real is not None:
+        sys.modules["nvidia"] = real
+
+
+def with_variables(**variables: str) -> Recipe:
+    return Recipe("cpython-312", "x86_64", "2.11.0", None, tuple(sorted(variables.items())))
+
+
+@pytest.mark.parametrize("name", ["HOROVOD_GPU_OPERATIONS", "HOROVOD_GPU_ALLREDUCE"])
+def test_a_gpu_build_uses_the_nccl_of_pytorch(nvidia: Path, tmp_path: Path, name: str) -> None:
+    assert toolchain.packaged_nccl() == nvidia
+    folder = tmp_path / "nccl"
+    assert horovod_wheel.nccl_variables(with_variables(**{name: "NCCL"}), folder) == {
+        "HOROVOD_NCCL_HOME": str(folder),
+        "HOROVOD_NCCL_LINK": "SHARED",  # else Horovod takes a static one of the system, if it can
+    }
+    assert (folder / "include/nccl.h").read_text() == "include/nccl.h"
+    assert (folder / "lib/libnccl.so").read_text() == "lib/libnccl.so.2"
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"HOROVOD_GPU_OPERATIONS": "MPI"},
+        {"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_NCCL_HOME": "/opt/nccl"},
+        {"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_NCCL_LINK": "STATIC"},
+    ],
+)
+@pytest.mark.usefixtures("nvidia")
+def test_another_choice_of_nccl_is_left_alone(variables: dict[str, str], tmp_path: Path) -> None:
+    folder = tmp_path / "nccl"
+    assert horovod_wheel.nccl_variables(with_variables(**variables), folder) == {}
+    assert not folder.exists()
+
+
+def test_without_that_package_horovod_looks_for_nccl_itself(nvidia: Path, tmp_path: Path) -> None:
+    (nvidia / "lib/libnccl.so.2").unlink()
+    recipe = with_variables(HOROVOD_GPU_OPERATIONS="NCCL")
+    assert horovod_wheel.nccl_variables(recipe, tmp_path / "nccl") == {}
+
+
+@pytest.mark.parametrize(
+    ("environ", "found"), [({}, "/cuda"), ({"CUDA_HOME": "/usr/local/cuda"}, "/usr/local/cuda")]
+)
+def test_pytorch_looks_for_cuda_where_horovod_does(
+    environ: dict[str, str], found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(horovod_wheel.config, "environment", lambda: environ)
+    build = horovod_wheel._Build(with_variables(HOROVOD_CUDA_HOME="/cuda"), Console())
+    assert build._environment(tmp_path)["CUDA_HOME"] == found
+    build = horovod_wheel._Build(with_variables(), Console())
+    assert build._environment(tmp_path).get("CUDA_HOME") == environ.get("CUDA_HOME")
 
 
 def test_without_a_framework_there_is_nothing_to_build(monkeypatch: pytest.MonkeyPatch) -> None:
