@@ -1,7 +1,7 @@
 """Recognise, by its message, an error by which Horovod refuses a collective in an intact ring.
 
 Horovod raises the same exception as for a broken ring, but a repair of the ring would only lead to
-the same refusal. The messages are those of Horovod's controller.cc and common.h.
+the same refusal. The messages are those of Horovod's controller.cc and common.h, and of NCCL.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ _REFUSAL = re.compile(
     r"Mismatched |with the same name as another|is not supported|tried to |No \w+ operation enabled"
 )
 _NO_ADASUM = "No Adasum operation enabled"
+_NCCL = re.compile(r"ncclCommInitRank failed: invalid (usage|argument)")
 
 
 def refusal(message: str, hint: str) -> UsageError | None:
@@ -26,11 +27,17 @@ def refusal(message: str, hint: str) -> UsageError | None:
         hint: what every worker must do, for the error message, such as ``build the same model``.
 
     Returns:
-        The error, with Horovod's message and the hint (for Adasum, with advice of edl's instead);
-        None if the message is another one, as that of a ring that broke.
+        The error, with Horovod's message and the hint (for Adasum and NCCL, with advice of edl's
+        instead); None if the message is another one, as that of a ring that broke.
     """
     if _NO_ADASUM in message:
         return UsageError(f"op=Adasum is not there: {ADASUM}")
+    if _NCCL.search(message) is not None:
+        return UsageError(
+            f"{message}. NCCL refuses two workers on one GPU, for example: call "
+            "torch.cuda.set_device(edl.local_rank()) after edl.init(), and start the job with "
+            "--slots = the number of GPUs of the host. NCCL_DEBUG=WARN shows NCCL's reason"
+        )
     if _REFUSAL.search(message) is not None:
         return UsageError(f"{message} (every worker must {hint})")
     return None
