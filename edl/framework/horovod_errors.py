@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from edl.errors import UsageError
+from edl.framework import process
 from edl.framework.horovod_absent import ADASUM
 from edl.ring.ring import CollectiveFailed
 
@@ -22,17 +23,20 @@ _NCCL = re.compile(r"ncclCommInitRank failed: invalid (usage|argument)")
 def refusal(message: str, hint: str) -> UsageError | None:
     """Return a UsageError to raise if Horovod refused a call that it would refuse in any ring.
 
+    NCCL refuses a ring in which two workers have one GPU. A worker with a trained state does not
+    end for that reason: without the newcomer the ring can be built.
+
     Args:
         message: the text of the exception that Horovod has raised.
         hint: what every worker must do, for the error message, such as ``build the same model``.
 
     Returns:
         The error, with Horovod's message and the hint (for Adasum and NCCL, with advice of edl's
-        instead); None if the message is another one, as that of a ring that broke.
+        instead); None if the ring is to be built anew.
     """
     if _NO_ADASUM in message:
         return UsageError(f"op=Adasum is not there: {ADASUM}")
-    if _NCCL.search(message) is not None:
+    if _NCCL.search(message) is not None and not process.has_trained():
         return UsageError(
             f"{message}. NCCL refuses two workers on one GPU, for example: call "
             "torch.cuda.set_device(edl.local_rank()) after edl.init(), and start the job with "

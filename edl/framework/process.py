@@ -184,6 +184,14 @@ def current_worker() -> Worker:
     return _worker
 
 
+def has_trained() -> bool:
+    """Return whether this process has the state of a job that has made a step.
+
+    It is False before ``edl.init()``, in a newcomer's warm-up, and before the job's first step.
+    """
+    return _worker is not None and not _worker.warming_up and _worker.step > 0
+
+
 def rank() -> int:
     """Return this worker's rank in the ring of all workers, from 0.
 

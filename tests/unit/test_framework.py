@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from edl.errors import UsageError
+from edl.framework import process
 from edl.framework.broadcast import FIRST_PIECE_BYTES, LENGTH_BYTES, broadcast_message
-from edl.framework.horovod_errors import refusal
+from edl.framework.horovod_errors import classify_error, refusal
 from edl.framework.interrupt import raise_in
 from edl.framework.state import (
     LARGE_BYTES,
@@ -21,6 +23,7 @@ from edl.framework.state import (
     references,
     transfers,
 )
+from edl.ring.ring import CollectiveFailed
 
 FITS = FIRST_PIECE_BYTES - LENGTH_BYTES
 
@@ -111,6 +114,22 @@ def test_a_few_of_many() -> None:
 )
 def test_a_refusal_is_not_taken_for_a_ring_that_broke(message: str, refused: bool) -> None:
     assert (refusal(message, "run the same script") is not None) is refused
+
+
+@pytest.mark.parametrize(
+    ("warming_up", "step", "refused"),
+    [(False, 0, True), (True, 7, True), (False, 7, False)],
+    ids=["the job begins", "a newcomer", "it has trained"],
+)
+def test_a_newcomer_on_the_gpu_of_another_worker_ends_and_not_that_worker(
+    warming_up: bool, step: int, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = SimpleNamespace(warming_up=warming_up, step=step)
+    monkeypatch.setattr(process, "_worker", worker)
+    message = "ncclCommInitRank failed: invalid usage (run with NCCL_DEBUG=WARN for details)"
+    found = classify_error(message)
+    assert isinstance(found, UsageError if refused else CollectiveFailed)
+    assert ("--slots" in str(found)) is refused
 
 
 def test_an_error_is_raised_in_the_thread_that_waits_for_a_framework() -> None:
