@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from edl.core.cluster.edl_policy import EdlPolicy
 from edl.core.cluster.fair_wait import fair_wait_s
 from edl.core.cluster.max_min import MaxMin
+from edl.core.cluster.slot_values import curve
 from edl.core.cluster.state import Allocation, ClusterJob, ClusterPolicy, QueuePolicy, slot_count
 from edl.simulator.failures import Failures
 from edl.simulator.published.policies.pollux_policy import Pollux
@@ -160,11 +161,12 @@ def test_looking_at_those_that_start_or_end_is_enough(name, cluster, cost_s, dro
         assert one.slot_s == pytest.approx(other.slot_s, abs=1e-3)
 
 
-def due_from(job: SubmittedJob, slots: int) -> float:
-    """When ``job`` is due by edl's policy, in a cluster of ``slots`` slots."""
-    alone_s = job.work.whole_s(job.requested_slots)
+def due_from(job: SubmittedJob, machines: list[int]) -> tuple[float, float]:
+    """When ``job`` is due by edl's policy, and what it then takes alone, as the policy tries it."""
+    slots = sum(machines)
+    alone_s = curve(just_submitted(job), 0, max(machines), slots).requested_s
     patience = EdlPolicy.patience, EdlPolicy.wide_patience
-    return job.arrival_s + fair_wait_s(alone_s, job.min_slots, slots, *patience)
+    return job.arrival_s + fair_wait_s(alone_s, job.min_slots, slots, *patience), alone_s
 
 
 @given(clusters())
@@ -173,11 +175,12 @@ def test_by_edl_a_job_that_is_due_waits_only_for_those_of_earlier_deadlines(clus
     # end of each turn, of which a job may need several, is seen at the next decision.
     machines, jobs = cluster
     jobs = [replace(job, preemptible=True) for job in jobs]
-    rule, slots = EdlPolicy(), sum(machines)
-    due_s = {job.name: due_from(job, slots) for job in jobs}
+    rule, due_s, alone_s = EdlPolicy(), {}, {}
+    for job in jobs:
+        due_s[job.name], alone_s[job.name] = due_from(job, machines)
     done = result(rule, jobs, nodes(*machines), interval_s=7.0)
     for job, ended in zip(jobs, done.jobs, strict=True):
-        deadline_s = due_s[job.name] + rule.patience * job.work.whole_s(job.requested_slots)
+        deadline_s = due_s[job.name] + rule.patience * alone_s[job.name]
         before = [one for one in jobs if due_s[one.name] <= deadline_s and one is not job]
         works_s = [one.work.whole_s(one.min_slots) for one in before]
         turns = sum(1 + work_s // rule.quantum_s for work_s in works_s)
@@ -189,11 +192,10 @@ def test_by_edl_nobody_takes_the_slots_of_one_that_is_due(cluster, now_s) -> Non
     machines, jobs = cluster
     views = [just_submitted(one) for one in jobs]
     decision = decide(EdlPolicy(), views, nodes(*machines), now_s=now_s)
-    due_s = {one.name: due_from(one, sum(machines)) for one in jobs}
-    alone_s = {one.name: one.work.whole_s(one.requested_slots) for one in jobs}
+    accounts = {one.name: due_from(one, machines) for one in jobs}
     due = sorted(
-        (view for view in views if due_s[view.name] <= now_s),
-        key=lambda view: due_s[view.name] + EdlPolicy.patience * alone_s[view.name],
+        (view for view in views if accounts[view.name][0] <= now_s),
+        key=lambda view: accounts[view.name][0] + EdlPolicy.patience * accounts[view.name][1],
     )
     left = sum(machines)
     for view in due:
