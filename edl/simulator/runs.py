@@ -21,7 +21,7 @@ from edl.simulator.published.workloads.pollux_workload import pollux_jobs
 from edl.simulator.registry import registered_policy
 from edl.simulator.results import Result
 from edl.simulator.work import SubmittedJob
-from edl.simulator.wrong_models import MisledPolicy, ModelErrors
+from edl.simulator.wrong_models import ErrorModelPolicy, ModelErrors
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def _policy_of(run: SimulatedRun) -> ClusterPolicy:
         found = replace(found, **dict(run.parameters))
     if run.own is not None:
         found = replace(run.own, rule=found)
-    return found if run.wrong is None else MisledPolicy(found, run.wrong)
+    return found if run.wrong is None else ErrorModelPolicy(found, run.wrong)
 
 
 def equal_nodes(count: int, slots: int) -> list[Node]:

@@ -1,4 +1,4 @@
-"""Let a policy decide by wrong step times and wrong lengths of jobs: :class:`MisledPolicy`.
+"""Let a policy decide by wrong step times and wrong lengths of jobs: :class:`ErrorModelPolicy`.
 
 A simulated job's model tells a policy its true speed and its true length; that of a live job is an
 estimate. The errors here are lognormal: a time is multiplied by exp(d z), z from the standard
@@ -51,7 +51,7 @@ class ModelErrors:
 
 
 @dataclass(frozen=True)
-class WrongModel:
+class ErrorModel:
     """A model of a job whose step times and remaining steps are wrong.
 
     It implements :class:`edl.core.cluster.state.TrainingModel`.
@@ -90,7 +90,7 @@ class WrongModel:
 
 
 @dataclass(frozen=True)
-class MisledPolicy:
+class ErrorModelPolicy:
     """A cluster policy that decides by wrong models.
 
     Between decisions it keeps the times of the last decisions about each job, and the state of the
@@ -112,7 +112,7 @@ class MisledPolicy:
         }
         error = seen_error(self.errors, cluster.jobs, looks)
         jobs = [
-            replace(job, model=WrongModel(job.model, self.errors, job.name, cluster.now_s, error))
+            replace(job, model=ErrorModel(job.model, self.errors, job.name, cluster.now_s, error))
             for job in cluster.jobs
         ]
         own = cluster.state.get("policy", {})

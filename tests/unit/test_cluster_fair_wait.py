@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edl.core.cluster.fair_wait import (
-    DueJob,
+    JobDeadline,
     JobWait,
     fair_wait_s,
     first_in_turn,
@@ -56,7 +56,7 @@ def test_a_job_that_ends_soon_has_slots_to_its_end() -> None:
 
 
 def test_the_earliest_deadline_is_first_until_one_does_not_fit() -> None:
-    due = [DueJob("c", 1, 30.0), DueJob("a", 2, 10.0), DueJob("b", 2, 20.0)]
+    due = [JobDeadline("c", 1, 30.0), JobDeadline("a", 2, 10.0), JobDeadline("b", 2, 20.0)]
     assert first_in_turn(due, 5) == ({"a", "b", "c"}, "")
     assert first_in_turn(due, 3) == ({"a"}, "b")
     assert first_in_turn([], 0) == (set(), "")

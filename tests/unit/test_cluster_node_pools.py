@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from clusters import job
 
-from edl.core.cluster.node_pools import home, node_pools, parse_speeds, reserve
+from edl.core.cluster.node_pools import node_pools, parse_speeds, reserve, slowest_pool
 from edl.core.cluster.state import ClusterState, Node
 from edl.errors import UsageError
 
@@ -25,9 +25,9 @@ def test_pools_are_of_one_speed_each_the_fastest_first() -> None:
         (1.0, ["d"], 2),
         (0.5, ["a", "c"], 5),
     ]
-    assert home((("a", 1), ("b", 2)), pools) == 2
-    assert home((("d", 1),), pools) == 1
-    assert home((), pools) is None
+    assert slowest_pool((("a", 1), ("b", 2)), pools) == 2
+    assert slowest_pool((("d", 1),), pools) == 1
+    assert slowest_pool((), pools) is None
 
 
 def test_a_job_that_fits_into_no_pool_has_all_nodes() -> None:

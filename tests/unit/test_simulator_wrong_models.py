@@ -10,7 +10,7 @@ import pytest
 from clusters import decide, job, nodes
 
 from edl.core.cluster.state import EXACT, Allocation, ClusterState
-from edl.simulator.wrong_models import MisledPolicy, ModelErrors, step_time_error
+from edl.simulator.wrong_models import ErrorModelPolicy, ModelErrors, step_time_error
 
 JOBS = [job(f"j{number}") for number in range(40)]
 
@@ -30,7 +30,7 @@ def seen(errors: ModelErrors, *times_s: float) -> list[ClusterState]:
     """Return what a policy is asked at these times, one after the other."""
     watching, state = Watching(), {}
     for now_s in times_s:
-        asked = MisledPolicy(watching, errors)
+        asked = ErrorModelPolicy(watching, errors)
         state = decide(asked, JOBS, nodes(4), state=state, now_s=now_s).state
     return watching.asked
 

@@ -54,7 +54,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edl.core.cluster.fair_wait import (
-    DueJob,
+    JobDeadline,
     JobWait,
     fair_wait_s,
     first_in_turn,
@@ -62,7 +62,7 @@ from edl.core.cluster.fair_wait import (
     read_waits,
 )
 from edl.core.cluster.jsa_program import Values, best_sizes
-from edl.core.cluster.node_pools import NodePool, home, node_pools, parse_speeds, reserve
+from edl.core.cluster.node_pools import NodePool, node_pools, parse_speeds, reserve, slowest_pool
 from edl.core.cluster.slot_values import SlotValues, curve
 from edl.core.cluster.state import Allocation, ClusterState, slot_count
 from edl.core.settings import setting
@@ -117,16 +117,16 @@ class EdlPolicy:
         due = self._due(curves, waits)
         first, waiting = first_in_turn(due, sum(pool.free for pool in pools))
         urgent = {one.name: one.least for one in due if one.name in first}
-        bids = self._bids(cluster, curves, pools, urgent, held=bool(waiting))
+        candidates = self._candidates(cluster, curves, pools, urgent, held=bool(waiting))
         placements = {name: cluster.present[name] for name in cluster.fixed}
-        for pool, sizes in zip(pools, self._sizes(bids, pools), strict=True):
+        for pool, sizes in zip(pools, self._sizes(candidates, pools), strict=True):
             placements |= pool.place(sizes, cluster)
         reasons = dict.fromkeys(cluster.fixed, "keeps its slots: it may not be preempted")
         batches = {}
-        for bid in bids:
-            one, name = bid.curve, bid.name
+        for candidate in candidates:
+            one, name = candidate.curve, candidate.name
             slots = slot_count(placements.get(name, ()))
-            reasons[name] = one.reason(slots, bid.price)
+            reasons[name] = one.reason(slots, candidate.price)
             if name in first:
                 reasons[name] += f", due for {cluster.now_s - (waits[name].due_s or 0.0):.0f} s"
             if slots and one.batches[slots] != one.job.batch:
@@ -153,14 +153,14 @@ class EdlPolicy:
             if job.name not in fixed
         ]
 
-    def _bids(
+    def _candidates(
         self,
         cluster: ClusterState,
         curves: Sequence[SlotValues],
         pools: Sequence[NodePool],
         urgent: Mapping[str, int],
         held: bool,
-    ) -> list[_Bid]:
+    ) -> list[_Candidate]:
         """Return the jobs whose slots may change, as the program weighs them.
 
         Args:
@@ -171,13 +171,16 @@ class EdlPolicy:
                 earliest deadline first.
             held: whether no other job starts that may not be preempted.
         """
-        homes = {one.job.name: home(cluster.present.get(one.job.name, ()), pools) for one in curves}
+        homes = {
+            one.job.name: slowest_pool(cluster.present.get(one.job.name, ()), pools)
+            for one in curves
+        }
         reserved, prices = reserve(urgent, homes, pools), self._prices(curves)
         return [
-            _Bid(
+            _Candidate(
                 curve=one,
                 price=prices.get(one.job.name, 1.0),
-                home=homes[one.job.name],
+                pool=homes[one.job.name],
                 reserved=reserved.get(one.job.name),
                 held=held and not one.job.preemptible and one.job.name not in urgent,
             )
@@ -213,7 +216,7 @@ class EdlPolicy:
             waits[name] = next_wait(before, span_s, runs, now_s, wait_s, self.quantum_s, rest_s)
         return waits
 
-    def _due(self, curves: Sequence[SlotValues], waits: Mapping[str, JobWait]) -> list[DueJob]:
+    def _due(self, curves: Sequence[SlotValues], waits: Mapping[str, JobWait]) -> list[JobDeadline]:
         """Return the jobs that are due, the earliest deadline first.
 
         Args:
@@ -225,7 +228,7 @@ class EdlPolicy:
             due_s = waits[one.job.name].due_s if one.least else None
             if due_s is not None:
                 deadline_s = due_s + self.patience * one.requested_s
-                found.append(DueJob(one.job.name, one.least, deadline_s))
+                found.append(JobDeadline(one.job.name, one.least, deadline_s))
         return sorted(found, key=lambda one: one.deadline_s)
 
     def _prices(self, curves: Sequence[SlotValues]) -> dict[str, float]:
@@ -255,35 +258,41 @@ class EdlPolicy:
         part = rigid / work if work else 0.0
         return part + (1 - part) * self.exponent
 
-    def _sizes(self, bids: Sequence[_Bid], pools: Sequence[NodePool]) -> list[dict[str, int]]:
+    def _sizes(
+        self, candidates: Sequence[_Candidate], pools: Sequence[NodePool]
+    ) -> list[dict[str, int]]:
         """Return the number of slots of each job in each pool, by job name, pool by pool.
 
         Args:
-            bids: the jobs whose slots may change.
+            candidates: the jobs whose slots may change.
             pools: the pools of nodes, the fastest first. A job that gets slots in one takes no part
                 in the next.
         """
         found: list[dict[str, int]] = []
-        left = list(bids)
+        left = list(candidates)
         for at, pool in enumerate(pools):
-            values = [self._values(bid, at, pools) for bid in left]
+            values = [self._values(candidate, at, pools) for candidate in left]
             # The program gives each job at least one slot, so each count is one too high.
             chosen = best_sizes(values, pool.free + len(left))
             assert chosen is not None, "those that are due fit, and the others may have none"
             found.append(
-                {bid.name: count - 1 for bid, count in zip(left, chosen, strict=True) if count > 1}
+                {
+                    candidate.name: count - 1
+                    for candidate, count in zip(left, chosen, strict=True)
+                    if count > 1
+                }
             )
-            left = [bid for bid in left if bid.name not in found[-1]]
+            left = [candidate for candidate in left if candidate.name not in found[-1]]
         return found
 
-    def _values(self, bid: _Bid, at: int, pools: Sequence[NodePool]) -> Values:
+    def _values(self, candidate: _Candidate, at: int, pools: Sequence[NodePool]) -> Values:
         """Return the value of each number of slots to a job in a pool, less the cost of a change.
 
         In a pool that is faster than the one in which it is, the value of what it has there is
         subtracted, as it keeps that if it gets nothing here.
 
         Args:
-            bid: the job.
+            candidate: the job.
             at: the place of the pool in ``pools``.
             pools: the pools of nodes, the fastest first.
 
@@ -292,9 +301,9 @@ class EdlPolicy:
             dynamic program gives each job at least one slot; so is entry 1 if the job must have
             some.
         """
-        one, own = bid.curve, bid.home
-        worth = bid.price * pools[at].speed * one.speeds
-        if bid.held:
+        one, own = candidate.curve, candidate.pool
+        worth = candidate.price * pools[at].speed * one.speeds
+        if candidate.held:
             worth[1:] = -math.inf
         if one.had and own is not None:
             repay_s = np.minimum(self.horizon_s, one.left_s / pools[at].speed)
@@ -306,26 +315,26 @@ class EdlPolicy:
                 worth[0] = -present * (lost[one.had] + math.sqrt(2) * one.deviation)
                 worth[one.had] = present
             elif own > at:
-                worth[1:] -= bid.price * pools[own].speed * one.speeds[one.had]
-        if bid.reserved == at:
+                worth[1:] -= candidate.price * pools[own].speed * one.speeds[one.had]
+        if candidate.reserved == at:
             worth[0] = -math.inf
         return np.concatenate(([-math.inf], worth))
 
 
-class _Bid(NamedTuple):
+class _Candidate(NamedTuple):
     """A job whose slots may change, as the program weighs it.
 
     Attributes:
         curve: its speed, remaining time and batch, by its number of slots.
         price: the worth of a slot-second of its work.
-        home: the place of the pool that it is in; None: it has no slots.
+        pool: the place of the pool that it is in; None: it has no slots.
         reserved: the place of the pool in which it must have slots at the latest; None: none.
         held: whether the job must not be started by this decision.
     """
 
     curve: SlotValues
     price: float
-    home: int | None
+    pool: int | None
     reserved: int | None
     held: bool
 

@@ -36,7 +36,7 @@ class JobWait(NamedTuple):
     served: bool = False
 
 
-class DueJob(NamedTuple):
+class JobDeadline(NamedTuple):
     """A job that is due.
 
     Attributes:
@@ -100,7 +100,7 @@ def next_wait(
     return JobWait(quantum_s, now_s + min(left_s, 0.0), known.served)
 
 
-def first_in_turn(due: Sequence[DueJob], slots: int) -> tuple[set[str], str]:
+def first_in_turn(due: Sequence[JobDeadline], slots: int) -> tuple[set[str], str]:
     """Choose the due jobs that get their fewest slots, the earliest deadline first.
 
     They are taken up to the first one that does not fit.

@@ -93,7 +93,7 @@ def _free(nodes: Sequence[Node], cluster: ClusterState) -> int:
     return total(nodes) - sum(count for node, count in fixed if node in names)
 
 
-def home(placement: Placement, pools: Sequence[NodePool]) -> int | None:
+def slowest_pool(placement: Placement, pools: Sequence[NodePool]) -> int | None:
     """Return the place in ``pools`` of the slowest pool that a job is in; None: it has no slots."""
     nodes = {node for node, _ in placement}
     found = [at for at, pool in enumerate(pools) if nodes & pool.names]
