@@ -59,6 +59,7 @@ from edl.launch.machine import machine_name
 from edl.launch.signals import TO_END, handled
 from edl.scheduler.background_process import BackgroundProcess, slots_here
 from edl.scheduler.controller import Controller
+from edl.scheduler.fleet.fleet_options import FleetOptions, LeaseOwner, fleet_of
 from edl.scheduler.history_keeper import HistoryKeeper
 
 app = typer.Typer(
@@ -106,6 +107,84 @@ def start(
             show_default=False,
         ),
     ] = None,
+    fleet: Annotated[
+        str | None,
+        typer.Option(
+            "--fleet",
+            metavar="ENGINE",
+            help="Borrow hosts from an engine while jobs wait for slots: slurm or ray.",
+            show_default=False,
+        ),
+    ] = None,
+    host_slots: Annotated[
+        int | None,
+        typer.Option(
+            "--host-slots",
+            min=1,
+            help="With --fleet: the slots of each borrowed host. Required there.",
+            show_default=False,
+        ),
+    ] = None,
+    max_hosts: Annotated[
+        int | None,
+        typer.Option(
+            "--max-hosts",
+            min=1,
+            help="With --fleet: the most borrowed hosts. Required there.",
+            show_default=False,
+        ),
+    ] = None,
+    min_hosts: Annotated[
+        int,
+        typer.Option(
+            "--min-hosts", min=0, help="With --fleet: borrowed hosts that are kept while idle."
+        ),
+    ] = 0,
+    idle: Annotated[
+        float,
+        typer.Option(
+            "--idle",
+            metavar="SECONDS",
+            min=0.0,
+            help="With --fleet: a host without a job for so long is given back.",
+        ),
+    ] = 300.0,
+    host_label: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--host-label",
+            metavar="KEY=VALUE",
+            help="With --fleet: a label of each borrowed host; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    host_kind: Annotated[
+        str | None,
+        typer.Option(
+            "--host-kind",
+            metavar="NAME",
+            help="With --fleet: the kind of each borrowed host.",
+            show_default=False,
+        ),
+    ] = None,
+    partition: Annotated[
+        str | None,
+        typer.Option(
+            "--partition",
+            help="With --fleet slurm: Slurm's partition. Default: Slurm's.",
+            show_default=False,
+        ),
+    ] = None,
+    fleet_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fleet-option",
+            metavar="OPTION",
+            help="With --fleet slurm: an option of sbatch, like --fleet-option=--gres=gpu:4. With "
+            "--fleet ray: python=PATH or address=HOST:PORT. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     api: Annotated[
         str | None,
         typer.Option(
@@ -124,10 +203,24 @@ def start(
     """Run a controller of a cluster, which is created if it is not there yet.
 
     Of several controllers of a cluster one leads, and another one takes its place when it ends. It
-    runs until SIGTERM or Ctrl-C.
+    runs until SIGTERM or Ctrl-C. With --fleet it borrows hosts of another engine while it leads, so
+    give all controllers of a cluster the same options.
     """
     if slots is not None and not local:
         raise UsageError("--slots needs --local; on other machines `edl host --slots` offers slots")
+    labels = dict(_pair(text, "--host-label gpu=h100") for text in host_label or [])
+    options = FleetOptions(
+        name=fleet or "",
+        slots=host_slots,
+        max_hosts=max_hosts,
+        min_hosts=min_hosts,
+        idle_s=idle,
+        labels=labels,
+        kind=host_kind or "",
+        partition=partition,
+        options=fleet_option or (),
+    )
+    limits = options.limits() if fleet or options != FleetOptions() else None
     api_words = api_command(api, tls_cert, tls_key)
     if api is not None:
         listener(listen_address(api)).close()  # nothing else listens there now
@@ -151,7 +244,12 @@ def start(
         version=own_version(),
         machine=machine_name(),
     )
-    controller = Controller(hosts, access, about, _say)
+    lender = None
+    if limits is not None:
+        own = config.state_dir() / CLUSTERS / name
+        owner = LeaseOwner(name, access.secret, own / "secret", hosts, own)
+        lender = fleet_of(options, owner), limits
+    controller = Controller(hosts, access, about, _say, lender=lender)
     where = ["--cluster", name, "--zookeeper", hosts]
     host = None
     if local:
@@ -351,6 +449,8 @@ def status_table(now: ClusterStatus) -> RenderableType:
         "jobs": jobs,
         "ZooKeeper": now.zookeeper,
     }
+    if now.fleet:
+        rows["fleet"] = now.fleet
     if now.problem:
         rows["problem"] = now.problem
     if versions := _versions(now):

@@ -95,6 +95,15 @@ def host(
             show_default=False,
         ),
     ] = None,
+    lease: Annotated[
+        str | None,
+        typer.Option(
+            "--lease",
+            metavar="NAME",
+            help="Lease with which `edl cluster start --fleet` has borrowed this host.",
+            show_default=False,
+        ),
+    ] = None,
     zookeeper: ZooKeeperOption = None,
 ) -> None:
     """Offer this machine to a cluster, and keep an agent of each job that gets slots here.
@@ -118,7 +127,8 @@ def host(
     with connected_cluster(cluster, zookeeper) as store:
         hosts = store.nodes.session.hosts
         where = own_address(settings.address, settings.network_interface, hosts)
-        keep_host(store, HostSettings(settings, where, numbers, labels, kind or "", users), _say)
+        own = HostSettings(settings, where, numbers, labels, kind or "", users, lease or "")
+        keep_host(store, own, _say)
 
 
 def _labels(words: Sequence[str]) -> dict[str, str]:

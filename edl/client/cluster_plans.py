@@ -18,6 +18,7 @@ from edl.core.cluster.cluster_status import (
     with_new_decision,
     with_new_host,
 )
+from edl.core.cluster.leases import lease_summary, with_leases
 from edl.core.cluster.measured_throughput import MeasuredThroughput
 from edl.core.cluster.plan import plan
 from edl.core.cluster.queue_status import QueueStatus, queue_statuses
@@ -35,12 +36,14 @@ def status_of_cluster(store: ClusterStore) -> ClusterStatus:
     """
     snapshot = store.look()
     leader = ControllerRecord.from_json(snapshot.leader) if snapshot.leader else None
+    view, (table, _) = cluster_view(snapshot, {}), store.leases()
     return cluster_status(
         store.paths.name,
-        cluster_view(snapshot, {}),
+        with_leases(view, table) if table.engine else view,
         leader,
         len(store.controllers()),
         store.nodes.session.hosts,
+        lease_summary(table) if table.engine else "",
     )
 
 

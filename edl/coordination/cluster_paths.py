@@ -8,6 +8,8 @@ of the cluster, a client, or the owner of the host)::
         allocation     AllocationRecord: the policy's last decision; empty before it; the leader
         reasons        JobReasons: why each job has what it has; empty before the first; the
                        leader, at most once a second
+        leases         LeaseTable: the hosts that another engine lends; absent before the first; the
+                       leader
         leader         the leader; empty before the first term; written when a term starts
         election/<controller>-<token>-<sequence>   ephemeral; a candidate; the lowest leads
         keys/<digest>  {job}: which job was submitted with the key
@@ -59,6 +61,7 @@ class ClusterPaths:
         self.cluster = f"{self.root}/cluster"
         self.allocation = f"{self.root}/allocation"
         self.reasons = f"{self.root}/reasons"
+        self.leases = f"{self.root}/leases"
         self.leader = f"{self.root}/leader"
         self.election = f"{self.root}/election"
         self.keys = f"{self.root}/keys"
@@ -71,7 +74,10 @@ class ClusterPaths:
 
     @property
     def fixed(self) -> tuple[str, ...]:
-        """The paths of all nodes that exist from the creation of the cluster on, parents first."""
+        """The paths of all nodes that exist from the creation of the cluster on, parents first.
+
+        The node ``leases`` is not among them.
+        """
         values = (self.cluster, self.allocation, self.reasons, self.leader, self.election)
         nodes = (self.keys, self.jobs, self.secrets, self.queues, self.tenants, self.hosts)
         return (self.root, *values, *nodes, self.events)

@@ -30,6 +30,7 @@ from edl.coordination.wire import encode
 from edl.core.cluster.events import ClusterEvent, ClusterEventKind
 from edl.core.cluster.goals import check_change, deleted, describe_change
 from edl.core.cluster.job_life import JobLife, LifeResult, LifeState
+from edl.core.cluster.lease_records import LeaseTable
 from edl.core.cluster.measured_throughput import MeasuredThroughput
 from edl.core.cluster.records import (
     AllocationRecord,
@@ -243,6 +244,20 @@ class ClusterStore:
         answer = self.nodes.read(get(path, ignore_changes))[0]
         found = record_or_none(JobReasons, path, answer)
         return JobReasons() if found is None else found
+
+    def leases(self) -> tuple[LeaseTable, int]:
+        """Read and return the record of the leases, and the version of its node.
+
+        Before the first lease it is the default record, with the version -1.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+        """
+        path = self.paths.leases
+        answer = self.nodes.read(get(path))[0]
+        if answer is None:
+            return LeaseTable(), -1
+        return record(LeaseTable, (path, answer[0])), answer[1].version
 
     def _changed(self) -> None:
         """Count a change of a node that was read, and call ``on_change``, if it is not None.

@@ -20,6 +20,7 @@ from edl.coordination.session import Refused
 from edl.coordination.wire import encode
 from edl.core.cluster.events import ClusterEvent, ClusterEventKind
 from edl.core.cluster.job_life import JobLife, LifeResult, LifeState
+from edl.core.cluster.lease_records import LeaseTable
 from edl.core.cluster.measured_throughput import MeasuredThroughput
 from edl.core.cluster.records import AllocationRecord, Goal, HostAssignment, JobReasons
 from edl.core.cluster.tenant_names import SEPARATOR
@@ -69,6 +70,17 @@ def allocation_write(paths: ClusterPaths, allocation: AllocationRecord, version:
 def reasons_write(paths: ClusterPaths, reasons: JobReasons) -> Write:
     """Return the write that replaces the leader's reasons for each job, for people and programs."""
     return Write(paths.reasons, reasons.to_json())
+
+
+def leases_write(paths: ClusterPaths, table: LeaseTable, version: int) -> Write:
+    """Return the write of the record of the leases; refused if the node has another version.
+
+    Args:
+        paths: The paths of the cluster.
+        table: The record.
+        version: The version of the node ``leases`` as it was read; -1: it is created.
+    """
+    return Write(paths.leases, table.to_json(), version, create=version < 0)
 
 
 def secret_write(paths: ClusterPaths, job: str) -> Write:

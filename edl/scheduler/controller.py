@@ -38,6 +38,7 @@ from edl.coordination.fenced_session import FencedSession
 from edl.coordination.session import Session
 from edl.core.cluster.events import ClusterEventKind
 from edl.core.cluster.held_slots import HeldSlots
+from edl.core.cluster.lease_records import LeaseLimits
 from edl.core.cluster.measured_throughput import MeasuredThroughput, measurements
 from edl.core.cluster.orders import CreateRun
 from edl.core.cluster.plan import ClusterPlan, plan
@@ -47,6 +48,9 @@ from edl.core.cluster.records import ControllerRecord
 from edl.core.cluster.run_records import RunRecords
 from edl.core.cluster.view import ClusterView
 from edl.errors import CoordinationError, EdlError, LeadershipLost, UnsupportedFormat, UsageError
+from edl.scheduler.fleet.fleet import Fleet
+from edl.scheduler.fleet.fleet_runner import FleetRunner
+from edl.scheduler.fleet.lease_keeper import LeaseKeeper
 from edl.scheduler.liveness import LivenessProbe, LivenessServer
 from edl.scheduler.policy_runner import PolicyRunner
 from edl.scheduler.reason_writer import ReasonWriter
@@ -85,6 +89,8 @@ class Controller:
         about: The record of this controller: its name, host, address and port.
         say: Shows a sentence to whoever has started this process.
         connect_timeout_s: How long to wait for the first connection to ZooKeeper, in seconds.
+        lender: The engine that lends hosts while this controller leads, and within which limits;
+            None: hosts come and go by themselves.
     """
 
     def __init__(
@@ -94,7 +100,10 @@ class Controller:
         about: ControllerRecord,
         say: Say,
         connect_timeout_s: float = 10.0,
+        lender: tuple[Fleet, LeaseLimits] | None = None,
     ) -> None:
+        self._lender = lender
+        self._runner: FleetRunner | None = None
         self._access = access
         self._about = about
         self._say = say
@@ -124,6 +133,7 @@ class Controller:
         """
         with ExitStack() as stack:
             stack.callback(self._policies.close)
+            stack.callback(self._end_term)
             port = stack.enter_context(LivenessServer(self._about.address)).port
             for session in (self._session, self._run_session):
                 stack.enter_context(session)
@@ -172,14 +182,14 @@ class Controller:
             election.enter()
             leadership = election.leads(self._wakeup.set)
             if leadership is None:
-                self._term = None
+                self._end_term()
                 self._policies.close()
                 return self._follow(election)
             if self._term is None or self._term.number != leadership.term:
                 self._term = self._begin(store, leadership)
             return self._term.turn()
         except LeadershipLost as error:
-            self._term = None
+            self._end_term()
             self._say_once(f"{error}")
             return 0.0
         except UnsupportedFormat:
@@ -212,12 +222,25 @@ class Controller:
                 lasts.
         """
         self._run_session.lead(leadership)
+        self._end_term()
         term = ControllerTerm(
             store, leadership, self._run_session, self._wakeup.set, self._say, self._policies
         )
         term.begin(self._about)
+        if self._lender is not None:
+            fleet, limits = self._lender
+            self._runner = FleetRunner(fleet, self._wakeup.set)
+            term.borrow(self._runner, limits)
+            self._runner.start()
         self._say_once(f"leads cluster {self._access.job} in term {leadership.term}")
         return term
+
+    def _end_term(self) -> None:
+        """Lead no more: drop the term, if there is one, and order nothing of the engine."""
+        self._term = None
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.stop()
 
     def _follow(self, election: Election) -> float:
         """Remove dead controllers that are before this one from ``election``, without waiting.
@@ -255,17 +278,19 @@ class LeaderRecords:
         secrets: the secrets of its jobs, by job; a job without one was never started.
         kept: what former runs have measured, by name of the job.
         runs: the records of the present or last run, by name of the job.
+        mark: marks the hosts that are not lent any more.
     """
 
     snapshot: ClusterSnapshot
     secrets: Mapping[str, str]
     kept: Mapping[str, MeasuredThroughput]
     runs: Mapping[str, RunRecords]
+    mark: Callable[[ClusterView], ClusterView]
 
     @cached_property
     def view(self) -> ClusterView:
         """The records that were read, as the :class:`ClusterView` from which a plan is made."""
-        return cluster_view(self.snapshot, self.runs, self.kept)
+        return self.mark(cluster_view(self.snapshot, self.runs, self.kept))
 
 
 class ControllerTerm:
@@ -298,6 +323,7 @@ class ControllerTerm:
         self._reasons = ReasonWriter(self._writer)
         self._tenants = TenantRequests(store, self._writer, wake)
         self._policies = policies
+        self._leases: LeaseKeeper | None = None
         self._refused: dict[str, str] = {}  # job -> why its last order was refused
         self._tidied_s = 0.0  # by the monotonic clock
 
@@ -308,6 +334,10 @@ class ControllerTerm:
             f"{about} leads in term {self.number}, with edl {about.version}",
         )
         self._writer.commit([event_write(self._store.paths, event)])
+
+    def borrow(self, runner: FleetRunner, limits: LeaseLimits) -> None:
+        """From now on, borrow hosts from an engine, within ``limits``; ``runner`` talks to it."""
+        self._leases = LeaseKeeper(self._store, self._writer, runner, limits, self._say)
 
     def turn(self) -> float:
         """Read, plan, write and carry out; return how long to wait for a change, in seconds.
@@ -327,6 +357,8 @@ class ControllerTerm:
         lives = {job.name: job.life for job in read.snapshot.jobs} | dict(found.lives)
         tell_s = self._reasons.tell(found.reasons, lives, now_s, found.surplus)
         tell_s = min(tell_s, self._tenants.serve(read.snapshot.hosts, found, lives, now_s))
+        if self._leases is not None:
+            self._leases.turn(with_assignments(read.view, found), now_s)
         if not found.acts:
             self._tidy(read)
         return max(0.0, min(LOOK_S, tell_s, found.next_s - time.time()))
@@ -364,7 +396,8 @@ class ControllerTerm:
         check_settings(self._store.paths.name, snapshot.settings)
         names = [job.name for job in snapshot.jobs]
         secrets, kept = self._store.secrets_and_measured(names)
-        return LeaderRecords(snapshot, secrets, kept, self._reader.read(secrets))
+        mark = self._leases.marked if self._leases is not None else _unmarked
+        return LeaderRecords(snapshot, secrets, kept, self._reader.read(secrets), mark)
 
     def _write(self, read: LeaderRecords, found: ClusterPlan, events: Events) -> bool:
         """Write the plan ``found`` and its ``events``; return whether all of it was written.
@@ -473,3 +506,14 @@ class ControllerTerm:
             self._writer.trim_events()
             for host in hosts_to_remove(read.snapshot.hosts, time.time()):
                 self._writer.remove_host(host)
+
+
+def _unmarked(view: ClusterView) -> ClusterView:
+    """Return ``view``: no host is lent."""
+    return view
+
+
+def with_assignments(view: ClusterView, found: ClusterPlan) -> ClusterView:
+    """Return ``view`` with what is assigned to its hosts after the plan ``found`` was written."""
+    hosts = (replace(h, assigned=found.assigned.get(h.name, h.assigned)) for h in view.hosts)
+    return replace(view, hosts=tuple(hosts))

@@ -35,6 +35,7 @@ class HostSettings:
         labels: the labels of the host.
         kind: the kind of machine, for policies that tell fast from slow ones; may be empty.
         users: the users as whom the jobs run.
+        lease: the lease under which another engine lends the host; empty: under none.
     """
 
     settings: config.Config
@@ -43,6 +44,7 @@ class HostSettings:
     labels: Mapping[str, str]
     kind: str = ""
     users: JobUsers = field(default_factory=JobUsers)
+    lease: str = ""
 
 
 def keep_host(store: ClusterStore, own: HostSettings, say: Callable[[str], None]) -> None:
@@ -97,6 +99,7 @@ def keep_host(store: ClusterStore, own: HostSettings, say: Callable[[str], None]
         kind=own.kind,
         address=own.address,
         version=own_version(),
+        lease=own.lease,
     )
 
     def connect() -> Session:

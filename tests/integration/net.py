@@ -152,6 +152,10 @@ class Net:
         inside = [IP, "netns", "exec", self._namespace(host)]
         return [*inside, "unshare", "--uts", "sh", "-c", RENAMED, self.names[host]]
 
+    def enter_network(self, host: str) -> list[str]:
+        """Return such words that change the network only: the name and the files stay as here."""
+        return ["nsenter", f"--net=/run/netns/{self._namespace(host)}"]
+
     def inside(self, host: str, function: Callable[[], Result]) -> Result:
         """Call ``function`` on ``host``: the sockets that it opens are there."""
         results: list[Result] = []

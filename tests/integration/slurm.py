@@ -50,7 +50,14 @@ MpiDefault=none
 SwitchType=switch/none
 SchedulerParameters=sched_interval=1,batch_sched_delay=0
 SlurmdParameters=config_overrides
-PartitionName=all Nodes={names} Default=YES MaxTime=INFINITE State=UP
+"""
+ONE_PARTITION = "PartitionName=all Nodes={names} Default=YES MaxTime=INFINITE State=UP\n"
+# Jobs of `high` take the nodes of those of `low`, which get SIGTERM and some time, and wait again.
+PREEMPTION = """\
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=low Nodes={names} Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=%d
+PartitionName=high Nodes={names} MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 """
 NODE = "NodeName={name} NodeHostname={machine} NodeAddr=127.0.0.1 Port={port} CPUs=1\n"
 
@@ -58,7 +65,15 @@ NODE = "NodeName={name} NodeHostname={machine} NodeAddr=127.0.0.1 Port={port} CP
 class Slurm:
     """The cluster; a context manager. Its jobs are numbered from ``first_job``."""
 
-    def __init__(self, directory: Path, nodes: Sequence[str]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        nodes: Sequence[str],
+        partitions: str = ONE_PARTITION,
+        enter: Sequence[str] = (),
+    ) -> None:
+        """Make a cluster; ``enter`` are the words before a command that run it elsewhere."""
+        self._partitions, self._enter = partitions, enter
         self.nodes = tuple(nodes)
         self.directory = directory
         self.configuration = directory / "slurm.conf"
@@ -70,7 +85,7 @@ class Slurm:
         (self.directory / "state").mkdir(parents=True)
         machine = socket.gethostname().partition(".")[0]
         self.first_job, *ports = free_ports(1 + len(self.nodes))
-        text = CONFIGURATION.format(
+        text = (CONFIGURATION + self._partitions).format(
             machine=machine,
             port=self.first_job,
             user=getpass.getuser(),
@@ -81,12 +96,12 @@ class Slurm:
             text += NODE.format(name=name, machine=machine, port=port)
         self.configuration.write_text(text)
         try:
-            self._start("slurmctld", "-D")
+            self.start_controller()
             for name in self.nodes:
                 self._start("slurmd", "-D", "-N", name)
             deadline = time.monotonic() + START_S
             while self._idle() < len(self.nodes):
-                assert time.monotonic() < deadline, self.describe()
+                assert time.monotonic() < deadline, self.story()
                 time.sleep(0.2)
         except BaseException:
             self._kill()
@@ -99,7 +114,7 @@ class Slurm:
     def run(self, *words: str | Path, environment: dict[str, str] | None = None) -> str:
         """Run a command of Slurm, which must succeed, and return its standard output."""
         done = subprocess.run(
-            words,
+            [*self._enter, *words],
             env={**os.environ, **(environment or {}), **self.environment},
             cwd=self.directory,
             capture_output=True,
@@ -114,13 +129,21 @@ class Slurm:
         answer = self.run("scontrol", "--oneliner", "show", "job", str(job))
         return next(word for word in answer.split() if word.startswith("JobState="))[9:]
 
+    def start_controller(self) -> None:
+        """Start slurmctld, with the state that it had."""
+        self._controller = self._start("slurmctld", "-D")
+
+    def kill_controller(self) -> None:
+        self._controller.kill()
+        self._controller.wait(10)
+
     def story(self) -> str:
         logs = sorted(self.directory.glob("*.log"))
         return "\n".join(f"--- {log.name}\n{log.read_text()[-2000:]}" for log in logs)
 
     def _idle(self) -> int:
         done = subprocess.run(
-            ["sinfo", "--noheader", "--Node", "--format=%T"],
+            [*self._enter, "sinfo", "--noheader", "--Node", "--format=%T"],
             env=os.environ | self.environment,
             capture_output=True,
             text=True,
@@ -128,12 +151,12 @@ class Slurm:
         )
         return done.stdout.split().count("idle")
 
-    def _start(self, program: str, *words: str) -> None:
+    def _start(self, program: str, *words: str) -> subprocess.Popen[bytes]:
         path = shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
         assert path, f"{program} is not installed; `make setup` does it"
-        with (self.directory / f"{program}-{words[-1]}.log").open("wb") as log:
+        with (self.directory / f"{program}-{words[-1]}.log").open("ab") as log:
             daemon = subprocess.Popen(
-                [path, *words, "-f", self.configuration],
+                [*self._enter, path, *words, "-f", self.configuration],
                 env=os.environ | self.environment,
                 cwd=self.directory,
                 stdin=subprocess.DEVNULL,
@@ -142,6 +165,7 @@ class Slurm:
                 start_new_session=True,
             )
         self._daemons.append(daemon)
+        return daemon
 
     def _kill(self) -> None:
         """End the daemons, and what they have started."""

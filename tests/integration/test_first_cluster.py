@@ -31,7 +31,7 @@ SCP = '#!/bin/sh\ntest "$1" = -p && exec cp -p "{home}/${{2#a:}}" "$3"\n'
 class Machine:
     """A network namespace with a home of its own, on which somebody types what the page says."""
 
-    def __init__(self, net: Net, name: str, directory: Path, checkout: Path) -> None:
+    def __init__(self, net: Net, name: str, directory: Path, checkout: Path, **more: str) -> None:
         self.home = directory / name
         (self.home / "bin").mkdir(parents=True)
         self._cwd = checkout if name == "a" else self.home
@@ -40,7 +40,11 @@ class Machine:
         kept = {name: one for name, one in os.environ.items() if not name.startswith("EDL_")}
         kept.pop("XDG_STATE_HOME", None)
         own = {"HOME": str(self.home), "PATH": ":".join(path), "OMP_NUM_THREADS": "1"}
-        self._options: Any = {"cwd": self._cwd, "env": kept | own, "stdin": subprocess.DEVNULL}
+        self._options: Any = {
+            "cwd": self._cwd,
+            "env": kept | own | more,
+            "stdin": subprocess.DEVNULL,
+        }
 
     def run(self, command: str) -> str:
         """Return the output of a command, which must end with 0."""
@@ -84,18 +88,21 @@ def until(condition: Callable[[], object], say: Callable[[], str]) -> None:
         time.sleep(0.2)
 
 
-def blocks(kind: str) -> list[str]:
-    return re.findall(rf"^```{kind}\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+def page_blocks(page: Path, kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
-def commands() -> list[list[str]]:
-    """Return the commands of each block of the page, without comments."""
-    parts = [[line.partition("#")[0].strip() for line in one.splitlines()] for one in blocks("sh")]
+def page_commands(page: Path) -> list[list[str]]:
+    """Return the commands of each block of a page, without comments."""
+    parts = [
+        [line.partition("#")[0].strip() for line in one.splitlines()]
+        for one in page_blocks(page, "sh")
+    ]
     return [[line for line in part if line] for part in parts]
 
 
 def test_it_has_five_commands() -> None:
-    assert sum(map(len, commands()[:3])) == 5
+    assert sum(map(len, page_commands(PAGE)[:3])) == 5
 
 
 def test_from_nothing_to_a_cluster_of_two_machines(tmp_path: Path) -> None:
@@ -103,9 +110,9 @@ def test_from_nothing_to_a_cluster_of_two_machines(tmp_path: Path) -> None:
     checkout.mkdir()
     for name in ("examples", "data"):
         (checkout / name).symlink_to(ROOT / name)
-    (manifest,) = blocks("yaml")
+    (manifest,) = page_blocks(PAGE, "yaml")
     (checkout / "job.yaml").write_text(manifest)
-    on_a, on_b, (submit,), (status, jobs, drain, undrain, delete) = commands()
+    on_a, on_b, (submit,), (status, jobs, drain, undrain, delete) = page_commands(PAGE)
     with ExitStack() as stack:
         net = stack.enter_context(Net("a", "b", etc={"hosts": NAMES}))
         assert (net.address("a"), net.address("b")) == ("10.77.0.1", "10.77.0.2")

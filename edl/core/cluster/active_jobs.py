@@ -266,7 +266,7 @@ def _active(
     if _waits_for_answers(job, cluster, table.now_s, check):
         return f"waits: {check.told}"
     if most is None:
-        return _too_large(job, room, choices.nodes, check)
+        return _too_large(job, room, choices.nodes, check, cluster.more_hosts)
     had = _had(job, cluster, table)
     present = {host: min(count, limits[host]) for host, count in had.items() if host in limits}
     size = sum(present.values())
@@ -449,7 +449,9 @@ def _had(job: JobView, cluster: ClusterView, table: DeviceTable) -> Mapping[str,
     return {host: len(entry.devices) - len(entry.leaving) for host, entry in entries.items()}
 
 
-def _too_large(job: JobView, room: int, nodes: Mapping[str, int], check: PathCheck) -> str:
+def _too_large(
+    job: JobView, room: int, nodes: Mapping[str, int], check: PathCheck, more_hosts: str
+) -> str:
     """Return the sentence that says that a job needs more slots than there are.
 
     Args:
@@ -457,11 +459,12 @@ def _too_large(job: JobView, room: int, nodes: Mapping[str, int], check: PathChe
         room: the slots that it could have, on all hosts together.
         nodes: host -> the slots that can be counted on.
         check: what the hosts have said of its files.
+        more_hosts: how the cluster gets more hosts.
     """
     needs = f"waits: it needs {counted(job.min_slots, 'slot')}"
     total = sum(nodes.values())
     if room == total:
-        return f"{needs}, and the cluster has {total}; add hosts with `edl host`"
+        return f"{needs}, and the cluster has {total}; {more_hosts}"
     if check.told:
         return (
             f"{needs}, and there are {room} of {total} on hosts that have its files: {check.told}"

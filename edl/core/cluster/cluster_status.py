@@ -27,7 +27,8 @@ class HostStatus(Record):
     state: Annotated[
         str,
         "`offers` slots, `drained`, `leaves`: it is about to end, `silent`: it has no offer now, "
-        "or `other format`: its edl writes other records than the leader's, so it gets no slots",
+        "`lease ended`: the engine that lent it does so no more, or `other format`: its edl writes "
+        "other records than the leader's. Only one that offers slots gets jobs",
     ]
     slots: Annotated[int, "slots that it offers"]
     used: Annotated[int, "slots that jobs have, those that are being given back included"]
@@ -60,6 +61,9 @@ class ClusterStatus(Record):
     used: Annotated[int, "slots that jobs have"]
     jobs: Annotated[Mapping[str, int], "state -> number of jobs in it"]
     hosts: Annotated[tuple[HostStatus, ...], "its hosts, see below"]
+    fleet: Annotated[
+        str, "how many hosts an engine lends and is asked for, as a sentence; empty: none is"
+    ]
     zookeeper: Annotated[str, "where this was read"]
     queues: Annotated[tuple[QueueStatus, ...], "its queues, see below; empty: it has none"] = ()
 
@@ -84,6 +88,7 @@ def cluster_status(
     leader: ControllerRecord | None,
     controllers: int,
     zookeeper: str,
+    fleet: str = "",
 ) -> ClusterStatus:
     """Return the status of a cluster, as `edl cluster status` prints it.
 
@@ -93,6 +98,7 @@ def cluster_status(
         leader: the record of the newest leader; None: there was none.
         controllers: the number of controllers in the election; 0: nobody leads.
         zookeeper: the ZooKeeper servers from which this was read, ``host:port,...``.
+        fleet: what an engine lends and is asked for, as a sentence; empty: there is none.
     """
     hosts = tuple(_host_status(host) for host in view.hosts)
     states = Counter(str(job.life.state) for job in view.jobs)
@@ -109,6 +115,7 @@ def cluster_status(
         used=sum(host.used for host in hosts),
         jobs={state: states[state] for state in map(str, LifeState) if states[state]},
         hosts=hosts,
+        fleet=fleet,
         zookeeper=zookeeper,
         queues=queue_statuses(view),
     )
@@ -171,12 +178,15 @@ def with_new_host(view: ClusterView, slots: int, labels: Mapping[str, str]) -> C
 def _host_status(host: HostView) -> HostStatus:
     """Return the status of a host: its state, its slots and how many of them jobs have.
 
-    The state is "silent" if the host offers nothing now, else "drained", "leaves" or "offers".
+    The state is "silent" if the host offers nothing now, else "drained", "leaves", "lease ended",
+    "other format" or "offers".
     """
     offer = host.offer
     state = "silent" if offer is None else "offers"
     if offer is not None and (host.drained or offer.leaves):
         state = "drained" if host.drained else "leaves"
+    elif offer is not None and not host.lease_holds:
+        state = "lease ended"
     elif offer is not None and not host.takes_slots:
         state = "other format"
     jobs = {name: len(entry.devices) for name, entry in sorted(host.assigned.jobs.items())}

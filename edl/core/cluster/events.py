@@ -22,7 +22,8 @@ class ClusterEventKind(StrEnum):
 
     By the leader: ``LEADER``: it begins to lead. ``STATE``: a job has entered another state.
     ``SLOTS``: a job gets other slots. ``HOST``: a host has come, gone or come back. ``REMOVED``: an
-    ended job, or a host, was removed from the records.
+    ended job, or a host, was removed from the records. ``LEASE``: another engine is asked for a
+    host, or a host is given back to it, or its loan has ended.
     """
 
     SUBMITTED = "submitted"
@@ -37,6 +38,7 @@ class ClusterEventKind(StrEnum):
     SLOTS = "slots"
     HOST = "host"
     REMOVED = "removed"
+    LEASE = "lease"
 
 
 @dataclass(frozen=True)

@@ -169,6 +169,8 @@ class HostOffer(Record):
             not.
         leaves: whether the host is about to leave the cluster: it gets no slots of jobs any more,
             and gives back those that it has.
+        lease: the lease under which another engine lends the host
+            (:mod:`edl.core.cluster.lease_records`); empty: under none.
     """
 
     slots: int
@@ -180,6 +182,7 @@ class HostOffer(Record):
     format: int = FORMAT
     port: int = 0
     leaves: bool = False
+    lease: str = ""
 
     @property
     def numbers(self) -> tuple[int, ...]:

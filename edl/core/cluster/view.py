@@ -338,6 +338,8 @@ class HostView:
         assigned: what the leader has assigned there.
         version: the version of the node ``assigned`` of the host; -1: there is no such node.
         report: what lives there, as `edl host` has written; None: it never has.
+        lease_holds: whether the engine that lends the host still does; True, too, of a host that is
+            not lent.
     """
 
     name: str
@@ -346,12 +348,13 @@ class HostView:
     assigned: HostAssignment = field(default_factory=HostAssignment)
     version: int = -1
     report: HostReport | None = None
+    lease_holds: bool = True
 
     @property
     def takes_slots(self) -> bool:
         """Whether the host offers slots, is to keep them, and writes records of this format."""
         offer = self.offer
-        if offer is None or self.drained or offer.leaves:
+        if offer is None or self.drained or offer.leaves or not self.lease_holds:
             return False
         return offer.format == FORMAT
 
@@ -398,6 +401,7 @@ class ClusterView:
         allocation: the policy's last decision.
         secrets: the names of the secrets that users have given to the cluster.
         queues: the queues by name; empty: the cluster has none, and all jobs share its slots.
+        more_hosts: how the cluster gets more hosts, as the end of a sentence for people.
     """
 
     jobs: Sequence[JobView]
@@ -406,6 +410,7 @@ class ClusterView:
     allocation: AllocationRecord = field(default_factory=AllocationRecord)
     secrets: Collection[str] = ()
     queues: Mapping[str, QueueRecord] = field(default_factory=dict)
+    more_hosts: str = "add hosts with `edl host`"
 
     @cached_property
     def by_name(self) -> Mapping[str, JobView]:

@@ -1,0 +1,148 @@
+"""Define what is known of the leases of a cluster: hosts that another engine lends to it.
+
+A *lease* is one loan of a host by an engine such as Slurm: the engine starts an `edl host` there,
+and may take the host back. :mod:`edl.core.cluster.leases` decides about them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from edl.core.record import Record
+
+
+class LeaseState(StrEnum):
+    """The state of a lease, as the engine tells it.
+
+    ``ASKED``: it waits in the engine's queue, for the first time or again. ``RUNNING``: its `edl
+    host` was started. ``ENDED``: its `edl host` has ended, or never will be started.
+    """
+
+    ASKED = "asked"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True)
+class HostLease:
+    """One lease as the engine tells it.
+
+    Attributes:
+        state: its state.
+        host: the name of the machine, under which its `edl host` is in the cluster; empty: not
+            known yet.
+        why: why it waits or has ended, in the engine's words; may be empty.
+    """
+
+    state: LeaseState
+    host: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What kind of host is asked for.
+
+    Attributes:
+        slots: the number of slots that its `edl host` offers.
+        labels: the labels that it offers.
+        kind: the kind of machine that it names, for policies that tell fast from slow ones.
+    """
+
+    slots: int
+    labels: Mapping[str, str] = field(default_factory=dict)
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class LeaseLimits:
+    """How many hosts of which shape a cluster borrows, and for how long.
+
+    Attributes:
+        shape: the shape of each host.
+        max_hosts: the most leases at a time.
+        min_hosts: so many leases are kept although no job needs them.
+        idle_s: a host that no job has had slots of for this time is given back.
+        start_s: a lease that runs is given back if its host offers nothing for this time.
+        leave_s: within this time a host that is given back must have left; then the engine ends it.
+        stray_s: a lease that the records do not know is given back after this time.
+    """
+
+    shape: Shape
+    max_hosts: int
+    min_hosts: int = 0
+    idle_s: float = 300.0
+    start_s: float = 300.0
+    leave_s: float = 60.0
+    stray_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class LeaseRecord(Record):
+    """The record of one lease. It is written before the engine is asked. Times are since 1970.
+
+    Attributes:
+        slots: the number of slots that its host was to offer.
+        asked_s: when it was written.
+        state: the engine's last word.
+        host: the host that it is, or last was, on; empty: not known.
+        why: the engine's last reason.
+        silent_s: since when the engine says that it runs, and no host offers slots under it; 0: one
+            does, or it does not run.
+        offered_s: when its host first offered slots; 0: it never has.
+        idle_s: since when no job has had slots on its host, or since when there is no host; 0: a
+            job has some.
+        back_s: since when it is being given back; 0: it is not.
+        leaves: whether its host has said that it leaves, as a signal makes it do.
+        is_over: whether the engine says that it has ended, while its host still offers slots.
+    """
+
+    slots: int
+    asked_s: float
+    state: LeaseState = LeaseState.ASKED
+    host: str = ""
+    why: str = ""
+    silent_s: float = 0.0
+    offered_s: float = 0.0
+    idle_s: float = 0.0
+    back_s: float = 0.0
+    leaves: bool = False
+    is_over: bool = False
+
+    @property
+    def lease_holds(self) -> bool:
+        """Whether jobs may get slots of its host: the lease goes on, as far as is known.
+
+        A lease that had offered slots and waits in the engine's queue again does not: the engine
+        has taken the host back, whatever still lives there.
+        """
+        taken_back = self.offered_s > 0 and self.state is not LeaseState.RUNNING
+        return not (self.back_s or self.is_over or taken_back)
+
+
+@dataclass(frozen=True)
+class LeaseTable(Record):
+    """The record of all leases of a cluster, at its node ``leases``; the leader writes it.
+
+    Attributes:
+        engine: the name of the engine that lends the hosts.
+        last: the number of the newest lease; none is used twice.
+        leases: name of the lease -> its record.
+        strays: name of a lease of this cluster that is in none of the records -> since when the
+            engine has told of it.
+        failures: how many leases in a row have come to nothing.
+        not_before_s: after such a failure, before when no further host is asked for.
+        why: why the last lease came to nothing, or why the engine is not asked, as a sentence.
+        wanted: how many hosts the jobs need now, within the limits.
+    """
+
+    engine: str = ""
+    last: int = 0
+    leases: Mapping[str, LeaseRecord] = field(default_factory=dict)
+    strays: Mapping[str, float] = field(default_factory=dict)
+    failures: int = 0
+    not_before_s: float = 0.0
+    why: str = ""
+    wanted: int = 0

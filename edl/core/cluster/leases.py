@@ -1,0 +1,392 @@
+"""Decide which hosts a cluster borrows from an engine, and which it gives back.
+
+:func:`decide_leases` is a pure function of the records, the engine's last answer and the time. The
+leader writes the table that it returns, and only then asks the engine. Its rules:
+
+1. **Written ahead.** A lease is in the table before the engine is asked for it. What the engine
+   does not know of is asked for again, under the same name, by whoever leads then. What the table
+   does not know of is given back after ``stray_s`` seconds.
+2. **Silence decides nothing.** While the engine does not answer, the table stays as it is: no slot
+   becomes free, no host is asked for or given back.
+3. **The engine's word ends a loan, the host's word frees its slots.** Jobs get no more slots of a
+   host whose lease has ended or waits again, even if its `edl host` lives on. What is assigned
+   there stays assigned until a host of that name reports that nothing lives
+   (:mod:`edl.core.cluster.devices`), under whichever lease.
+4. **Idle hosts only.** A host is given back when no job has had slots there for ``idle_s`` seconds,
+   and the jobs need fewer hosts than there are. No job is moved for that.
+5. **A failure rests.** After a lease that came to nothing the next one waits 10, 20, 40 ... and at
+   most 300 s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from edl.core.cluster.active_jobs import obstacle
+from edl.core.cluster.job_life import LifeState
+from edl.core.cluster.lease_records import (
+    HostLease,
+    LeaseLimits,
+    LeaseRecord,
+    LeaseState,
+    LeaseTable,
+)
+from edl.core.cluster.records import Goal
+from edl.core.cluster.view import ClusterView, HostView, JobView
+from edl.core.plural import counted, verb
+from edl.errors import some
+
+FIRST_REST_S, MOST_REST_S = 10.0, 300.0
+SOON_S = 60.0  # a host that ends so soon after it came, and was not told to, has failed, too
+
+
+@dataclass(frozen=True)
+class ReleaseHost:
+    """The order to give a lease back.
+
+    Attributes:
+        lease: the name of the lease.
+        within_s: its `edl host` is told to leave, and has so many seconds; 0: the engine ends the
+            lease now.
+    """
+
+    lease: str
+    within_s: float
+
+
+@dataclass(frozen=True)
+class LeaseDecision:
+    """What the leader writes, and what it then orders of the engine.
+
+    Attributes:
+        table: the new table.
+        ask: the names of the leases to ask for, in this order.
+        give_back: the leases to give back.
+        news: what has changed, as sentences for the event log, each with the host that it is about
+            or an empty text.
+    """
+
+    table: LeaseTable
+    ask: tuple[str, ...] = ()
+    give_back: tuple[ReleaseHost, ...] = ()
+    news: tuple[tuple[str, str], ...] = ()
+
+
+def decide_leases(
+    table: LeaseTable,
+    answer: Mapping[str, HostLease] | None,
+    cluster: ClusterView,
+    limits: LeaseLimits,
+    now_s: float,
+) -> LeaseDecision:
+    """Return the leases that the cluster has, asks for and gives back now.
+
+    Args:
+        table: the record of the leases.
+        answer: the leases of this cluster by the engine's last answer; None: it does not answer.
+        cluster: the jobs and hosts.
+        limits: the shape and the number of hosts.
+        now_s: the time, in seconds since 1970.
+    """
+    if answer is None:
+        return LeaseDecision(table)
+    draft = _Draft(table, answer, cluster, limits, now_s)
+    for name, record in table.leases.items():
+        draft.advance(name, record)
+    draft.return_strays()
+    needed, why = wanted_hosts(cluster, limits)
+    draft.ask_for(needed, why)
+    draft.return_surplus(needed)
+    return draft.decision(needed)
+
+
+def wanted_hosts(cluster: ClusterView, limits: LeaseLimits) -> tuple[int, str]:
+    """Return how many hosts of the fleet the jobs need, within the limits, and why.
+
+    Each job that wants to run counts with the workers that it asks for, on hosts that are not lent
+    first. A job that waits for other jobs or for a secret does not count, nor does one that a host
+    of the fleet could not help: without the labels or the files that it needs, or larger than the
+    cluster may become.
+
+    Args:
+        cluster: the jobs and hosts.
+        limits: the shape and the number of hosts.
+    """
+    slots = limits.shape.slots
+    own = sum(
+        len(host.offer.numbers)
+        for host in cluster.hosts
+        if host.offer is not None and host.takes_slots and not host.offer.lease
+    )
+    room = own + limits.max_hosts * slots
+    jobs = [job for job in cluster.jobs if _counts(job, cluster, limits, room)]
+    total = sum(job.manifest.requested_np for job in jobs)
+    needed = max(0, math.ceil((total - own) / slots))
+    why = "no job needs one"
+    if jobs:
+        names = some([job.name for job in jobs])
+        why = f"{names} {verb(len(jobs), 'asks', 'ask')} for {counted(total, 'slot')}"
+    return min(limits.max_hosts, max(limits.min_hosts, needed)), why
+
+
+def with_leases(cluster: ClusterView, table: LeaseTable) -> ClusterView:
+    """Return ``cluster`` in which hosts whose lease does not go on are marked (``lease_holds``).
+
+    It also says what the engine lends and is asked for, for people (``more_hosts``). A host that
+    was not started for a lease stays as it is.
+    """
+
+    def marked(host: HostView) -> HostView:
+        name = host.offer.lease if host.offer is not None else ""
+        if not name:
+            return host
+        record = table.leases.get(name)
+        lease_holds = record is not None and record.lease_holds and record.host in ("", host.name)
+        return replace(host, lease_holds=lease_holds)
+
+    hosts = tuple(marked(host) for host in cluster.hosts)
+    return replace(cluster, hosts=hosts, more_hosts=lease_summary(table))
+
+
+def lease_summary(table: LeaseTable) -> str:
+    """Return how many hosts the engine lends and is asked for, as a sentence without a period."""
+    states = Counter(str(one.state) for one in table.leases.values() if not one.is_over)
+    running, asked = states[LeaseState.RUNNING], states[LeaseState.ASKED]
+    parts = [f"{table.engine} lends {counted(running, 'host')}"]
+    if asked:
+        waits = {one.why for one in table.leases.values() if one.state is LeaseState.ASKED}
+        why = ", ".join(sorted(filter(None, waits)))
+        parts.append(f"is asked for {asked} more{f' ({why})' if why else ''}")
+    clause = " and ".join(parts)
+    return f"{clause}; {table.why}" if table.why else clause
+
+
+def _counts(job: JobView, cluster: ClusterView, limits: LeaseLimits, room: int) -> bool:
+    """Return whether hosts are asked for on behalf of ``job``.
+
+    Args:
+        job: the job.
+        cluster: all jobs, and what hosts have said of files.
+        limits: the shape of the hosts.
+        room: the most slots that the cluster may have.
+    """
+    if job.wanted.goal is not Goal.RUN or job.life.state in (LifeState.HALTED, LifeState.ENDED):
+        return False
+    if job.min_slots > room or not job.manifest.labels.items() <= limits.shape.labels.items():
+        return False
+    if job.life.state is not LifeState.QUEUED:
+        return True
+    lacking = cluster.path_checks.of(job.manifest).lacking
+    if any((offer := cluster.host_named[host].offer) and offer.lease for host in lacking):
+        return False  # another host of the same fleet would lack its files, too
+    return obstacle(job, cluster, math.inf) is None  # a rest until its next try is no obstacle
+
+
+def _hosts_of(cluster: ClusterView, answer: Mapping[str, HostLease]) -> dict[str, HostView]:
+    """Return, by the name of the lease, the host that offers slots under it now.
+
+    If two do, it is the one that the engine names.
+
+    Args:
+        cluster: the hosts.
+        answer: the leases by the engine's last answer.
+    """
+    found: dict[str, HostView] = {}
+    for host in cluster.hosts:
+        name = host.offer.lease if host.offer is not None else ""
+        if name and (name not in found or (name in answer and answer[name].host == host.name)):
+            found[name] = host
+    return found
+
+
+def _leaves(host: HostView | None, otherwise: bool) -> bool:
+    """Return whether ``host`` says that it leaves; ``otherwise`` if it is not there."""
+    return otherwise if host is None or host.offer is None else host.offer.leaves
+
+
+class _Draft:
+    """The decision so far; the arguments are those of :func:`decide_leases`."""
+
+    def __init__(
+        self,
+        table: LeaseTable,
+        answer: Mapping[str, HostLease],
+        cluster: ClusterView,
+        limits: LeaseLimits,
+        now_s: float,
+    ) -> None:
+        self._table = table
+        self._answer = answer
+        self._limits = limits
+        self._now_s = now_s
+        self._hosts = _hosts_of(cluster, answer)
+        self._cluster = cluster
+        self._leases: dict[str, LeaseRecord] = {}
+        self._strays: dict[str, float] = {}
+        self._last = table.last
+        self._failures = table.failures
+        self._not_before_s = table.not_before_s
+        self._why = table.why
+        self._ask: list[str] = []
+        self._back: list[ReleaseHost] = []
+        self._news: list[tuple[str, str]] = []
+
+    # --- what has become of the leases
+
+    def advance(self, name: str, record: LeaseRecord) -> None:
+        """Bring the record of one lease up to date with the engine and its host."""
+        lease, host = self._answer.get(name), self._hosts.get(name)
+        started = record.offered_s or record.silent_s or host
+        if lease is None and not (started or record.back_s):
+            self._leases[name] = record
+            self._ask.append(name)  # written, and perhaps never asked for
+        elif lease is None or lease.state is LeaseState.ENDED:
+            self._end(name, record, host, lease.why if lease is not None else "")
+        else:
+            self._go_on(name, self._heard(record, lease, host), host)
+
+    def _heard(self, record: LeaseRecord, lease: HostLease, host: HostView | None) -> LeaseRecord:
+        """Return ``record`` with what the engine and the host say of a lease that goes on."""
+        now_s = self._now_s
+        running = lease.state is LeaseState.RUNNING
+        name = lease.host or (host.name if host is not None else record.host)
+        known = self._cluster.host_named.get(name)
+        idle = known is None or not known.assigned.jobs
+        if running and host is not None and not record.offered_s:
+            self._failures = 0
+        return replace(
+            record,
+            state=lease.state,
+            host=name,
+            why=lease.why,
+            silent_s=(record.silent_s or now_s) if running and host is None else 0.0,
+            offered_s=record.offered_s or (now_s if running and host is not None else 0.0),
+            idle_s=(record.idle_s or now_s) if idle else 0.0,
+            leaves=running and _leaves(host, record.leaves),
+        )
+
+    def _go_on(self, name: str, record: LeaseRecord, host: HostView | None) -> None:
+        """Keep a lease that goes on; give it back if its host does not come, or is leaving.
+
+        A host that is cut off is lost to its jobs long before that.
+        """
+        late_s = self._now_s - record.silent_s - self._limits.start_s
+        if record.is_over:  # another one has its place, and the engine has begun it again
+            self._leave(name, replace(record, back_s=record.back_s or self._now_s), host)
+        elif record.back_s:
+            self._leave(name, record, host)
+        elif record.silent_s and late_s >= 0:
+            why = f"its host has offered nothing for {self._limits.start_s:g} s"
+            self._fail(name, why, record.host)
+            self._leave(name, replace(record, back_s=self._now_s), host)
+        else:
+            self._leases[name] = record
+
+    def _end(self, name: str, record: LeaseRecord, host: HostView | None, why: str) -> None:
+        """Forget a lease that has ended; not while its host still offers slots under its name."""
+        if host is not None:
+            if not record.is_over:
+                self._note(f"{name} has ended, but edl host lives on", why, host.name)
+            self._leases[name] = replace(record, is_over=True, state=LeaseState.ENDED, why=why)
+            return
+        asked = record.back_s or record.leaves  # of the host to leave
+        if not asked and (not record.offered_s or self._now_s - record.offered_s < SOON_S):
+            self._fail(name, why or "the engine does not say why", record.host)
+        elif record.back_s:
+            self._note(f"{name} has been given back", "", record.host)
+        elif not record.is_over:
+            self._note(f"{name} has ended", why, record.host)
+
+    def return_strays(self) -> None:
+        """Give back leases of this cluster that no record has, after some time."""
+        for name, lease in sorted(self._answer.items()):
+            if name not in self._table.leases and lease.state is not LeaseState.ENDED:
+                since_s = self._table.strays.get(name, self._now_s)
+                self._strays[name] = since_s
+                if self._now_s - since_s >= self._limits.stray_s:
+                    self._leave(name, None, self._hosts.get(name), since_s + self._limits.stray_s)
+
+    # --- what is asked for and given back
+
+    def ask_for(self, needed: int, why: str) -> None:
+        """Ask for as many further hosts as are needed, unless the last ones came to nothing."""
+        alive = sum(one.lease_holds or self._waits_again(one) for one in self._leases.values())
+        if alive >= needed or self._now_s < self._not_before_s:
+            return
+        # One at a time after a failure, so that a broken partition is not asked for many.
+        room = self._limits.max_hosts - sum(not one.is_over for one in self._leases.values())
+        count = min(room, 1 if self._failures else needed - alive)
+        if count < 1:
+            return
+        for _ in range(count):
+            self._last += 1
+            name = f"l{self._last}"
+            self._leases[name] = LeaseRecord(
+                self._limits.shape.slots, self._now_s, idle_s=self._now_s
+            )
+            self._ask.append(name)
+        slots = counted(self._limits.shape.slots, "slot")
+        self._news.append((f"asks for {counted(count, 'host')} with {slots} each: {why}", ""))
+
+    def return_surplus(self, needed: int) -> None:
+        """Give back what is idle and not needed: what waits in a queue first, then the longest."""
+        going = {name: one for name, one in self._leases.items() if not one.back_s}
+        surplus = sum(not one.is_over for one in going.values()) - needed
+        order = sorted(going, key=lambda name: (going[name].offered_s > 0, going[name].idle_s))
+        for name in order:
+            record = going[name]
+            idle_s = self._now_s - record.idle_s
+            if surplus <= 0:
+                return
+            if record.is_over or not record.idle_s or idle_s < self._limits.idle_s:
+                continue
+            surplus -= 1
+            self._note(f"{name} is given back", f"idle for {idle_s:.0f} s", record.host)
+            self._leave(name, replace(record, back_s=self._now_s), self._hosts.get(name))
+
+    def _waits_again(self, record: LeaseRecord) -> bool:
+        """Return whether the engine has taken a host back and will lend one again by itself."""
+        return record.state is LeaseState.ASKED and not (record.back_s or record.is_over)
+
+    def _leave(
+        self, name: str, record: LeaseRecord | None, host: HostView | None, since_s: float = 0.0
+    ) -> None:
+        """Order that a lease is given back: its host is told once, and ended after some time."""
+        if record is not None:
+            self._leases[name] = record
+            since_s = record.back_s
+        if host is None or self._now_s - since_s >= self._limits.leave_s:
+            self._back.append(ReleaseHost(name, 0.0))
+        elif host.offer is not None and not host.offer.leaves:
+            self._back.append(ReleaseHost(name, self._limits.leave_s))
+
+    # --- the result
+
+    def decision(self, needed: int) -> LeaseDecision:
+        """Return the decision."""
+        table = replace(
+            self._table,
+            last=self._last,
+            leases=self._leases,
+            strays=self._strays,
+            failures=self._failures,
+            not_before_s=self._not_before_s,
+            why=self._why if self._failures else "",
+            wanted=needed,
+        )
+        return LeaseDecision(table, tuple(self._ask), tuple(self._back), tuple(self._news))
+
+    def _fail(self, name: str, why: str, host: str) -> None:
+        """Note that a lease came to nothing, and let the next one wait."""
+        rest_s = min(MOST_REST_S, FIRST_REST_S * 2.0 ** min(self._failures, 10))
+        self._failures += 1
+        self._not_before_s = self._now_s + rest_s
+        self._why = f"{name} came to nothing: {why}"
+        self._news.append((f"{self._why}; the next one waits {rest_s:g} s", host))
+
+    def _note(self, what: str, why: str, host: str) -> None:
+        """Note a sentence for the event log."""
+        self._news.append((f"{what}: {why}" if why else what, host))

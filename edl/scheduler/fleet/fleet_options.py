@@ -1,0 +1,154 @@
+"""Make the fleet that a user has asked for, from the options of `edl cluster start`."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edl import config
+from edl.core.cluster.lease_records import LeaseLimits, Shape
+from edl.errors import UsageError
+from edl.scheduler.fleet.fleet import Fleet
+from edl.scheduler.fleet.lease_command import HostCommand, kept_environment
+from edl.scheduler.fleet.ray_fleet import RayFleet
+from edl.scheduler.fleet.slurm import SlurmFleet
+from edl.scheduler.run_processes import host_mark
+
+PREFIX_LENGTH = 8  # of the part of a name that only this cluster has
+
+
+@dataclass(frozen=True)
+class FleetOptions:
+    """What a user has asked for.
+
+    Attributes:
+        name: the name of the engine; empty: none.
+        slots: the number of slots of each host; None: not given.
+        max_hosts: the most hosts; None: not given.
+        min_hosts: the fewest hosts.
+        idle_s: after how many seconds an idle host is given back.
+        labels: the labels of each host.
+        kind: the kind of each host.
+        partition: Slurm's partition; None: the default one.
+        options: options for the engine: those of sbatch, or KEY=VALUE for Ray.
+    """
+
+    name: str = ""
+    slots: int | None = None
+    max_hosts: int | None = None
+    min_hosts: int = 0
+    idle_s: float = 300.0
+    labels: Mapping[str, str] = field(default_factory=dict)
+    kind: str = ""
+    partition: str | None = None
+    options: Sequence[str] = ()
+
+    def limits(self) -> LeaseLimits:
+        """Return the limits of the leases.
+
+        Raises:
+            UsageError: an option is missing or wrong.
+        """
+        if not self.name:
+            raise UsageError(
+                "--host-slots, --max-hosts and the other options of borrowed hosts need --fleet; "
+                f"name the engine that lends them: {', '.join(FLEETS)}"
+            )
+        if self.name not in FLEETS:
+            raise UsageError(f"there is no fleet {self.name!r}; there are: {', '.join(FLEETS)}")
+        if self.slots is None or self.max_hosts is None:
+            missing = "--host-slots" if self.slots is None else "--max-hosts"
+            what = {"--host-slots": "slots a host offers", "--max-hosts": "hosts it may lend"}
+            raise UsageError(f"--fleet {self.name} needs {missing}: how many {what[missing]}")
+        if self.min_hosts > self.max_hosts:
+            raise UsageError(
+                f"--min-hosts is {self.min_hosts}, and --max-hosts {self.max_hosts}; give at most "
+                "as many"
+            )
+        if self.name != "slurm" and self.partition:
+            raise UsageError("--partition is for --fleet slurm; leave it out")
+        shape = Shape(self.slots, self.labels, self.kind)
+        return LeaseLimits(shape, self.max_hosts, self.min_hosts, self.idle_s)
+
+
+@dataclass(frozen=True)
+class LeaseOwner:
+    """The cluster that borrows hosts.
+
+    Attributes:
+        cluster: its name.
+        secret: its secret.
+        secret_file: the file with its secret.
+        zookeeper: its ZooKeeper servers.
+        directory: the directory of this user's files about the cluster.
+    """
+
+    cluster: str
+    secret: str
+    secret_file: Path
+    zookeeper: str
+    directory: Path
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of the names of its leases in the engine, which no other cluster has."""
+        mark = host_mark(self.secret, self.cluster, "")[:PREFIX_LENGTH]
+        return f"edl-{self.cluster}-{mark}-"
+
+    @property
+    def command(self) -> HostCommand:
+        """The command of each `edl host`."""
+        kept = kept_environment(config.environment())
+        return HostCommand(self.cluster, self.zookeeper, self.secret_file, kept)
+
+
+def fleet_of(options: FleetOptions, owner: LeaseOwner) -> Fleet:
+    """Return the engine that ``options`` name.
+
+    Raises:
+        UsageError: it cannot be used from this machine.
+    """
+    return FLEETS[options.name](options, owner)
+
+
+def _slurm(options: FleetOptions, owner: LeaseOwner) -> Fleet:
+    """Return the fleet of Slurm; raise a UsageError if its commands are not here."""
+    for program in ("sbatch", "squeue", "scancel"):
+        if shutil.which(program) is None:
+            raise UsageError(
+                f"--fleet slurm needs {program} on the PATH of the controller; start it on a "
+                "machine that submits to Slurm"
+            )
+    logs = owner.directory / "leases"
+    return SlurmFleet(owner.command, owner.prefix, logs, options.partition, options.options)
+
+
+def _ray(options: FleetOptions, owner: LeaseOwner) -> Fleet:
+    """Return the fleet of Ray.
+
+    Raises:
+        UsageError: an option is unknown, or the Python that is to have Ray is not there.
+    """
+    found = {"python": sys.executable, "address": "auto"}
+    for text in options.options:
+        key, _, value = text.partition("=")
+        if key not in found or not value:
+            raise UsageError(
+                f"--fleet-option is {text!r}; with --fleet ray give python=PATH, the Python that "
+                "has Ray, or address=HOST:PORT, where Ray is"
+            )
+        found[key] = value
+    if shutil.which(found["python"]) is None:
+        raise UsageError(
+            f"--fleet-option=python={found['python']} is no program; give the path of the Python "
+            "that has Ray"
+        )
+    environment = config.environment()
+    environment.pop("PYTHONPATH", None)  # it is that of this Python
+    return RayFleet(owner.command, owner.prefix, found["python"], found["address"], environment)
+
+
+FLEETS: Mapping[str, Callable[[FleetOptions, LeaseOwner], Fleet]] = {"slurm": _slurm, "ray": _ray}

@@ -1,0 +1,163 @@
+"""Talk to an engine in a thread of its own, so that the leader never waits for it.
+
+An engine may take long to answer, or never do. The leader takes the newest answer that there is,
+decides, and leaves its orders here; those that follow from an older answer are dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from edl.core.cluster.lease_records import HostLease, LeaseState, Shape
+from edl.core.cluster.leases import ReleaseHost
+from edl.scheduler.fleet.fleet import Fleet, FleetUnreachable, LeaseRefused
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 3.0  # between two questions to the engine
+
+
+@dataclass(frozen=True)
+class FleetStatus:
+    """An answer of the engine.
+
+    Attributes:
+        number: the number of the answer, from 1; 0: it was not asked yet.
+        leases: the leases of the cluster, by name; None: the engine does not answer.
+        why: why it does not answer; empty: it does.
+    """
+
+    number: int = 0
+    leases: Mapping[str, HostLease] | None = None
+    why: str = ""
+
+
+class FleetRunner:
+    """A thread that asks an engine for its leases, and carries out the orders of the leader.
+
+    Args:
+        fleet: the engine.
+        wake: called when an answer differs from the one before.
+        poll_s: the time between two questions, in seconds.
+    """
+
+    def __init__(self, fleet: Fleet, wake: Callable[[], None], poll_s: float = POLL_S) -> None:
+        self.name = fleet.name
+        self._fleet = fleet
+        self._wake = wake
+        self._poll_s = poll_s
+        self._answer = FleetStatus()
+        self._orders: tuple[int, Sequence[str], Shape | None, Sequence[ReleaseHost]] = (
+            0,
+            (),
+            None,
+            (),
+        )
+        self._refused: dict[str, str] = {}
+        self._explained: dict[str, str] = {}
+        self._told: set[str] = set()
+        self._changing = threading.Lock()  # of the orders and the answer
+        self._stopping = threading.Event()
+        self._ordered = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="edl-fleet", daemon=True)
+
+    def start(self) -> None:
+        """Begin to ask the engine."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Carry out no further order; return at once, though a call may still go on."""
+        self._stopping.set()
+        self._ordered.set()
+
+    @property
+    def answer(self) -> FleetStatus:
+        """The newest answer of the engine."""
+        with self._changing:
+            return self._answer
+
+    def order(
+        self, number: int, ask: Sequence[str], shape: Shape, give_back: Sequence[ReleaseHost]
+    ) -> None:
+        """Leave the orders that follow from an answer, in place of those that were left before.
+
+        Args:
+            number: the number of the answer.
+            ask: the leases to ask for.
+            shape: their shape.
+            give_back: the leases to give back.
+        """
+        with self._changing:
+            self._orders = (number, ask, shape, give_back)
+        if ask or give_back:
+            self._ordered.set()
+
+    def _run(self) -> None:
+        """Ask and carry out in turns until :meth:`stop`; runs in the thread."""
+        while not self._stopping.is_set():
+            self._look()
+            self._ordered.wait(self._poll_s)
+            self._ordered.clear()
+            self._carry_out()
+
+    def _look(self) -> None:
+        """Ask the engine for its leases, and keep its answer."""
+        try:
+            leases = {name: self._explain(name, one) for name, one in self._fleet.leases().items()}
+            found = {n: HostLease(LeaseState.ENDED, "", why) for n, why in self._refused.items()}
+            answer = FleetStatus(0, leases | found)
+        except FleetUnreachable as error:
+            answer = FleetStatus(0, None, f"{self.name} does not answer: {error}")
+        except Exception as error:  # whatever an engine's library does: jobs go on
+            logger.exception("%s has failed", self.name)
+            answer = FleetStatus(0, None, f"{self.name} has failed: {error!r}")
+        with self._changing:
+            before = self._answer
+            self._answer = replace(answer, number=before.number + 1)
+        if (before.leases, before.why) != (answer.leases, answer.why) or not before.number:
+            self._wake()
+
+    def _carry_out(self) -> None:
+        """Carry out the orders that follow from the newest answer."""
+        with self._changing:
+            number, ask, shape, give_back = self._orders
+            if number != self._answer.number:
+                return  # others follow
+        self._refused.clear()  # the leader knows of them
+        for name in ask:
+            if self._stopping.is_set() or shape is None:
+                return
+            try:
+                self._fleet.ask(name, shape)
+            except LeaseRefused as error:
+                self._refused[name] = str(error)
+            except (
+                FleetUnreachable,
+                OSError,
+            ) as error:  # it is asked for again after the next answer
+                logger.info("%s could not be asked for: %s", name, error)
+                return
+        for one in give_back:
+            self._give_back(one)
+
+    def _give_back(self, order: ReleaseHost) -> None:
+        """Give a lease back; its `edl host` is signalled once, for a second signal kills."""
+        if self._stopping.is_set() or (order.within_s and order.lease in self._told):
+            return
+        try:
+            self._fleet.give_back(order.lease, order.within_s)
+            self._told.add(order.lease)
+        except FleetUnreachable as error:  # it is given back after the next answer
+            logger.info("%s could not be given back: %s", order.lease, error)
+
+    def _explain(self, name: str, lease: HostLease) -> HostLease:
+        """Return ``lease`` with the last line of its log, if it has ended with an error."""
+        if lease.state is not LeaseState.ENDED or lease.why == "completed":
+            return lease
+        if name not in self._explained:
+            lines = self._fleet.log(name).strip().splitlines()
+            self._explained[name] = f"{lease.why}: {lines[-1]}" if lines else lease.why
+        return replace(lease, why=self._explained[name])

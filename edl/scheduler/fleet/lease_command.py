@@ -1,0 +1,87 @@
+"""Make the command with which an engine starts the `edl host` of a lease.
+
+The command names the file of the cluster's secret. It has no secret itself, for engines store what
+they start: Slurm in its spool, Ray in its database.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edl.core.cluster.lease_records import Shape
+
+# What the processes of a host need to find their programs and files, as the controller's have it.
+KEPT = ("HOME", "PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "XDG_STATE_HOME", "XDG_CACHE_HOME", "LANG")
+
+
+@dataclass(frozen=True)
+class HostCommand:
+    """The parts of `edl host` that are the same for all leases of a cluster.
+
+    Attributes:
+        cluster: the name of the cluster.
+        zookeeper: its ZooKeeper servers.
+        secret_file: the file with its secret, under the same path on every machine.
+        environment: the variables that each `edl host` has.
+        options: further options of `edl host`.
+    """
+
+    cluster: str
+    zookeeper: str
+    secret_file: Path
+    environment: Mapping[str, str]
+    options: Sequence[str] = ()
+
+    def words(self, lease: str, shape: Shape) -> list[str]:
+        """Return the words of the command, without the name of the host.
+
+        Args:
+            lease: the name of the lease.
+            shape: what kind of host.
+        """
+        labels = [word for pair in sorted(shape.labels.items()) for word in _label(*pair)]
+        return [
+            *(sys.executable, "-m", "edl.cli.main", "host", "--cluster", self.cluster),
+            *("--zookeeper", self.zookeeper, "--secret-file", str(self.secret_file)),
+            *("--slots", str(shape.slots), "--lease", lease),
+            *labels,
+            *(("--kind", shape.kind) if shape.kind else ()),
+            *self.options,
+        ]
+
+    def script(self, lease: str, shape: Shape, host: str, before: str = "") -> str:
+        """Return a shell script that becomes the `edl host` of a lease.
+
+        Args:
+            lease: the name of the lease.
+            shape: what kind of host.
+            host: the name of the host, as a word of the shell, such as ``"$SLURMD_NODENAME"``.
+            before: what stands before the command, such as ``srun``.
+        """
+        exports = [f"export {key}={shlex.quote(one)}" for key, one in self.environment.items()]
+        command = " ".join(filter(None, (before, shlex.join(self.words(lease, shape)))))
+        return "\n".join(["#!/bin/sh", *exports, f"exec {command} --host {host}", ""])
+
+
+def kept_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that an `edl host` of a lease gets from its controller.
+
+    The directory of this Python is the first of its ``PATH``, as in an active virtual environment.
+
+    Args:
+        environment: the variables of the controller.
+    """
+    kept = {name: environment[name] for name in KEPT if name in environment}
+    here = str(Path(sys.executable).parent)
+    path = kept.get("PATH", os.defpath)
+    return kept | {"PATH": path if path.split(":")[0] == here else f"{here}:{path}"}
+
+
+def _label(key: str, value: str) -> tuple[str, str]:
+    """Return the option of `edl host` that gives the host a label."""
+    return "--label", f"{key}={value}"

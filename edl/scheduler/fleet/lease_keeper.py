@@ -1,0 +1,95 @@
+"""Keep the leases of a cluster in one term of its leader: read, decide, write, then order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from edl.coordination.cluster_store import ClusterStore
+from edl.coordination.cluster_writer import ClusterWriter, event_write, leases_write
+from edl.core.cluster.events import ClusterEventKind
+from edl.core.cluster.lease_records import LeaseLimits, LeaseTable
+from edl.core.cluster.leases import decide_leases, with_leases
+from edl.core.cluster.view import ClusterView
+from edl.scheduler.fleet.fleet_runner import FleetRunner
+
+
+class LeaseKeeper:
+    """The leases of a cluster, during one term of its leader.
+
+    Args:
+        store: the records of the cluster.
+        writer: writes under the fence of the term.
+        runner: talks to the engine.
+        limits: the shape and the number of hosts.
+        say: shows a sentence to whoever has started this process.
+    """
+
+    def __init__(
+        self,
+        store: ClusterStore,
+        writer: ClusterWriter,
+        runner: FleetRunner,
+        limits: LeaseLimits,
+        say: Callable[[str], None],
+    ) -> None:
+        self._store = store
+        self._writer = writer
+        self._runner = runner
+        self._limits = limits
+        self._say = say
+        self._read: tuple[LeaseTable, int] | None = None  # only this leader writes it now
+        self._away = ""
+
+    def marked(self, view: ClusterView) -> ClusterView:
+        """Return ``view`` with the hosts marked of which jobs get no slots any more.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+        """
+        return with_leases(view, self._table()[0])
+
+    def turn(self, view: ClusterView, now_s: float) -> None:
+        """Decide about the leases, write the decision, and leave the orders that follow.
+
+        Args:
+            view: the cluster as it is after the leader's last writes.
+            now_s: the time, in seconds since 1970.
+
+        Raises:
+            LeadershipLost: the term is over; nothing was written or ordered.
+            CoordinationError: ZooKeeper is away.
+        """
+        answer = self._runner.answer
+        if answer.why != self._away:
+            self._say(answer.why or f"{self._runner.name} answers again")
+            self._away = answer.why
+        table, version = self._table()
+        found = decide_leases(table, answer.leases, view, self._limits, now_s)
+        if found.table != table:
+            news = [(f"{self._runner.name}: {what}", host) for what, host in found.news]
+            events = [
+                self._store.event(ClusterEventKind.LEASE, what, host=host) for what, host in news
+            ]
+            paths = self._store.paths
+            self._read = None  # read it again if this fails
+            writes = [event_write(paths, event) for event in events]
+            if not self._writer.commit([leases_write(paths, found.table, version), *writes]):
+                return
+            self._read = (found.table, version + 1)
+            for what, _ in news:
+                self._say(what)
+        self._runner.order(answer.number, found.ask, self._limits.shape, found.give_back)
+
+    def _table(self) -> tuple[LeaseTable, int]:
+        """Return the record of the leases and its version; leases of another engine are left out.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+        """
+        if self._read is None:
+            table, version = self._store.leases()
+            if table.engine != self._runner.name:
+                table = replace(LeaseTable(self._runner.name), last=table.last)
+            self._read = (table, version)
+        return self._read

@@ -1,0 +1,146 @@
+"""Borrow hosts from Ray: a lease is a detached actor, which starts `edl host` on its node.
+
+Ray is called by a program of its own (:mod:`edl.scheduler.fleet.ray_program`), in the Python that
+has Ray. So edl imports Ray nowhere, and a controller outlives it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from edl.core.cluster.lease_records import HostLease, LeaseState, Shape
+from edl.launch.parent import die_with_parent
+from edl.scheduler.fleet.fleet import FleetUnreachable
+from edl.scheduler.fleet.lease_command import HostCommand
+
+CALL_S = 30.0  # for an answer, the first time with the import of Ray
+PROGRAM = Path(__file__).with_name("ray_program.py")
+
+
+class RayFleet:
+    """The part of a Ray cluster that lends hosts to one cluster of edl.
+
+    Args:
+        command: the `edl host` of the leases.
+        namespace: Ray's namespace for the leases, which no other cluster has.
+        python: the Python that has Ray.
+        address: the address of the Ray cluster; "auto": the one that this machine belongs to.
+        environment: the variables of the program that calls Ray, such as its token.
+        call_s: how long an answer may take, in seconds.
+    """
+
+    name = "ray"
+
+    def __init__(
+        self,
+        command: HostCommand,
+        namespace: str,
+        python: str,
+        address: str,
+        environment: Mapping[str, str],
+        call_s: float = CALL_S,
+    ) -> None:
+        self._command = command
+        self._first = {"address": address, "namespace": namespace}
+        self._python = python
+        self._environment = environment
+        self._call_s = call_s
+        self._program: subprocess.Popen[bytes] | None = None
+
+    def leases(self) -> Mapping[str, HostLease]:
+        """Return the leases of the actors; see :class:`Fleet`."""
+        found = self._call("leases")["leases"]
+        return {
+            name: HostLease(LeaseState(state), host, why)
+            for name, (state, host, why) in found.items()
+        }
+
+    def ask(self, lease: str, shape: Shape) -> None:
+        """Create the actor of ``lease``, unless there is one; see :class:`Fleet`."""
+        words = self._command.words(lease, shape)
+        self._call("ask", name=lease, words=words, environment=dict(self._command.environment))
+
+    def give_back(self, lease: str, within_s: float) -> None:
+        """Let the `edl host` of ``lease`` leave; see :class:`Fleet`."""
+        self._call("give_back", name=lease, within_s=within_s)
+
+    def log(self, lease: str) -> str:
+        """Return the end of the output of the `edl host` of ``lease``; see :class:`Fleet`."""
+        return str(self._call("log", name=lease)["log"])
+
+    def close(self) -> None:
+        """End the program that calls Ray; the next call starts another one."""
+        program, self._program = self._program, None
+        if program is not None:
+            program.kill()
+            program.wait()
+            for pipe in (program.stdin, program.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):
+                        pipe.close()
+
+    def _call(self, call: str, **request: Any) -> dict[str, Any]:
+        """Return the answer of Ray.
+
+        Raises:
+            FleetUnreachable: it has not answered in time, or the program has ended.
+        """
+        try:
+            if self._program is None:
+                self._start()
+            self._send({"call": call, **request})
+            line = self._receive()
+        except OSError as error:
+            self.close()
+            raise FleetUnreachable(f"{self._python}: {error}") from error
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise FleetUnreachable(str(answer["error"]))
+        return answer
+
+    def _start(self) -> None:
+        """Start the program, and tell it where Ray is."""
+        self._program = subprocess.Popen(
+            [self._python, str(PROGRAM)],
+            env=dict(self._environment),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+        self._send(self._first)
+
+    def _send(self, request: Mapping[str, Any]) -> None:
+        """Write a request to the program."""
+        assert self._program is not None
+        assert self._program.stdin is not None
+        self._program.stdin.write(json.dumps(request).encode() + b"\n")
+        self._program.stdin.flush()
+
+    def _receive(self) -> bytes:
+        """Return the next line of the program.
+
+        Raises:
+            OSError: it has ended, or has written none in time.
+        """
+        assert self._program is not None
+        assert self._program.stdout is not None
+        output, found = self._program.stdout.fileno(), b""
+        deadline_s = time.monotonic() + self._call_s
+        while not found.endswith(b"\n"):
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0 or not select.select([output], [], [], left_s)[0]:
+                raise TimeoutError(f"no answer within {self._call_s:g} s")
+            part = self._program.stdout.read1(65536)  # type: ignore[attr-defined]
+            if not part:
+                raise ConnectionResetError("the program that calls Ray has ended")
+            found += part
+        return found

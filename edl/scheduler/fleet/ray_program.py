@@ -1,0 +1,184 @@
+"""Talk to Ray on behalf of a controller: a program of its own, in the Python that has Ray.
+
+It imports nothing of edl, because that Python need not have it. A library of Ray may end its
+process when Ray does not answer; here that ends no controller.
+
+It reads requests as JSON, a line each, and answers each by a line: ``{"leases": {name: [state,
+host, why]}}``, ``{}``, or ``{"error": sentence}``. Its first request has ``address`` and
+``namespace``.
+
+A lease is a detached actor of its name. The actor starts `edl host` on its node, where it takes one
+of the resource ``edl_host``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+RESOURCE = "edl_host"  # a node that lends itself has 1 of it
+ANSWER_S = 3.0  # for the actors to say what they do
+LOG_BYTES = 4096
+ENDED_KEPT = 1000  # leases that have ended, of which the newest are remembered
+
+
+class LeaseActor:
+    """The actor of a lease, which starts `edl host` on its node.
+
+    If the actor dies, its `edl host` gets SIGTERM, and leaves the cluster.
+
+    Args:
+        words: the command, without the name of the host.
+        environment: the variables of the command; Ray's own are left out.
+    """
+
+    def __init__(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
+        libc = ctypes.CDLL(None)
+        self._host = socket.gethostname()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the actor
+        self._signals = 0
+        self._process = subprocess.Popen(
+            [*words, "--host", self._host],
+            env=dict(environment),
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
+            preexec_fn=lambda: libc.prctl(1, signal.SIGTERM),  # PR_SET_PDEATHSIG
+        )
+
+    def state(self) -> tuple[str, int | None, str]:
+        """Return the name of the host, the exit code of `edl host`, and the end of its output.
+
+        The code is None while it lives.
+        """
+        size = self._log.seek(0, os.SEEK_END)
+        text = os.pread(self._log.fileno(), LOG_BYTES, max(0, size - LOG_BYTES))
+        return self._host, self._process.poll(), text.decode(errors="replace")
+
+    def leave(self) -> None:
+        """Send SIGTERM to `edl host`; the third time, kill it."""
+        self._signals += 1
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM if self._signals < 3 else signal.SIGKILL)
+
+
+class RayCalls:
+    """The calls to a Ray cluster.
+
+    Args:
+        ray: the module.
+        address: the address of the cluster; "auto": the one that this machine belongs to.
+        namespace: the namespace of the leases.
+    """
+
+    def __init__(self, ray: Any, address: str, namespace: str) -> None:
+        self._ray = ray
+        self._namespace = namespace
+        self._asked: dict[str, Any] = {}  # lease -> a question that its actor has not answered
+        self._hosts: dict[str, str] = {}  # of actors that have answered once
+        self._logs: dict[str, str] = {}
+        self._ended: dict[str, tuple[str, str, str]] = {}
+        ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="ERROR")
+
+    def leases(self) -> dict[str, tuple[str, str, str]]:
+        """Return (state, host, why) of each lease, also of those that ended lately."""
+        names = self._ray.util.list_named_actors()
+        for name in names:
+            if name not in self._asked and name not in self._ended:
+                with contextlib.suppress(ValueError):  # it has died meanwhile
+                    self._asked[name] = self._ray.get_actor(name).state.remote()
+        self._asked = {name: one for name, one in self._asked.items() if name in names}
+        waiting = list(self._asked.values())
+        if waiting:
+            self._ray.wait(waiting, num_returns=len(waiting), timeout=ANSWER_S)
+        found = {name: self._one(name) for name in list(self._asked)}
+        for name in list(self._ended)[:-ENDED_KEPT]:
+            del self._ended[name]
+        return found | self._ended
+
+    def ask(self, name: str, words: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Create the actor of a lease, unless it is there."""
+        options = {"name": name, "lifetime": "detached", "get_if_exists": True}
+        options |= {"resources": {RESOURCE: 1}, "num_cpus": 0, "max_restarts": 0}
+        self._ray.remote(LeaseActor).options(**options).remote(words, dict(environment))
+
+    def give_back(self, name: str, within_s: float) -> None:
+        """Let `edl host` leave; an actor that waits for a node ends."""
+        with contextlib.suppress(ValueError):  # there is none
+            actor = self._ray.get_actor(name)
+            if name in self._hosts:
+                actor.leave.remote()
+            else:
+                self._ray.kill(actor)
+
+    def log(self, name: str) -> str:
+        """Return the end of the output of the `edl host` of a lease."""
+        return self._logs.get(name, "")
+
+    def _one(self, name: str) -> tuple[str, str, str]:
+        """Return (state, host, why) of a lease whose actor was asked, by its answer if it has one.
+
+        An actor that has answered once and does not now is taken to run: its node may be busy.
+        """
+        asked = self._asked[name]
+        done, _ = self._ray.wait([asked], timeout=0)
+        if done:
+            del self._asked[name]
+            try:
+                host, code, log = self._ray.get(asked, timeout=ANSWER_S)
+            except self._ray.exceptions.ActorUnavailableError:
+                pass
+            except self._ray.exceptions.RayActorError as error:
+                return self._end(name, self._hosts.get(name, ""), str(error).splitlines()[0])
+            else:
+                self._hosts[name], self._logs[name] = host, log
+                if code is not None:
+                    self._ray.kill(self._ray.get_actor(name))
+                    return self._end(name, host, f"failed with {code}" if code else "completed")
+        if name in self._hosts:
+            return "running", self._hosts[name], "running"
+        return "asked", "", f"waits for a node with {RESOURCE}"
+
+    def _end(self, name: str, host: str, why: str) -> tuple[str, str, str]:
+        """Remember that a lease has ended, and return its state."""
+        self._ended[name] = "ended", host, why
+        return self._ended[name]
+
+
+def answer_requests(ray: Any) -> None:
+    """Answer requests until the end of the input."""
+    with os.fdopen(os.dup(1), "w", buffering=1) as out:
+        os.dup2(2, 1)  # what a library prints
+        calls = RayCalls(ray, **json.loads(sys.stdin.readline()))
+        for line in sys.stdin:
+            request = json.loads(line)
+            name = request.pop("call")
+            try:
+                found = getattr(calls, name)(**request)
+                answer = {} if found is None else {name: found}
+            except ray.exceptions.RayError as error:
+                answer = {"error": str(error).splitlines()[0]}
+            out.write(f"{json.dumps(answer)}\n")
+
+
+def call_ray() -> None:
+    """Import Ray, and answer requests."""
+    sys.path.pop(0)  # the directory of this file has modules of edl
+    import ray
+
+    answer_requests(ray)
+
+
+if __name__ == "__main__":
+    call_ray()

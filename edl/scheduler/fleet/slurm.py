@@ -1,0 +1,190 @@
+"""Borrow hosts from Slurm: a lease is a batch job of one whole node, which runs `edl host`.
+
+Slurm's own commands are called, as the user of the controller. The name of the batch job has the
+name of the lease, and only that is looked for: nothing is kept here. ``--dependency=singleton``
+lets no two batch jobs of one lease run at the same time, should one be submitted twice.
+
+The host has the name of Slurm's node. So an `edl host` of a later lease on that node finds what an
+earlier one has left, and ends it before it offers its slots.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edl.core.cluster.lease_records import HostLease, LeaseState, Shape
+from edl.scheduler.fleet.fleet import FleetUnreachable, LeaseRefused
+from edl.scheduler.fleet.lease_command import HostCommand
+
+CALL_S = 20.0  # for a command of Slurm, which itself tries for some seconds
+LOG_BYTES = 4096
+# The notice of a preemption goes to the tasks of a batch job, not to its script (GraceTime in the
+# manual of slurm.conf), so `edl host` is a task. It has the variables that the script exports.
+SRUN = "srun --export=ALL --ntasks=1 --input=none --cpu-bind=none --mpi=none --quiet"
+_WAITS = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD"}
+_WAITS |= {"RESV_DEL_HOLD", "SPECIAL_EXIT"}
+# While a job completes, processes of it may live.
+_RUNS = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
+_ORDER = (LeaseState.ENDED, LeaseState.ASKED, LeaseState.RUNNING)
+# What Slurm's commands say when slurmctld does not answer, or has only just started.
+_AWAY = (
+    "Unable to contact slurm controller",
+    "Unable to connect",
+    "Socket timed out",
+    "Connection refused",
+    "Connection reset",
+    "Zero Bytes were transmitted",
+    "Transport endpoint",
+    "in standby mode",
+)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """A batch job of Slurm: its number, and the lease that it is of."""
+
+    number: str
+    lease: HostLease
+
+
+class SlurmFleet:
+    """The part of a Slurm cluster that lends hosts to one cluster of edl.
+
+    Args:
+        command: the `edl host` of the leases.
+        prefix: the beginning of the names of its batch jobs, which no other cluster has.
+        logs: the directory for what each `edl host` prints; it must be there on all nodes.
+        partition: Slurm's partition; None: the default one.
+        options: further options of sbatch, such as ``--account=NAME``.
+    """
+
+    name = "slurm"
+
+    def __init__(
+        self,
+        command: HostCommand,
+        prefix: str,
+        logs: Path,
+        partition: str | None = None,
+        options: Sequence[str] = (),
+    ) -> None:
+        self._command = command
+        self._prefix = prefix
+        self._logs = logs
+        self._options = [*([f"--partition={partition}"] if partition else []), *options]
+
+    def leases(self) -> Mapping[str, HostLease]:
+        """Return the leases of the batch jobs that Slurm still knows; see :class:`Fleet`."""
+        return {name: batches[-1].lease for name, batches in self._batches().items()}
+
+    def ask(self, lease: str, shape: Shape) -> None:
+        """Submit the batch job of ``lease``, unless there is one; see :class:`Fleet`."""
+        batches = self._batches().get(lease, [])
+        if any(one.lease.state is not LeaseState.ENDED for one in batches):
+            return
+        self._logs.mkdir(parents=True, exist_ok=True)
+        words = ["--parsable", "--nodes=1", "--ntasks=1", "--exclusive", "--requeue"]
+        words += ["--open-mode=append", "--dependency=singleton", "--export=NIL", "--chdir=/"]
+        words += [f"--job-name={self._prefix}{lease}", f"--output={self._log_of(lease)}"]
+        script = self._command.script(lease, shape, '"$SLURMD_NODENAME"', SRUN)
+        try:
+            self._call("sbatch", *words, *self._options, script=script)
+        except _Failed as error:
+            raise LeaseRefused(f"sbatch: {error}") from error
+
+    def give_back(self, lease: str, within_s: float) -> None:
+        """Signal the batch job of ``lease``, or cancel it; see :class:`Fleet`."""
+        for one in self._batches().get(lease, []):
+            if one.lease.state is LeaseState.ENDED:
+                continue
+            runs = one.lease.state is LeaseState.RUNNING
+            politely = ["--signal=TERM"] if runs and within_s > 0 else []
+            with contextlib.suppress(_Failed):  # it has ended meanwhile
+                self._call("scancel", *politely, one.number)
+
+    def log(self, lease: str) -> str:
+        """Return the end of the output of the batch job of ``lease``; see :class:`Fleet`."""
+        try:
+            with self._log_of(lease).open("rb") as file:
+                file.seek(0, os.SEEK_END)
+                file.seek(max(0, file.tell() - LOG_BYTES))
+                return file.read().decode(errors="replace")
+        except OSError:
+            return ""
+
+    def _log_of(self, lease: str) -> Path:
+        """Return the file of the output of the batch job of ``lease``."""
+        return self._logs / f"{lease}.log"
+
+    def _batches(self) -> dict[str, list[_Batch]]:
+        """Return the batch jobs by lease, so that the last one is that which counts.
+
+        Raises:
+            FleetUnreachable: Slurm does not answer.
+        """
+        words = ["--noheader", "--me", "--states=all", "--format=%A|%j|%T|%N|%r"]
+        try:
+            text = self._call("squeue", *words)
+        except _Failed as error:
+            raise FleetUnreachable(f"squeue: {error}") from error
+        return parsed(text, self._prefix)
+
+    def _call(self, *words: str, script: str | None = None) -> str:
+        """Run a command of Slurm, and return what it prints.
+
+        Args:
+            *words: the command and its arguments.
+            script: its standard input; None: it has none.
+
+        Raises:
+            FleetUnreachable: slurmctld does not answer, or the command is not there.
+            _Failed: it has ended with an error; the text is its last line.
+        """
+        try:
+            done = subprocess.run(
+                words,
+                input=script or "",
+                capture_output=True,
+                text=True,
+                timeout=CALL_S,
+                start_new_session=True,  # Ctrl-C is for the controller
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise FleetUnreachable(f"{words[0]}: {error}") from error
+        if done.returncode == 0:
+            return done.stdout
+        lines = done.stderr.strip().splitlines() or [f"it has ended with {done.returncode}"]
+        if any(text in done.stderr for text in _AWAY):
+            raise FleetUnreachable(lines[-1])
+        raise _Failed(lines[-1].removeprefix(f"{words[0]}: error: "))
+
+
+class _Failed(Exception):
+    """A command of Slurm has ended with an error; the text is its last line."""
+
+
+def parsed(text: str, prefix: str) -> dict[str, list[_Batch]]:
+    """Return the batch jobs that squeue has listed, by lease; of each the one that counts is last.
+
+    Args:
+        text: lines of number, name, state, nodes and reason, with ``|`` between them.
+        prefix: the beginning of the names of the cluster's batch jobs; others are left out.
+    """
+    found: dict[str, list[_Batch]] = {}
+    for line in text.splitlines():
+        number, name, state, node, why = (*line.split("|", 4), "", "", "", "")[:5]
+        if not name.startswith(prefix):
+            continue
+        kind = LeaseState.ASKED if state in _WAITS else LeaseState.ENDED
+        kind = LeaseState.RUNNING if state in _RUNS else kind
+        said = why if kind is LeaseState.ASKED and why != "None" else state.lower()
+        lease = HostLease(kind, node, said)
+        found.setdefault(name.removeprefix(prefix), []).append(_Batch(number, lease))
+    for batches in found.values():
+        batches.sort(key=lambda one: (_ORDER.index(one.lease.state), int(one.number)))
+    return found

@@ -1,0 +1,415 @@
+"""Which hosts a cluster borrows from an engine, and which it gives back: the rules of `leases`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import pytest
+from cluster_world import Request
+
+from edl.core.cluster.active_jobs import find_active_jobs
+from edl.core.cluster.devices import DeviceTable
+from edl.core.cluster.job_life import JobLife, LifeState
+from edl.core.cluster.lease_records import (
+    HostLease,
+    LeaseLimits,
+    LeaseRecord,
+    LeaseState,
+    LeaseTable,
+    Shape,
+)
+from edl.core.cluster.leases import (
+    LeaseDecision,
+    ReleaseHost,
+    decide_leases,
+    lease_summary,
+    with_leases,
+)
+from edl.core.cluster.records import HostAssignment, HostOffer, HostReport, JobAssignment
+from edl.core.cluster.view import ClusterView, HostView, JobView
+
+ASKED, RUNNING, ENDED = LeaseState.ASKED, LeaseState.RUNNING, LeaseState.ENDED
+LIMITS = LeaseLimits(Shape(2), max_hosts=3, idle_s=30.0, start_s=100.0)
+
+
+@dataclass
+class Loan:
+    """A cluster, an engine that does what it is told, and the time."""
+
+    limits: LeaseLimits = LIMITS
+    now_s: float = 1000.0
+    table: LeaseTable = field(default_factory=LeaseTable)
+    engine: dict[str, HostLease] = field(default_factory=dict)
+    jobs: dict[str, JobView] = field(default_factory=dict)
+    hosts: dict[str, HostView] = field(default_factory=dict)
+
+    def job(self, name: str, slots: int = 2, **request: object) -> None:
+        order = len(self.jobs) + 1
+        self.jobs[name] = JobView(name, order, Request(max=slots, **request))  # type: ignore[arg-type]
+
+    def host(self, name: str, lease: str = "", *jobs: str, leaves: bool = False) -> None:
+        """Let a host offer two slots, of which jobs have some."""
+        assigned = HostAssignment({job: JobAssignment("r", (0,)) for job in jobs})
+        offer = HostOffer(2, lease=lease, leaves=leaves)
+        self.hosts[name] = HostView(name, offer, assigned=assigned, report=HostReport())
+
+    def runs(self, lease: str, host: str, *jobs: str) -> None:
+        """Let the engine start a lease on a host, which offers its slots."""
+        self.engine[lease] = HostLease(RUNNING, host)
+        self.host(host, lease, *jobs)
+
+    @property
+    def view(self) -> ClusterView:
+        return ClusterView(tuple(self.jobs.values()), tuple(self.hosts.values()))
+
+    def decide(self, answers: bool = True) -> LeaseDecision:
+        """Decide and write, but carry nothing out."""
+        answer = self.engine if answers else None
+        found = decide_leases(self.table, answer, self.view, self.limits, self.now_s)
+        self.table = found.table
+        return found
+
+    def turn(self, after_s: float = 0.0) -> LeaseDecision:
+        """Decide some time later, write, and let the engine queue what is asked for."""
+        self.now_s += after_s
+        found = self.decide()
+        self.engine |= {name: HostLease(ASKED) for name in found.ask}
+        return found
+
+    def lent(self, name: str) -> bool:
+        """Return whether jobs may get slots of a host."""
+        hosts = with_leases(self.view, self.table).hosts
+        return next(one for one in hosts if one.name == name).takes_slots
+
+
+def with_host(*jobs: str) -> Loan:
+    """Return a cluster with one lease, whose host is there."""
+    loan = Loan()
+    for job in jobs or ("a",):
+        loan.job(job)
+    loan.turn()
+    loan.runs("l1", "n1", *jobs)
+    loan.turn()
+    return loan
+
+
+# --- asking
+
+
+@pytest.mark.parametrize(("slots", "hosts"), [(1, 1), (2, 1), (3, 2), (5, 3), (6, 3)])
+def test_hosts_are_asked_for_by_the_slots_that_jobs_ask_for(slots: int, hosts: int) -> None:
+    loan = Loan()
+    loan.job("a", slots)
+    found = loan.turn()
+    assert found.ask == tuple(f"l{n + 1}" for n in range(hosts))
+    assert found.table.wanted == hosts
+    [(news, _)] = found.news
+    assert news.startswith(f"asks for {hosts} host")
+    assert "a asks for" in news
+    assert loan.turn().ask == ()
+
+
+def test_never_more_than_the_limit_and_never_fewer() -> None:
+    loan = Loan(replace(LIMITS, min_hosts=1))
+    assert len(loan.turn().ask) == 1
+    for name in "abcd":
+        loan.job(name, 2)
+    assert len(loan.turn().ask) == 2
+    assert len(loan.table.leases) == 3
+
+
+def test_hosts_that_are_not_lent_are_counted_first() -> None:
+    loan = Loan()
+    loan.host("own")
+    loan.job("a", 4)
+    assert loan.turn().ask == ("l1",)
+
+
+def test_nothing_is_asked_for_a_job_that_a_host_could_not_help() -> None:
+    loan = Loan()
+    loan.job("labels", labels={"gpu": "h100"})
+    loan.job("large", 20, min=8)
+    loan.job("later", after=("large",))
+    loan.job("secret", secrets=("token",))
+    assert loan.turn().ask == ()
+    loan.limits = replace(LIMITS, shape=Shape(2, {"gpu": "h100"}))
+    assert loan.turn().ask == ("l1",)
+
+
+def test_nothing_is_asked_for_a_job_whose_files_a_borrowed_host_lacks() -> None:
+    loan = with_host("a")
+    loan.job("b", required_paths={"/data/": "the job's data /data/"})
+    report = HostReport(paths={"/data/": False})
+    loan.hosts["n1"] = replace(loan.hosts["n1"], report=report)
+    assert loan.turn().ask == ()
+
+
+def test_a_job_that_rests_until_its_next_try_keeps_its_host() -> None:
+    loan = Loan()
+    loan.job("a")
+    loan.jobs["a"] = replace(loan.jobs["a"], life=JobLife(not_before_s=2000.0))
+    assert loan.turn().ask == ("l1",)
+    loan.jobs["a"] = replace(loan.jobs["a"], life=JobLife(state=LifeState.HALTED))
+    assert loan.turn().table.wanted == 0
+
+
+# --- written ahead
+
+
+def test_a_lease_is_written_before_it_is_asked_for_and_asked_for_again() -> None:
+    loan = Loan()
+    loan.job("a")
+    assert loan.decide().ask == ("l1",)
+    assert "l1" in loan.table.leases
+    for _ in range(3):  # leaders that die before they ask, or whose question is lost
+        loan.now_s += 5
+        found = loan.decide()
+        assert found.ask == ("l1",)
+        assert found.table.last == 1
+
+
+def test_a_lease_that_nobody_has_written_is_given_back_after_a_minute() -> None:
+    loan = Loan()
+    loan.engine["l7"] = HostLease(RUNNING, "n1")
+    loan.host("n1", "l7")
+    assert loan.turn().give_back == ()
+    assert not loan.lent("n1"), "no job gets its slots"
+    assert loan.turn(59).give_back == ()
+    assert loan.turn(1).give_back == (ReleaseHost("l7", 60.0),)
+    loan.host("n1", "l7", leaves=True)
+    assert loan.turn(1).give_back == ()
+    assert loan.turn(60).give_back == (ReleaseHost("l7", 0.0),)
+    loan.engine["l7"] = HostLease(ENDED)
+    assert loan.turn(1).table.strays == {}
+
+
+def test_a_stray_that_waits_in_a_queue_ends_at_once() -> None:
+    loan = Loan()
+    loan.engine["l7"] = HostLease(ASKED)
+    loan.turn()
+    assert loan.turn(60).give_back == (ReleaseHost("l7", 0.0),)
+
+
+# --- silence
+
+
+def test_silence_of_the_engine_decides_nothing() -> None:
+    loan = with_host("a")
+    loan.jobs.clear()
+    loan.host("n1", "l1")
+    before = loan.table
+    loan.now_s += 10_000
+    assert loan.decide(answers=False) == LeaseDecision(before)
+    assert loan.lent("n1")
+
+
+def test_silence_of_a_host_gives_nothing_back() -> None:
+    """Jobs that have slots of it may train on, though its `edl host` is away."""
+    loan = with_host("a")
+    loan.jobs.clear()
+    loan.hosts["n1"] = replace(loan.hosts["n1"], offer=None)
+    assert loan.turn(99).give_back == ()
+    assert loan.table.leases["l1"].idle_s == 0
+
+
+# --- the end of a loan
+
+
+def test_a_host_whose_lease_has_ended_gets_no_more_jobs_while_its_process_lives() -> None:
+    loan = with_host("a")
+    assert loan.lent("n1")
+    loan.engine["l1"] = HostLease(ENDED, "", "node_fail")
+    loan.turn(100)
+    assert loan.table.leases["l1"].is_over
+    assert not loan.lent("n1")
+    assert loan.hosts["n1"].assigned.jobs, "what is assigned there stays so"
+    loan.engine.clear()  # the engine has forgotten it
+    loan.turn(100)
+    assert not loan.lent("n1")
+    loan.hosts["n1"] = replace(loan.hosts["n1"], offer=None)
+    assert "l1" not in loan.turn(1).table.leases
+    # A later lease on that machine brings an `edl host`, which looks first.
+    loan.runs("l2", "n1")
+    loan.turn(1)
+    assert loan.lent("n1")
+
+
+def test_a_lease_that_the_engine_begins_again_after_its_end_is_given_back() -> None:
+    """Another one has its place by then; so has the limit."""
+    loan = with_host("a")
+    loan.engine["l1"] = HostLease(ENDED)
+    assert loan.turn(100).ask == ("l2",)
+    loan.engine["l1"] = HostLease(RUNNING, "n1")
+    assert loan.turn(1).give_back == (ReleaseHost("l1", 60.0),)
+    assert not loan.lent("n1")
+
+
+def test_another_host_is_asked_for_in_place_of_one_whose_lease_has_ended() -> None:
+    loan = with_host("a")
+    loan.engine["l1"] = HostLease(ENDED)
+    assert loan.turn(100).ask == ("l2",)
+
+
+def test_a_host_that_the_engine_has_taken_back_is_lent_again_when_it_says_so() -> None:
+    """Preempted and queued again: the same lease, at once or later, here or elsewhere."""
+    loan = with_host("a")
+    loan.engine["l1"] = HostLease(ASKED, "", "BeginTime")
+    assert loan.turn(100).ask == (), "the engine lends one again by itself"
+    assert not loan.lent("n1")
+    loan.engine["l1"] = HostLease(RUNNING, "n2")
+    loan.host("n2", "l1")
+    loan.turn(1)
+    assert loan.lent("n2")
+    assert not loan.lent("n1"), "its process has only outlived the lease"
+
+
+def test_the_first_offer_of_a_host_counts_before_the_engine_says_that_it_runs() -> None:
+    loan = Loan()
+    loan.job("a")
+    loan.turn()
+    loan.host("n1", "l1")
+    assert loan.lent("n1")
+    loan.turn(1)
+    assert loan.lent("n1")
+
+
+# --- giving back
+
+
+def test_an_idle_host_is_given_back_after_a_time_and_told_once() -> None:
+    loan = with_host("a")
+    loan.jobs.clear()
+    loan.host("n1", "l1")
+    loan.turn()
+    assert loan.turn(29).give_back == ()
+    found = loan.turn(1)
+    assert found.give_back == (ReleaseHost("l1", 60.0),)
+    assert found.news == (("l1 is given back: idle for 30 s", "n1"),)
+    assert not loan.lent("n1"), "no job gets its slots while it is told to leave"
+    loan.host("n1", "l1", leaves=True)
+    assert loan.turn(5).give_back == ()
+    assert loan.turn(55).give_back == (ReleaseHost("l1", 0.0),)
+    loan.engine["l1"] = HostLease(ENDED)
+    del loan.hosts["n1"]
+    found = loan.turn(1)
+    assert found.table.leases == {}
+    assert found.table.failures == 0
+    assert found.news == (("l1 has been given back", "n1"),)
+
+
+def test_a_host_that_jobs_need_or_have_is_not_given_back() -> None:
+    loan = with_host("a")
+    assert loan.turn(1000).give_back == (), "a has slots there"
+    loan.host("n1", "l1")
+    loan.turn()
+    assert loan.turn(1000).give_back == (), "a waits for slots"
+
+
+def test_what_waits_in_a_queue_goes_first_and_then_what_is_idle_longest() -> None:
+    loan = Loan()
+    loan.job("a", 6)
+    loan.turn()
+    loan.runs("l1", "n1", "a")
+    loan.turn(5)
+    loan.runs("l2", "n2")
+    loan.turn(5)
+    loan.host("n1", "l1")
+    loan.turn(5)
+    loan.job("a", 2)
+    assert loan.turn(100).give_back == (ReleaseHost("l3", 0.0), ReleaseHost("l2", 60.0))
+
+
+# --- failures
+
+
+def test_after_failures_the_next_lease_waits_longer_and_comes_alone() -> None:
+    loan = Loan()
+    loan.job("a", 6)
+    assert loan.turn().ask == ("l1", "l2", "l3")
+    loan.engine = {name: HostLease(ENDED, "", "failed: no such file") for name in loan.engine}
+    [*_, (last, _)] = loan.turn(1).news
+    assert last == "l3 came to nothing: failed: no such file; the next one waits 40 s"
+    assert loan.turn(39).ask == ()
+    assert loan.turn(1).ask == ("l4",)
+    assert loan.table.why == "l3 came to nothing: failed: no such file"
+    loan.engine["l4"] = HostLease(RUNNING, "n1")
+    loan.host("n1", "l4", "a")
+    assert loan.turn(1).ask == ("l5", "l6"), "one has come: it works again"
+    assert (loan.table.failures, loan.table.why) == (0, "")
+
+
+def test_a_host_that_was_told_to_leave_is_no_failure() -> None:
+    """A preemption: it is asked for again at once."""
+    loan = with_host("a")
+    loan.host("n1", "l1", "a", leaves=True)
+    loan.turn(1)
+    del loan.hosts["n1"]
+    loan.turn(1)
+    loan.engine["l1"] = HostLease(ENDED, "", "completed")
+    found = loan.turn(1)
+    assert found.ask == ("l2",)
+    assert found.table.failures == 0
+    assert found.news[0] == ("l1 has ended: completed", "n1")
+
+
+def test_a_host_that_ends_by_itself_at_once_is_a_failure() -> None:
+    loan = with_host("a")
+    del loan.hosts["n1"]
+    loan.engine["l1"] = HostLease(ENDED, "", "failed: cannot allocate memory")
+    found = loan.turn(59)
+    assert found.ask == ()
+    assert found.table.failures == 1
+
+
+def test_a_host_that_does_not_come_is_given_back() -> None:
+    loan = Loan()
+    loan.job("a")
+    loan.turn()
+    loan.engine["l1"] = HostLease(RUNNING, "n1")
+    loan.turn(1)
+    assert loan.turn(99).give_back == ()
+    found = loan.turn(1)
+    assert found.give_back == (ReleaseHost("l1", 0.0),)
+    assert "its host has offered nothing for 100 s" in found.table.why
+
+
+def test_a_host_that_is_silent_for_long_is_given_back() -> None:
+    """Its process has died, and the engine has not noticed."""
+    loan = with_host("a")
+    offer, loan.hosts["n1"] = loan.hosts["n1"], replace(loan.hosts["n1"], offer=None)
+    loan.turn(1)
+    assert loan.turn(99).give_back == ()
+    loan.hosts["n1"] = offer
+    loan.turn(1)
+    loan.hosts["n1"] = replace(offer, offer=None)
+    loan.turn(1)
+    assert loan.turn(99).give_back == (), "it was back meanwhile"
+    assert loan.turn(1).give_back == (ReleaseHost("l1", 0.0),)
+
+
+def test_a_lease_that_waits_for_hours_is_no_failure() -> None:
+    loan = Loan()
+    loan.job("a")
+    loan.turn()
+    found = loan.turn(100_000)
+    assert (found.ask, found.give_back, found.table.failures) == ((), (), 0)
+
+
+def test_the_records_are_read_as_they_were_written() -> None:
+    table = LeaseTable("slurm", 3, {"l3": LeaseRecord(2, 1.0, RUNNING, "n1")}, {"l1": 5.0})
+    assert LeaseTable.from_json(table.to_json()) == table
+    assert isinstance(table.leases, Mapping)
+
+
+def test_what_people_read() -> None:
+    loan = with_host("a", "b")
+    loan.engine["l2"] = HostLease(ASKED, "", "Priority")
+    loan.turn(1)
+    sentence = "slurm lends 1 host and is asked for 1 more (Priority)"
+    assert lease_summary(replace(loan.table, engine="slurm")) == sentence
+    loan.table = replace(loan.table, engine="slurm", why="l3 came to nothing: failed")
+    assert lease_summary(loan.table) == f"{sentence}; l3 came to nothing: failed"
+    view = with_leases(ClusterView(loan.view.jobs, ()), loan.table)
+    [*_, (_, why)] = find_active_jobs(view, DeviceTable((), loan.now_s))[1].items()
+    assert why == f"waits: it needs 1 slot, and the cluster has 0; {lease_summary(loan.table)}"

@@ -1,0 +1,313 @@
+"""Fleets: what is said to an engine, what it answers, and the thread between it and the leader."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edl.core.cluster.lease_records import HostLease, LeaseState, Shape
+from edl.core.cluster.leases import ReleaseHost
+from edl.errors import UsageError
+from edl.scheduler.fleet.fleet import FleetUnreachable, LeaseRefused
+from edl.scheduler.fleet.fleet_options import FleetOptions, LeaseOwner, fleet_of
+from edl.scheduler.fleet.fleet_runner import FleetRunner
+from edl.scheduler.fleet.lease_command import HostCommand, kept_environment
+from edl.scheduler.fleet.slurm import SlurmFleet, parsed
+
+ASKED, RUNNING, ENDED = LeaseState.ASKED, LeaseState.RUNNING, LeaseState.ENDED
+SHAPE = Shape(2, {"gpu": "h100"}, "fast")
+COMMAND = HostCommand("lab", "zk:2181", Path("/home/u/secret"), {"PATH": "/venv/bin:/bin"})
+SECRET = "5" * 64
+
+STANDIN = """\
+#!/bin/sh
+echo "$(basename "$0") $*" >>{calls}
+cat >>{calls}
+if [ -e {broken} ]; then cat {broken} >&2; exit 1; fi
+if [ "$(basename "$0")" = squeue ]; then cat {queue}; fi
+"""
+
+
+class StandInSlurm:
+    """Commands that note how they are called, and a queue that the test writes."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls, self.queue, self.broken = (directory / n for n in ("calls", "queue", "broken"))
+        self.queue.touch()
+        paths = {"calls": self.calls, "queue": self.queue, "broken": self.broken}
+        for name in ("sbatch", "squeue", "scancel"):
+            (directory / name).write_text(STANDIN.format(**paths))
+            (directory / name).chmod(0o755)
+        monkeypatch.setenv("PATH", str(directory), prepend=":")
+        self.fleet = SlurmFleet(COMMAND, "edl-lab-x-", directory / "logs", "low", ["--gres=gpu:2"])
+
+    @property
+    def called(self) -> str:
+        text = self.calls.read_text() if self.calls.exists() else ""
+        self.calls.write_text("")
+        return text
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandInSlurm:
+    return StandInSlurm(tmp_path, monkeypatch)
+
+
+def test_what_squeue_says() -> None:
+    text = "\n".join(
+        [
+            "7|edl-lab-x-l1|RUNNING|n1|None",
+            "8|edl-lab-x-l2|PENDING||Resources",
+            "9|edl-lab-x-l3|FAILED|n2|NonZeroExitCode",
+            "10|edl-lab-x-l4|COMPLETING|n3|None",
+            "11|edl-lab-y-l1|RUNNING|n4|None",
+            "12|somebody|else's|RUNNING|n5|None",
+            "13|edl-lab-x-l5|REQUEUED||None",
+            "14|edl-lab-x-l6|PREEMPTED|n1|None",
+        ]
+    )
+    found = {name: batches[-1].lease for name, batches in parsed(text, "edl-lab-x-").items()}
+    assert found == {
+        "l1": HostLease(RUNNING, "n1", "running"),
+        "l2": HostLease(ASKED, "", "Resources"),
+        "l3": HostLease(ENDED, "n2", "failed"),
+        "l4": HostLease(RUNNING, "n3", "completing"),
+        "l5": HostLease(ASKED, "", "requeued"),
+        "l6": HostLease(ENDED, "n1", "preempted"),
+    }
+
+
+def test_of_two_batch_jobs_of_a_lease_the_one_that_runs_counts() -> None:
+    text = "7|p-l1|RUNNING|n1|None\n9|p-l1|PENDING||Dependency\n3|p-l1|COMPLETED|n2|None"
+    assert parsed(text, "p-")["l1"][-1].lease == HostLease(RUNNING, "n1", "running")
+
+
+def test_slurm_is_asked_for_a_whole_node_once(slurm: StandInSlurm) -> None:
+    slurm.fleet.ask("l1", SHAPE)
+    called = slurm.called
+    assert "sbatch --parsable --nodes=1" in called
+    for word in ("--exclusive", "--export=NIL", "--dependency=singleton", "--partition=low"):
+        assert word in called
+    assert "--gres=gpu:2" in called
+    assert "--job-name=edl-lab-x-l1" in called
+    assert "host --cluster lab --zookeeper zk:2181 --secret-file /home/u/secret" in called
+    assert "--slots 2 --lease l1 --label gpu=h100 --kind fast" in called
+    assert "exec srun --export=ALL" in called
+    assert '--host "$SLURMD_NODENAME"' in called
+    slurm.queue.write_text("7|edl-lab-x-l1|PENDING||Priority\n")
+    slurm.fleet.ask("l1", SHAPE)
+    assert "sbatch" not in slurm.called, "it is there already"
+    slurm.queue.write_text("7|edl-lab-x-l1|COMPLETED|n1|None\n")
+    slurm.fleet.ask("l1", SHAPE)
+    assert "sbatch" in slurm.called
+
+
+def test_a_lease_that_runs_is_told_and_one_that_waits_ends(slurm: StandInSlurm) -> None:
+    slurm.queue.write_text("7|edl-lab-x-l1|RUNNING|n1|None\n8|edl-lab-x-l2|PENDING||Priority\n")
+    for name, within_s, call in (
+        ("l1", 60.0, "scancel --signal=TERM 7"),
+        ("l1", 0.0, "scancel 7"),
+        ("l2", 60.0, "scancel 8"),
+    ):
+        slurm.fleet.give_back(name, within_s)
+        assert slurm.called.splitlines()[-1] == call
+    slurm.fleet.give_back("l9", 0.0)
+    assert "scancel" not in slurm.called
+
+
+def test_a_slurm_that_is_away_is_no_refusal(slurm: StandInSlurm) -> None:
+    slurm.broken.write_text(
+        "sbatch: error: Batch job submission failed: Unable to contact slurm controller\n"
+    )
+    for call in (slurm.fleet.leases, lambda: slurm.fleet.ask("l1", SHAPE)):
+        with pytest.raises(FleetUnreachable, match="Unable to contact slurm controller"):
+            call()
+
+
+def test_what_slurm_refuses_is_a_sentence(
+    slurm: StandInSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    why = "sbatch: error: Batch job submission failed: Invalid account or partition"
+    slurm.broken.write_text(f"{why}\n")
+    monkeypatch.setattr(slurm.fleet, "_batches", dict)
+    with pytest.raises(LeaseRefused, match="Batch job submission failed: Invalid account"):
+        slurm.fleet.ask("l1", SHAPE)
+
+
+def test_without_the_commands_of_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    owner = LeaseOwner("lab", SECRET, tmp_path / "secret", "zk:2181", tmp_path)
+    with pytest.raises(UsageError, match="--fleet slurm needs sbatch on the PATH"):
+        fleet_of(FleetOptions("slurm", 2, 3), owner)
+
+
+def test_the_end_of_a_log(slurm: StandInSlurm, tmp_path: Path) -> None:
+    assert slurm.fleet.log("l1") == ""
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "l1.log").write_text("x" * 10_000 + "\nedl: no such cluster\n")
+    assert slurm.fleet.log("l1").endswith("x\nedl: no such cluster\n")
+    assert len(slurm.fleet.log("l1")) == 4096
+
+
+def test_no_secret_is_in_what_an_engine_stores(tmp_path: Path) -> None:
+    environment = {"EDL_SECRET": SECRET, "EDL_HOST": "here", "PATH": "/bin", "HOME": "/home/u"}
+    kept = kept_environment(environment)
+    assert kept.keys() == {"PATH", "HOME"}
+    assert kept["PATH"].endswith(":/bin")
+    owner = LeaseOwner("lab", SECRET, tmp_path / "secret", "zk:2181", tmp_path)
+    script = owner.command.script("l1", SHAPE, "n1")
+    assert SECRET not in script + owner.prefix
+    assert owner.prefix.startswith("edl-lab-")
+    other = LeaseOwner("lab", SECRET[::-1] + "6", tmp_path, "zk:2181", tmp_path)
+    assert other.prefix != owner.prefix
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"name": ""}, "need --fleet; name the engine"),
+        ({"name": "slrum"}, "there is no fleet 'slrum'; there are: slurm, ray"),
+        ({"slots": None}, "needs --host-slots: how many slots a host offers"),
+        ({"max_hosts": None}, "needs --max-hosts: how many hosts it may lend"),
+        ({"name": "ray", "partition": "low"}, "--partition is for --fleet slurm"),
+        ({"min_hosts": 4}, "--min-hosts is 4, and --max-hosts 3"),
+    ],
+)
+def test_a_wrong_option_is_one_sentence(options: dict[str, Any], sentence: str) -> None:
+    values: dict[str, Any] = {"name": "slurm", "slots": 2, "max_hosts": 3}
+    with pytest.raises(UsageError, match=sentence):
+        FleetOptions(**values | options).limits()
+
+
+# --- the thread
+
+
+class StandInFleet:
+    """An engine that a test can hold up."""
+
+    name = "stand-in"
+
+    def __init__(self) -> None:
+        self.engine: dict[str, HostLease] = {}
+        self.done: list[str] = []
+        self.away = False
+        self.answers = threading.Event()
+        self.answers.set()
+
+    def leases(self) -> Mapping[str, HostLease]:
+        self.answers.wait(10)
+        if self.away:
+            raise FleetUnreachable("it is away")
+        return dict(self.engine)
+
+    def ask(self, lease: str, shape: Shape) -> None:
+        if lease == "refused":
+            raise LeaseRefused("no such partition")
+        self.done.append(f"ask {lease}")
+        self.engine[lease] = HostLease(ASKED)
+
+    def give_back(self, lease: str, within_s: float) -> None:
+        self.done.append(f"give back {lease} {within_s:g}")
+
+    def log(self, lease: str) -> str:
+        return "first\nthe last line\n"
+
+
+class Leader:
+    """A leader that waits for answers."""
+
+    def __init__(self) -> None:
+        self.fleet = StandInFleet()
+        self.woken = threading.Event()
+        self.runner = FleetRunner(self.fleet, self.woken.set, poll_s=0.01)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + 20.0
+        while not condition():
+            assert time.monotonic() < deadline_s, f"{self.runner.answer}, {self.fleet.done}"
+            time.sleep(0.002)
+
+    def order(self, *ask: str, back: tuple[ReleaseHost, ...] = ()) -> None:
+        self.runner.order(self.runner.answer.number, ask, SHAPE, back)
+
+
+@pytest.fixture
+def leader() -> Any:
+    one = Leader()
+    one.runner.start()
+    one.until(lambda: one.runner.answer.number > 0)
+    yield one
+    one.fleet.answers.set()
+    one.runner.stop()
+
+
+def until_done(leader: Leader, what: str, *ask: str, back: tuple[ReleaseHost, ...] = ()) -> None:
+    """Order it after each answer, as a leader does, until it is done."""
+
+    def is_done() -> bool:
+        leader.order(*ask, back=back)
+        return what in leader.fleet.done
+
+    leader.until(is_done)
+
+
+def test_orders_are_carried_out_and_answered(leader: Leader) -> None:
+    until_done(leader, "ask l1", "l1")
+    leader.until(lambda: leader.runner.answer.leases == {"l1": HostLease(ASKED)})
+
+
+def test_orders_that_follow_from_an_older_answer_are_dropped(leader: Leader) -> None:
+    old = leader.runner.answer.number
+    leader.until(lambda: leader.runner.answer.number > old)
+    leader.runner.order(old, ("late",), SHAPE, ())
+    until_done(leader, "ask l1", "l1")
+    assert "ask late" not in leader.fleet.done
+
+
+def test_a_host_is_told_once_and_ended_as_often_as_it_takes(leader: Leader) -> None:
+    until_done(leader, "give back l1 60", back=(ReleaseHost("l1", 60.0),))
+    until_done(leader, "give back l2 60", back=(ReleaseHost("l1", 60.0), ReleaseHost("l2", 60.0)))
+    assert leader.fleet.done.count("give back l1 60") == 1
+    until_done(leader, "give back l1 0", back=(ReleaseHost("l1", 0.0),))
+
+
+def test_an_engine_that_is_away_says_so(leader: Leader) -> None:
+    leader.fleet.away = True
+    leader.until(lambda: leader.runner.answer.leases is None)
+    assert leader.runner.answer.why == "stand-in does not answer: it is away"
+
+
+def test_a_refusal_is_the_end_of_a_lease(leader: Leader) -> None:
+    def is_refused() -> bool:
+        leases = leader.runner.answer.leases or {}
+        if "refused" in leases:
+            return True
+        leader.order("refused")
+        return False
+
+    leader.until(is_refused)
+    lease = (leader.runner.answer.leases or {})["refused"]
+    assert lease.state is ENDED
+    assert lease.why == "no such partition"
+
+
+def test_a_lease_that_has_failed_has_the_last_line_of_its_log(leader: Leader) -> None:
+    leader.fleet.engine |= {"l1": HostLease(ENDED, "n1", "failed")}
+    leader.fleet.engine |= {"l2": HostLease(ENDED, "n1", "completed")}
+    leader.until(lambda: "l1" in (leader.runner.answer.leases or {}))
+    assert (leader.runner.answer.leases or {})["l1"].why == "failed: the last line"
+    assert (leader.runner.answer.leases or {})["l2"].why == "completed"
+
+
+def test_after_its_end_nothing_is_carried_out(leader: Leader) -> None:
+    leader.fleet.answers.clear()
+    leader.runner.stop()
+    leader.order("l1")
+    leader.fleet.answers.set()
+    leader.runner._thread.join(10)
+    assert leader.fleet.done == []
