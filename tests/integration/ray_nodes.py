@@ -1,0 +1,138 @@
+"""A Ray cluster of several nodes, each a network namespace; its Python is no part of edl's.
+
+::
+
+    with RayNodes(net, ("a", "b")) as ray:        # a is the head
+        ray.kill_gcs()
+        ray.start_gcs()                           # with the state that it had
+
+A token keeps strangers out, and the state of the head is on disk (RocksDB).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+import psutil
+from net import Net
+
+RELEASE = "2.60.0"
+PORT = 6379
+START_S = 120.0
+
+
+def python_with_ray() -> Path:
+    """Return a Python that has Ray; install it outside the repository if it is not there."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    directory = cache / "edl" / "tests" / f"ray-{RELEASE}"
+    python = directory / "bin" / "python"
+    if not (directory / "ready").exists():
+        for words in (
+            [sys.executable, "-m", "venv", "--clear", directory],
+            [python, "-m", "pip", "install", "--quiet", f"ray=={RELEASE}"],
+        ):
+            done = subprocess.run(words, capture_output=True, text=True, timeout=1200)
+            assert done.returncode == 0, f"Ray cannot be installed: {done.stderr[-2000:]}"
+        (directory / "ready").touch()
+    return python
+
+
+class RayNodes:
+    """The cluster; a context manager."""
+
+    def __init__(self, net: Net, hosts: Sequence[str]) -> None:
+        self._net, self._hosts = net, hosts
+        self.python = python_with_ray()
+        self.directory = Path(tempfile.mkdtemp(prefix="ray-"))  # short: sockets are in it
+        self.environment = {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": uuid.uuid4().hex,
+            "RAY_gcs_storage": "rocksdb",
+            "RAY_gcs_storage_path": str(self.directory / "gcs"),
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+        self._restarted: list[subprocess.Popen[bytes]] = []
+        self._gcs: tuple[list[str], dict[str, str]] = ([], {})
+
+    def __enter__(self) -> Self:
+        try:
+            for host in self._hosts:
+                self._start(host)
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def kill_gcs(self) -> None:
+        """Kill the process that knows the actors; ``start_gcs`` starts it as it was started."""
+        gcs = self._gcs_server()
+        self._gcs = gcs.cmdline(), gcs.environ()
+        gcs.kill()
+        gcs.wait(10)
+
+    def start_gcs(self) -> None:
+        words, environment = self._gcs
+        with (self.directory / "gcs.log").open("ab") as log:
+            restarted = subprocess.Popen(
+                [*self._net.enter(self._hosts[0]), *words],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._restarted.append(restarted)
+
+    def _gcs_server(self) -> psutil.Process:
+        for one in self._net.processes(self._hosts[0]):
+            with contextlib.suppress(psutil.Error):
+                if "gcs_server" in Path(one.cmdline()[0]).name:
+                    return one
+        raise AssertionError("no gcs_server lives")
+
+    def _start(self, host: str) -> None:
+        head = host == self._hosts[0]
+        own, first = self._net.address(host), self._net.address(self._hosts[0])
+        where = [f"--port={PORT}", "--head", f"--temp-dir={self.directory}"]
+        words = [
+            str(self.python.with_name("ray")),
+            "start",
+            f"--node-ip-address={own}",
+            *([*where, "--include-dashboard=false"] if head else [f"--address={first}:{PORT}"]),
+            "--num-cpus=1",
+            "--object-store-memory=80000000",
+            f"--resources={json.dumps({'edl_host': 1})}",
+        ]
+        done = subprocess.run(
+            [*self._net.enter(host), *words],
+            env=os.environ | self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=START_S,
+        )
+        assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+
+    def _end(self) -> None:
+        """Kill all on the hosts, and remove the files."""
+        for host in self._hosts:
+            self._net.kill(host)
+        for one in self._restarted:
+            one.wait(10)
+        deadline_s = time.monotonic() + 10
+        while self.directory.exists() and time.monotonic() < deadline_s:
+            shutil.rmtree(self.directory, ignore_errors=True)
