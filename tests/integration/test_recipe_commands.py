@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -180,6 +181,17 @@ def container_of(file: str, kind: str) -> dict[str, Any]:
     return found
 
 
+def command_of(deployment: str) -> list[str]:
+    """Return the command of the pods of a Deployment of cluster.yaml."""
+    resources = yaml.safe_load_all((RECIPES / "kubernetes" / "cluster.yaml").read_text())
+    (found,) = [
+        one["spec"]["template"]["spec"]["containers"][0]["command"]
+        for one in resources
+        if (one["kind"], one["metadata"]["name"]) == ("Deployment", deployment)
+    ]
+    return list(found)
+
+
 def pod(shell: Shell, name: str, command: Sequence[str]) -> Running:
     """Run a container's command as a process, in the environment of a pod."""
     shell.environment |= {
@@ -272,3 +284,29 @@ def test_the_unit_of_systemd_starts_an_agent_that_leaves(shell: Shell) -> None:
     shell.until_size(1, "digits")
     assert shell.edl("stop", "digits").returncode == 0
     assert job.wait() == 143
+
+
+@pytest.mark.long  # tests/README.md, Time
+def test_the_pods_of_a_cluster_run_a_job_and_leave_it(shell: Shell) -> None:
+    """Those of cluster.yaml: a controller, and two hosts, of which one is taken away."""
+    controller = pod(shell, "edl-controller-aaaaa", command_of("edl-controller"))
+    controller.expect("leads cluster main")
+    words = command_of("edl-hosts")
+    hosts = [pod(shell, f"edl-hosts-{name}", words) for name in ("bbbbb", "ccccc")]
+    for host in hosts:
+        host.expect("offers 1 slot to cluster main")
+    end = shell.directory / "end"
+    manifest = shell.directory / "j.yaml"
+    command = json.dumps([sys.executable, STANDIN, "--until", str(end)])
+    manifest.write_text(f"name: j\ncommand: {command}\nmin: 1\nmax: 2\n")
+    assert shell.edl("submit", str(manifest)).returncode == 0
+    shell.until_size(2)
+    hosts[0].signal(signal.SIGTERM)
+    assert hosts[0].wait() == 0, hosts[0].output
+    assert "has left cluster main" in hosts[0].output
+    shell.until_size(1)
+    end.touch()
+    assert shell.edl("wait", "j").returncode == 0
+    for one in (hosts[1], controller):
+        one.signal(signal.SIGTERM)
+        assert one.wait() == 0, one.output

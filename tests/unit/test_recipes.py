@@ -13,10 +13,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import typer
 import yaml
+from kueue_schemas import schema_of
 
 from edl.cli.main import VERBS, app
 from edl.config import SETTINGS
@@ -26,8 +28,9 @@ ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "recipes"
 FILES = sorted(path for path in RECIPES.rglob("*") if path.is_file() and path.suffix != ".pyc")
 GUIDES = ROOT / "docs" / "guides"
-TEXTS = [*FILES, GUIDES / "clusters.md", GUIDES / "kubernetes.md"]
+TEXTS = [*FILES, *(GUIDES / f"{one}.md" for one in ("clusters", "kubernetes", "fleets"))]
 MANIFESTS = sorted(RECIPES.glob("kubernetes/*.yaml"))
+QUEUES = RECIPES / "kubernetes" / "kueue" / "queue.yaml"
 # The oldest Kubernetes that the manifests are for, and the newest whose schemas are at hand.
 KUBERNETES = ("1.31", "1.35")
 UNIT = RECIPES / "systemd" / "edl-agent@.service"
@@ -145,6 +148,64 @@ def test_the_parts_of_the_manifests_fit_together() -> None:
     assert environment["EDL_ZOOKEEPER"] == ",".join(servers)
 
 
+def test_the_queues_of_kueue_keep_to_its_api_and_fit_the_hosts() -> None:
+    resources = list(yaml.safe_load_all(QUEUES.read_text()))
+    for resource in resources:
+        jsonschema.validate(resource, schema_of(resource["kind"]))
+    by_name = {(one["kind"], one["metadata"]["name"]): one["spec"] for one in resources}
+    queue = by_name["ClusterQueue", by_name["LocalQueue", "edl-hosts"]["clusterQueue"]]
+    (group,) = queue["resourceGroups"]
+    for flavor in group["flavors"]:
+        assert ("ResourceFlavor", flavor["name"]) in by_name
+        assert [one["name"] for one in flavor["resources"]] == group["coveredResources"]
+    hosts = manifest_of("cluster.yaml", "Deployment", "edl-hosts")
+    name = hosts["metadata"]["labels"]["kueue.x-k8s.io/queue-name"]
+    assert ("LocalQueue", name) in by_name
+    (container,) = hosts["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["requests"].keys() == set(group["coveredResources"])
+    resources[2]["spec"]["resourceGroups"][0]["flavors"][0]["quota"] = 1
+    with pytest.raises(jsonschema.ValidationError, match="'quota' was unexpected"):
+        jsonschema.validate(resources[2], schema_of("ClusterQueue"))
+
+
+def test_the_hosts_and_controllers_of_a_cluster_fit_together() -> None:
+    controller = manifest_of("cluster.yaml", "Deployment", "edl-controller")
+    hosts = manifest_of("cluster.yaml", "Deployment", "edl-hosts")
+    budget = manifest_of("cluster.yaml", "PodDisruptionBudget", "edl-hosts")
+    service = manifest_of("cluster.yaml", "Service", "edl-hosts")
+    zookeeper = manifest_of("zookeeper.yaml", "NetworkPolicy", "zookeeper")
+    (client, _) = zookeeper["spec"]["ingress"]
+    to_zookeeper = client["from"][0]["podSelector"]["matchLabels"]
+    for deployment in (controller, hosts):
+        labels = deployment["spec"]["template"]["metadata"]["labels"]
+        assert labels == deployment["spec"]["selector"]["matchLabels"] | to_zookeeper
+    assert budget["spec"]["selector"] == hosts["spec"]["selector"]
+    assert service["spec"]["selector"] == hosts["spec"]["selector"]["matchLabels"]
+    words, grace_s = {}, hosts["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    for deployment in (controller, hosts):
+        pod = deployment["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        words[deployment["metadata"]["name"]] = container["command"]
+        mounts = {mount["name"] for mount in container["volumeMounts"]}
+        assert mounts == {volume["name"] for volume in pod["volumes"]}
+    host = words["edl-hosts"]
+    for command in words.values():
+        group, rest = GROUP, list(command[1:])
+        while hasattr(group, "commands"):
+            group = group.get_command(None, rest.pop(0))
+        context = group.make_context("x", ["x"], resilient_parsing=True)
+        group.make_parser(context).parse_args(rest)  # raises for an unknown option
+    assert words["edl-controller"][-1] == host[host.index("--cluster") + 1]
+    assert float(host[host.index("--leave-within") + 1]) < grace_s
+
+
+def manifest_of(file: str, kind: str, name: str) -> Any:
+    """Return a resource of a manifest."""
+    resources = yaml.safe_load_all((RECIPES / "kubernetes" / file).read_text())
+    (found,) = [one for one in resources if (one["kind"], one["metadata"]["name"]) == (kind, name)]
+    return found
+
+
 def test_no_engine_gets_a_secret_in_an_environment() -> None:
     """It would keep it: Slurm in its spool, a container runtime in its own files."""
     set_there = re.compile(r"^(?!unset )[^#\n]*\bEDL_SECRET\b", re.MULTILINE)
@@ -154,7 +215,7 @@ def test_no_engine_gets_a_secret_in_an_environment() -> None:
     pods = [
         one["spec"]["template"]["spec"] for one in resources if one["kind"] in ("Job", "Deployment")
     ]
-    assert len(pods) == 2
+    assert len(pods) == 4
     for pod in pods:
         (container,) = pod["containers"]
         environment = {one["name"]: one.get("value") for one in container["env"]}
