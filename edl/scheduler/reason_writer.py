@@ -71,7 +71,7 @@ class ReasonWriter:
         """Return the write of ``reasons``, cut so short that ZooKeeper takes them."""
         characters = MOST_CHARACTERS
         while True:
-            found = reasons_write(self._writer.paths, JobReasons(now_s, reasons, surplus))
+            found = reasons_write(self._writer.paths, JobReasons(now_s, reasons, dict(surplus)))
             if byte_count([found]) <= MOST_BYTES or not characters:
                 return found
             characters //= 2
