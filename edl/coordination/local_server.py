@@ -392,9 +392,14 @@ class _ServerFiles:
 
 
 def _lives(process: psutil.Process) -> bool:
-    """Return whether ``process`` runs and is not a zombie."""
+    """Return whether a thread of ``process`` runs.
+
+    A process whose first thread has ended is a zombie at once. Until its other threads have ended,
+    too, it keeps its files and its port.
+    """
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        is_zombie = process.status() == psutil.STATUS_ZOMBIE
+        return process.is_running() and (not is_zombie or process.num_threads() > 1)
     except psutil.NoSuchProcess:
         return False
 

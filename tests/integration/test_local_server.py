@@ -10,14 +10,20 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from edl import config
-from edl.coordination.local_server import find_local, local_status, start_local, stop_local
+from edl.coordination.local_server import (
+    _lives,
+    find_local,
+    local_status,
+    start_local,
+    stop_local,
+)
 from edl.coordination.session import Session
 from edl.errors import CoordinationError, UsageError
 
@@ -178,6 +184,29 @@ def test_a_kept_port_that_somebody_took_is_replaced(state: Path) -> None:
         configuration.write_text(kept.replace(old, new))
         assert configuration.read_text() != kept
         assert start_local(state) != taken
+
+
+FIRST_THREAD_ENDS = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(600.0,)).start()
+print("ready", flush=True)
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def test_a_process_lives_until_its_last_thread_has_ended(wait_until: Callable[..., None]) -> None:
+    """Until then it keeps its port, though it looks like a zombie, as a JVM that ends does."""
+    words = [sys.executable, "-c", FIRST_THREAD_ENDS]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        found = psutil.Process(process.pid)
+        try:
+            wait_until(lambda: found.status() == psutil.STATUS_ZOMBIE)
+            assert _lives(found)
+        finally:
+            process.kill()
+        wait_until(lambda: not _lives(found))
 
 
 def test_what_is_missing_is_said_in_one_sentence(state: Path, tmp_path: Path) -> None:
