@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 
@@ -13,7 +14,9 @@ def named_logs(directory: Path) -> dict[str, Path]:
     ones first (w9 before w10). Former logs (".log.1") are not in the result; it is empty if there
     is no log or no such directory.
     """
-    links = {path.resolve(): path.stem for path in directory.glob("*.log") if path.is_symlink()}
+    links = {
+        os.path.realpath(path): path.stem for path in directory.glob("*.log") if path.is_symlink()
+    }
     found = [path for path in directory.glob("*.log") if not path.is_symlink()]
-    named = {links.get(path.resolve(), path.stem): path for path in found}
+    named = {links.get(os.path.realpath(path), path.stem): path for path in found}
     return {name: named[name] for name in sorted(named, key=lambda name: (len(name), name))}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -12,9 +13,11 @@ from pathlib import Path
 from edl.core.names import is_name
 from edl.launch.named_logs import named_logs
 from edl.scheduler.job_users import JobUsers
+from edl.scheduler.log_files import LogOwner
 
 KEPT_RUNS = 100
 KEPT_S = 86400.0
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,22 @@ class LogPlaces:
         """Return the number of the user to whom the logs of a job's workers belong."""
         user = self.users.find(job)
         return os.geteuid() if user is None else user.uid
+
+    def of_log(self, job: str, log: Path) -> LogOwner:
+        """Return whose files are read as a log of a job, and below which directory they must lie.
+
+        Those of this process's own user count only as logs of agents, which it has opened itself,
+        and only if no other user can write into their directory.
+
+        Args:
+            job: the name of the job.
+            log: the path of the log, as :meth:`of_job` returns it.
+        """
+        if log.parent != self.agents:
+            return LogOwner(self.of_workers(job).parent.parent, self.owner(job))
+        about = self.agents.stat()
+        is_ours = about.st_uid == os.geteuid() and not about.st_mode & OTHERS_WRITE
+        return LogOwner(self.agents, os.geteuid() if is_ours else self.owner(job))
 
     def of_job(self, job: str) -> dict[str, Path]:
         """Return the logs of a job by name; empty if it had no agent here.

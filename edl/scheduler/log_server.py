@@ -13,7 +13,8 @@ begins with the older one; with ``from=-N`` it begins N bytes before the end. If
 written after that place, the answer waits for it, at most ``MOST_WAIT_S`` seconds.
 
 Only jobs that had an agent of this host are answered, and only files of which this module makes up
-the names: nothing of a request becomes a path.
+the names: nothing of a request becomes a path. Their users may have put something else there, so
+:mod:`edl.scheduler.log_files` opens them.
 """
 
 from __future__ import annotations
@@ -22,17 +23,18 @@ import asyncio
 import json
 import math
 import os
-import stat
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import parse_qs
 
 from edl.core.cluster.log_part import LOGS_PATH, LogPart
 from edl.http.connection import HttpRequest, Response
 from edl.http.server import DaemonServer
 from edl.http.signing import Authenticator, http_key
-from edl.launch.log_reader import former
+from edl.scheduler.log_files import LogOwner, bytes_in, open_log
 from edl.scheduler.log_places import LogPlaces
 
 MOST_BYTES = 1 << 20  # of a log in one answer
@@ -86,9 +88,11 @@ class LogServer(DaemonServer):
             key = await asyncio.to_thread(self._key_of, job) if given else None
             if not key or not self._guard.accepts(given, request.method, target, request.body, key):
                 return Response(401, nonce=self._guard.nonce())
-        logs = await asyncio.to_thread(self._places.of_job, job)
+        places = self._places
+        logs = await asyncio.to_thread(places.of_job, job)
         if not name:
-            sizes = {name: bytes_in(path) for name, path in logs.items()}
+            found = {name: bytes_in(log, places.of_log(job, log)) for name, log in logs.items()}
+            sizes = {name: size for name, size in found.items() if size is not None}
             return Response(200, json.dumps(sizes).encode(), "application/json")
         query = {key: values[-1] for key, values in parse_qs(request.query).items()}
         try:
@@ -98,8 +102,8 @@ class LogServer(DaemonServer):
             return Response(400)
         if name not in logs or math.isnan(wait_s):
             return Response(404 if name not in logs else 400)
-        owners = {os.geteuid(), self._places.owner(job)}
-        return await self._part(logs[name], place, min(wait_s, MOST_WAIT_S), owners)
+        owner = places.of_log(job, logs[name])
+        return await self._part(logs[name], place, min(wait_s, MOST_WAIT_S), owner)
 
     def _key_of(self, job: str) -> str | None:
         """Return the key of a job that has logs here; None if that is not known."""
@@ -111,31 +115,31 @@ class LogServer(DaemonServer):
         self._closes = True
 
     async def _part(
-        self, log: Path, place: tuple[int, int], wait_s: float, owners: Collection[int]
+        self, log: Path, place: tuple[int, int], wait_s: float, owner: LogOwner
     ) -> Response:
         """Return the HTTP answer with the part of a log that begins at a place.
 
-        The status is 404 if the log was removed meanwhile.
+        The status is 404 if the log was removed meanwhile, or is another's file or a link.
 
         Args:
             log: the path of the log.
             place: (the number of the file, 0 for the oldest; the offset in it, in bytes).
             wait_s: how long to wait, in seconds, if nothing is written after the place yet.
-            owners: the numbers of the users one of whom must own the file.
+            owner: whose files are read, and where.
         """
         deadline = time.monotonic() + wait_s
         may_wait = self._waiting < MOST_WAITING
         self._waiting += 1
         try:
             while True:
-                part, content = await asyncio.to_thread(read_part, log, *place, owners=owners)
+                part, content = await asyncio.to_thread(read_part, log, *place, owner=owner)
                 waits = may_wait and not self._closes and time.monotonic() < deadline
                 if content or part.missed or not waits:
                     break
                 place = part.file, part.next
                 await asyncio.sleep(LOOK_S)
         except OSError:
-            return Response(404)  # it was removed meanwhile
+            return Response(404)  # it was removed meanwhile, or is not the user's
         finally:
             self._waiting -= 1
         return Response(200, json.dumps(part.to_json()).encode() + b"\n" + content)
@@ -146,7 +150,7 @@ def read_part(
     file: int,
     begin: int,
     most: int = MOST_BYTES,
-    owners: Collection[int] = (),
+    owner: LogOwner | None = None,
 ) -> tuple[LogPart, bytes]:
     """Return what is in a log after a place, and the place after that.
 
@@ -156,45 +160,33 @@ def read_part(
             ``begin`` is negative, the newest one.
         begin: the offset in the file; negative: so many bytes before its end.
         most: the largest number of bytes.
-        owners: the numbers of the users one of whom must own the file; empty: any user may.
+        owner: whose files are read, and where; None: anybody's.
 
     Raises:
-        OSError: the log cannot be read, or belongs to another user: its own may have put a link to
-            what only this process can read in its place.
+        OSError: the log cannot be read, or is refused (:func:`open_log`): its user may have put a
+            link to what only this process can read in its place.
     """
-    older, newest = former(log), _number(log)
-    numbers = {number: path for path in (older, log) if (number := _number(path))}
-    chosen = file
-    if not file:
-        chosen = newest if begin < 0 else next(iter(numbers), 0)
-    missed = chosen not in numbers
-    if missed:  # it was replaced twice, or removed
-        chosen, begin = next(iter(numbers), 0), 0
-    with numbers.get(chosen, log).open("rb") as opened:
-        found = os.fstat(opened.fileno())
-        if owners and (found.st_uid not in owners or not stat.S_ISREG(found.st_mode)):
-            raise PermissionError(f"{log} belongs to another user")
-        size = found.st_size
+    with ExitStack() as stack:
+        files = open_log(log, owner, stack)
+        oldest, newest = next(iter(files)), next(reversed(files))
+        chosen = file
+        if not file:
+            chosen = newest if begin < 0 else oldest
+        missed = chosen not in files
+        if missed:  # it was replaced twice, or removed
+            chosen, begin = oldest, 0
+        size = os.fstat(files[chosen].fileno()).st_size
         if begin > size:  # it is another file, to which the number was given again
             missed, begin = True, 0
         begin = max(0, size + begin) if begin < 0 else begin
-        opened.seek(begin)
-        content = opened.read(most)
-    missed = missed and file != 0
-    if not content and chosen != newest and newest:
-        part, content = read_part(log, newest, 0, most, owners)
-        return LogPart(part.file, part.next, missed), content
-    return LogPart(chosen, begin + len(content), missed), content
+        content = _read(files[chosen], begin, most)
+        if not content and chosen != newest:
+            chosen, begin = newest, 0
+            content = _read(files[chosen], begin, most)
+    return LogPart(chosen, begin + len(content), missed and file != 0), content
 
 
-def bytes_in(log: Path) -> int:
-    """Return the number of bytes in a log, those in its older file included."""
-    return sum(path.stat().st_size for path in (former(log), log) if path.exists())
-
-
-def _number(path: Path) -> int:
-    """Return the inode number of the file ``path``; 0 if there is no such file."""
-    try:
-        return path.stat().st_ino
-    except FileNotFoundError:
-        return 0
+def _read(file: BinaryIO, begin: int, most: int) -> bytes:
+    """Return at most ``most`` bytes of ``file``, from the offset ``begin`` on."""
+    file.seek(begin)
+    return file.read(most)

@@ -11,7 +11,6 @@ import pytest
 from edl.errors import UsageError
 from edl.scheduler.job_users import JobUser, JobUsers, job_users
 from edl.scheduler.log_places import LogPlaces
-from edl.scheduler.log_server import read_part
 
 ANN = JobUser("alice", 1001, 1001, (1001, 44), Path("/home/alice"))
 REST = JobUser("edl", 1002, 1002, (1002,), Path("/srv/edl"))
@@ -48,16 +47,6 @@ def test_logs_are_where_the_user_writes_them(tmp_path: Path) -> None:
     )
     assert places.of_workers("digits") == tmp_path / "jobs/digits/logs"
     assert (places.owner("ann.digits"), places.owner("digits")) == (1001, os.geteuid())
-
-
-def test_what_another_user_has_put_in_place_of_a_log_is_not_read(tmp_path: Path) -> None:
-    log, secret = tmp_path / "w0.log", tmp_path / "secret"
-    secret.write_text("of root")
-    log.symlink_to(secret)
-    assert read_part(log, 0, 0)[1] == b"of root"
-    with pytest.raises(PermissionError, match="belongs to another user"):
-        read_part(log, 0, 0, owners={1001})
-    assert read_part(log, 0, 0, owners={os.geteuid()})[1] == b"of root"
 
 
 def test_users_are_read_from_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
