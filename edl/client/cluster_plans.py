@@ -136,8 +136,8 @@ def read_view(store: ClusterStore) -> ClusterView:
     """
     snapshot = store.look()
     names = [job.name for job in snapshot.jobs]
-    runs, measured = _runs_and_measured(store, names)
-    return cluster_view(snapshot, runs, measured)
+    runs, measured, unreadable = _runs_and_measured(store, names)
+    return cluster_view(snapshot, runs, measured, unreadable)
 
 
 def measured_view(store: ClusterStore, job: StoredJob) -> JobView:
@@ -146,22 +146,24 @@ def measured_view(store: ClusterStore, job: StoredJob) -> JobView:
     Raises:
         CoordinationError: ZooKeeper is away.
     """
-    runs, measured = _runs_and_measured(store, [job.name])
+    runs, measured, _ = _runs_and_measured(store, [job.name])
     return job_view(job, runs.get(job.name), measured.get(job.name, MeasuredThroughput()))
 
 
 def _runs_and_measured(
     store: ClusterStore, names: Sequence[str]
-) -> tuple[Mapping[str, RunRecords], Mapping[str, MeasuredThroughput]]:
+) -> tuple[Mapping[str, RunRecords], Mapping[str, MeasuredThroughput], Mapping[str, str]]:
     """Return the present or last runs of the jobs called ``names``, and what runs have measured.
 
-    Both are by the name of the job, and have no job that was never started.
+    Both are by the name of the job, and have no job that was never started. The third result says
+    why the records of runs cannot be read, by the name of the job.
     """
     session = store.nodes.session
     mine = session.access
     try:
         secrets, measured = store.secrets_and_measured(names, watch=False)
-        return RunReader(session).read(secrets), measured
+        reader = RunReader(session)
+        return reader.read(secrets), measured, reader.unreadable
     finally:
         if mine is not None:
             session.identify(mine)  # what is written next belongs to the cluster again

@@ -6,7 +6,8 @@ secrets of jobs, one after another, and no node of the cluster may be created in
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -18,15 +19,20 @@ from edl.coordination.nodes import content, record, record_or_none
 from edl.coordination.paths import JobPaths
 from edl.coordination.reads import OnChange, Read, acl, children, exists, get, ignore_changes
 from edl.coordination.session import Session
+from edl.core.cluster.job_life import LifeState
 from edl.core.cluster.measured_throughput import MeasuredThroughput, measurements
 from edl.core.cluster.run_records import RunRecords
-from edl.core.cluster.view import ClusterView, JobView
+from edl.core.cluster.view import ClusterView, HostView, JobView, RunView
 from edl.core.policy.scaling_profile import ScalingProfile
 from edl.core.progress import TrainingStatus
 from edl.core.records import Assigned, Desired, Generation, Host, Job
+from edl.errors import AccessDenied, CoordinationError
+
+logger = logging.getLogger(__name__)
 
 PASSES = 20  # over nodes that others change meanwhile
 NOTHING_MEASURED = MeasuredThroughput()
+CLOSED: list[Any] = [()]  # in place of answers; the last one, a job's agents, is empty
 
 
 class RunReader:
@@ -36,6 +42,10 @@ class RunReader:
         session: The session to read with, which is that in which the leader writes into runs.
         on_change: Called when something has changed that a plan follows from; it runs on the
             connection thread, so it must not block. None: nobody is called.
+
+    Attributes:
+        unreadable: Job -> why the records of its run could not be read last, in a sentence. The
+            code of a job has all rights on these records, and may write what it likes.
     """
 
     def __init__(self, session: Session, on_change: OnChange = None) -> None:
@@ -44,9 +54,12 @@ class RunReader:
         self._changes = 0
         self._opened: dict[str, tuple[int, str]] = {}  # job -> (czxid of its root, secret)
         self._closed: dict[str, tuple[int, str]] = {}  # the same of jobs with another secret
+        self.unreadable: dict[str, str] = {}
 
     def read(self, secrets: Mapping[str, str]) -> dict[str, RunRecords]:
         """Return the present runs of jobs, as they are at one time; jobs without one are left out.
+
+        So are those whose records cannot be read; ``unreadable`` says why.
 
         The record ``assigned`` of each job is read before the records of its agents, as
         :mod:`edl.core.cluster.view` demands.
@@ -57,7 +70,6 @@ class RunReader:
 
         Raises:
             CoordinationError: ZooKeeper is away.
-            AccessDenied: a stranger has taken the name of a job at this moment; read again.
         """
         found: dict[str, RunRecords] = {}
         for _ in range(PASSES):
@@ -84,21 +96,39 @@ class RunReader:
         """
         names = self._open(secrets)
         jobs = [JobPaths(name) for name in names]
-        reads = [self._reads(paths) for paths in jobs]
-        answers = iter(self._read(*(read for one in reads for read in one)))
-        groups = [[next(answers) for _ in one] for one in reads]
-        agents = [
+        groups = self._answers([self._reads(paths) for paths in jobs])
+        reads = [
             [get(f"{paths.hosts}/{name}", self._changed) for name in sorted(group[-1] or ())]
             for paths, group in zip(jobs, groups, strict=True)
         ]
-        answers = iter(self._read(*(read for one in agents for read in one)))
-        found = {}
-        for paths, group, own in zip(jobs, groups, agents, strict=True):
-            hosts = [(read.path, next(answers)) for read in own]
-            run = _records(paths, group, hosts)
+        agents = self._answers(reads)
+        found: dict[str, RunRecords] = {}
+        self.unreadable = {}
+        for paths, group, asked, own in zip(jobs, groups, reads, agents, strict=True):
+            try:
+                run = _records(paths, group, asked, own)
+            except Exception as error:  # whatever the job's code has written
+                logger.debug("the records of job %s", paths.name, exc_info=True)
+                self.unreadable[paths.name] = f"the records of its run cannot be read: {error}"
+                continue
             if run is not None:
                 found[paths.name] = run
         return found
+
+    def _answers(self, groups: list[list[Read]]) -> list[list[Any]]:
+        """Return the answers to the reads of each job.
+
+        If a node of a job is closed to its own secret, its answers are :data:`CLOSED`. Such jobs
+        are found by halves, so they cost a few more requests and not one for each other job.
+        """
+        try:
+            answers = iter(self._read(*(read for one in groups for read in one)))
+        except AccessDenied:
+            if len(groups) == 1:
+                return [CLOSED]
+            half = len(groups) // 2
+            return self._answers(groups[:half]) + self._answers(groups[half:])
+        return [[next(answers) for _ in one] for one in groups]
 
     def _reads(self, paths: JobPaths) -> list[Read]:
         """Return the reads of a job's nodes, without its agents' nodes, in a fixed order.
@@ -142,18 +172,24 @@ class RunReader:
 
 
 def _records(
-    paths: JobPaths, answers: list[Any], hosts: list[tuple[str, Any]]
+    paths: JobPaths, answers: list[Any], asked: list[Read], agents: list[Any]
 ) -> RunRecords | None:
     """Return the records of a run from the answers to the reads of its job's nodes.
 
     Args:
         paths: The paths of the job.
         answers: The answers to :meth:`RunReader._reads`, in that order.
-        hosts: The path of each agent's node, and the answer to its read.
+        asked: The read of each agent's node.
+        agents: The answers to these.
 
     Returns:
         The records; None if the job was removed meanwhile.
+
+    Raises:
+        CoordinationError: a node is closed, or holds no such record.
     """
+    if answers is CLOSED or agents is CLOSED:
+        raise CoordinationError("a node is closed to the job's own secret")
     job, runs, assigned, desired, generation, status, learned, _ = answers
     tokens = [name for name in runs or () if f"{paths.run}/{name}" != paths.creator]
     if not tokens or None in (job, assigned):
@@ -167,7 +203,11 @@ def _records(
         generation=record_or_none(Generation, paths.generation, generation),
         status=TrainingStatus.from_json(content(paths.status, status)),
         learned=ScalingProfile.from_json(content(paths.learned, learned)),
-        agents=tuple(record(Host, (path, answer[0])) for path, answer in hosts if answer),
+        agents=tuple(
+            record(Host, (read.path, answer[0]))
+            for read, answer in zip(asked, agents, strict=True)
+            if answer
+        ),
     )
 
 
@@ -175,6 +215,7 @@ def cluster_view(
     snapshot: ClusterSnapshot,
     runs: Mapping[str, RunRecords],
     kept: Mapping[str, MeasuredThroughput] = MappingProxyType({}),
+    unreadable: Mapping[str, str] = MappingProxyType({}),
 ) -> ClusterView:
     """Return the jobs, hosts and settings of a cluster as the plan reads them, put together.
 
@@ -183,13 +224,20 @@ def cluster_view(
         runs: the records of the present or last run, by name of the job; jobs without one are not
             in it.
         kept: what former runs have measured, by name of the job.
+        unreadable: job -> why the records of its run cannot be read. It counts as if it had what
+            its hosts have for it.
     """
-    jobs = tuple(
-        job_view(job, runs.get(job.name), kept.get(job.name, NOTHING_MEASURED))
-        for job in snapshot.jobs
-    )
+    jobs = []
+    for job in snapshot.jobs:
+        why = unreadable.get(job.name, "")
+        try:
+            view = job_view(job, runs.get(job.name), kept.get(job.name, NOTHING_MEASURED))
+        except Exception as error:  # whatever the job's code has written
+            logger.debug("the records of job %s", job.name, exc_info=True)
+            why = f"the records of its run make no sense: {error!r}"
+        jobs.append(_unreadable_view(job, snapshot.hosts, why) if why else view)
     return ClusterView(
-        jobs,
+        tuple(jobs),
         snapshot.hosts,
         snapshot.settings,
         snapshot.allocation,
@@ -210,3 +258,26 @@ def job_view(job: StoredJob, run: RunRecords | None, kept: MeasuredThroughput) -
         return job.view
     _, measured = measurements(kept, run, job.order)
     return replace(job.view, run=None if run is None else run.view, measured=measured)
+
+
+def _unreadable_view(job: StoredJob, hosts: Iterable[HostView], why: str) -> JobView:
+    """Return a job of which the records of the run cannot be read, as a plan reads it.
+
+    Its run seems to go on with the devices that hosts have for it, so it keeps them. If it is to
+    stop, it has no run: its hosts end its processes.
+
+    Args:
+        job: the job, as the cluster has it.
+        hosts: the hosts of the cluster, with what is assigned there.
+        why: why they cannot be read, in a sentence.
+    """
+    life, run = job.view.life, None
+    if life.state in (LifeState.STARTING, LifeState.RUNNING):
+        entries = {host.name: host.assigned.jobs.get(job.name) for host in hosts}
+        devices = {
+            host: tuple(one for one in entry.devices if one not in entry.leaving)
+            for host, entry in entries.items()
+            if entry is not None and entry.run == life.run
+        }
+        run = RunView(life.run, trains=life.state is LifeState.RUNNING, devices=devices, version=-1)
+    return replace(job.view, run=run, unreadable=why)

@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from edl.coordination.access import Access
@@ -40,7 +40,7 @@ from edl.core.cluster.events import ClusterEventKind
 from edl.core.cluster.held_slots import HeldSlots
 from edl.core.cluster.lease_records import LeaseLimits
 from edl.core.cluster.measured_throughput import MeasuredThroughput, measurements
-from edl.core.cluster.orders import CreateRun
+from edl.core.cluster.orders import CreateRun, Order
 from edl.core.cluster.plan import ClusterPlan, plan
 from edl.core.cluster.plan_events import PlannedEvent, plan_events
 from edl.core.cluster.plan_parts import plan_parts
@@ -279,6 +279,7 @@ class LeaderRecords:
         kept: what former runs have measured, by name of the job.
         runs: the records of the present or last run, by name of the job.
         mark: marks the hosts that are not lent any more.
+        unreadable: job -> why the records of its run cannot be read, in a sentence.
     """
 
     snapshot: ClusterSnapshot
@@ -286,11 +287,12 @@ class LeaderRecords:
     kept: Mapping[str, MeasuredThroughput]
     runs: Mapping[str, RunRecords]
     mark: Callable[[ClusterView], ClusterView]
+    unreadable: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def view(self) -> ClusterView:
         """The records that were read, as the :class:`ClusterView` from which a plan is made."""
-        return self.mark(cluster_view(self.snapshot, self.runs, self.kept))
+        return self.mark(cluster_view(self.snapshot, self.runs, self.kept, self.unreadable))
 
 
 class ControllerTerm:
@@ -397,7 +399,8 @@ class ControllerTerm:
         names = [job.name for job in snapshot.jobs]
         secrets, kept = self._store.secrets_and_measured(names)
         mark = self._leases.marked if self._leases is not None else _unmarked
-        return LeaderRecords(snapshot, secrets, kept, self._reader.read(secrets), mark)
+        runs = self._reader.read(secrets)
+        return LeaderRecords(snapshot, secrets, kept, runs, mark, self._reader.unreadable)
 
     def _write(self, read: LeaderRecords, found: ClusterPlan, events: Events) -> bool:
         """Write the plan ``found`` and its ``events``; return whether all of it was written.
@@ -457,24 +460,46 @@ class ControllerTerm:
         """Carry out the orders of the plan ``found``, one after another, for a limited time.
 
         The time is ``ORDERS_S`` seconds; orders that are left are in the next plan again. A refused
-        order is shown. ``read`` has the records from which the plan was made.
+        order is shown, and its job's orders come last in the next turns.
+
+        Args:
+            read: the records from which the plan was made.
+            found: the plan.
         """
         jobs, deadline_s = (
             {job.name: job for job in read.snapshot.jobs},
             time.monotonic() + ORDERS_S,
         )
-        for order in found.orders:
+        for order in sorted(found.orders, key=lambda one: bool(self._refused.get(one.job))):
             if time.monotonic() >= deadline_s:
                 return
             job = jobs[order.job]
-            secret = read.secrets.get(job.name) or self._writer.job_secret(job.name)
-            if isinstance(order, CreateRun):
-                self._keep_measured(read, job)
-            last = read.runs.get(job.name)
-            refused = self._runs.carry_out(order, job, secret, last)
+            refused = self._refusal_of(order, job, read)
             if refused and refused != self._refused.get(job.name):
                 self._say(f"job {job.name}: {type(order).__name__} was refused: {refused}")
             self._refused[job.name] = refused
+
+    def _refusal_of(self, order: Order, job: StoredJob, read: LeaderRecords) -> str:
+        """Carry out one order; return why it was refused, "" if it was not.
+
+        The code of a job may write anything into the records of its run, so whatever is wrong there
+        is only this order's error. If ZooKeeper is away, the next read says so.
+
+        Args:
+            order: the order.
+            job: the job that it is about.
+            read: the records from which the plan was made.
+        """
+        secret = read.secrets.get(job.name) or self._writer.job_secret(job.name)
+        try:
+            if isinstance(order, CreateRun):
+                self._keep_measured(read, job)
+            return self._runs.carry_out(order, job, secret, read.runs.get(job.name))
+        except LeadershipLost:
+            raise
+        except Exception as error:  # whatever the job's code has written
+            logger.info("an order for job %s has failed", job.name, exc_info=True)
+            return f"{error}"
 
     def _keep_measured(self, read: LeaderRecords, job: StoredJob) -> None:
         """Write what the last run of ``job`` has measured into the job's own record.
@@ -499,13 +524,23 @@ class ControllerTerm:
             if time.monotonic() >= deadline_s:
                 break  # the next turn goes on
             secret = read.secrets.get(job.name)
-            if secret is None or self._runs.remove(job.name, secret):
+            if secret is None or self._removes_run(job.name, secret):
                 self._writer.remove_job(job)
         if time.monotonic() - self._tidied_s >= HOUSEKEEPING_S:
             self._tidied_s = time.monotonic()
             self._writer.trim_events()
             for host in hosts_to_remove(read.snapshot.hosts, time.time()):
                 self._writer.remove_host(host)
+
+    def _removes_run(self, job: str, secret: str) -> bool:
+        """Remove the nodes of the last run of ``job``; return whether they are gone."""
+        try:
+            return self._runs.remove(job, secret)
+        except LeadershipLost:
+            raise
+        except Exception:  # whatever the job's code has written
+            logger.info("cannot remove the last run of job %s", job, exc_info=True)
+            return False
 
 
 def _unmarked(view: ClusterView) -> ClusterView:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from kazoo.security import make_digest_acl
 
 from edl.coordination.access import Access
 from edl.coordination.cluster_jobs import StoredJob
@@ -28,7 +29,7 @@ from edl.scheduler.runs import RunWriter
 pytestmark = pytest.mark.integration
 
 LAB = Access("lab", new_secret())
-SECRET = new_secret()
+SECRET, OTHER = new_secret(), new_secret()
 ONE, TWO = "0" * 23 + "1", "0" * 23 + "2"
 MANIFEST = JobManifest("j", ("python", "train.py"), 1, 4, cwd="/")
 JOB = StoredJob("j", 3, 0.0, MANIFEST, Wanted(), JobLife(), 0)
@@ -202,3 +203,38 @@ def test_a_strangers_job_of_that_name(leader: Leader, zk_hosts: str) -> None:
         assert leader.reads() is None
         assert "the name 'j' is taken" in leader.does(CreateRun("j", ONE, {"a": (0,)}))
         assert leader.writer.remove("j", SECRET), "there is nothing of ours"
+
+
+@pytest.mark.parametrize("node", ["status", "learned", "assigned", "hosts/a", "job"])
+def test_what_a_job_does_to_its_own_records_holds_up_no_other(
+    leader: Leader, job: JobStore, zk_hosts: str, node: str
+) -> None:
+    other = replace(JOB, name="k", manifest=replace(MANIFEST, name="k"))
+    for one, secret in ((JOB, SECRET), (other, OTHER)):
+        order = CreateRun(one.name, ONE, {"a": (0, 1)})
+        assert leader.writer.carry_out(order, one, secret) == ""
+    job.hosts.put(Host("a", 2, "here", devices=(0, 1)))
+    path, client = f"{job.paths.root}/{node}", job.nodes.session.client
+    if not client.exists(path):
+        client.create(path, b"")
+    secrets = {"j": SECRET, "k": OTHER}
+
+    def reads(reader: RunReader) -> tuple[set[str], set[str]]:
+        leader.catches_up()
+        found = reader.read(secrets)
+        return set(found), set(reader.unreadable)
+
+    assert reads(leader.reader) == ({"j", "k"}, set())
+    before = client.get(path)[0]
+    client.set(path, b"\xffjunk")
+    assert reads(leader.reader) == ({"k"}, {"j"})
+    client.set(path, before)
+    assert reads(leader.reader) == ({"j", "k"}, set())
+    client.set_acls(path, [make_digest_acl("ann", "x", all=True)])
+    with Session(zk_hosts, 2.0) as session:
+        reader = RunReader(session)  # of the next leader, which has read nothing yet
+        assert reads(reader) == ({"k"}, {"j"})
+        assert reader.unreadable["j"].endswith("a node is closed to the job's own secret")
+        client.add_auth("digest", "ann:x")
+        client.set_acls(path, list(Access("j", SECRET).acl))
+        assert reads(reader) == ({"j", "k"}, set())

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from cli_shell import STANDIN, WAIT_S, Running, Shell, shell, until
 from hand_host import HandHost
+from kazoo.security import make_digest_acl
 from paths import ROOT
 
 from edl.coordination.access import Access
@@ -22,6 +23,7 @@ from edl.coordination.cluster_jobs import StoredJob
 from edl.coordination.cluster_nodes import create_cluster, open_cluster
 from edl.coordination.cluster_store import ClusterStore
 from edl.coordination.cluster_submission import submit_job
+from edl.coordination.paths import JobPaths
 from edl.coordination.secrets import new_secret
 from edl.coordination.session import Session
 from edl.core.cluster.job_life import LifeResult, LifeState
@@ -93,6 +95,30 @@ def test_a_job_runs_to_its_end(cluster: Shell) -> None:
     assert controller.wait() == 0
     assert "job j: queued -> starting" in controller.output
     assert events[0][0] == "leader"
+
+
+def test_junk_in_the_records_of_one_job_holds_up_no_other(cluster: Shell) -> None:
+    """The code of a job has the job's secret, and with it all rights on the records of its run."""
+    controller = start(cluster)
+    controller.expect("leads cluster lab in term 1")
+    with HandHost(cluster, LAB, "a", 2) as host:
+        submit_job(host.store, manifest(cluster, "j", "--steps", "100000", max=1))
+        until_state(host.store, "j", LifeState.RUNNING)
+        own = Access("j", host.store.secret("j") or "")
+        with Session(cluster.environment["EDL_ZOOKEEPER"], 10.0, access=own) as session:
+            session.client.set(JobPaths("j").assigned, b"\xff")
+            session.client.set_acls(JobPaths("j").desired, [make_digest_acl("x", "x", all=True)])
+        submit_job(host.store, manifest(cluster, "k", "--steps", "20", max=1))
+        ended = until_state(host.store, "k", LifeState.ENDED)
+        assert ended.life.result is LifeResult.FINISHED
+        assert host.store.job("j").life.state is LifeState.RUNNING
+        until(lambda: "run cannot be read" in host.store.reasons().reasons["j"], WAIT_S)
+        host.store.change_wanted("j", lambda now: replace(now, goal=Goal.GONE))
+        until_state(host.store, "j", LifeState.ENDED)
+        until(lambda: not host.store.snapshot().hosts[0].assigned.jobs, WAIT_S)
+    controller.process.terminate()
+    assert controller.wait() == 0
+    assert "cannot plan" not in controller.output
 
 
 def test_slots_move_between_jobs(cluster: Shell) -> None:

@@ -172,6 +172,8 @@ def obstacle(job: JobView, cluster: ClusterView, now_s: float) -> str | None:
     """
     if job.life.state is not LifeState.QUEUED:
         return None
+    if job.unreadable:
+        return f"waits: {job.unreadable}"
     if job.run_is_foreign:
         hint = f"stop it with `edl stop {job.name}`, or delete this job"
         return f"waits: a job of this name, which the cluster has not started, runs; {hint}"

@@ -181,7 +181,7 @@ def _reasons(draft: Draft) -> dict[str, str]:
     places = {job.name: place for place, job in enumerate(queue, 1)}
     problem, found = draft.allocation.problem, {}
     for name, job in draft.jobs.items():
-        why = draft.waits.get(name) or draft.why(job) or problem
+        why = draft.waits.get(name) or job.unreadable or draft.why(job) or problem
         if name in places:
             at = f"place {places[name]} of {len(queue)} in the queue"
             why = (why or job.life.reason).removeprefix("waits: ")

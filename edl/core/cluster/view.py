@@ -275,6 +275,8 @@ class JobView:
         life: the job's state and history as the leader has recorded them; the default: none yet.
         run: the run that the job's own node has; None: there is no such node.
         measured: what is known of its training.
+        unreadable: why the records of its run cannot be read, in a sentence; empty: they can.
+            Then ``run`` is what its hosts have for it.
     """
 
     name: str
@@ -285,6 +287,7 @@ class JobView:
     life: JobLife = field(default_factory=JobLife)
     run: RunView | None = None
     measured: JobMeasurements = field(default_factory=JobMeasurements)
+    unreadable: str = ""
 
     @property
     def present_run(self) -> RunView | None:

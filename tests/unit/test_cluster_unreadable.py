@@ -1,0 +1,131 @@
+"""A job that writes junk into the records of its own run holds up no other job."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edl.coordination.cluster_jobs import StoredJob
+from edl.coordination.cluster_runs import RunReader, cluster_view
+from edl.coordination.cluster_store import ClusterSnapshot
+from edl.coordination.paths import JobPaths
+from edl.coordination.reads import Read
+from edl.coordination.wire import encode
+from edl.core.cluster.fifo import Fifo
+from edl.core.cluster.job_life import JobLife, LifeState, run_token
+from edl.core.cluster.manifest import JobManifest
+from edl.core.cluster.orders import CreateRun
+from edl.core.cluster.plan import ClusterPlan, plan
+from edl.core.cluster.records import (
+    AllocationRecord,
+    ClusterRecord,
+    HostAssignment,
+    HostOffer,
+    JobAssignment,
+    Wanted,
+)
+from edl.core.cluster.view import HostView
+from edl.core.records import Host, Job
+from edl.errors import AccessDenied
+
+WRONG = b'{"name":7,"hosts":7,"step":"x","np":"x"}'  # for each kind of record
+WHY = "the records of its run cannot be read: the node status does not hold JSON"
+NOW_S = 1000.0
+
+
+def planned(state: LifeState, now_s: float = NOW_S) -> ClusterPlan:
+    """Plan for the job `ann.x`, whose run cannot be read, and another one that waits."""
+    token = run_token(3, 1)
+    life = JobLife(state, since_s=990.0, run=token if state.has_run else "", runs=1)
+    bad, good = (
+        StoredJob(name, order, 0.0, JobManifest(name, ("x",), 1, 2), Wanted(), own, 0)
+        for name, order, own in (("ann.x", 3, life), ("bob.y", 4, JobLife(since_s=990.0)))
+    )
+    assigned = HostAssignment({"ann.x": JobAssignment(token, (0, 1))} if state.has_run else {})
+    hosts = (HostView("a", HostOffer(4, tuple(range(4))), assigned=assigned, version=0),)
+    snapshot = ClusterSnapshot(ClusterRecord(), AllocationRecord(), 0, (bad, good), hosts, {})
+    return plan(cluster_view(snapshot, {}, unreadable={"ann.x": WHY}), Fifo(), now_s)
+
+
+@pytest.mark.parametrize("state", [LifeState.STARTING, LifeState.RUNNING])
+def test_it_keeps_what_it_has_and_others_are_planned(state: LifeState) -> None:
+    found = planned(state)
+    assert found.reasons["ann.x"] == WHY
+    assert [(type(one), one.job) for one in found.orders] == [(CreateRun, "bob.y")]
+    assert found.assigned["a"].jobs["ann.x"].devices == (0, 1)
+    assert found.assigned["a"].jobs["bob.y"].devices == (2, 3)
+    assert "ann.x" not in {one.job for one in found.changes}
+
+
+def test_one_that_waits_is_not_started_on_top_of_them() -> None:
+    found = planned(LifeState.QUEUED)
+    assert WHY in found.reasons["ann.x"]
+    assert [(type(one), one.job) for one in found.orders] == [(CreateRun, "bob.y")]
+
+
+def test_one_that_is_to_stop_is_ended_by_its_hosts() -> None:
+    assert planned(LifeState.HALTING).assigned["a"].jobs["ann.x"].ends
+
+
+def test_measurements_that_make_no_sense_are_its_own_trouble() -> None:
+    life = JobLife(LifeState.RUNNING, run=run_token(3, 1), runs=1)
+    job = StoredJob("ann.x", 3, 0.0, JobManifest("ann.x", ("x",), 1, 2), Wanted(), life, 0)
+    snapshot = ClusterSnapshot(ClusterRecord(), AllocationRecord(), 0, (job,), (), {})
+    runs: Any = {"ann.x": SimpleNamespace(token="z" * 24)}
+    view = cluster_view(snapshot, runs).by_name["ann.x"]
+    assert view.unreadable.startswith("the records of its run make no sense: ")
+    assert view.present_run is not None
+
+
+class Nodes:
+    """A session that reads nodes from a dict; those in ``closed`` are closed to everybody."""
+
+    def __init__(self, data: dict[str, bytes], closed: set[str]) -> None:
+        self.data, self.closed, self.requests = data, closed, 0
+
+    def read_all(self, what: str, reads: list[Read]) -> list[Any]:
+        self.requests += 1
+        if any(read.path in self.closed for read in reads):
+            raise AccessDenied("lab", f"cannot {what}")
+        return [self._answer(read) for read in reads]
+
+    def _answer(self, read: Read) -> Any:
+        below = [path for path in self.data if path.startswith(f"{read.path}/")]
+        if "children" in read.method:
+            return [path.removeprefix(f"{read.path}/") for path in below]
+        data = self.data.get(read.path)
+        return None if data is None else (data, SimpleNamespace(version=0))
+
+
+def run_of(name: str) -> dict[str, bytes]:
+    """Return the nodes of a run of the job `name`, by path."""
+    p = JobPaths(name)
+    spec = JobManifest(name, ("x",), 1, 2, cwd="/").job_spec("")
+    records = {p.job: Job(name, spec).to_json(), p.assigned: {}, p.status: {}, p.learned: {}}
+    own = {f"{p.run}/{'0' * 24}": {}, f"{p.hosts}/a": Host("a", 2, "here").to_json()}
+    return {path: encode(value) for path, value in {**records, **own}.items()}
+
+
+@pytest.mark.parametrize("node", ["job", "assigned", "status", "learned", "hosts/a"])
+@pytest.mark.parametrize("junk", [b"\xff", b"[]", b"[" * 100_000, WRONG, None])
+def test_its_records_are_left_out(node: str, junk: bytes | None, monkeypatch: Any) -> None:
+    names = [f"bob.y{number}" for number in range(40)]
+    data = {path: value for name in ["ann.x", *names] for path, value in run_of(name).items()}
+    path = f"{JobPaths('ann.x').root}/{node}"
+    assert path in data
+    if junk is not None:
+        data[path] = junk
+    session: Any = Nodes(data, {path} if junk is None else set())
+    reader = RunReader(session)
+    monkeypatch.setattr(reader, "_open", sorted)
+    found = reader.read(dict.fromkeys(["ann.x", *names], ""))
+    assert found.keys() == set(names)
+    why = "a node is closed" if junk is None else ""
+    assert f"the records of its run cannot be read: {why}" in reader.unreadable["ann.x"]
+    assert session.requests <= 14, "a closed node is found by halves"
+    data.update(run_of("ann.x"))
+    session.closed.clear()
+    assert "ann.x" in reader.read(dict.fromkeys(["ann.x"], ""))
+    assert not reader.unreadable
