@@ -11,7 +11,7 @@ from edl.core.cluster.job_life import run_order, run_token
 from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.measured_throughput import MeasuredThroughput, measurements
 from edl.core.cluster.run_records import RunRecords, resume_setting
-from edl.core.cluster.view import AgentView
+from edl.core.cluster.view import AgentView, JobMeasurements
 from edl.core.job_spec import JobSpec
 from edl.core.policy.observation import SizeMeasurement
 from edl.core.policy.scaling_profile import ScalingProfile
@@ -32,6 +32,20 @@ def run(
         status=status or TrainingStatus(),
         learned=ScalingProfile(by_batch=seen),
     )
+
+
+@pytest.mark.parametrize("junk", [float("nan"), float("inf"), -1.0, 1e300, 1e-300])
+def test_numbers_that_cannot_be_are_left_out(junk: float) -> None:
+    """A policy that fails on one job's numbers gives no job of the cluster other slots."""
+    status = TrainingStatus(left=junk, noise_scale=-1.0, step=-5, global_batch=10**400)
+    seen = [(2, SizeMeasurement(junk, 50, 10.0)), (2, SizeMeasurement(10.0, 50, junk))]
+    seen += [(n, SizeMeasurement(10.0, 50, 10.0)) for n in (0, -1, 10**400)]
+    seen += [(2, SizeMeasurement(10.0, 50, 10.0, hosts)) for hosts in (0, -1, 10**400)]
+    one = replace(run(5, status=status), learned=ScalingProfile(by_batch=tuple(seen)))
+    found, known = measurements(MeasuredThroughput(5), one, 5)
+    assert not found.steps
+    assert known == JobMeasurements(left=junk if junk == 1e-300 else None)
+    assert not measurements(MeasuredThroughput(6), one, 6)[0].curve
 
 
 def test_the_order_of_a_run() -> None:

@@ -19,6 +19,9 @@ from edl.core.policy.step_time import StepTimeSample
 from edl.core.record import Record
 
 MOST_STEPS = 200  # kept of a job, the newest
+# The code of a job may write any number. What policies compute with must not overflow, or be 0.
+MOST = 1e12  # workers, hosts, samples, steps, samples a second
+LEAST = 1e-9  # samples of a worker in a step, samples a second
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ def measurements(
 ) -> tuple[MeasuredThroughput, JobMeasurements]:
     """Return what former runs and the present run have measured about the training of a job.
 
+    Numbers that cannot be are left out.
+
     Args:
         kept: the record of what the job's former runs have measured.
         run: the records of the job's present or last run; None: there is none.
@@ -81,22 +86,23 @@ def measurements(
     known = JobMeasurements(steps=found.steps, curve=dict(found.curve))
     if run is None or run_order(run.token) != order:
         return found, known
-    status = run.status
+    status, noise = run.status, run.status.noise_scale
     return found, replace(
         known,
-        left=status.left,
-        done_steps=status.step,
-        global_batch=status.global_batch,
-        noise_scale=status.noise_scale,
+        left=status.left if status.left is not None and 0 <= status.left <= MOST else None,
+        done_steps=status.step if 0 <= status.step <= MOST else 0,
+        global_batch=status.global_batch if 0 <= status.global_batch <= MOST else 0,
+        noise_scale=noise if noise is not None and noise >= 0 else None,
     )
 
 
 def _samples(learned: ScalingProfile) -> tuple[StepTimeSample, ...]:
-    """Return the throughputs in ``learned`` as step times; those that are 0 are left out."""
+    """Return the throughputs in ``learned`` as step times, without those that cannot be."""
     return tuple(
         StepTimeSample(workers, one.hosts, one.batch, one.batch * workers / one.samples_per_s)
         for workers, one in learned.by_batch
-        if one.samples_per_s > 0 and one.batch > 0
+        if 1 <= workers <= MOST and 1 <= one.hosts <= MOST
+        if LEAST <= one.samples_per_s <= MOST and LEAST <= one.batch <= MOST
     )
 
 
