@@ -247,7 +247,7 @@ class _Submission:
             CoordinationError: ZooKeeper is away; it may have been written or not.
         """
         what = f"submit job {self._name}"
-        self._store.nodes.session.transact(what, partial(self._build, ended=ended))
+        self._store.nodes.transact(what, partial(self._build, ended=ended))
 
     def _build(self, transaction: TransactionRequest, ended: _Ended | None) -> None:
         """Add to ``transaction`` the writes of the key, the job's nodes and an event.

@@ -7,7 +7,10 @@ together or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kazoo.client import TransactionRequest
 
 from edl.coordination.cluster_jobs import StoredJob
 from edl.coordination.cluster_paths import ClusterPaths
@@ -194,6 +197,16 @@ class ClusterWriter:
         except Refused:
             return False
         return True
+
+    def transact(
+        self, what: str, writes: Sequence[Write], build: Callable[[TransactionRequest], None]
+    ) -> list[Any]:
+        """Do ``writes`` and what ``build`` adds in one fenced transaction.
+
+        See :meth:`edl.coordination.election.Leadership.transact`, also for the errors.
+        """
+        self._nodes.check_session()
+        return self._leadership.transact(what, writes, build)
 
     def job_secret(self, job: str) -> str:
         """Return the secret of the runs of ``job``; make and write one if the job has none.

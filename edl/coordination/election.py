@@ -449,6 +449,36 @@ class Leadership:
         except Refused as refused:
             raise self.checked(refused) from refused
 
+    def transact(
+        self, what: str, writes: Sequence[Write], build: Callable[[TransactionRequest], None]
+    ) -> list[Any]:
+        """Do ``writes`` and then what ``build`` adds in one fenced transaction.
+
+        Args:
+            what: What the transaction does, for error messages: "cannot <what>: ...".
+            writes: The first writes.
+            build: Adds the other operations.
+
+        Returns:
+            The results of the operations of ``build``, in order.
+
+        Raises:
+            Refused: the operation number ``index`` (from 0, ``writes`` first) failed, so nothing
+                was done.
+            LeadershipLost: the term is over; nothing was done.
+            CoordinationError: ZooKeeper is away; all may have been done, or nothing.
+        """
+
+        def whole(transaction: TransactionRequest) -> None:
+            self._build(transaction, writes)
+            build(transaction)
+
+        try:
+            results = self._session.transact(what, whole)
+        except Refused as refused:
+            raise self.checked(refused) from refused
+        return results[self.CHECKS + len(writes) :]
+
     def add_fence(self, transaction: TransactionRequest) -> None:
         """Add the fence to ``transaction``: two checks that fail when the term is over.
 

@@ -74,6 +74,13 @@ class Nodes(ABC, Generic[P]):
         """
         return None
 
+    def transact(self, what: str, build: Callable[[TransactionRequest], None]) -> list[Any]:
+        """Do what ``build`` adds to a transaction, or nothing of it; see :meth:`Session.transact`.
+
+        A subclass may do more in the same transaction.
+        """
+        return self.session.transact(what, build)
+
     def read(self, *issues: Any) -> list[Any]:
         """Send all reads together; return their answers in order, None for a missing node.
 
@@ -192,7 +199,7 @@ class Nodes(ABC, Generic[P]):
         """
         build = partial(self._write, writes=writes, event=event)
         try:
-            self.session.transact(f"write {writes[0][0]}", build)
+            self.transact(f"write {writes[0][0]}", build)
         except Refused as refused:
             if self.fence is not None and refused.is_missing(0):
                 raise self.unknown() from None

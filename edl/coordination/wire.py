@@ -25,23 +25,29 @@ def encode(value: Mapping[str, Any]) -> bytes:
     return data if len(data) < COMPRESSED_FROM else zlib.compress(data, _LEVEL)
 
 
-def decode(path: str, data: bytes) -> dict[str, Any]:
+def decode(path: str, data: bytes, most_bytes: int | None = None) -> dict[str, Any]:
     """Return the JSON object in ``data``, the bytes of the node at ``path``; no bytes are ``{}``.
 
+    Args:
+        path: The path of the node, for error messages.
+        data: The bytes of the node.
+        most_bytes: How many bytes of JSON a compressed node may have; None: ``MOST_BYTES``.
+
     Raises:
-        CoordinationError: ``data`` is not JSON, or not a JSON object.
+        CoordinationError: ``data`` is not JSON, or not a JSON object, or is nested too deeply.
     """
     if not data:
         return {}
     try:
-        value = json.loads(_decompressed(data) if data.startswith(_ZLIB) else data)
-    except (ValueError, zlib.error) as error:
+        most = MOST_BYTES if most_bytes is None else most_bytes
+        value = json.loads(_decompressed(data, most) if data.startswith(_ZLIB) else data)
+    except (ValueError, zlib.error, RecursionError) as error:
         raise CoordinationError(f"the node {path} does not hold JSON: {error}") from error
     if not isinstance(value, dict):
         raise CoordinationError(f"the node {path} does not hold a JSON object")
     return value
 
 
-def _decompressed(data: bytes) -> bytes:
+def _decompressed(data: bytes, most_bytes: int) -> bytes:
     """Return the JSON in compressed ``data``; cut off, so that it is none, if it is too large."""
-    return zlib.decompressobj().decompress(data, MOST_BYTES)
+    return zlib.decompressobj().decompress(data, most_bytes)

@@ -6,6 +6,7 @@ The leading controller does so, once a turn. What a tenant may ask is decided by
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -18,29 +19,37 @@ from edl.coordination.cluster_tenants import ClusterTenants
 from edl.coordination.cluster_writer import ClusterWriter, event_write
 from edl.coordination.election import Write
 from edl.coordination.nodes import content
-from edl.coordination.paths import sequence
 from edl.coordination.reads import children, exists, get
+from edl.coordination.request_nodes import RequestLost, RequestNodes
 from edl.coordination.wire import decode
 from edl.core.cluster.events import ClusterEventKind
 from edl.core.cluster.job_life import JobLife, LifeState
 from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.plan import ClusterPlan
+from edl.core.cluster.records import Wanted
 from edl.core.cluster.tenants import (
     MOST_JOBS,
+    MOST_REQUEST_BYTES,
     TenantRecord,
     TenantRequest,
     TenantResponse,
     TenantResponses,
     TenantVerb,
     TenantView,
+    misshapen,
     own_manifest,
     refusal,
+    request_number,
+    shown,
     views,
 )
 from edl.core.cluster.view import HostView
-from edl.errors import CoordinationError, UnknownJob, UsageError
+from edl.errors import CoordinationError, LeadershipLost, UnknownJob, UsageError
+
+logger = logging.getLogger(__name__)
 
 AT_ONCE = 20  # requests of one tenant in one turn: the others, and the plan, come next
+ATTEMPTS, AGAIN_S = 3, 1.0  # of a request that fails though ZooKeeper answers; the time between
 EVERY_S = 1.0  # the shortest time between two writes of what a tenant is told
 REFUSALS_LOGGED = 100  # of one tenant in one term: a tenant must not push others' events out
 
@@ -64,6 +73,7 @@ class TenantRequests:
         self._paths = store.paths
         self._tenants = ClusterTenants(store)
         self._stuck: set[str] = set()  # requests that can be neither read nor removed
+        self._failures: Counter[str] = Counter()  # of requests that are tried again
         self._refusals: Counter[str] = Counter()
         self._told: dict[str, tuple[float, TenantView]] = {}
 
@@ -92,18 +102,60 @@ class TenantRequests:
         tenants = self._tenants.records(self._wake)
         if not tenants:
             return float("inf")
-        is_left = False
-        for name, about in tenants.items():
-            requests = self._nodes.read(children(self._paths.inbox(name), self._wake))[0] or ()
-            waiting = sorted(set(requests), key=sequence)
-            waiting = [one for one in waiting if f"{name}/{one}" not in self._stuck]
-            for request in waiting[:AT_ONCE]:
-                self._take(name, about, request)
-            is_left = is_left or len(waiting) > AT_ONCE
-        tell_s = self._tell(tenants, hosts, found, lives, now_s)
-        return 0.0 if is_left else tell_s
+        left_s = min(self._serve(name, about, now_s) for name, about in tenants.items())
+        return min(left_s, self._tell(tenants, hosts, found, lives, now_s))
 
     # --- requests
+
+    def _serve(self, tenant: str, about: TenantRecord, now_s: float) -> float:
+        """Carry out the oldest requests of one tenant; return when to call this again.
+
+        Whatever the tenant has written, only the end of the term, or of ZooKeeper, is an error.
+        """
+        inbox = self._nodes.read(children(self._paths.inbox(tenant), self._wake))[0] or ()
+        waiting = sorted(set(inbox), key=lambda node: (request_number(node) or 0, node))
+        waiting = [node for node in waiting if f"{tenant}/{node}" not in self._stuck]
+        for node in waiting[:AT_ONCE]:
+            self._take_or_drop(tenant, about, node)
+        if len(waiting) > AT_ONCE:
+            return 0.0
+        is_tried = any(f"{tenant}/{node}" in self._failures for node in waiting)
+        return AGAIN_S if is_tried else float("inf")
+
+    def _take_or_drop(self, tenant: str, about: TenantRecord, node: str) -> None:
+        """Carry out one request; remove it from the inbox if that fails for a reason of its own.
+
+        Raises:
+            LeadershipLost: the term is over.
+            CoordinationError: ZooKeeper is away.
+        """
+        entry = f"{tenant}/{node}"
+        try:
+            self._take(tenant, about, node)
+        except LeadershipLost:
+            raise
+        except RequestLost:
+            self._stuck.add(entry)
+        except CoordinationError as error:
+            self._nodes.read(exists(self._paths.cluster))  # raises an error if ZooKeeper is away
+            self._failures[entry] += 1
+            if self._failures[entry] < ATTEMPTS:
+                return
+            self._drop_surely(tenant, node, f"it failed {ATTEMPTS} times: {error}")
+        except Exception as error:  # whatever the tenant has written: the turn goes on
+            logger.exception("a request of tenant %s has failed", tenant)
+            self._drop_surely(tenant, node, f"it cannot be carried out ({type(error).__name__})")
+        self._failures.pop(entry, None)
+
+    def _drop_surely(self, tenant: str, node: str, why: str) -> None:
+        """Remove a request from the inbox or, if that fails, ignore it for the rest of the term."""
+        try:
+            self._drop(tenant, node, why)
+        except LeadershipLost:
+            raise
+        except Exception:
+            logger.exception("a request of tenant %s cannot be removed", tenant)
+            self._stuck.add(f"{tenant}/{node}")
 
     def _take(self, tenant: str, about: TenantRecord, node: str) -> None:
         """Carry out one request, answer it and remove it; one that is no request is removed.
@@ -113,67 +165,99 @@ class TenantRequests:
             about: its record.
             node: the name of the request's node in the inbox.
         """
-        path, p = f"{self._paths.inbox(tenant)}/{node}", self._paths
-        data = self._nodes.session.read_open("read a request", [get(path)])[0]
         key = self._tenants.key(tenant, about)
         if key is None:
             self._drop(tenant, node, "its record is of another secret; make the tenant anew")
             return
-        try:
-            request = TenantRequest.from_json(decode(path, data[0]) if data else {})
-        except CoordinationError:
+        p, number = self._paths, request_number(node)
+        request = None if number is None else self._request(f"{p.inbox(tenant)}/{node}")
+        if number is None or request is None:
             self._drop(tenant, node, "what it wrote into its inbox is no request")
             return
         kept = self._nodes.read(get(p.responses(tenant)))[0]
         responses = TenantResponses.from_json(content(p.responses(tenant), kept))
-        if not request.is_signed(key, tenant) or responses.of(request.id) is not None:
-            self._drop(tenant, node, refusal(tenant, request, responses, key))
+        refused = misshapen(request) or refusal(tenant, request, responses, key)
+        is_known = responses.of(request.id) is not None
+        if misshapen(request) or not request.is_signed(key, tenant) or is_known:
+            self._drop(tenant, node, refused)
             return
-        job, refused = request.job, refusal(tenant, request, responses, key)
-        if not refused:
-            job, refused = self._carry_out(tenant, about, request)
-        response = TenantResponse(sequence(node), request.id, refused, job)
-        after = responses.with_response(response)
-        writes = [
-            Write(p.responses(tenant), after.to_json(), kept[1].version),
-            Write(path, {}, delete=True),
-            *(self._refusal_event(tenant, refused) if refused else ()),
-        ]
-        if not self._writer.commit(writes):
-            self._stuck.add(f"{tenant}/{node}")  # something of the tenant's is below it
+
+        def answer(job: str, why: str = "") -> list[Write]:
+            response = TenantResponse(number, request.id, shown(why), job)
+            after = responses.with_response(response).to_json()
+            return [
+                Write(f"{p.inbox(tenant)}/{node}", {}, delete=True),
+                Write(p.responses(tenant), after, kept[1].version),
+            ]
+
+        refused = refused or self._carry_out(tenant, about, request, answer)
+        if refused:
+            writes = [*answer(request.job, refused), *self._refusal_event(tenant, refused)]
+            if not self._writer.commit(writes):
+                self._stuck.add(f"{tenant}/{node}")  # something of the tenant's is below it
+
+    def _request(self, path: str) -> TenantRequest | None:
+        """Return the request at the node ``path``; None: there is none, or something else."""
+        data = self._nodes.session.read_open("read a request", [get(path)])[0]
+        if data is None or len(data[0]) > MOST_REQUEST_BYTES:
+            return None
+        try:
+            return TenantRequest.from_json(decode(path, data[0], MOST_REQUEST_BYTES))
+        except CoordinationError:
+            return None
 
     def _carry_out(
-        self, tenant: str, about: TenantRecord, request: TenantRequest
-    ) -> tuple[str, str]:
-        """Do what a tenant asks for and may; return the name of the job, and why it was refused.
-
-        It is done as a client of the administrator would; the event says for whom.
-        """
-        store = ClusterStore(self._nodes, by=f"tenant {tenant}")
-        try:
-            if request.verb is TenantVerb.SUBMIT:
-                return self._submit(store, tenant, about, request), ""
-            if request.verb is TenantVerb.DELETE:
-                store.delete_job(request.job)
-                return request.job, ""
-            store.change_wanted(
-                request.job,
-                lambda before: replace(
-                    before,
-                    goal=before.goal if request.goal is None else request.goal,
-                    priority=before.priority if request.priority is None else request.priority,
-                ),
-            )
-        except UnknownJob:  # the message would name others' jobs
-            return request.job, f"tenant {tenant} has no job {request.job}"
-        except UsageError as error:
-            return request.job, str(error)
-        return request.job, ""
-
-    def _submit(
-        self, store: ClusterStore, tenant: str, about: TenantRecord, request: TenantRequest
+        self,
+        tenant: str,
+        about: TenantRecord,
+        request: TenantRequest,
+        answer: Callable[[str], list[Write]],
     ) -> str:
-        """Submit a job of a tenant, and return its name.
+        """Do what a tenant asks for and may, and answer it; return why it was refused, or "".
+
+        It is done as a client of the administrator would; the event says for whom. The change, the
+        answer and the removal of the request are one transaction, which the term fences.
+
+        Raises:
+            RequestLost: the request was answered or removed meanwhile; nothing was changed.
+        """
+        try:
+            job, change = self._change(tenant, about, request)
+            nodes = RequestNodes(self._nodes, self._writer, answer(job))
+            change(ClusterStore(nodes, by=f"tenant {tenant}"))
+        except UnknownJob:  # the message would name others' jobs
+            return f"tenant {tenant} has no job {request.job}"
+        except UsageError as error:
+            return str(error)
+        if not nodes.is_answered and not self._writer.commit(answer(job)):  # it was so already
+            raise RequestLost(f"the request {request.id} of tenant {tenant}")
+        return ""
+
+    def _change(
+        self, tenant: str, about: TenantRecord, request: TenantRequest
+    ) -> tuple[str, Callable[[ClusterStore], object]]:
+        """Return the name of the job that a request is about, and what changes it.
+
+        Raises:
+            UsageError: the job is refused.
+        """
+        if request.verb is TenantVerb.SUBMIT:
+            manifest = self._manifest(tenant, request)
+            key = f"tenant {tenant} {request.key or request.id}"
+            owner = self._tenants.owner(tenant, about)
+            return manifest.name, lambda store: submit_job(store, manifest, key, owner)
+        if request.verb is TenantVerb.DELETE:
+            return request.job, lambda store: store.delete_job(request.job)
+
+        def wanted(before: Wanted) -> Wanted:
+            goal = before.goal if request.goal is None else request.goal
+            priority = before.priority if request.priority is None else request.priority
+            return replace(before, goal=goal, priority=priority)
+
+        return request.job, lambda store: store.change_wanted(request.job, wanted)
+
+    def _manifest(self, tenant: str, request: TenantRequest) -> JobManifest:
+        """Return the manifest of the job that a tenant submits.
 
         Raises:
             UsageError: the job is refused.
@@ -182,8 +266,8 @@ class TenantRequests:
             given = JobManifest.from_json(request.manifest)
         except CoordinationError as error:
             raise UsageError(f"this is no manifest: {error}") from error
-        manifest = own_manifest(tenant, given, store.queues())
-        known = ClusterSecrets(store).names()
+        manifest = own_manifest(tenant, given, self._store.queues())
+        known = ClusterSecrets(self._store).names()
         if missing := [name for name in manifest.secrets if name not in known]:
             raise UsageError(
                 f"tenant {tenant} has no secret {missing[0]!r}; the administrator does "
@@ -195,8 +279,7 @@ class TenantRequests:
                 f"tenant {tenant} has {jobs.numChildren} jobs, and may have {MOST_JOBS}; remove "
                 "some that have ended with `edl delete`"
             )
-        key = f"tenant {tenant} {request.key or request.id}"
-        return submit_job(store, manifest, key, self._tenants.owner(tenant, about))
+        return manifest
 
     def _drop(self, tenant: str, node: str, why: str) -> None:
         """Remove from the inbox what is not answered, and log why."""
@@ -211,7 +294,7 @@ class TenantRequests:
         if self._refusals[tenant] > REFUSALS_LOGGED:
             return []
         store = ClusterStore(self._nodes, by=f"tenant {tenant}")
-        reason = f"a request of tenant {tenant} was refused: {why}"
+        reason = shown(f"a request of tenant {tenant} was refused: {why}")
         return [event_write(self._paths, store.event(ClusterEventKind.TENANT, reason))]
 
     # --- what tenants are told

@@ -17,13 +17,17 @@ from edl.core.cluster.tenant_names import (
     tenant_of,
 )
 from edl.core.cluster.tenants import (
+    MOST_TEXT,
     RESPONSES_KEPT,
     TenantRequest,
     TenantResponse,
     TenantResponses,
     TenantVerb,
+    misshapen,
     own_manifest,
     refusal,
+    request_number,
+    shown,
     views,
 )
 from edl.errors import UsageError
@@ -150,3 +154,45 @@ def test_a_tenant_is_told_of_its_own_jobs_only() -> None:
         "bob": {"bob.b": "why bob.b"},
     }
     assert (found["ann"].surplus, found["bob"].surplus) == ({"ann.a": 1}, {})
+
+
+@pytest.mark.parametrize(
+    ("node", "number"),
+    [
+        ("r-0000000012", 12),
+        ("foo", None),
+        ("r-", None),
+        ("x-0000000012", None),
+        ("r-00000000012", None),
+        ("r-0000000012\n", None),
+        ("r-\u0661\u0661\u0661\u0661\u0661\u0661\u0661\u0661\u0661\u0661", None),
+    ],
+)
+def test_a_node_with_another_name_is_no_request(node: str, number: int | None) -> None:
+    assert request_number(node) == number
+
+
+def test_what_is_kept_of_a_text_of_a_tenant_is_short_and_printable() -> None:
+    assert shown("tenant ann has no queue 'x'") == "tenant ann has no queue 'x'"
+    assert shown("a\x1b[2J\ud800\u00e9\n") == "a?[2J???"
+    assert shown("x" * MOST_TEXT) == "x" * MOST_TEXT
+    long = shown("x" * 1_000_000)
+    assert (len(long), long[-4:]) == (MOST_TEXT, "x...")
+
+
+@pytest.mark.parametrize("signature", ["\ud800", "\u00e9", "x" * 1000])
+def test_any_text_can_be_a_wrong_signature(signature: str) -> None:
+    request = replace(TenantRequest("one", TenantVerb.DELETE, job="ann.x"), signature=signature)
+    assert not request.is_signed("k", "ann")
+
+
+def test_what_an_answer_repeats_is_short_and_printable() -> None:
+    fine = TenantRequest("one", TenantVerb.DELETE, job="ann.x")
+    assert misshapen(fine) == ""
+    for id_ in ("", "x" * 65, "a\n", "\ud800"):
+        assert "its id is not a text of 1 to 64" in misshapen(replace(fine, id=id_))
+    for job in ("x" * 129, "\ud800"):
+        assert "its job is not a text of at most 128" in misshapen(replace(fine, job=job))
+    for key in ("\ud800", "x" * 501):
+        request = replace(fine, key=key).signed("k", "ann")
+        assert "the key must be a text" in refusal("ann", request, TenantResponses(), "k")

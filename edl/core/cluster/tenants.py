@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -27,6 +28,10 @@ from edl.errors import UsageError, some
 RESPONSES_KEPT = 500  # of each tenant, the newest
 MOST_TENANTS = 1000  # of a cluster
 MOST_JOBS = 2000  # of a tenant, those that have ended included
+MOST_REQUEST_BYTES = 1 << 18  # of a request, as it is stored and as JSON
+MOST_TEXT = 500  # characters of why a request was refused, and of an event about one
+_MOST_ID, _MOST_JOB = 64, 128  # characters; the job may be wrong, and is then quoted
+_NUMBERED = re.compile(r"r-([0-9]{10})")  # as ZooKeeper numbers the nodes of an inbox
 
 
 class TenantVerb(StrEnum):
@@ -86,7 +91,8 @@ class TenantRequest(Record):
 
     def is_signed(self, key: str, tenant: str) -> bool:
         """Return whether the signature is that of ``tenant``, by ``key``, of just this request."""
-        return hmac.compare_digest(self.signature.encode(), self._mac(key, tenant).encode())
+        given = self.signature.encode(errors="backslashreplace")  # JSON may have lone surrogates
+        return hmac.compare_digest(given, self._mac(key, tenant).encode())
 
     def _mac(self, key: str, tenant: str) -> str:
         values = {**replace(self, signature="").to_json(), "tenant": tenant}
@@ -159,6 +165,34 @@ class TenantView(Record):
 # --- decisions
 
 
+def request_number(node: str) -> int | None:
+    """Return the number of the request in the inbox called ``node``; None: it is no request."""
+    found = _NUMBERED.fullmatch(node)
+    return None if found is None else int(found[1])
+
+
+def shown(text: str) -> str:
+    """Return what is kept and logged of a text that may quote a tenant: short, printable ASCII.
+
+    Other characters become question marks; of a text that is too long the beginning is kept.
+    """
+    kept = text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 3]}..."
+    return "".join(one if " " <= one <= "~" else "?" for one in kept)
+
+
+def misshapen(request: TenantRequest) -> str:
+    """Return why a request cannot even be answered: what an answer repeats is too long; or empty.
+
+    Args:
+        request: the request, which anybody may have written.
+    """
+    if not 0 < len(request.id) <= _MOST_ID or request.id != shown(request.id):
+        return f"its id is not a text of 1 to {_MOST_ID} printable ASCII characters"
+    if len(request.job) > _MOST_JOB or request.job != shown(request.job):
+        return f"its job is not a text of at most {_MOST_JOB} printable ASCII characters"
+    return ""
+
+
 def refusal(tenant: str, request: TenantRequest, responses: TenantResponses, key: str) -> str:
     """Return why a request in the inbox of ``tenant`` is not carried out; empty: it is.
 
@@ -176,6 +210,8 @@ def refusal(tenant: str, request: TenantRequest, responses: TenantResponses, key
         return "the request was answered before"
     if request.after < responses.forgotten:
         return "the request is older than the responses that are kept; ask again"
+    if len(request.key) > MOST_TEXT or not _is_text(request.key):
+        return f"the key must be a text of at most {MOST_TEXT} characters"
     if request.verb is not TenantVerb.SUBMIT and own_name(tenant, request.job) != request.job:
         return f"{request.job} is no job of tenant {tenant}"
     if request.goal is Goal.GONE:
@@ -183,6 +219,11 @@ def refusal(tenant: str, request: TenantRequest, responses: TenantResponses, key
     if request.priority is not None and abs(request.priority) > MOST_PRIORITY:
         return f"the priority must lie between -{MOST_PRIORITY} and {MOST_PRIORITY}"
     return ""
+
+
+def _is_text(value: str) -> bool:
+    """Return whether ``value`` has an encoding: JSON may have lone surrogates, which have none."""
+    return not any("\ud800" <= one <= "\udfff" for one in value)
 
 
 def own_manifest(

@@ -1,0 +1,234 @@
+"""How the leader takes requests out of inboxes, on a real ZooKeeper: once, and whatever they hold.
+
+The test is the leading controller, and writes into the inboxes what a tenant could write.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+from test_tenants import LAB, Leader, P, manifest, secret_of
+
+from edl.coordination.cluster_nodes import create_cluster
+from edl.coordination.cluster_queues import ClusterQueues
+from edl.coordination.cluster_store import ClusterStore
+from edl.coordination.cluster_submission import submit_job
+from edl.coordination.cluster_tenants import ClusterTenants, signing_key
+from edl.coordination.nodes import content
+from edl.coordination.reads import children, delete_node, get
+from edl.coordination.request_nodes import RequestNodes
+from edl.coordination.session import Session
+from edl.coordination.wire import encode
+from edl.core.cluster.records import ClusterRecord, Goal
+from edl.core.cluster.tenants import TenantRequest, TenantVerb
+from edl.errors import CoordinationError, LeadershipLost
+from edl.scheduler import tenant_requests
+
+pytestmark = [pytest.mark.integration, pytest.mark.long]
+
+HALT = TenantRequest("halt", TenantVerb.WANT, job="ann.digits", goal=Goal.HALT)
+
+
+class Lab:
+    """A cluster with the tenants ann and bob, who each have a queue, and its leader."""
+
+    def __init__(self, leader: Leader) -> None:
+        self.leader = leader
+        self.store = leader.store
+        self.keys: dict[str, str] = {}
+        for name in ("ann", "bob"):
+            ClusterQueues(self.store).change(name, partial(replace, tenant=name))
+            word = ClusterTenants(self.store).create(name)
+            self.keys[name] = signing_key("lab", name, secret_of(word))
+
+    def put(self, who: str, data: bytes, node: str = "") -> None:
+        """Write a node into the inbox of a tenant."""
+        path = f"{P.inbox(who)}/{node or 'r-'}"
+        client = self.store.nodes.session.client
+        client.create(path, data, acl=LAB.acl, sequence=not node)
+
+    def ask(self, who: str, request: TenantRequest) -> None:
+        """Write a signed request into the inbox of a tenant."""
+        self.put(who, encode(request.signed(self.keys[who], who).to_json()))
+
+    def submit(self, who: str, name: str) -> None:
+        values = manifest(name).to_json()
+        self.ask(who, TenantRequest(f"submit {name}", TenantVerb.SUBMIT, manifest=values))
+
+    def inbox(self, who: str) -> list[str]:
+        names: list[str] = self.store.nodes.read(children(P.inbox(who)))[0]
+        return names
+
+    def refused(self, who: str) -> dict[str, str]:
+        """Return why each request that was answered was refused, by its id."""
+        path = P.responses(who)
+        kept = content(path, self.store.nodes.read(get(path))[0])
+        return {one["id"]: one["refused"] for one in kept.get("responses", ())}
+
+    def events(self) -> list[str]:
+        """Return the reasons of the events about tenants, without those that they were made."""
+        found = [one.reason for _, one in self.store.events.read() if one.kind == "tenant"]
+        return [why for why in found if " was made" not in why]
+
+    @property
+    def jobs(self) -> list[str]:
+        return sorted(job.name for job in self.store.jobs())
+
+    def goal(self) -> Goal:
+        return self.store.job("ann.digits").wanted.goal
+
+
+@pytest.fixture
+def lab(zk_hosts: str) -> Iterator[Lab]:
+    with Session(zk_hosts, session_timeout_s=4.0) as session:
+        assert create_cluster(session, LAB, ClusterRecord())
+        yield Lab(Leader(session))
+
+
+@pytest.fixture
+def halts(lab: Lab) -> None:
+    """Ann has a job and has asked to halt it, and nobody has read that yet."""
+    lab.submit("ann", "digits")
+    lab.leader.serve()
+    lab.ask("ann", HALT)
+
+
+class TestWhatCannotBeCarriedOut:
+    """No name, no bytes and no signed request in an inbox make a turn of the leader fail."""
+
+    def test_it_holds_up_nobody(self, lab: Lab) -> None:
+        for name in ("foo", "r-1", "r-x000000001", "\u00e9"):
+            lab.put("ann", b"{}", name)
+        deep = b'{"a":' * 20_000 + b"1" + b"}" * 20_000
+        bomb = zlib.compress(b'{"a":"' + b"x" * 10_000_000 + b'"}')
+        unsigned = encode(replace(HALT, signature="\ud800").to_json())
+        for data in (deep, bomb, unsigned, encode({"signature": "\ud800"})):
+            lab.put("ann", data)
+        for request in (replace(HALT, id="\ud800"), replace(HALT, job="j" * 200_000)):
+            lab.ask("ann", request)
+        lab.ask("ann", replace(HALT, id="key", key="\ud800"))
+        lab.submit("ann", "digits")
+        lab.submit("bob", "digits")
+        lab.leader.serve()
+        assert lab.jobs == ["ann.digits", "bob.digits"]
+        assert (lab.inbox("ann"), lab.inbox("bob")) == ([], [])
+        assert "the key must be a text" in lab.refused("ann")["key"]
+        events = lab.events()
+        assert len(events) == 11
+        assert all(why.isascii() and len(why) <= 500 for why in events)
+
+    def test_long_texts_are_cut(self, lab: Lab) -> None:
+        values = {**manifest().to_json(), "name": "\n" * 500, "command": ["x"] * 40_000}
+        request = TenantRequest("one", TenantVerb.SUBMIT, manifest=values)
+        lab.ask("ann", request)
+        lab.ask("ann", replace(HALT, id="two", job="bob." + "x" * 120))
+        lab.leader.serve()
+        assert lab.inbox("ann") == []
+        refused = lab.refused("ann")
+        assert sorted(refused) == ["one", "two"]
+        assert all(why.isprintable() and 0 < len(why) <= 500 for why in refused.values())
+
+    def test_a_defect_of_the_leader_holds_up_nobody(
+        self, lab: Lab, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What fails though ZooKeeper answers is tried three times; another error, once."""
+        error: Exception = CoordinationError("too large")
+
+        def failing(store: ClusterStore, submitted: Any, *more: Any) -> str:
+            if submitted.name.startswith("ann"):
+                raise error
+            return submit_job(store, submitted, *more)
+
+        monkeypatch.setattr(tenant_requests, "submit_job", failing)
+        lab.submit("ann", "one")
+        lab.submit("bob", "one")
+        lab.leader.serve()
+        assert lab.jobs == ["bob.one"]
+        assert len(lab.inbox("ann")) == 1
+        for _ in range(2):
+            lab.leader.serve()
+        error = ValueError("a defect")
+        lab.submit("ann", "two")
+        lab.leader.serve()
+        assert lab.inbox("ann") == []
+        assert [why.partition(" was refused: ")[2] for why in lab.events()] == [
+            "it failed 3 times: too large",
+            "it cannot be carried out (ValueError)",
+        ]
+
+
+@pytest.mark.usefixtures("halts")
+class TestOneTransaction:
+    """The change, its answer and the removal of the request are done in the term, or not at all."""
+
+    def test_a_removed_leader_carries_out_nothing(self, lab: Lab) -> None:
+        assert lab.store.election("two", {}).remove("one")
+        with pytest.raises(LeadershipLost):
+            lab.leader.serve()
+        assert lab.goal() is Goal.RUN
+        assert len(lab.inbox("ann")) == 1
+
+    def test_a_leader_that_is_removed_while_it_decides_changes_nothing(
+        self, lab: Lab, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        change = ClusterStore.change_wanted
+
+        def late(store: ClusterStore, *args: Any) -> Any:
+            lab.store.election("two", {}).remove("one")
+            return change(store, *args)
+
+        monkeypatch.setattr(ClusterStore, "change_wanted", late)
+        with pytest.raises(LeadershipLost):
+            lab.leader.serve()
+        monkeypatch.undo()
+        assert lab.goal() is Goal.RUN
+
+    def test_a_request_that_another_leader_has_taken_changes_nothing(
+        self, lab: Lab, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        [node] = lab.inbox("ann")
+        change = ClusterStore.change_wanted
+
+        def late(store: ClusterStore, *args: Any) -> Any:
+            removal = delete_node(f"{P.inbox('ann')}/{node}")
+            lab.store.nodes.session.read_all("remove a request", [removal])
+            return change(store, *args)
+
+        monkeypatch.setattr(ClusterStore, "change_wanted", late)
+        lab.leader.serve()
+        assert lab.goal() is Goal.RUN
+        assert list(lab.refused("ann")) == ["submit digits"]
+
+    def test_a_request_that_cannot_be_removed_changes_nothing(self, lab: Lab) -> None:
+        [node] = lab.inbox("ann")
+        lab.put("ann", b"", f"{node}/below")
+        lab.leader.serve()
+        assert lab.goal() is Goal.RUN
+
+    def test_what_is_so_already_is_answered(self, lab: Lab) -> None:
+        lab.store.change_wanted("ann.digits", lambda w: replace(w, goal=Goal.HALT))
+        lab.leader.serve()
+        assert lab.inbox("ann") == []
+        assert lab.refused("ann") == {"submit digits": "", "halt": ""}
+
+    def test_a_lost_answer_repeats_nothing(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The transaction was done, and the leader does not know it: the administrator's stays."""
+        transact = RequestNodes.transact
+
+        def lost(nodes: Any, what: str, build: Any) -> Any:
+            transact(nodes, what, build)
+            raise CoordinationError("ZooKeeper did not answer")
+
+        monkeypatch.setattr(RequestNodes, "transact", lost)
+        lab.leader.serve()
+        monkeypatch.undo()
+        assert lab.goal() is Goal.HALT
+        lab.store.change_wanted("ann.digits", lambda w: replace(w, goal=Goal.RUN))
+        lab.leader.serve()
+        assert lab.goal() is Goal.RUN
+        assert lab.refused("ann")["halt"] == ""
