@@ -28,8 +28,10 @@ from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.plan import ClusterPlan
 from edl.core.cluster.records import Wanted
 from edl.core.cluster.tenants import (
+    MOST_A_MINUTE,
     MOST_JOBS,
     MOST_REQUEST_BYTES,
+    RequestRate,
     TenantRecord,
     TenantRequest,
     TenantResponse,
@@ -73,6 +75,7 @@ class TenantRequests:
         self._paths = store.paths
         self._tenants = ClusterTenants(store)
         self._stuck: set[str] = set()  # requests that can be neither read nor removed
+        self._rates: dict[str, RequestRate] = {}
         self._failures: Counter[str] = Counter()  # of requests that are tried again
         self._refusals: Counter[str] = Counter()
         self._told: dict[str, tuple[float, TenantView]] = {}
@@ -115,12 +118,29 @@ class TenantRequests:
         inbox = self._nodes.read(children(self._paths.inbox(tenant), self._wake))[0] or ()
         waiting = sorted(set(inbox), key=lambda node: (request_number(node) or 0, node))
         waiting = [node for node in waiting if f"{tenant}/{node}" not in self._stuck]
+        self._rates[tenant] = self._rates.get(tenant, RequestRate()).at(now_s)
         for node in waiting[:AT_ONCE]:
+            if self._rates[tenant].is_reached:
+                return self._wait(tenant, now_s)
             self._take_or_drop(tenant, about, node)
         if len(waiting) > AT_ONCE:
             return 0.0
         is_tried = any(f"{tenant}/{node}" in self._failures for node in waiting)
         return AGAIN_S if is_tried else float("inf")
+
+    def _wait(self, tenant: str, now_s: float) -> float:
+        """Log once a minute that requests of a tenant wait; return for how many seconds."""
+        rate = self._rates[tenant]
+        if not rate.is_logged:
+            store = ClusterStore(self._nodes, by=f"tenant {tenant}")
+            reason = (
+                f"tenant {tenant} has asked for {MOST_A_MINUTE} changes within a minute, which is "
+                "the most; its other requests wait for the next minute"
+            )
+            event = store.event(ClusterEventKind.TENANT, reason)
+            self._writer.commit([event_write(self._paths, event)])
+            self._rates[tenant] = replace(rate, is_logged=True)
+        return max(0.0, rate.ends_s - now_s)
 
     def _take_or_drop(self, tenant: str, about: TenantRecord, node: str) -> None:
         """Carry out one request; remove it from the inbox if that fails for a reason of its own.
@@ -181,6 +201,8 @@ class TenantRequests:
         if misshapen(request) or not request.is_signed(key, tenant) or is_known:
             self._drop(tenant, node, refused)
             return
+        rate = self._rates[tenant]
+        self._rates[tenant] = replace(rate, count=rate.count + 1)
 
         def answer(job: str, why: str = "") -> list[Write]:
             response = TenantResponse(number, request.id, shown(why), job)

@@ -24,9 +24,11 @@ from edl.coordination.reads import children, delete_node, get
 from edl.coordination.request_nodes import RequestNodes
 from edl.coordination.session import Session
 from edl.coordination.wire import encode
+from edl.core.cluster import tenants
+from edl.core.cluster.plan import ClusterPlan
 from edl.core.cluster.records import ClusterRecord, Goal
 from edl.core.cluster.tenants import TenantRequest, TenantVerb
-from edl.errors import CoordinationError, LeadershipLost
+from edl.errors import CoordinationError, LeadershipLost, UsageError
 from edl.scheduler import tenant_requests
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
@@ -59,6 +61,10 @@ class Lab:
     def submit(self, who: str, name: str) -> None:
         values = manifest(name).to_json()
         self.ask(who, TenantRequest(f"submit {name}", TenantVerb.SUBMIT, manifest=values))
+
+    def serve(self, now_s: float) -> float:
+        """Serve the tenants at a time; return in how many seconds to do so again."""
+        return self.leader.requests.serve((), ClusterPlan(), {}, now_s)
 
     def inbox(self, who: str) -> list[str]:
         names: list[str] = self.store.nodes.read(children(P.inbox(who)))[0]
@@ -98,6 +104,40 @@ def halts(lab: Lab) -> None:
     lab.ask("ann", HALT)
 
 
+class TestTheRateLimit:
+    """A tenant pushes nobody's events out of the log by many requests."""
+
+    def test_further_requests_wait_for_the_next_minute(
+        self, lab: Lab, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(tenants, "MOST_A_MINUTE", 3)
+        for number in range(5):
+            lab.ask("ann", replace(HALT, id=f"{number}"))  # refused: there is no such job
+        lab.submit("bob", "digits")
+        assert lab.serve(1000.0) == 60.0
+        assert lab.serve(1010.0) == 50.0
+        assert lab.jobs == ["bob.digits"]
+        assert sorted(lab.refused("ann")) == ["0", "1", "2"]
+        [logged] = [why for why in lab.events() if "the most" in why]
+        assert logged == (
+            "tenant ann has asked for 120 changes within a minute, which is the most; its other "
+            "requests wait for the next minute"
+        )
+        lab.serve(1060.0)
+        assert sorted(lab.refused("ann")) == ["0", "1", "2", "3", "4"]
+
+    def test_what_is_not_signed_takes_none_of_the_minute(
+        self, lab: Lab, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Somebody who has heard how ann proves its identity does not make it wait."""
+        monkeypatch.setattr(tenants, "MOST_A_MINUTE", 3)
+        for _ in range(5):
+            lab.put("ann", encode(HALT.to_json()))
+        lab.submit("ann", "digits")
+        lab.serve(1000.0)
+        assert lab.jobs == ["ann.digits"]
+
+
 class TestWhatCannotBeCarriedOut:
     """No name, no bytes and no signed request in an inbox make a turn of the leader fail."""
 
@@ -122,15 +162,18 @@ class TestWhatCannotBeCarriedOut:
         assert len(events) == 11
         assert all(why.isascii() and len(why) <= 500 for why in events)
 
-    def test_long_texts_are_cut(self, lab: Lab) -> None:
-        values = {**manifest().to_json(), "name": "\n" * 500, "command": ["x"] * 40_000}
-        request = TenantRequest("one", TenantVerb.SUBMIT, manifest=values)
-        lab.ask("ann", request)
-        lab.ask("ann", replace(HALT, id="two", job="bob." + "x" * 120))
+    def test_long_texts_are_cut(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*_: object) -> None:
+            raise UsageError("q\n" * 1_000_000)
+
+        monkeypatch.setattr(tenant_requests, "own_manifest", refuse)
+        lab.submit("ann", "one")
+        lab.ask("ann", replace(HALT, job="bob." + "x" * 120))
         lab.leader.serve()
         assert lab.inbox("ann") == []
         refused = lab.refused("ann")
-        assert sorted(refused) == ["one", "two"]
+        assert sorted(refused) == ["halt", "submit one"]
+        assert len(refused["submit one"]) == 500
         assert all(why.isprintable() and 0 < len(why) <= 500 for why in refused.values())
 
     def test_a_defect_of_the_leader_holds_up_nobody(

@@ -17,8 +17,10 @@ from edl.core.cluster.tenant_names import (
     tenant_of,
 )
 from edl.core.cluster.tenants import (
+    MOST_A_MINUTE,
     MOST_TEXT,
     RESPONSES_KEPT,
+    RequestRate,
     TenantRequest,
     TenantResponse,
     TenantResponses,
@@ -196,3 +198,13 @@ def test_what_an_answer_repeats_is_short_and_printable() -> None:
     for key in ("\ud800", "x" * 501):
         request = replace(fine, key=key).signed("k", "ann")
         assert "the key must be a text" in refusal("ann", request, TenantResponses(), "k")
+
+
+def test_a_tenant_may_have_so_many_requests_a_minute() -> None:
+    rate = RequestRate().at(1000.0)
+    assert not rate.is_reached
+    full = replace(rate, count=MOST_A_MINUTE)
+    assert full.at(1059.9).is_reached
+    assert full.ends_s == 1060.0
+    assert full.at(1060.0) == RequestRate(1060.0)
+    assert full.at(999.0) == RequestRate(999.0), "the clock was set back"

@@ -29,6 +29,8 @@ RESPONSES_KEPT = 500  # of each tenant, the newest
 MOST_TENANTS = 1000  # of a cluster
 MOST_JOBS = 2000  # of a tenant, those that have ended included
 MOST_REQUEST_BYTES = 1 << 18  # of a request, as it is stored and as JSON
+MOST_A_MINUTE = 120  # requests of a tenant: by them alone it takes an hour to fill the log
+_MINUTE_S = 60.0
 MOST_TEXT = 500  # characters of why a request was refused, and of an event about one
 _MOST_ID, _MOST_JOB = 64, 128  # characters; the job may be wrong, and is then quoted
 _NUMBERED = re.compile(r"r-([0-9]{10})")  # as ZooKeeper numbers the nodes of an inbox
@@ -160,6 +162,35 @@ class TenantView(Record):
     reasons: Mapping[str, str] = field(default_factory=dict)
     surplus: Mapping[str, int] = field(default_factory=dict)
     hosts: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RequestRate:
+    """How many requests of one tenant were carried out or refused within the present minute.
+
+    Attributes:
+        began_s: when the minute began, in seconds since 1970.
+        count: the signed requests in it.
+        is_logged: whether it was logged that further requests wait.
+    """
+
+    began_s: float = 0.0
+    count: int = 0
+    is_logged: bool = False
+
+    def at(self, now_s: float) -> RequestRate:
+        """Return the rate at the time ``now_s``: a new minute begins when the last one is over."""
+        return self if 0.0 <= now_s - self.began_s < _MINUTE_S else RequestRate(now_s)
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the tenant may have nothing more carried out in this minute."""
+        return self.count >= MOST_A_MINUTE
+
+    @property
+    def ends_s(self) -> float:
+        """When the minute ends, in seconds since 1970."""
+        return self.began_s + _MINUTE_S
 
 
 # --- decisions
