@@ -59,7 +59,10 @@ def delete(
     cluster: ClusterOption = None,
     zookeeper: ZooKeeperOption = None,
 ) -> None:
-    """Remove a tenant whose jobs have ended; its secret opens nothing any more."""
+    """Remove a tenant; its secret opens nothing any more.
+
+    Its jobs, ended ones included, its secrets and its queues must have been deleted before.
+    """
     with Cluster(cluster, zookeeper) as client:
         client.delete_tenant(name)
         where = client.name

@@ -446,10 +446,11 @@ class Cluster(SessionClient[ClusterStore]):
             return ClusterTenants(store).names()
 
     def delete_tenant(self, name: str) -> None:
-        """Remove a tenant, whose jobs must have ended; its secret opens nothing any more.
+        """Remove a tenant without jobs and secrets; its own secret opens nothing any more.
 
         Raises:
-            UsageError: there is no such tenant, or it has jobs that have not ended, or queues.
+            UsageError: there is no such tenant, or it has jobs, ended ones included, secrets, or
+                queues.
         """
         with self._store() as store:
             ClusterTenants(store).delete(name)

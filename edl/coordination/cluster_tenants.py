@@ -14,6 +14,7 @@ from kazoo.security import ACL, Id, Permissions
 
 from edl.coordination.access import Access
 from edl.coordination.cluster_paths import ClusterPaths
+from edl.coordination.cluster_secrets import ClusterSecrets
 from edl.coordination.cluster_store import ClusterStore
 from edl.coordination.nodes import record
 from edl.coordination.reads import OnChange, children, exists, get
@@ -174,10 +175,14 @@ class ClusterTenants:
         return JobOwner(name, readable(self._access, about.identity))
 
     def delete(self, name: str) -> None:
-        """Remove a tenant, whose jobs must have ended; their records stay for the administrator.
+        """Remove a tenant, whose jobs, with their records, and whose secrets must be gone.
+
+        The tenant may read the records of its jobs and their secrets, and a later tenant of the
+        same name would have its secrets. So nothing of it may stay.
 
         Raises:
-            UsageError: there is no such tenant, or it has jobs that have not ended, or queues.
+            UsageError: there is no such tenant, or it has jobs, ended ones included, or secrets, or
+                queues.
             CoordinationError: ZooKeeper is away.
         """
         self._nodes.check_session()
@@ -185,22 +190,7 @@ class ClusterTenants:
         if name not in names:
             has = f"; it has {some(list(names))}" if names else ", and no other"
             raise UsageError(f"{self._nodes.what} has no tenant {name!r}{has}")
-        living = [
-            job.name
-            for job in self._store.jobs()
-            if tenant_of(job.name, {name}) and job.life.state is not LifeState.ENDED
-        ]
-        if living:
-            number = counted(len(living), "job")
-            raise UsageError(
-                f"tenant {name} has {number} that {verb(len(living), 'has', 'have')} not ended: "
-                f"{some(living)}; wait for their end, or delete them"
-            )
-        if queues := [one for one, queue in self._store.queues().items() if queue.tenant == name]:
-            raise UsageError(
-                f"tenant {name} has {some(queues)}; delete them, or give them to another one with "
-                "`edl queue set QUEUE --tenant OTHER`"
-            )
+        self._check_gone(name)
         above = (p.inbox(name), p.tenant_jobs(name))
         there = self._nodes.read(*(children(path) for path in above))
         nodes = [f"{path}/{one}" for path, found in zip(above, there, strict=True) for one in found]
@@ -214,6 +204,29 @@ class ClusterTenants:
             raise CoordinationError(
                 f"tenant {name} was not removed: {refused}; try again"
             ) from refused
+
+    def _check_gone(self, name: str) -> None:
+        """Raise a UsageError if the tenant ``name`` has jobs, ended ones included, or more."""
+        jobs = [job for job in self._store.jobs() if tenant_of(job.name, {name})]
+        if living := [job.name for job in jobs if job.life.state is not LifeState.ENDED]:
+            number = counted(len(living), "job")
+            raise UsageError(
+                f"tenant {name} has {number} that {verb(len(living), 'has', 'have')} not ended: "
+                f"{some(living)}; wait for their end, or delete them"
+            )
+        secrets = [one for one in ClusterSecrets(self._store).names() if tenant_of(one, {name})]
+        if jobs or secrets:
+            ended = [f"ended jobs ({some([job.name for job in jobs])})"] if jobs else []
+            kept = [f"secrets ({some(secrets)})"] if secrets else []
+            raise UsageError(
+                f"tenant {name} has {' and '.join(ended + kept)}; remove them first with "
+                "`edl delete JOB` and `edl secret delete NAME`"
+            )
+        if queues := [one for one, queue in self._store.queues().items() if queue.tenant == name]:
+            raise UsageError(
+                f"tenant {name} has {some(queues)}; delete them, or give them to another one with "
+                "`edl queue set QUEUE --tenant OTHER`"
+            )
 
     def _build_removal(
         self, transaction: TransactionRequest, nodes: Iterable[str], event: ClusterEvent

@@ -114,6 +114,11 @@ class Leader:
             life = life.after(event, "a test", time.time())
         assert self.writer.commit([life_write(self.store.paths, stored, life)])
 
+    def remove(self, job: str) -> None:
+        """Remove the records of an ended job."""
+        self.store.delete_job(job)
+        assert self.writer.remove_job(self.store.job(job))
+
 
 @pytest.fixture
 def leader(zk_hosts: str) -> Iterator[Leader]:
@@ -450,6 +455,15 @@ class TestAnAttacker:
         with pytest.raises(UsageError, match=r"ann has 1 job that has not ended: ann.digits"):
             tenants.delete("ann")
         leader.live("ann.digits", LifeEvent.DELETE)
+        secrets = ClusterSecrets(leader.store)
+        secrets.set("ann.key", b"x")
+        both = r"ann has ended jobs \(ann.digits\) and secrets \(ann.key\); remove them first"
+        with pytest.raises(UsageError, match=both):
+            tenants.delete("ann")
+        leader.remove("ann.digits")
+        with pytest.raises(UsageError, match=r"tenant ann has secrets \(ann.key\); remove them"):
+            tenants.delete("ann")
+        secrets.delete("ann.key")
         with pytest.raises(UsageError, match=r"tenant ann has research; delete them, or give them"):
             tenants.delete("ann")
         ClusterQueues(leader.store).change("research", lambda queue: replace(queue, tenant=""))
@@ -535,6 +549,12 @@ def test_the_verbs(
         assert [job.name for job in cluster.list()] == ["ann.digits"]
     leader.live("ann.digits", LifeEvent.DELETE)
     assert leader.store.job("ann.digits").life.state is LifeState.ENDED
+    code, out = edl("tenant", "delete", "ann")
+    assert (code, "ann has ended jobs (ann.digits); remove them first with `edl" in out) == (
+        2,
+        True,
+    )
+    leader.remove("ann.digits")
     assert edl("queue", "set", "research", "--tenant", "")[0] == 0
     assert edl("tenant", "delete", "ann")[1] == "tenant ann is removed from cluster lab\n"
     assert not path.exists()
