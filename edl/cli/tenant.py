@@ -11,6 +11,7 @@ from edl import config
 from edl.cli.common import ClusterOption, ZooKeeperOption
 from edl.client.cluster import Cluster
 from edl.coordination.secrets import CLUSTERS, replace_file
+from edl.core.plural import counted
 
 app = typer.Typer(
     help="Tenants of a cluster, who may submit, see and steer own jobs only.",
@@ -64,10 +65,15 @@ def delete(
     Its jobs, ended ones included, its secrets and its queues must have been deleted before.
     """
     with Cluster(cluster, zookeeper) as client:
-        client.delete_tenant(name)
+        left = client.delete_tenant(name)
         where = client.name
     _path(where, name).unlink(missing_ok=True)
     typer.echo(f"tenant {name} is removed from cluster {where}")
+    if left:
+        typer.echo(
+            f"its inbox keeps {counted(left, 'node')}, below which the tenant has made others; its "
+            "name stays taken"
+        )
 
 
 def _path(cluster: str, tenant: str) -> Path:

@@ -445,15 +445,19 @@ class Cluster(SessionClient[ClusterStore]):
         with self._store() as store:
             return ClusterTenants(store).names()
 
-    def delete_tenant(self, name: str) -> None:
+    def delete_tenant(self, name: str) -> int:
         """Remove a tenant without jobs and secrets; its own secret opens nothing any more.
+
+        Returns:
+            How many nodes of its inbox could not be removed, because the tenant has made others
+            below them. Then its name stays taken; a repeated call tries again.
 
         Raises:
             UsageError: there is no such tenant, or it has jobs, ended ones included, secrets, or
                 queues.
         """
         with self._store() as store:
-            ClusterTenants(store).delete(name)
+            return ClusterTenants(store).delete(name)
 
     # --- the cluster itself ---
 

@@ -6,10 +6,11 @@ import base64
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import partial
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from kazoo.client import TransactionRequest
+from kazoo.exceptions import NoNodeError, NotEmptyError
 from kazoo.security import ACL, Id, Permissions
 
 from edl.coordination.access import Access
@@ -21,7 +22,7 @@ from edl.coordination.reads import OnChange, children, exists, get
 from edl.coordination.secrets import new_secret
 from edl.coordination.session import Refused
 from edl.coordination.wire import encode
-from edl.core.cluster.events import ClusterEvent, ClusterEventKind
+from edl.core.cluster.events import ClusterEventKind
 from edl.core.cluster.job_life import LifeState
 from edl.core.cluster.tenant_names import is_tenant_name, secret_word, tenant_of
 from edl.core.cluster.tenants import (
@@ -33,6 +34,7 @@ from edl.errors import CoordinationError, UsageError, some
 from edl.keys import NONCE_BYTES, derived, seal, unseal
 
 SHOWN = "a name of a tenant has 1 to 32 letters, digits, dashes and underscores, and no dot"
+PART = 500  # nodes that are removed in one transaction, which takes 1 MiB
 
 
 @dataclass(frozen=True)
@@ -137,20 +139,34 @@ class ClusterTenants:
         try:
             self._nodes.session.transact(f"make tenant {name}", build)
         except Refused:
-            if name in self.names():
-                raise UsageError(
-                    f"{self._nodes.what} has a tenant {name} already; `edl tenant delete {name}` "
-                    "and make it anew, if its secret is lost"
-                ) from None
+            self._check_free(name)
             raise
         return secret_word(name, secret)
 
+    def _check_free(self, name: str) -> None:
+        """Raise a UsageError if there is a tenant ``name``, or what is left of a removed one."""
+        about = self._all().get(name)
+        if about is not None and about.revoked:
+            raise UsageError(
+                f"{name!r} was a tenant of {self._nodes.what}, and is removed, but its inbox has "
+                "nodes that cannot be removed; choose another name"
+            )
+        if about is not None:
+            raise UsageError(
+                f"{self._nodes.what} has a tenant {name} already; `edl tenant delete {name}` and "
+                "make it anew, if its secret is lost"
+            )
+
     def names(self) -> tuple[str, ...]:
         """Return the names of all tenants, sorted."""
-        return tuple(sorted(self._nodes.read(children(self._paths.tenants))[0] or ()))
+        return tuple(self.records())
 
     def records(self, wake: OnChange = None) -> dict[str, TenantRecord]:
         """Return all tenants by name; ``wake`` is called when one is made or removed."""
+        return {name: about for name, about in self._all(wake).items() if not about.revoked}
+
+    def _all(self, wake: OnChange = None) -> dict[str, TenantRecord]:
+        """Return the records of all tenants by name, sorted, those of removed ones included."""
         names = sorted(self._nodes.read(children(self._paths.tenants, wake))[0] or ())
         paths = {name: self._paths.tenant(name) for name in names}
         if not paths:
@@ -174,11 +190,18 @@ class ClusterTenants:
         """Return the tenant ``name``, with the record ``about``, as the owner of a new job."""
         return JobOwner(name, readable(self._access, about.identity))
 
-    def delete(self, name: str) -> None:
+    def delete(self, name: str) -> int:
         """Remove a tenant, whose jobs, with their records, and whose secrets must be gone.
 
         The tenant may read the records of its jobs and their secrets, and a later tenant of the
         same name would have its secrets. So nothing of it may stay.
+
+        First, in one transaction, its secret opens nothing any more, and its requests count no
+        more. Then its inbox is removed. A tenant can make nodes there that nobody else can remove;
+        then they stay, and its name stays taken. Another call tries again.
+
+        Returns:
+            How many nodes of its inbox could not be removed.
 
         Raises:
             UsageError: there is no such tenant, or it has jobs, ended ones included, or secrets, or
@@ -186,24 +209,79 @@ class ClusterTenants:
             CoordinationError: ZooKeeper is away.
         """
         self._nodes.check_session()
-        names, p = self.names(), self._paths
-        if name not in names:
+        found = self._all()
+        if name not in found:
+            names = self.names()
             has = f"; it has {some(list(names))}" if names else ", and no other"
             raise UsageError(f"{self._nodes.what} has no tenant {name!r}{has}")
-        self._check_gone(name)
-        above = (p.inbox(name), p.tenant_jobs(name))
-        there = self._nodes.read(*(children(path) for path in above))
-        nodes = [f"{path}/{one}" for path, found in zip(above, there, strict=True) for one in found]
-        nodes += [*above, p.responses(name), p.tenant_view(name), p.tenant(name)]
-        event = self._store.event(ClusterEventKind.TENANT, f"tenant {name} was removed")
+        if not found[name].revoked:
+            self._check_gone(name)
+            self._revoke(name, found[name])
         try:
-            self._nodes.session.transact(
-                f"remove tenant {name}", partial(self._build_removal, nodes=nodes, event=event)
-            )
+            return self._clean(name)
+        except NoNodeError:  # another process was faster
+            return 0
+
+    def _revoke(self, name: str, about: TenantRecord) -> None:
+        """Mark a tenant, with the record ``about``, as removed, and remove what it reads.
+
+        Raises:
+            CoordinationError: it has got a job meanwhile, or ZooKeeper is away.
+        """
+        p = self._paths
+        event = self._store.event(ClusterEventKind.TENANT, f"tenant {name} was removed")
+
+        def build(transaction: TransactionRequest) -> None:
+            transaction.set_data(p.tenant(name), encode(replace(about, revoked=True).to_json()))
+            for path in (p.tenant_jobs(name), p.responses(name), p.tenant_view(name)):
+                transaction.delete(path)  # without them no job of it can be submitted any more
+            self._store.add_event(transaction, event)
+
+        try:
+            self._nodes.session.transact(f"remove tenant {name}", build)
         except Refused as refused:
             raise CoordinationError(
                 f"tenant {name} was not removed: {refused}; try again"
             ) from refused
+
+    def _clean(self, name: str) -> int:
+        """Close the inbox of a removed tenant, and remove it as far as possible.
+
+        Returns:
+            How many nodes in it could not be removed, because there are others below them.
+
+        Raises:
+            NoNodeError: there is no inbox any more.
+            CoordinationError: ZooKeeper is away.
+        """
+        inbox, access = self._paths.inbox(name), self._access
+        self._nodes.session.call(
+            f"close the inbox of tenant {name}", lambda c: c.set_acls_async(inbox, access.acl)
+        )
+        waiting = sorted(self._nodes.read(children(inbox))[0] or ())
+        left = 0
+        while waiting:
+            part = [f"{inbox}/{one}" for one in waiting[:PART]]
+            try:
+                self._remove(name, part)
+            except Refused as refused:
+                del waiting[refused.index]
+                left += isinstance(refused.error, NotEmptyError)
+            else:
+                del waiting[:PART]
+        if not left:
+            with suppress(Refused):  # another process was faster
+                self._remove(name, [inbox, self._paths.tenant(name)])
+        return left
+
+    def _remove(self, name: str, nodes: Iterable[str]) -> None:
+        """Remove ``nodes`` of the tenant ``name``, in this order, in one transaction."""
+
+        def build(transaction: TransactionRequest) -> None:
+            for path in nodes:
+                transaction.delete(path)
+
+        self._nodes.session.transact(f"remove tenant {name}", build)
 
     def _check_gone(self, name: str) -> None:
         """Raise a UsageError if the tenant ``name`` has jobs, ended ones included, or more."""
@@ -227,14 +305,6 @@ class ClusterTenants:
                 f"tenant {name} has {some(queues)}; delete them, or give them to another one with "
                 "`edl queue set QUEUE --tenant OTHER`"
             )
-
-    def _build_removal(
-        self, transaction: TransactionRequest, nodes: Iterable[str], event: ClusterEvent
-    ) -> None:
-        """Add to ``transaction`` the removal of ``nodes``, in this order, and ``event``."""
-        for path in nodes:
-            transaction.delete(path)
-        self._store.add_event(transaction, event)
 
     @property
     def _access(self) -> Access:

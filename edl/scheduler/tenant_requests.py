@@ -195,6 +195,8 @@ class TenantRequests:
             self._drop(tenant, node, "what it wrote into its inbox is no request")
             return
         kept = self._nodes.read(get(p.responses(tenant)))[0]
+        if kept is None:  # the tenant was removed just now
+            return
         responses = TenantResponses.from_json(content(p.responses(tenant), kept))
         refused = misshapen(request) or refusal(tenant, request, responses, key)
         is_known = responses.of(request.id) is not None

@@ -22,7 +22,7 @@ from edl import config
 from edl.cli.main import invoke
 from edl.client import Cluster
 from edl.client.host_logs import HostLogs
-from edl.coordination import tenant_store
+from edl.coordination import cluster_tenants, tenant_store
 from edl.coordination.access import Access
 from edl.coordination.cluster_nodes import create_cluster, open_cluster
 from edl.coordination.cluster_paths import ClusterPaths
@@ -419,6 +419,36 @@ class TestAnAttacker:
         with leader.serving():
             assert tenant("bob").submit(manifest("second")) == "bob.second"
             assert tenant("ann").submit(manifest("second")) == "ann.second"
+
+    def test_what_it_hides_in_its_inbox_does_not_keep_it(
+        self,
+        leader: Leader,
+        words: dict[str, str],
+        raw: Callable[..., KazooClient],
+        zk_hosts: str,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(cluster_tenants, "PART", 3)
+        secret = secret_of(words["bob"])
+        bob, mine = raw(tenant_access("lab", "bob", secret)), [make_digest_acl("x", "y", all=True)]
+        for _ in range(8):
+            path = bob.create(f"{P.inbox('bob')}/r-", b"{}", acl=OPEN_ACL_UNSAFE, sequence=True)
+        bob.create(f"{path}/below", b"", acl=mine)
+        ClusterQueues(leader.store).change("prod", lambda queue: replace(queue, tenant=""))
+        tenants = ClusterTenants(leader.store)
+        assert tenants.delete("bob") == 1
+        assert tenants.names() == ("ann",)
+        with pytest.raises(NoAuthError):
+            bob.create(f"{P.inbox('bob')}/r-", b"{}", acl=OPEN_ACL_UNSAFE, sequence=True)
+        with Session(zk_hosts) as session, pytest.raises(AccessDenied):
+            open_tenant_store(session, "lab", "bob", secret)
+        leader.serve()
+        with pytest.raises(UsageError, match=r"'bob' was a tenant of cluster lab, and is removed"):
+            tenants.create("bob")
+        assert tenants.delete("bob") == 1, "it may be tried again"
+        bob.delete(f"{path}/below")
+        assert tenants.delete("bob") == 0
+        tenants.create("bob")
 
     @pytest.mark.usefixtures("jobs")
     def test_it_reads_no_logs_of_others(self, leader: Leader, tenant: Open, tmp_path: Path) -> None:

@@ -53,12 +53,15 @@ class TenantRecord(Record):
         sealed: the key of its signatures, sealed with a key of the cluster, in base 64.
         created_s: when it was made, in seconds since 1970.
         by: the user and the machine that have made it.
+        revoked: whether the tenant was removed; the record stays while its inbox has what nobody
+            but that tenant can remove.
     """
 
     identity: str
     sealed: str
     created_s: float = 0.0
     by: str = ""
+    revoked: bool = False
 
 
 @dataclass(frozen=True)
