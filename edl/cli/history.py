@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from edl.cli.common import ClusterOption, JsonOption, ZooKeeperOption
-from edl.client.cluster import Cluster
+from edl.client.clusters import connected_cluster
 from edl.client.history_file import MOST_ROWS, HistoryFile, history_path
 from edl.core.cluster.history import JobHistory, SlotInterval
 from edl.core.duration import rounded
@@ -37,10 +37,11 @@ def history(
     The history is kept in a file on this machine, which is made from the cluster's events: a
     controller's machine has all of it, another one what the newest 10,000 events say.
     """
-    with Cluster(cluster, zookeeper) as client:
-        name = client.name
+    with connected_cluster(cluster, zookeeper) as store:
+        store.check_administrator("see the history of the cluster")
+        name = store.paths.name
         file = HistoryFile(history_path(name))
-        file.fill(lambda after: client.events(after=after))
+        file.fill(lambda after: store.events.read(after))
     now_s = time.time()
     jobs = file.jobs(now_s, job, most=SHOWN if job is None and not as_json else MOST_ROWS)
     slots = () if job is None else file.slots(0.0, now_s, job)

@@ -99,6 +99,9 @@ class ClusterStore:
         self._changes = 0
         self._jobs = JobReader(nodes, self._changed)
 
+    def check_administrator(self, what: str) -> None:
+        """Raise a UsageError if this store is a tenant's, who may not do ``what``, a verb."""
+
     # --- reading
 
     def snapshot(self) -> ClusterSnapshot:

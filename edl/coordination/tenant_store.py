@@ -80,6 +80,10 @@ class TenantStore(ClusterStore):
         self._access = access
         self.events = _NoEvents(nodes, ClusterEvent)
 
+    def check_administrator(self, what: str) -> None:
+        """Raise the error that only the administrator may do ``what``."""
+        self._refuse(what)
+
     # --- reading
 
     def jobs(self) -> tuple[StoredJob, ...]:

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from edl.cli import history as verb
 from edl.cli.history import history_table, slot_lines
+from edl.client.history_file import HistoryFile, history_path
+from edl.coordination.access import Access
+from edl.coordination.cluster_paths import ClusterPaths
+from edl.coordination.tenant_store import TenantNodes, TenantStore
+from edl.core.cluster.events import ClusterEvent, ClusterEventKind
 from edl.core.cluster.history import JobHistory, SlotInterval
 from edl.core.cluster.job_life import LifeResult, LifeState
+from edl.errors import UsageError
 
 DAY_S = 86400.0
 
@@ -42,3 +54,23 @@ def test_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
         "  day 1 to day 3 (48h): 2 slots of h0",
         "  day 3 to now (48h): 1 slot of h1",
     ]
+
+
+def test_a_tenant_sees_no_history_and_empties_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    file = HistoryFile(history_path("lab"))
+    event = ClusterEvent(1.0, ClusterEventKind.SUBMITTED, "a test", job="a", by="ann@a")
+    file.fill(lambda after: [(0, event)])
+    assert [one.job for one in file.jobs(2.0)] == ["a"]
+
+    @contextmanager
+    def as_ann(*_: Any) -> Iterator[TenantStore]:
+        nodes = TenantNodes(None, ClusterPaths("lab"), "ann")  # type: ignore[arg-type]
+        yield TenantStore(nodes, "ann", Access("lab/ann", "0" * 64))
+
+    monkeypatch.setattr(verb, "connected_cluster", as_ann)
+    with pytest.raises(UsageError, match=r"tenant ann may not see the history of the cluster"):
+        verb.history()
+    assert [one.job for one in file.jobs(2.0)] == ["a"]
