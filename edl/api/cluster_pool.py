@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from edl.api.answers import HttpError
 from edl.client import Cluster
+from edl.errors import CoordinationError
 
 THREADS = 16  # ZooKeeper writes the submissions of so many to its disk together
 FREE_S = 5.0  # how long a request waits for a thread
@@ -74,7 +75,11 @@ class ClusterPool:
             client.close()
 
     def _ask(self, by: str, question: Callable[[Cluster], T]) -> T:
-        """Call ``question`` with the client of this thread, which the first call connects."""
+        """Call ``question`` with the client of this thread, which the first call connects.
+
+        After a CoordinationError its session may have the identity of a job, because ZooKeeper did
+        not hear that it is the cluster's again. So it is closed, and the next call connects anew.
+        """
         client: Cluster | None = getattr(self._own, "client", None)
         if client is None:
             client = self._connect()
@@ -82,4 +87,10 @@ class ClusterPool:
             self._own.client = client
             self._clients.append(client)
         client.by = by
-        return question(client)
+        try:
+            return question(client)
+        except CoordinationError:
+            self._own.client = None
+            self._clients.remove(client)
+            client.close()
+            raise

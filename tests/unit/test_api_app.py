@@ -319,3 +319,33 @@ def test_a_client_that_cannot_connect_is_tried_again() -> None:
         pool.close()
 
     asyncio.run(story())
+
+
+def test_a_client_that_zookeeper_did_not_answer_is_replaced() -> None:
+    """Its session may have kept the identity of a job, with which nothing can be written."""
+    from edl.api.cluster_pool import ClusterPool
+
+    made: list[FakeClient] = []
+
+    def connect() -> Any:
+        made.append(FakeClient())
+        return made[-1]
+
+    def fails(_: Any) -> None:
+        raise CoordinationError("ZooKeeper is away")
+
+    def refuses(_: Any) -> None:
+        raise UsageError("there is none")
+
+    async def story() -> None:
+        pool = ClusterPool(connect, threads=1)
+        with pytest.raises(CoordinationError):
+            await pool.ask("ann", fails)
+        assert made[0].story == ["connected", "closed"]
+        for _ in range(2):
+            with pytest.raises(UsageError):
+                await pool.ask("ann", refuses)
+        pool.close()
+
+    asyncio.run(story())
+    assert [one.story for one in made] == [["connected", "closed"]] * 2
