@@ -6,6 +6,7 @@ import http.client
 import json
 import re
 import ssl
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, Self
@@ -16,6 +17,7 @@ from edl.http.api_credentials import AUDIENCE, BEARER, api_key
 from edl.http.signing import SCHEME, authorization
 
 ANSWER_S = 90.0  # of the API for one request; a wait takes up to 60 s
+IDLE_S = 20.0  # of a connection, after which it is replaced; the API closes it after 30 s
 JSON = "application/json"
 
 _CHALLENGE = re.compile(rf"{SCHEME} ([0-9a-f-]+)")
@@ -69,6 +71,7 @@ class ApiClient:
         self._key = None if secret is None else api_key(secret, cluster)
         self._token = token
         self._nonce = ""
+        self._used_s = time.monotonic()  # when the last answer came
         self._url = url
         self._connection: http.client.HTTPConnection
         if parts.scheme == "https":
@@ -110,8 +113,7 @@ class ApiClient:
         """
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         for _ in range(2):
-            response = self._send(method, target, data, kind)
-            content = response.read()
+            response, content = self._send(method, target, data, kind)
             self._nonce = _nonce_of(response)
             if response.status != 401 or self._key is None or not self._nonce:
                 break
@@ -120,12 +122,18 @@ class ApiClient:
             value = json.loads(content)
         return ApiResponse(response.status, value)
 
-    def _send(self, method: str, target: str, body: bytes, kind: str) -> http.client.HTTPResponse:
-        """Send a request once and return the beginning of its answer.
+    def _send(
+        self, method: str, target: str, body: bytes, kind: str
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        """Send a request once and return its answer, and the body of that.
+
+        A connection that was idle for too long is replaced first, because the API closes it.
 
         Raises:
-            CoordinationError: no answer came.
+            CoordinationError: no answer came, or not all of it.
         """
+        if time.monotonic() - self._used_s > IDLE_S:
+            self.close()
         headers = {"Content-Type": kind} if body else {}
         if self._token is not None:
             headers["Authorization"] = f"{BEARER} {self._token}"
@@ -135,13 +143,16 @@ class ApiClient:
             )
         try:
             self._connection.request(method, target, body or None, headers)
-            return self._connection.getresponse()
+            response = self._connection.getresponse()
+            content = response.read()
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise CoordinationError(
                 f"the HTTP API at {self._url} does not answer: {error or type(error).__name__}; "
                 "the request may have been carried out or not"
             ) from None
+        self._used_s = time.monotonic()
+        return response, content
 
 
 def _nonce_of(response: http.client.HTTPResponse) -> str:

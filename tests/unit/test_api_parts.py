@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hmac
+import socket
+import threading
 
 import pytest
 
 from edl.api import listening
 from edl.api.listening import ListenAddress, check_packages, listen_address, listener
 from edl.cli.cluster_api import api_command
+from edl.client import http_api
 from edl.client.http_api import ApiClient
-from edl.errors import UsageError
+from edl.errors import CoordinationError, UsageError
 from edl.http.api_credentials import AUDIENCE, api_key, new_token, token_end_s
 from edl.http.signing import authorization
 
@@ -99,3 +102,51 @@ def test_a_signature_is_what_the_reference_says() -> None:
     assert authorization(key, "1f-ab-cd", AUDIENCE, "POST", "/v1/jobs?key=k", parts[-1]) == (
         f"EDL 1f-ab-cd:{hmac_hex(key.encode(), text)}"
     )
+
+
+WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+
+
+class OneAnswerServer(threading.Thread):
+    """Answers each of ``connections`` connections once, and then closes it when it is told to."""
+
+    def __init__(self, answer: bytes, connections: int) -> None:
+        super().__init__()
+        self._answer, self._connections = answer, connections
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self.goes_on, self.closed = threading.Event(), threading.Event()
+
+    def run(self) -> None:
+        with self._socket:
+            for _ in range(self._connections):
+                connection, _ = self._socket.accept()
+                with connection:
+                    connection.recv(65536)
+                    connection.sendall(self._answer)
+                    assert self.goes_on.wait(30.0)
+                self.closed.set()
+
+
+def test_an_answer_that_breaks_off_is_an_error_of_edl() -> None:
+    server = OneAnswerServer(WHOLE.replace(b"Length: 2", b"Length: 9"), 1)
+    server.goes_on.set()
+    server.start()
+    with (
+        ApiClient(server.url, "lab", timeout_s=30.0) as api,
+        pytest.raises(CoordinationError, match=r"does not answer: IncompleteRead.*or not"),
+    ):
+        api.call("GET", "/v1/jobs")
+    server.join()
+
+
+def test_an_idle_connection_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = OneAnswerServer(WHOLE, 2)
+    server.start()
+    with ApiClient(server.url, "lab", timeout_s=30.0) as api:
+        assert api.call("GET", "/v1/jobs") == (200, {})
+        server.goes_on.set()
+        assert server.closed.wait(30.0)  # as the API does after 30 s
+        monkeypatch.setattr(http_api, "IDLE_S", -1.0)
+        assert api.call("GET", "/v1/jobs") == (200, {})
+    server.join()
