@@ -16,6 +16,8 @@ from edl.coordination.cluster_store import ClusterStore
 from edl.coordination.secrets import CLUSTERS, announce, keep, new_secret
 from edl.coordination.session import Session
 from edl.core.cluster.records import ClusterRecord
+from edl.core.cluster.tenant_names import parsed_word
+from edl.errors import UsageError
 
 DEFAULT_NAME = "main"  # of the cluster that `edl cluster start` creates
 
@@ -59,12 +61,18 @@ def access_to_start(session: Session, name: str, settings: ClusterRecord) -> tup
         (the name and secret; whether this call created the cluster).
 
     Raises:
+        UsageError: this process is given the secret of a tenant.
         AccessDenied: the cluster is there, and its secret is not known here.
         UnsupportedFormat: the records of the cluster have a format that this edl does not read.
         ConfigError: the name cannot be that of a cluster.
         CoordinationError: ZooKeeper is away.
     """
     ClusterPaths(name)
+    if word := parsed_word(config.load().secret or ""):
+        raise UsageError(
+            f"tenant {word[0]} may not start a cluster; that needs the secret of the cluster, "
+            "which its administrator has, or none for a new one"
+        )
     state = config.state_dir()
     if name in cluster_names(session):
         access, is_new = known_access(session, name), False

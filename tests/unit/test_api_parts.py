@@ -5,14 +5,23 @@ from __future__ import annotations
 import hmac
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from edl.api import listening
 from edl.api.listening import ListenAddress, check_packages, listen_address, listener
+from edl.cli import cluster_api
 from edl.cli.cluster_api import api_command
 from edl.client import http_api
+from edl.client.clusters import access_to_start
 from edl.client.http_api import ApiClient
+from edl.coordination.access import Access
+from edl.coordination.cluster_paths import ClusterPaths
+from edl.coordination.tenant_store import TenantNodes, TenantStore
+from edl.core.cluster.records import ClusterRecord
 from edl.errors import CoordinationError, UsageError
 from edl.http.api_credentials import AUDIENCE, api_key, new_token, token_end_s
 from edl.http.signing import authorization
@@ -150,3 +159,23 @@ def test_an_idle_connection_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(http_api, "IDLE_S", -1.0)
         assert api.call("GET", "/v1/jobs") == (200, {})
     server.join()
+
+
+def test_a_tenant_serves_no_api_makes_no_token_and_starts_no_cluster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @contextmanager
+    def as_ann(*_: Any) -> Iterator[TenantStore]:
+        nodes = TenantNodes(None, ClusterPaths("lab"), "ann")  # type: ignore[arg-type]
+        yield TenantStore(nodes, "ann", Access("lab/ann", SECRET))
+
+    monkeypatch.setattr(cluster_api, "connected_cluster", as_ann)
+    monkeypatch.setattr(listening, "PACKAGES", ())
+    with pytest.raises(UsageError, match=r"tenant ann may not serve the HTTP API; that needs"):
+        cluster_api.serve_api("0")
+    with pytest.raises(UsageError, match=r"tenant ann may not make tokens for the HTTP API"):
+        cluster_api.token("12h")
+    monkeypatch.delenv("EDL_SECRET_FILE", raising=False)
+    monkeypatch.setenv("EDL_SECRET", f"tenant:ann:{SECRET}")
+    with pytest.raises(UsageError, match=r"tenant ann may not start a cluster; that needs the"):
+        access_to_start(None, "lab", ClusterRecord())  # type: ignore[arg-type]
