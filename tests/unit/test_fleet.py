@@ -17,6 +17,7 @@ from edl.scheduler.fleet.fleet import FleetUnreachable, LeaseRefused
 from edl.scheduler.fleet.fleet_options import FleetOptions, LeaseOwner, fleet_of
 from edl.scheduler.fleet.fleet_runner import FleetRunner
 from edl.scheduler.fleet.lease_command import HostCommand, kept_environment
+from edl.scheduler.fleet.ray_fleet import RayFleet
 from edl.scheduler.fleet.slurm import SlurmFleet, parsed
 
 ASKED, RUNNING, ENDED = LeaseState.ASKED, LeaseState.RUNNING, LeaseState.ENDED
@@ -184,6 +185,17 @@ def test_a_wrong_option_is_one_sentence(options: dict[str, Any], sentence: str) 
         FleetOptions(**values | options).limits()
 
 
+def test_a_program_of_ray_that_writes_something_else_is_ended(tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\necho a warning\nexec cat > /dev/null\n")
+    program.chmod(0o755)
+    owner = LeaseOwner("lab", SECRET, tmp_path / "secret", "zk:2181", tmp_path)
+    fleet = RayFleet(owner.command, "edl", str(program), "auto", {"PATH": "/usr/bin:/bin"})
+    with pytest.raises(FleetUnreachable, match="Expecting value"):
+        fleet.leases()
+    assert fleet._program is None, "the next call starts another one"
+
+
 # --- the thread
 
 
@@ -208,10 +220,14 @@ class StandInFleet:
     def ask(self, lease: str, shape: Shape) -> None:
         if lease == "refused":
             raise LeaseRefused("no such partition")
+        if lease == "broken":
+            raise KeyError(lease)
         self.done.append(f"ask {lease}")
         self.engine[lease] = HostLease(ASKED)
 
     def give_back(self, lease: str, within_s: float) -> None:
+        if lease == "broken":
+            raise ValueError("closed pipe")
         self.done.append(f"give back {lease} {within_s:g}")
 
     def log(self, lease: str) -> str:
@@ -280,6 +296,23 @@ def test_an_engine_that_is_away_says_so(leader: Leader) -> None:
     leader.fleet.away = True
     leader.until(lambda: leader.runner.answer.leases is None)
     assert leader.runner.answer.why == "stand-in does not answer: it is away"
+
+
+def test_an_order_at_which_the_engine_fails_ends_no_other_one(leader: Leader) -> None:
+    """Whatever an engine's library raises, and whichever call: the thread goes on."""
+    until_done(leader, "ask l1", "broken", "l1")
+    leader.until(lambda: leader.runner.answer.why == "stand-in has failed: KeyError('broken')")
+    assert leader.runner.answer.leases == {"l1": HostLease(ASKED)}
+    back = (ReleaseHost("broken", 0.0), ReleaseHost("l1", 0.0))
+    until_done(leader, "give back l1 0", "broken", back=back)
+
+    def has_failed_at_the_second() -> bool:
+        leader.order(back=back)
+        return leader.runner.answer.why == "stand-in has failed: ValueError('closed pipe')"
+
+    leader.until(has_failed_at_the_second)
+    until_done(leader, "ask l2", "l2")
+    leader.until(lambda: not leader.runner.answer.why)
 
 
 def test_a_refusal_is_the_end_of_a_lease(leader: Leader) -> None:

@@ -27,7 +27,7 @@ class FleetStatus:
     Attributes:
         number: the number of the answer, from 1; 0: it was not asked yet.
         leases: the leases of the cluster, by name; None: the engine does not answer.
-        why: why it does not answer; empty: it does.
+        why: why it does not answer, or with what error it has failed at an order; empty: neither.
     """
 
     number: int = 0
@@ -59,6 +59,7 @@ class FleetRunner:
         self._refused: dict[str, str] = {}
         self._explained: dict[str, str] = {}
         self._told: set[str] = set()
+        self._failed = ""  # at the last orders, as a sentence
         self._changing = threading.Lock()  # of the orders and the answer
         self._stopping = threading.Event()
         self._ordered = threading.Event()
@@ -108,7 +109,7 @@ class FleetRunner:
         try:
             leases = {name: self._explain(name, one) for name, one in self._fleet.leases().items()}
             found = {n: HostLease(LeaseState.ENDED, "", why) for n, why in self._refused.items()}
-            answer = FleetStatus(0, leases | found)
+            answer = FleetStatus(0, leases | found, self._failed)
         except FleetUnreachable as error:
             answer = FleetStatus(0, None, f"{self.name} does not answer: {error}")
         except Exception as error:  # whatever an engine's library does: jobs go on
@@ -127,21 +128,27 @@ class FleetRunner:
             if number != self._answer.number:
                 return  # others follow
         self._refused.clear()  # the leader knows of them
-        for name in ask:
-            if self._stopping.is_set() or shape is None:
-                return
-            try:
-                self._fleet.ask(name, shape)
-            except LeaseRefused as error:
-                self._refused[name] = str(error)
-            except (
-                FleetUnreachable,
-                OSError,
-            ) as error:  # it is asked for again after the next answer
-                logger.info("%s could not be asked for: %s", name, error)
-                return
+        self._failed = ""
+        if shape is not None and not all(self._ask(name, shape) for name in ask):
+            return
         for one in give_back:
             self._give_back(one)
+
+    def _ask(self, name: str, shape: Shape) -> bool:
+        """Ask for a lease; return False if no further order can be carried out now."""
+        if self._stopping.is_set():
+            return False
+        try:
+            self._fleet.ask(name, shape)
+        except LeaseRefused as error:
+            self._refused[name] = str(error)
+        except (FleetUnreachable, OSError) as error:  # it is asked for again after the next answer
+            logger.info("%s could not be asked for: %s", name, error)
+            return False
+        except Exception as error:  # the same; others follow
+            logger.exception("%s has failed when asked for %s", self.name, name)
+            self._failed = f"{self.name} has failed: {error!r}"
+        return True
 
     def _give_back(self, order: ReleaseHost) -> None:
         """Give a lease back; its `edl host` is signalled once, for a second signal kills."""
@@ -152,6 +159,9 @@ class FleetRunner:
             self._told.add(order.lease)
         except FleetUnreachable as error:  # it is given back after the next answer
             logger.info("%s could not be given back: %s", order.lease, error)
+        except Exception as error:  # the same
+            logger.exception("%s has failed to take %s back", self.name, order.lease)
+            self._failed = f"{self.name} has failed: {error!r}"
 
     def _explain(self, name: str, lease: HostLease) -> HostLease:
         """Return ``lease`` with the last line of its log, if it has ended with an error."""

@@ -90,17 +90,17 @@ class RayFleet:
         """Return the answer of Ray.
 
         Raises:
-            FleetUnreachable: it has not answered in time, or the program has ended.
+            FleetUnreachable: it has not answered in time, or the program has ended or has written
+                something else.
         """
         try:
             if self._program is None:
                 self._start()
             self._send({"call": call, **request})
-            line = self._receive()
-        except OSError as error:
+            answer: dict[str, Any] = json.loads(self._receive())
+        except (OSError, ValueError) as error:  # also if what it has written is no answer
             self.close()
             raise FleetUnreachable(f"{self._python}: {error}") from error
-        answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise FleetUnreachable(str(answer["error"]))
         return answer
