@@ -229,7 +229,7 @@ class Controller:
         term.begin(self._about)
         if self._lender is not None:
             fleet, limits = self._lender
-            self._runner = FleetRunner(fleet, self._wakeup.set)
+            self._runner = FleetRunner(fleet, self._wakeup.set, after=self._runner)
             term.borrow(self._runner, limits)
             self._runner.start()
         self._say_once(f"leads cluster {self._access.job} in term {leadership.term}")
@@ -238,9 +238,8 @@ class Controller:
     def _end_term(self) -> None:
         """Lead no more: drop the term, if there is one, and order nothing of the engine."""
         self._term = None
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            runner.stop()
+        if self._runner is not None:
+            self._runner.stop()  # the next term's waits for it
 
     def _follow(self, election: Election) -> float:
         """Remove dead controllers that are before this one from ``election``, without waiting.

@@ -208,11 +208,15 @@ class StandInFleet:
         self.engine: dict[str, HostLease] = {}
         self.done: list[str] = []
         self.away = False
+        self.inside = self.most_inside = 0  # calls that go on
         self.answers = threading.Event()
         self.answers.set()
 
     def leases(self) -> Mapping[str, HostLease]:
+        self.inside += 1
+        self.most_inside = max(self.inside, self.most_inside)
         self.answers.wait(10)
+        self.inside -= 1
         if self.away:
             raise FleetUnreachable("it is away")
         return dict(self.engine)
@@ -344,3 +348,26 @@ def test_after_its_end_nothing_is_carried_out(leader: Leader) -> None:
     leader.fleet.answers.set()
     leader.runner._thread.join(10)
     assert leader.fleet.done == []
+
+
+def test_the_next_term_makes_no_call_while_one_of_the_last_term_goes_on(leader: Leader) -> None:
+    """With Ray, two threads would share one pipe."""
+    leader.fleet.answers.clear()
+    leader.until(lambda: leader.fleet.inside == 1)
+    leader.runner.stop()
+    last, terms = leader.runner, []
+    for _ in range(3):
+        last = FleetRunner(leader.fleet, leader.woken.set, 0.01, after=last)
+        terms.append(last)
+    first, never_started, present = terms
+    first.start()
+    first.stop()
+    never_started.stop()
+    present.start()
+    time.sleep(0.05)
+    assert leader.fleet.inside == 1
+    leader.fleet.answers.set()
+    leader.until(lambda: present.answer.number > 1)
+    present.stop()
+    present.join()
+    assert leader.fleet.most_inside == 1

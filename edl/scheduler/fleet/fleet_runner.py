@@ -42,13 +42,22 @@ class FleetRunner:
         fleet: the engine.
         wake: called when an answer differs from the one before.
         poll_s: the time between two questions, in seconds.
+        after: the runner that talked to the same engine before, if there was one, and was stopped.
+            Its last call may go on: this one makes none before that is over.
     """
 
-    def __init__(self, fleet: Fleet, wake: Callable[[], None], poll_s: float = POLL_S) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        wake: Callable[[], None],
+        poll_s: float = POLL_S,
+        after: FleetRunner | None = None,
+    ) -> None:
         self.name = fleet.name
         self._fleet = fleet
         self._wake = wake
         self._poll_s = poll_s
+        self._after = after
         self._answer = FleetStatus()
         self._orders: tuple[int, Sequence[str], Shape | None, Sequence[ReleaseHost]] = (
             0,
@@ -74,6 +83,13 @@ class FleetRunner:
         self._stopping.set()
         self._ordered.set()
 
+    def join(self) -> None:
+        """Wait until it makes no call any more after :meth:`stop`; a call takes a bounded time."""
+        if self._thread.ident is not None:
+            self._thread.join()
+        elif self._after is not None:  # it was never started
+            self._after.join()
+
     @property
     def answer(self) -> FleetStatus:
         """The newest answer of the engine."""
@@ -98,6 +114,9 @@ class FleetRunner:
 
     def _run(self) -> None:
         """Ask and carry out in turns until :meth:`stop`; runs in the thread."""
+        if self._after is not None:
+            self._after.join()
+            self._after = None
         while not self._stopping.is_set():
             self._look()
             self._ordered.wait(self._poll_s)
