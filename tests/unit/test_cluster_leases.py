@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from cluster_world import Request
@@ -26,7 +27,14 @@ from edl.core.cluster.leases import (
     lease_summary,
     with_leases,
 )
-from edl.core.cluster.records import HostAssignment, HostOffer, HostReport, JobAssignment
+from edl.core.cluster.records import (
+    Goal,
+    HostAssignment,
+    HostOffer,
+    HostReport,
+    JobAssignment,
+    Wanted,
+)
 from edl.core.cluster.view import ClusterView, HostView, JobView
 
 ASKED, RUNNING, ENDED = LeaseState.ASKED, LeaseState.RUNNING, LeaseState.ENDED
@@ -48,10 +56,10 @@ class Loan:
         order = len(self.jobs) + 1
         self.jobs[name] = JobView(name, order, Request(max=slots, **request))  # type: ignore[arg-type]
 
-    def host(self, name: str, lease: str = "", *jobs: str, leaves: bool = False) -> None:
+    def host(self, name: str, lease: str = "", *jobs: str, **offered: Any) -> None:
         """Let a host offer two slots, of which jobs have some."""
-        assigned = HostAssignment({job: JobAssignment("r", (0,)) for job in jobs})
-        offer = HostOffer(2, lease=lease, leaves=leaves)
+        assigned = HostAssignment({job: JobAssignment("r", (n,)) for n, job in enumerate(jobs)})
+        offer = HostOffer(2, lease=lease, **offered)
         self.hosts[name] = HostView(name, offer, assigned=assigned, report=HostReport())
 
     def runs(self, lease: str, host: str, *jobs: str) -> None:
@@ -124,6 +132,46 @@ def test_hosts_that_are_not_lent_are_counted_first() -> None:
     loan.host("own")
     loan.job("a", 4)
     assert loan.turn().ask == ("l1",)
+
+
+def test_hosts_without_the_labels_of_a_job_do_not_count_for_it() -> None:
+    """A cluster of CPUs borrows GPUs."""
+    loan = Loan(replace(LIMITS, shape=Shape(2, {"gpu": "h100", "disk": "fast"})))
+    for name in ("cpu1", "cpu2"):
+        loan.host(name)
+    loan.host("gpu", labels={"gpu": "h100", "site": "here"})
+    loan.job("a", 4, labels={"gpu": "h100"})
+    loan.job("b", 2)
+    assert loan.turn().ask == ("l1",), "b fits on the CPUs, half of a on the GPUs that are there"
+    loan.job("c", 2, labels={"disk": "fast"})
+    assert loan.turn().ask == ("l2",)
+    loan.job("d", 2)
+    assert loan.turn().ask == ()
+    loan.job("e", 1)
+    assert loan.turn().ask == ("l3",)
+
+
+def test_slots_that_jobs_hold_for_which_no_host_is_asked_do_not_count() -> None:
+    loan = Loan()
+    loan.host("own", "", "cpu", "halting", labels={"cpu": "epyc"})
+    loan.job("cpu", labels={"cpu": "epyc"})
+    loan.job("halting", labels={"cpu": "epyc"})
+    loan.jobs["halting"] = replace(loan.jobs["halting"], wanted=Wanted(goal=Goal.HALT))
+    loan.job("a", 1)
+    assert loan.turn().ask == (), "what is halted soon frees its slot"
+    loan.job("b", 1)
+    assert loan.turn().ask == ("l1",)
+
+
+def test_a_job_is_too_large_if_hosts_with_its_labels_are_too_few() -> None:
+    loan = Loan(replace(LIMITS, shape=Shape(2, {"gpu": "h100"})))
+    loan.host("own")
+    loan.job("a", 8, min=8)
+    assert len(loan.turn().ask) == 3
+    loan = Loan(loan.limits)
+    loan.host("own")
+    loan.job("a", 8, min=8, labels={"gpu": "h100"})
+    assert loan.turn().ask == ()
 
 
 def test_nothing_is_asked_for_a_job_that_a_host_could_not_help() -> None:

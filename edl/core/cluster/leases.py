@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from edl.core.cluster.active_jobs import obstacle
@@ -34,12 +34,12 @@ from edl.core.cluster.lease_records import (
     LeaseState,
     LeaseTable,
 )
-from edl.core.cluster.records import Goal
 from edl.core.cluster.view import ClusterView, HostView, JobView
 from edl.core.plural import counted, verb
 from edl.errors import some
 
 FIRST_REST_S, MOST_REST_S = 10.0, 300.0
+_Labels = frozenset[tuple[str, str]]
 SOON_S = 60.0  # a host that ends so soon after it came, and was not told to, has failed, too
 
 
@@ -106,30 +106,78 @@ def decide_leases(
 def wanted_hosts(cluster: ClusterView, limits: LeaseLimits) -> tuple[int, str]:
     """Return how many hosts of the fleet the jobs need, within the limits, and why.
 
-    Each job that wants to run counts with the workers that it asks for, on hosts that are not lent
-    first. A job that waits for other jobs or for a secret does not count, nor does one that a host
-    of the fleet could not help: without the labels or the files that it needs, or larger than the
-    cluster may become.
+    Each job that wants to run counts with the workers that it asks for. It uses hosts first that
+    are not lent, have the labels that it asks for, and are not filled by jobs that do not count.
+    A job that waits for other jobs or for a secret does not count, nor does one that a host of the
+    fleet could not help: without the labels or the files that it needs, or larger than the cluster
+    may become.
 
     Args:
         cluster: the jobs and hosts.
         limits: the shape and the number of hosts.
     """
     slots = limits.shape.slots
-    own = sum(
-        len(host.offer.numbers)
+    hosts = [
+        host
         for host in cluster.hosts
         if host.offer is not None and host.takes_slots and not host.offer.lease
-    )
-    room = own + limits.max_hosts * slots
-    jobs = [job for job in cluster.jobs if _counts(job, cluster, limits, room)]
-    total = sum(job.manifest.requested_np for job in jobs)
-    needed = max(0, math.ceil((total - own) / slots))
+    ]
+    own = _slots_without(hosts, (), limits)
+    jobs = [job for job in cluster.jobs if _counts(job, cluster, limits, own)]
+    others = {job.name for job in cluster.jobs if job.wants_slots} - {job.name for job in jobs}
+    wanted: Counter[_Labels] = Counter()
+    for job in jobs:
+        wanted[frozenset(job.manifest.labels.items())] += job.manifest.requested_np
+    needed = math.ceil(_lacking(wanted, _slots_without(hosts, others, limits)) / slots)
     why = "no job needs one"
     if jobs:
-        names = some([job.name for job in jobs])
+        names, total = some([job.name for job in jobs]), wanted.total()
         why = f"{names} {verb(len(jobs), 'asks', 'ask')} for {counted(total, 'slot')}"
     return min(limits.max_hosts, max(limits.min_hosts, needed)), why
+
+
+def _slots_without(
+    hosts: Sequence[HostView], others: Collection[str], limits: LeaseLimits
+) -> Counter[_Labels]:
+    """Return how many slots of ``hosts`` the jobs ``others`` do not hold, by labels.
+
+    Labels that a host of the fleet does not have are left out: no job that counts asks for them.
+    """
+    found: Counter[_Labels] = Counter()
+    for host in hosts:
+        if host.offer is not None:
+            entries = host.assigned.jobs.items()
+            held = sum(len(entry.devices) for name, entry in entries if name in others)
+            labels = frozenset(host.offer.labels.items() & limits.shape.labels.items())
+            found[labels] += max(0, len(host.offer.numbers) - held)
+    return found
+
+
+def _lacking(wanted: Mapping[_Labels, int], free: Mapping[_Labels, int]) -> int:
+    """Return how many of the slots that jobs ask for the hosts do not have.
+
+    Jobs with many labels choose first, and among hosts with few. If the sets of labels overlap
+    without that one has the other, the result may be larger than it must.
+
+    Args:
+        wanted: the slots that jobs ask for, by the labels that they ask for.
+        free: the slots that they may get, by the labels of the host.
+    """
+    left, lacking = dict(free), 0
+    for labels in sorted(wanted, key=_order, reverse=True):
+        count = wanted[labels]
+        for offered in sorted(left, key=_order):
+            if labels <= offered:
+                used = min(count, left[offered])
+                left[offered] -= used
+                count -= used
+        lacking += count
+    return lacking
+
+
+def _order(labels: _Labels) -> tuple[int, list[tuple[str, str]]]:
+    """Return a key that puts few labels before many, and is the same in each process."""
+    return len(labels), sorted(labels)
 
 
 def with_leases(cluster: ClusterView, table: LeaseTable) -> ClusterView:
@@ -164,18 +212,22 @@ def lease_summary(table: LeaseTable) -> str:
     return f"{clause}; {table.why}" if table.why else clause
 
 
-def _counts(job: JobView, cluster: ClusterView, limits: LeaseLimits, room: int) -> bool:
+def _counts(
+    job: JobView, cluster: ClusterView, limits: LeaseLimits, own: Mapping[_Labels, int]
+) -> bool:
     """Return whether hosts are asked for on behalf of ``job``.
 
     Args:
         job: the job.
         cluster: all jobs, and what hosts have said of files.
         limits: the shape of the hosts.
-        room: the most slots that the cluster may have.
+        own: the slots of hosts that are not lent, by their labels.
     """
-    if job.wanted.goal is not Goal.RUN or job.life.state in (LifeState.HALTED, LifeState.ENDED):
+    labels = job.manifest.labels.items()
+    if not job.wants_slots or not labels <= limits.shape.labels.items():
         return False
-    if job.min_slots > room or not job.manifest.labels.items() <= limits.shape.labels.items():
+    room = sum(count for offered, count in own.items() if labels <= offered)
+    if job.min_slots > room + limits.max_hosts * limits.shape.slots:
         return False
     if job.life.state is not LifeState.QUEUED:
         return True
