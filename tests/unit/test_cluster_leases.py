@@ -368,6 +368,37 @@ def test_what_waits_in_a_queue_goes_first_and_then_what_is_idle_longest() -> Non
     assert loan.turn(100).give_back == (ReleaseHost("l3", 0.0), ReleaseHost("l2", 60.0))
 
 
+def test_in_place_of_a_drained_host_another_one_is_asked_for() -> None:
+    loan = with_host("a")
+    loan.now_s += 100
+    loan.hosts["n1"] = replace(loan.hosts["n1"], drained=True)
+    found = loan.turn()
+    assert (found.ask, found.give_back) == (("l2",), ()), "a has slots there"
+    loan.runs("l2", "n2", "a")
+    loan.host("n1", "l1")
+    loan.hosts["n1"] = replace(loan.hosts["n1"], drained=True)
+    found = loan.turn(1)
+    assert (found.ask, found.give_back) == ((), (ReleaseHost("l1", 60.0),))
+    assert found.news == (("l1 is given back: its host is drained", "n1"),)
+
+
+def test_an_engine_that_lends_a_drained_machine_is_asked_less_and_less_often() -> None:
+    loan = Loan()
+    loan.job("a")
+    assert loan.turn().ask == ("l1",)
+    for number, rest_s in ((1, 10), (2, 20), (3, 40)):
+        name = f"l{number}"
+        loan.runs(name, "n1")
+        loan.hosts["n1"] = replace(loan.hosts["n1"], drained=True)
+        found = loan.turn(1)
+        assert found.give_back == (ReleaseHost(name, 60.0),)
+        assert found.table.why == f"{name} came to nothing: n1 is drained"
+        loan.engine[name] = HostLease(ENDED)
+        del loan.hosts["n1"]
+        assert loan.turn(rest_s - 1).ask == ()
+        assert loan.turn(1).ask == (f"l{number + 1}",)
+
+
 # --- failures
 
 

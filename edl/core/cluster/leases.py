@@ -13,9 +13,10 @@ leader writes the table that it returns, and only then asks the engine. Its rule
    there stays assigned until a host of that name reports that nothing lives
    (:mod:`edl.core.cluster.devices`), under whichever lease.
 4. **Idle hosts only.** A host is given back when no job has had slots there for ``idle_s`` seconds,
-   and the jobs need fewer hosts than there are. No job is moved for that.
+   and the jobs need fewer hosts than there are. No job is moved for that. A drained host is given
+   back as soon as no job has slots there, and another one is asked for in its place.
 5. **A failure rests.** After a lease that came to nothing the next one waits 10, 20, 40 ... and at
-   most 300 s.
+   most 300 s. So the engine is not asked again and again if it lends a drained machine each time.
 """
 
 from __future__ import annotations
@@ -97,6 +98,7 @@ def decide_leases(
     for name, record in table.leases.items():
         draft.advance(name, record)
     draft.return_strays()
+    draft.return_drained()
     needed, why = wanted_hosts(cluster, limits)
     draft.ask_for(needed, why)
     draft.return_surplus(needed)
@@ -307,7 +309,7 @@ class _Draft:
         name = lease.host or (host.name if host is not None else record.host)
         known = self._cluster.host_named.get(name)
         idle = known is None or not known.assigned.jobs
-        if running and host is not None and not record.offered_s:
+        if running and host is not None and not (record.offered_s or host.drained):
             self._failures = 0
         return replace(
             record,
@@ -365,7 +367,10 @@ class _Draft:
 
     def ask_for(self, needed: int, why: str) -> None:
         """Ask for as many further hosts as are needed, unless the last ones came to nothing."""
-        alive = sum(one.lease_holds or self._waits_again(one) for one in self._leases.values())
+        alive = sum(
+            (one.lease_holds or self._waits_again(one)) and not self._is_drained(one)
+            for one in self._leases.values()
+        )
         if alive >= needed or self._now_s < self._not_before_s:
             return
         # One at a time after a failure, so that a broken partition is not asked for many.
@@ -385,7 +390,11 @@ class _Draft:
 
     def return_surplus(self, needed: int) -> None:
         """Give back what is idle and not needed: what waits in a queue first, then the longest."""
-        going = {name: one for name, one in self._leases.items() if not one.back_s}
+        going = {
+            name: one
+            for name, one in self._leases.items()
+            if not (one.back_s or self._is_drained(one))
+        }
         surplus = sum(not one.is_over for one in going.values()) - needed
         order = sorted(going, key=lambda name: (going[name].offered_s > 0, going[name].idle_s))
         for name in order:
@@ -398,6 +407,22 @@ class _Draft:
             surplus -= 1
             self._note(f"{name} is given back", f"idle for {idle_s:.0f} s", record.host)
             self._leave(name, replace(record, back_s=self._now_s), self._hosts.get(name))
+
+    def return_drained(self) -> None:
+        """Give back each drained host on which no job has slots, whether or not it is needed."""
+        for name, record in list(self._leases.items()):
+            if record.back_s or record.is_over or not record.idle_s or not self._is_drained(record):
+                continue
+            if self._now_s - (record.offered_s or self._now_s) < SOON_S:
+                self._fail(name, f"{record.host} is drained", record.host)
+            else:
+                self._note(f"{name} is given back", "its host is drained", record.host)
+            self._leave(name, replace(record, back_s=self._now_s), self._hosts.get(name))
+
+    def _is_drained(self, record: LeaseRecord) -> bool:
+        """Return whether a user wants no slots of jobs on the host that the engine lends."""
+        host = self._cluster.host_named.get(record.host)
+        return record.state is LeaseState.RUNNING and host is not None and host.drained
 
     def _waits_again(self, record: LeaseRecord) -> bool:
         """Return whether the engine has taken a host back and will lend one again by itself."""
