@@ -77,6 +77,14 @@ def test_a_change_has_to_repay(left: float, resize_s: float, slots: int) -> None
     assert sizes(decide(rule, [one], nodes(2))) == {"one": 2}  # its start costs in any case
 
 
+@pytest.mark.parametrize(("left", "horizon_s"), [(0, 600.0), (100, 0.0)])
+def test_a_change_that_costs_nothing_needs_no_time_to_repay(left: float, horizon_s: float) -> None:
+    """Neither a job whose last step is done nor a horizon of 0 makes it 0 / 0."""
+    one = job("one", max_slots=2, model=Steps(left, {1: 1.0, 2: 1 / 1.2}))
+    rule = replace(RULE, resize_s=0.0, horizon_s=horizon_s)
+    assert sizes(decide(rule, [one], nodes(2), {"one": (("n0", 1),)})) == {"one": 2}
+
+
 @pytest.mark.parametrize(
     ("left", "who"),
     [

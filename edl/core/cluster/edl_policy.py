@@ -307,7 +307,8 @@ class EdlPolicy:
             worth[1:] = -math.inf
         if one.had and own is not None:
             repay_s = np.minimum(self.horizon_s, one.left_s / pools[at].speed)
-            lost = np.minimum(1.0, self.resize_s / np.maximum(repay_s, self.resize_s))
+            # A change that costs nothing loses nothing, even if no time is left.
+            lost = self.resize_s / np.maximum(repay_s, max(self.resize_s, TINY))
             present = worth[one.had]
             worth = worth * (1 - lost) - math.sqrt(2) * one.deviation * present
             worth[0] = 0.0
