@@ -33,6 +33,7 @@ from edl.core.cluster.records import (
     HostOffer,
     HostReport,
     JobAssignment,
+    QueueRecord,
     Wanted,
 )
 from edl.core.cluster.view import ClusterView, HostView, JobView
@@ -51,6 +52,7 @@ class Loan:
     engine: dict[str, HostLease] = field(default_factory=dict)
     jobs: dict[str, JobView] = field(default_factory=dict)
     hosts: dict[str, HostView] = field(default_factory=dict)
+    queues: dict[str, QueueRecord] = field(default_factory=dict)
 
     def job(self, name: str, slots: int = 2, **request: object) -> None:
         order = len(self.jobs) + 1
@@ -69,7 +71,8 @@ class Loan:
 
     @property
     def view(self) -> ClusterView:
-        return ClusterView(tuple(self.jobs.values()), tuple(self.hosts.values()))
+        jobs, hosts = tuple(self.jobs.values()), tuple(self.hosts.values())
+        return ClusterView(jobs, hosts, queues=self.queues)
 
     def decide(self, answers: bool = True) -> LeaseDecision:
         """Decide and write, but carry nothing out."""
@@ -161,6 +164,29 @@ def test_slots_that_jobs_hold_for_which_no_host_is_asked_do_not_count() -> None:
     assert loan.turn().ask == (), "what is halted soon frees its slot"
     loan.job("b", 1)
     assert loan.turn().ask == ("l1",)
+
+
+def test_the_jobs_of_a_queue_count_with_what_it_may_have() -> None:
+    loan = Loan(replace(LIMITS, max_hosts=9))
+    loan.queues = {"small": QueueRecord(most=5), "any": QueueRecord()}
+    for name in "abc":
+        loan.job(name, 4, min=2, queue="small")
+    found = loan.turn()
+    assert found.ask == ("l1", "l2"), "4 slots of a; of b's the queue may have 1, which is too few"
+    assert found.news == (("asks for 2 hosts with 2 slots each: a asks for 4 slots", ""),)
+    loan.job("d", 1, queue="small")
+    loan.job("e", 8, queue="any")
+    loan.job("f", 1, queue="has-no-record")
+    assert loan.turn().table.wanted == 7
+
+
+def test_a_queue_may_have_less_by_what_its_other_jobs_hold() -> None:
+    loan = Loan()
+    loan.queues = {"small": QueueRecord(most=2)}
+    loan.host("own", "", "cpu", labels={"cpu": "epyc"})
+    loan.job("cpu", labels={"cpu": "epyc"}, queue="small")
+    loan.job("a", 4, queue="small")
+    assert loan.turn().ask == (), "a may have the slot of its queue that is left there"
 
 
 def test_a_job_is_too_large_if_hosts_with_its_labels_are_too_few() -> None:

@@ -110,9 +110,9 @@ def wanted_hosts(cluster: ClusterView, limits: LeaseLimits) -> tuple[int, str]:
 
     Each job that wants to run counts with the workers that it asks for. It uses hosts first that
     are not lent, have the labels that it asks for, and are not filled by jobs that do not count.
-    A job that waits for other jobs or for a secret does not count, nor does one that a host of the
-    fleet could not help: without the labels or the files that it needs, or larger than the cluster
-    may become.
+    The jobs of a queue count together with at most the slots that the queue may have. A job that
+    waits for other jobs or for a secret does not count, nor does one that a host of the fleet could
+    not help: without the labels or the files that it needs, or larger than the cluster may become.
 
     Args:
         cluster: the jobs and hosts.
@@ -128,14 +128,40 @@ def wanted_hosts(cluster: ClusterView, limits: LeaseLimits) -> tuple[int, str]:
     jobs = [job for job in cluster.jobs if _counts(job, cluster, limits, own)]
     others = {job.name for job in cluster.jobs if job.wants_slots} - {job.name for job in jobs}
     wanted: Counter[_Labels] = Counter()
-    for job in jobs:
-        wanted[frozenset(job.manifest.labels.items())] += job.manifest.requested_np
+    asking = _requests(jobs, others, cluster)
+    for job, count in asking:
+        wanted[frozenset(job.manifest.labels.items())] += count
     needed = math.ceil(_lacking(wanted, _slots_without(hosts, others, limits)) / slots)
     why = "no job needs one"
-    if jobs:
-        names, total = some([job.name for job in jobs]), wanted.total()
-        why = f"{names} {verb(len(jobs), 'asks', 'ask')} for {counted(total, 'slot')}"
+    if asking:
+        names, total = some([job.name for job, _ in asking]), wanted.total()
+        why = f"{names} {verb(len(asking), 'asks', 'ask')} for {counted(total, 'slot')}"
     return min(limits.max_hosts, max(limits.min_hosts, needed)), why
+
+
+def _requests(
+    jobs: Sequence[JobView], others: Collection[str], cluster: ClusterView
+) -> list[tuple[JobView, int]]:
+    """Return for how many slots each of ``jobs`` counts, within what its queue may have.
+
+    The first ones of a queue count first; those for which fewer than their fewest slots are left
+    are not in the result. What the jobs ``others`` hold is subtracted from what a queue may have.
+    """
+    left = {name: one.most for name, one in cluster.queues.items() if one.most is not None}
+    for host in cluster.hosts if left else ():
+        for name, entry in host.assigned.jobs.items():
+            if name in others and (queue := cluster.by_name[name].manifest.queue) in left:
+                left[queue] -= len(entry.devices)
+    found = []
+    for job in jobs:
+        queue, count = job.manifest.queue, job.manifest.requested_np
+        if count > left.get(queue, count):
+            count = job.manifest.allowed_sizes.below(max(0, left[queue])) or 0
+        if queue in left:
+            left[queue] -= count
+        if count:
+            found.append((job, count))
+    return found
 
 
 def _slots_without(
