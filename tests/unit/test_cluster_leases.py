@@ -21,11 +21,14 @@ from edl.core.cluster.lease_records import (
     Shape,
 )
 from edl.core.cluster.leases import (
+    LastOffer,
     LeaseDecision,
     ReleaseHost,
     decide_leases,
     lease_summary,
+    own_offers,
     with_leases,
+    with_offers,
 )
 from edl.core.cluster.records import (
     Goal,
@@ -53,6 +56,7 @@ class Loan:
     jobs: dict[str, JobView] = field(default_factory=dict)
     hosts: dict[str, HostView] = field(default_factory=dict)
     queues: dict[str, QueueRecord] = field(default_factory=dict)
+    offers: dict[str, LastOffer] = field(default_factory=dict)
 
     def job(self, name: str, slots: int = 2, **request: object) -> None:
         order = len(self.jobs) + 1
@@ -77,7 +81,9 @@ class Loan:
     def decide(self, answers: bool = True) -> LeaseDecision:
         """Decide and write, but carry nothing out."""
         answer = self.engine if answers else None
-        found = decide_leases(self.table, answer, self.view, self.limits, self.now_s)
+        self.offers = own_offers(self.view, self.offers, self.now_s)
+        view = with_offers(self.view, self.offers)
+        found = decide_leases(self.table, answer, view, self.limits, self.now_s)
         self.table = found.table
         return found
 
@@ -226,6 +232,41 @@ def test_a_job_that_rests_until_its_next_try_keeps_its_host() -> None:
     assert loan.turn().ask == ("l1",)
     loan.jobs["a"] = replace(loan.jobs["a"], life=JobLife(state=LifeState.HALTED))
     assert loan.turn().table.wanted == 0
+
+
+def test_a_host_that_is_silent_for_a_moment_is_not_replaced() -> None:
+    loan = Loan()
+    loan.host("own")
+    loan.job("a")
+    loan.turn()
+    offering = loan.hosts["own"]
+    for after_s in (1, 9):  # each silence counts for itself
+        loan.hosts["own"] = replace(offering, offer=None)
+        assert loan.turn(after_s).ask == ()
+        assert not loan.lent("own")
+        loan.hosts["own"] = offering
+        assert loan.turn(5).ask == ()
+    loan.hosts["own"] = replace(offering, offer=None)
+    loan.turn(1)
+    assert loan.turn(9).ask == ()
+    assert loan.turn(1).ask == ("l1",), "it is lost after 10 s"
+
+
+def test_a_silent_host_that_is_drained_or_lent_counts_for_nothing() -> None:
+    loan = Loan()
+    loan.host("own")
+    loan.job("a")
+    loan.turn()
+    loan.hosts["own"] = replace(loan.hosts["own"], offer=None, drained=True)
+    assert loan.turn(1).ask == ("l1",)
+    loan = Loan()
+    loan.host("own")
+    loan.turn()
+    loan.host("own", "l7")
+    loan.turn()
+    loan.hosts["own"] = replace(loan.hosts["own"], offer=None)
+    loan.job("a")
+    assert loan.turn(1).ask == ("l1",)
 
 
 # --- written ahead

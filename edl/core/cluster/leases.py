@@ -35,6 +35,7 @@ from edl.core.cluster.lease_records import (
     LeaseState,
     LeaseTable,
 )
+from edl.core.cluster.records import HostOffer
 from edl.core.cluster.view import ClusterView, HostView, JobView
 from edl.core.plural import counted, verb
 from edl.errors import some
@@ -206,6 +207,57 @@ def _lacking(wanted: Mapping[_Labels, int], free: Mapping[_Labels, int]) -> int:
 def _order(labels: _Labels) -> tuple[int, list[tuple[str, str]]]:
     """Return a key that puts few labels before many, and is the same in each process."""
     return len(labels), sorted(labels)
+
+
+@dataclass(frozen=True)
+class LastOffer:
+    """The last offer of a host that is not lent.
+
+    Attributes:
+        offer: the offer.
+        silent_s: since when the host has offered nothing, in seconds since 1970; 0: it does.
+    """
+
+    offer: HostOffer
+    silent_s: float = 0.0
+
+
+def own_offers(
+    cluster: ClusterView, before: Mapping[str, LastOffer], now_s: float
+) -> dict[str, LastOffer]:
+    """Return the last offers of the hosts that are not lent and not lost, by host.
+
+    Args:
+        cluster: the hosts and the settings.
+        before: the result of the last call; empty: there was none, so hosts that offer nothing now
+            are left out.
+        now_s: the time, in seconds since 1970.
+    """
+    found = {}
+    for host in cluster.hosts:
+        known = before.get(host.name)
+        if host.offer is not None and not host.offer.lease:
+            found[host.name] = LastOffer(host.offer)
+        elif host.offer is None and known is not None:
+            silent_s = known.silent_s or now_s
+            if now_s - silent_s < cluster.settings.lost_after_s:
+                found[host.name] = replace(known, silent_s=silent_s)
+    return found
+
+
+def with_offers(cluster: ClusterView, offers: Mapping[str, LastOffer]) -> ClusterView:
+    """Return ``cluster`` in which hosts that offer nothing offer what ``offers`` has of them.
+
+    It is for :func:`decide_leases` alone: a host that is silent for a moment is not replaced. Jobs
+    get no slots there meanwhile.
+    """
+    hosts = (
+        replace(host, offer=offers[host.name].offer)
+        if host.offer is None and host.name in offers
+        else host
+        for host in cluster.hosts
+    )
+    return replace(cluster, hosts=tuple(hosts))
 
 
 def with_leases(cluster: ClusterView, table: LeaseTable) -> ClusterView:

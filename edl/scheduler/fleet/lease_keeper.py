@@ -9,7 +9,13 @@ from edl.coordination.cluster_store import ClusterStore
 from edl.coordination.cluster_writer import ClusterWriter, event_write, leases_write
 from edl.core.cluster.events import ClusterEventKind
 from edl.core.cluster.lease_records import LeaseLimits, LeaseTable
-from edl.core.cluster.leases import decide_leases, with_leases
+from edl.core.cluster.leases import (
+    LastOffer,
+    decide_leases,
+    own_offers,
+    with_leases,
+    with_offers,
+)
 from edl.core.cluster.view import ClusterView
 from edl.scheduler.fleet.fleet_runner import FleetRunner
 
@@ -40,6 +46,8 @@ class LeaseKeeper:
         self._say = say
         self._read: tuple[LeaseTable, int] | None = None  # only this leader writes it now
         self._away = ""
+        # In memory only: the next leader asks for a host too many if one is silent just then.
+        self._offers: dict[str, LastOffer] = {}
 
     def marked(self, view: ClusterView) -> ClusterView:
         """Return ``view`` with the hosts marked of which jobs get no slots any more.
@@ -65,7 +73,9 @@ class LeaseKeeper:
             self._say(answer.why or f"{self._runner.name} answers again")
             self._away = answer.why
         table, version = self._table()
-        found = decide_leases(table, answer.leases, view, self._limits, now_s)
+        self._offers = own_offers(view, self._offers, now_s)
+        known = with_offers(view, self._offers)
+        found = decide_leases(table, answer.leases, known, self._limits, now_s)
         if found.table != table:
             news = [(f"{self._runner.name}: {what}", host) for what, host in found.news]
             events = [
