@@ -83,11 +83,12 @@ def start(
     words = [str(word) for word in command]
     if (framework := _framework(words, directory, environment)) is None:
         return start_process(words, directory, environment, output)
+    is_agent = _verb(_of_edl(words)) in AGENTS
     if words[0] == EDL:
         words = [sys.executable, *words]
     child = _base(framework).fork(
         environment, output, lambda pid: None, words, directory,
-        gives_template=_verb(words[3:]) in AGENTS,
+        gives_template=is_agent,
     )  # fmt: skip
     return Forked(child.pid, words)
 
@@ -181,8 +182,7 @@ def _framework(words: Sequence[str], directory: Path, environment: Mapping[str, 
 
     A test that says anything about templates (EDL_TEMPLATE, --no-template) gets what a user gets.
     """
-    module = [sys.executable, "-m", "edl.cli.main"]
-    rest = words[1:] if words[:1] == [EDL] else words[3:] if words[:3] == module else []
+    rest = _of_edl(words)
     same = all(environment.get(name) == os.environ.get(name) for name in ("PYTHONPATH", "PATH"))
     asked = "EDL_TEMPLATE" in environment or "--no-template" in rest
     if _verb(rest) not in VERBS or asked or not same or not WANTED:
@@ -190,6 +190,12 @@ def _framework(words: Sequence[str], directory: Path, environment: Mapping[str, 
     scripts = [Path(directory, word) for word in rest if word.endswith(".py")]
     text = "".join(path.read_text() for path in scripts if path.is_file())
     return next((name for name in IMPORTS if name and f"edl.{name}" in text), "")
+
+
+def _of_edl(words: Sequence[str]) -> Sequence[str]:
+    """Return the words of a command after `edl`; empty: it is another command."""
+    module = [sys.executable, "-m", "edl.cli.main"]
+    return words[1:] if words[:1] == [EDL] else words[3:] if words[:3] == module else []
 
 
 def _verb(words: Sequence[str]) -> str:
