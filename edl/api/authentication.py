@@ -29,7 +29,7 @@ LIMITS = AuthenticatorLimits(used_nonces=65536)  # 2,000 signed requests a secon
 
 @dataclass(frozen=True)
 class Caller:
-    """Who has sent a request.
+    """The sender of an authenticated request.
 
     Attributes:
         by: the caller as the event log names it.
@@ -39,7 +39,7 @@ class Caller:
 
 
 class RequestAuthenticator:
-    """What the API needs to know of a cluster to accept signatures and tokens.
+    """The keys of a cluster by which the API accepts signed requests and bearer tokens.
 
     Args:
         secret: The secret of the cluster.

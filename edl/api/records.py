@@ -77,14 +77,14 @@ class LogList(Record):
 
 @dataclass(frozen=True)
 class PriorityUpdate(Record):
-    """What `PUT .../priority` takes."""
+    """The body of `PUT .../priority`."""
 
     priority: Annotated[int, "the new priority, from -1,000,000 to 1,000,000"]
 
 
 @dataclass(frozen=True)
 class DrainStatus(Record):
-    """Whether a host is drained, after a change."""
+    """The answer to a request to drain or undrain a host."""
 
     host: Annotated[str, "name of the host"]
     drained: Annotated[bool, "whether it gets no slots of jobs any more"]
@@ -92,7 +92,7 @@ class DrainStatus(Record):
 
 @dataclass(frozen=True)
 class PlanList(Record):
-    """What the leader would do now, for each job that has not ended, in the order of submission."""
+    """The slots that the leader would give now to each job that has not ended, oldest first."""
 
     jobs: Annotated[tuple[JobPlan, ...], "the jobs"]
 
@@ -132,13 +132,13 @@ class JobHistoryList(Record):
 
 @dataclass(frozen=True)
 class SlotIntervalList(Record):
-    """Who had which slots when, the earliest first."""
+    """Times during which jobs had slots on a host, the earliest first."""
 
     slots: Annotated[tuple[SlotInterval, ...], "the intervals"]
 
 
 @dataclass(frozen=True)
 class AuditList(Record):
-    """What users have asked for, the oldest first."""
+    """Requests of users to a cluster, the oldest first."""
 
     audit: Annotated[tuple[AuditEntry, ...], "the entries"]

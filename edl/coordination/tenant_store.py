@@ -218,11 +218,11 @@ class TenantStore(ClusterStore):
             return Wanted(Goal.GONE, stored.wanted.priority, removed=True)
 
     def change_settings(self, change: Callable[[ClusterRecord], ClusterRecord]) -> ClusterRecord:
-        """Raise the error that only the administrator changes the settings."""
+        """Raise a UsageError: a tenant may not change the settings of the cluster."""
         self._refuse("change the settings of the cluster")
 
     def set_drained(self, host: str, drained: bool) -> bool:
-        """Raise the error that only the administrator drains hosts."""
+        """Raise a UsageError: a tenant may not drain hosts."""
         self._refuse("drain hosts")
 
     def _ask(self, request: TenantRequest) -> str:

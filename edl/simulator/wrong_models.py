@@ -78,7 +78,10 @@ class ErrorModel:
         return step_s * math.exp(step_time_error(self.errors, self.job, self.now_s, slots, batch))
 
     def efficiency(self, batch: int) -> float:
-        """Return the true efficiency of a global batch of ``batch`` samples."""
+        """Return the statistical efficiency of a global batch of ``batch`` samples, from 0 to 1.
+
+        Only step times and lengths are wrong; this is that of the true model.
+        """
         return self.model.efficiency(batch)
 
     def steps_left(self, batch: int) -> float:

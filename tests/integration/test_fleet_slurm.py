@@ -190,7 +190,7 @@ def test_jobs_do_not_notice_that_slurmctld_is_killed_while_slots_move(shell: She
         lab.slurm.kill_controller()
         lab.until(lambda: "slurm does not answer" in controller.output, "it is not missed")
         lab.submit("z", "--steps", "1")
-        time.sleep(5)
+        time.sleep(5)  # the outage lasts for several looks of the leader
         lab.slurm.start_controller()
         lab.until(lambda: lab.shown("z")["result"] == "finished", "the new job does not run")
 

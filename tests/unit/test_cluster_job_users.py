@@ -31,7 +31,12 @@ def test_a_job_without_a_user_does_not_run_as_root() -> None:
 
 
 def test_a_user_gets_nothing_of_roots_environment_that_is_not_needed() -> None:
-    own = {"PATH": "/bin", "HOME": "/root", "AWS_SECRET": "x", "XDG_STATE_HOME": "/root/x"}
+    own = {
+        "PATH": "/bin",
+        "HOME": "/home/host",
+        "AWS_SECRET": "x",
+        "XDG_STATE_HOME": "/home/host/x",
+    }
     assert ANN.environment(own) == {
         "PATH": "/bin",
         "HOME": "/home/alice",

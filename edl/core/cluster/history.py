@@ -45,7 +45,7 @@ REPLACED = "a job of its name was submitted, and no event says how this one ende
 
 @dataclass(frozen=True)
 class JobHistory(Record):
-    """What is known of a job afterwards; each field says its meaning."""
+    """The summary of a job from its events: its times, its state and its slot-seconds."""
 
     submission: Annotated[int, "number of the first event about it; no other job has it"]
     job: Annotated[str, "its name"]
@@ -78,7 +78,7 @@ class SlotInterval(Record):
 
 @dataclass(frozen=True)
 class AuditEntry(Record):
-    """What a user has asked for."""
+    """A request of a user: who asked for what, when, about which job or host."""
 
     number: Annotated[int, "number of the event"]
     time_s: Annotated[float, "when, in seconds since 1970, by the clock of the user's machine"]
@@ -132,7 +132,7 @@ class JobHistoryState(Record):
 
 
 class EventOutcome(NamedTuple):
-    """What one event adds to the history.
+    """The changes of the history that follow from one event.
 
     Attributes:
         jobs: the jobs that it changes, as they are after it; the last one has the event's name now.

@@ -43,7 +43,7 @@ class HostLease:
 
 @dataclass(frozen=True)
 class Shape:
-    """What kind of host is asked for.
+    """The kind of host that a cluster asks an engine for.
 
     Attributes:
         slots: the number of slots that its `edl host` offers.

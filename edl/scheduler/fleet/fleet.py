@@ -22,7 +22,7 @@ class LeaseRefused(EdlError):
 
 
 class Fleet(Protocol):
-    """An engine that lends hosts to one cluster.
+    """The four calls by which a controller borrows hosts from an engine, such as Slurm or Ray.
 
     Each call takes a bounded time. One thread at a time makes them.
     """

@@ -92,7 +92,7 @@ class FleetRunner:
 
     @property
     def answer(self) -> FleetStatus:
-        """The newest answer of the engine."""
+        """The newest status of the engine: its leases, or why it could not be asked."""
         with self._changing:
             return self._answer
 

@@ -21,7 +21,7 @@ KEPT = ("HOME", "PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "XDG_STATE_HOME", "XDG_
 
 @dataclass(frozen=True)
 class HostCommand:
-    """The parts of `edl host` that are the same for all leases of a cluster.
+    """The command `edl host` as an engine runs it; these parts are the same for all leases.
 
     Attributes:
         cluster: the name of the cluster.

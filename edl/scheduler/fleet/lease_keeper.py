@@ -50,7 +50,7 @@ class LeaseKeeper:
         self._offers: dict[str, LastOffer] = {}
 
     def marked(self, view: ClusterView) -> ClusterView:
-        """Return ``view`` with the hosts marked of which jobs get no slots any more.
+        """Return ``view`` with a mark on each host whose lease ends: jobs get no slots there.
 
         Raises:
             CoordinationError: ZooKeeper is away.
