@@ -25,6 +25,7 @@ from edl.coordination.cluster_nodes import create_cluster, open_cluster
 from edl.coordination.cluster_store import ClusterStore
 from edl.coordination.cluster_submission import submit_job
 from edl.coordination.cluster_writer import ClusterWriter, assigned_write
+from edl.coordination.secrets import new_secret
 from edl.coordination.session import Session
 from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.records import (
@@ -43,7 +44,7 @@ pytestmark = pytest.mark.integration
 __all__ = ["shell"]
 
 RUN, LATER = "0123456789abcdef" * 2, "fedcba9876543210" * 2
-SECRET = "fedcba9876543210" * 4
+SECRET = new_secret()  # two runs of these tests at once would end each other's processes
 
 
 @dataclass

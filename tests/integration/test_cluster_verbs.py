@@ -34,7 +34,7 @@ from edl.coordination.cluster_writer import (
     reasons_write,
 )
 from edl.coordination.job_store import JobStore
-from edl.coordination.secrets import CLUSTERS, JOBS, keep
+from edl.coordination.secrets import CLUSTERS, JOBS, keep, new_secret
 from edl.coordination.session import Session
 from edl.core.cluster.job_life import LifeEvent, LifeState
 from edl.core.cluster.job_status import ClusterJobStatus
@@ -64,7 +64,7 @@ from edl.scheduler.log_server import LogServer
 
 pytestmark = pytest.mark.integration
 
-SECRET = "fedcba9876543210" * 4
+SECRET = new_secret()
 LAB = Access("lab", SECRET)
 DIGITS = "name: digits\ncommand: [python, train.py]\nmin: 1\nmax: 4\n"
 DIGITS_VALUES = {"name": "digits", "command": ["python", "train.py"], "min": 1, "max": 4}
