@@ -98,7 +98,7 @@ tables: setup ## what each cluster policy makes of published work: docs/benchmar
 cluster-jobs: setup ## eight jobs on a live cluster, beside the simulator: docs/benchmarks/cluster.md; needs root; ARGS="--policy edl"
 	$(PYTHON_BIN) -m benchmarks.cluster_jobs $(ARGS)
 
-cluster-api: setup ## how soon the HTTP API of a cluster acknowledges jobs; ARGS="--rate 200 --seconds 30"
+cluster-api: setup ## how soon the HTTP API of a cluster acknowledges jobs: docs/benchmarks/cluster-api.md; ARGS="--rate 200 --seconds 30"
 	$(PYTHON_BIN) -m benchmarks.cluster_api $(ARGS)
 
 scenarios: setup ## Horovod's own elastic scenarios, stock beside edl: docs/benchmarks/horovod-scenarios.md

@@ -7,8 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from edl.client.http_api import ApiClient
 from edl.errors import CoordinationError
@@ -43,9 +42,6 @@ class Acknowledgements:
     def per_s(self) -> float:
         """The acknowledgements a second."""
         return (self.submitted - self.refused) / self.seconds
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "per_s": self.per_s}
 
 
 def percentile(values: Sequence[float], part: float) -> float:

@@ -24,7 +24,7 @@ def test_the_summary(load: ModuleType) -> None:
     taken = [number / 1000 for number in range(1, 101)]
     found = load.summary(200.0, 0.5, taken, 4)
     assert (found.p50_ms, found.p99_ms, found.most_ms) == (50.0, 99.0, 100.0)
-    assert (found.per_s, found.to_json()["per_s"]) == (192.0, 192.0)
+    assert found.per_s == 192.0
     assert load.percentile([3.0], 0.99) == 3.0
 
 
