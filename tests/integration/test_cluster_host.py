@@ -279,7 +279,7 @@ def test_what_nobody_assigned_is_ended(lab: Lab) -> None:
     lab.submit("--steps", "0", name="k")
     lab.create(LATER, "k", workers=1)
     lab.assign(k=JobAssignment(LATER, (0,)))
-    lab.start()
+    later = lab.start()
     lab.until(lambda: lab.report.version == lab.host.version)
     assert len(lab.of().processes) == 2
     assert lab.of("k") == JobReport(""), "it waits for the devices"
@@ -287,9 +287,10 @@ def test_what_nobody_assigned_is_ended(lab: Lab) -> None:
     assert "j" not in lab.report.jobs
     assert other.process.poll() is None
     other.signal(signal.SIGKILL)
-    lab.shell.started[-1].signal(signal.SIGTERM)
-    lab.shell.started[-1].signal_again(signal.SIGTERM)
-    assert lab.shell.started[-1].wait() == 0
+    later.signal(signal.SIGTERM)
+    later.expect("host a leaves")
+    later.signal_again(signal.SIGTERM)
+    assert later.wait() == 0
 
 
 @pytest.mark.long
@@ -377,6 +378,7 @@ def test_a_lost_session_and_a_zookeeper_that_is_away(
             assert lab.of().processes == workers
             lab.assign()
             host.signal(signal.SIGTERM)
+            host.expect("host a leaves")
             host.signal_again(signal.SIGTERM)
             assert host.wait() == 0
 
