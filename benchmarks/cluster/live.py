@@ -32,7 +32,7 @@ from benchmarks.jobs import ROOT
 from edl.client import Cluster
 from edl.client.clusters import connected_cluster
 from edl.coordination.access import Access
-from edl.coordination.cluster_store import ClusterStore
+from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.job_store import JobStore
 from edl.coordination.session import Session
 from edl.core.cluster.host_jobs import RunProcess

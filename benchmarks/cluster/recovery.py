@@ -24,8 +24,8 @@ from benchmarks.cluster.live import LiveCluster, until
 from benchmarks.cluster.recovery_page import OUTAGE_S, PARTS, SLOTS, STEP_S
 from benchmarks.jobs import ROOT, Steps, read_steps
 from edl.client import Cluster
-from edl.coordination.cluster_host import HostOwner
-from edl.coordination.cluster_store import ClusterStore
+from edl.coordination.cluster.host_registration import HostOwner
+from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.nodes import content, record
 from edl.coordination.reads import get
 from edl.core.cluster.host_jobs import LIMITS, RunProcess

@@ -19,8 +19,8 @@ from benchmarks.jobs import BenchmarkError
 from edl.client.cluster_plans import set_policy_of_cluster
 from edl.client.clusters import connected_cluster
 from edl.client.manifest_reading import job_manifest
-from edl.coordination.cluster_store import ClusterSnapshot, ClusterStore
-from edl.coordination.cluster_submission import submit_job
+from edl.coordination.cluster.store import ClusterSnapshot, ClusterStore
+from edl.coordination.cluster.submission import submit_job
 from edl.core.cluster.job_life import LifeState
 from edl.core.cluster.records import ControllerRecord
 

@@ -44,7 +44,7 @@ from edl.client.connection import connected
 from edl.client.history_file import HistoryFile, history_path
 from edl.cluster_policies import is_own, load_policy
 from edl.config import LOOPBACK
-from edl.coordination.cluster_format import own_version
+from edl.coordination.cluster.format import own_version
 from edl.coordination.local_server import start_local
 from edl.coordination.secrets import CLUSTERS
 from edl.core.cluster.cluster_status import ClusterStatus, JobPlan

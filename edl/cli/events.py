@@ -22,7 +22,7 @@ from edl.client import cluster_waiting
 from edl.client.cluster_access import store_of_job
 from edl.client.connection import choose_job, connected
 from edl.client.events import flat, flat_of_cluster
-from edl.coordination.cluster_store import ClusterStore
+from edl.coordination.cluster.store import ClusterStore
 from edl.core.cluster.job_life import LifeState
 from edl.core.event_text import cost
 from edl.core.events import Event

@@ -21,7 +21,7 @@ from edl.client.cluster_access import knows_clusters, store_of_job
 from edl.client.cluster_logs import ClusterJobLogs
 from edl.client.cluster_waiting import UNSEEN
 from edl.client.connection import choose_job, connected
-from edl.coordination.cluster_store import ClusterStore
+from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.session import Session
 from edl.core.cluster.job_life import LifeState
 from edl.core.host.worker_hosts import addresses, worker_hosts

@@ -13,7 +13,7 @@ import typer
 
 from edl.cli.common import ClusterOption, JsonOption, ZooKeeperOption
 from edl.client.cluster import Cluster
-from edl.coordination.cluster_secrets import MOST_BYTES
+from edl.coordination.cluster.secrets import MOST_BYTES
 from edl.core.duration import rounded
 from edl.core.plural import counted, verb
 from edl.errors import UsageError

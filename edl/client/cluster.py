@@ -22,12 +22,12 @@ from edl.client.cluster_waiting import JobCondition, OnStatus, described, ignore
 from edl.client.clusters import connected_cluster
 from edl.client.manifest_reading import AnyManifest, job_manifest
 from edl.client.session_client import SessionClient
-from edl.coordination.cluster_queues import ClusterQueues
-from edl.coordination.cluster_secrets import ClusterSecrets, SecretStatus
-from edl.coordination.cluster_store import ClusterStore
-from edl.coordination.cluster_submission import submit_job
-from edl.coordination.cluster_tenants import ClusterTenants
-from edl.coordination.tenant_store import TenantStore
+from edl.coordination.cluster.queues import ClusterQueues
+from edl.coordination.cluster.secrets import ClusterSecrets, SecretStatus
+from edl.coordination.cluster.store import ClusterStore
+from edl.coordination.cluster.submission import submit_job
+from edl.coordination.cluster.tenant_store import TenantStore
+from edl.coordination.cluster.tenants import ClusterTenants
 from edl.core.cluster.cluster_status import ClusterStatus, JobPlan
 from edl.core.cluster.events import ClusterEvent
 from edl.core.cluster.job_life import LifeResult, LifeState

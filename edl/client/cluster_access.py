@@ -13,14 +13,14 @@ from collections.abc import Sequence
 
 from edl import config
 from edl.coordination.access import Access
-from edl.coordination.cluster_format import check_format
-from edl.coordination.cluster_nodes import cluster_names, open_cluster
-from edl.coordination.cluster_paths import ClusterPaths
-from edl.coordination.cluster_store import ClusterStore
+from edl.coordination.cluster.format import check_format
+from edl.coordination.cluster.nodes import cluster_names, open_cluster
+from edl.coordination.cluster.paths import ClusterPaths
+from edl.coordination.cluster.store import ClusterStore
+from edl.coordination.cluster.tenant_store import open_tenant_store
 from edl.coordination.reads import acl
 from edl.coordination.secrets import CLUSTERS, candidates, stored
 from edl.coordination.session import Session
-from edl.coordination.tenant_store import open_tenant_store
 from edl.core.cluster.tenant_names import parsed_word
 from edl.errors import AccessDenied, UnknownCluster, UsageError, some
 

@@ -10,7 +10,7 @@ from typing import Annotated
 from edl.client.connection import choose_job
 from edl.client.host_logs import BEGINNING, HostLogs, LogPlace
 from edl.coordination.access import Access
-from edl.coordination.cluster_store import ClusterStore
+from edl.coordination.cluster.store import ClusterStore
 from edl.core.cluster.log_choice import HostedLog, chosen_logs
 from edl.core.events import EndedDetails, Event
 from edl.core.host.worker_hosts import worker_hosts

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from edl.cluster_policies import load_policy, policy_of
-from edl.coordination.cluster_jobs import StoredJob
-from edl.coordination.cluster_runs import RunReader, cluster_view, job_view
-from edl.coordination.cluster_store import ClusterStore
+from edl.coordination.cluster.jobs import StoredJob
+from edl.coordination.cluster.runs import RunReader, cluster_view, job_view
+from edl.coordination.cluster.store import ClusterStore
 from edl.core.cluster.cluster_status import (
     ClusterStatus,
     JobPlan,

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from edl.client.cluster_plans import measured_view
 from edl.client.waiting import USUAL, ClientLimits
-from edl.coordination.cluster_jobs import StoredJob
-from edl.coordination.cluster_store import ClusterStore
+from edl.coordination.cluster.jobs import StoredJob
+from edl.coordination.cluster.store import ClusterStore
 from edl.core.cluster.events import ClusterEvent, ClusterEventKind
 from edl.core.cluster.job_life import LifeResult, LifeState
 from edl.core.cluster.job_status import ClusterJobDetails, ClusterJobStatus

@@ -9,10 +9,10 @@ from edl import config
 from edl.client.cluster_access import known_access, open_cluster_store
 from edl.client.connection import connected
 from edl.coordination.access import Access
-from edl.coordination.cluster_format import check_format
-from edl.coordination.cluster_nodes import cluster_names, create_cluster, open_cluster
-from edl.coordination.cluster_paths import ClusterPaths
-from edl.coordination.cluster_store import ClusterStore
+from edl.coordination.cluster.format import check_format
+from edl.coordination.cluster.nodes import cluster_names, create_cluster, open_cluster
+from edl.coordination.cluster.paths import ClusterPaths
+from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.secrets import CLUSTERS, announce, keep, new_secret
 from edl.coordination.session import Session
 from edl.core.cluster.records import ClusterRecord

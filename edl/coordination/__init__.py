@@ -1,8 +1,8 @@
-"""Read and write in ZooKeeper the state of jobs, and of clusters that run several jobs.
+"""Read and write in ZooKeeper the state of jobs: workers, leader, requests and generation.
 
-The state of a job is its workers, leader, requests and generation. A process opens a ``Session``
-(``session``) with the ``Access`` (``access``) that the job's secret gives, and makes a ``JobStore``
-(``job_store``) or, for a cluster, a ``ClusterStore`` (``cluster_store``) from it.
+A process opens a ``Session`` (``session``) with the ``Access`` (``access``) that the job's secret
+gives, and makes a ``JobStore`` (``job_store``) from it. The package ``cluster`` does for a cluster
+what these modules do for a job; they import nothing of it.
 
 - ``session`` keeps one connection alive; ``reads`` describes its reads, and ``watched_reads`` keeps
   their answers.
@@ -16,6 +16,5 @@ The state of a job is its workers, leader, requests and generation. A process op
 - ``election`` elects a leader and refuses the writes of a leader whose term is over; ``decisions``
   writes what the leader of a job decides.
 - ``job_copy`` and ``lost_job`` write a job again that ZooKeeper has lost.
-- the modules ``cluster_...`` do for a cluster, its jobs and its hosts what the others do for a job.
 - ``local_server`` runs a ZooKeeper of edl's own on this machine.
 """

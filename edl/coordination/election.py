@@ -16,7 +16,7 @@ Nobody therefore needs to ask a leader whether it is still alive. Removing its n
 :meth:`Election.remove` does that, and ZooKeeper does it when the session of the leader ends. A
 leader that has not noticed it yet can do no harm, because the fence refuses its writes.
 
-This module knows nothing of what is led; ``decisions`` applies it to a job, ``cluster_store`` to a
+This module knows nothing of what is led; ``decisions`` applies it to a job, ``cluster.leader`` to a
 cluster.
 """
 

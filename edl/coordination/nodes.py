@@ -1,6 +1,6 @@
 """Read the nodes of a job or a cluster together, and write them without overwriting others.
 
-:class:`JobNodes` is the access to one job, ``ClusterNodes`` of ``cluster_nodes`` that to one
+:class:`JobNodes` is the access to one job, ``ClusterNodes`` of ``cluster.nodes`` that to one
 cluster.
 """
 

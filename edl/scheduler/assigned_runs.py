@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from edl.coordination.access import Access
-from edl.coordination.cluster_secrets import ClusterSecrets
-from edl.coordination.cluster_store import ClusterStore
+from edl.coordination.cluster.secrets import ClusterSecrets
+from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.lifecycle import current_run
 from edl.coordination.paths import JobPaths
 from edl.coordination.session import Session

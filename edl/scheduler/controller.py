@@ -17,12 +17,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from edl.coordination.access import Access
-from edl.coordination.cluster_format import check_format, check_settings
-from edl.coordination.cluster_jobs import StoredJob
-from edl.coordination.cluster_nodes import open_cluster
-from edl.coordination.cluster_runs import RunReader, cluster_view
-from edl.coordination.cluster_store import ClusterSnapshot, ClusterStore
-from edl.coordination.cluster_writer import (
+from edl.coordination.cluster.format import check_format, check_settings
+from edl.coordination.cluster.jobs import StoredJob
+from edl.coordination.cluster.nodes import open_cluster
+from edl.coordination.cluster.runs import RunReader, cluster_view
+from edl.coordination.cluster.store import ClusterSnapshot, ClusterStore
+from edl.coordination.cluster.writer import (
     ClusterWriter,
     allocation_write,
     assigned_write,

@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import FrameType
 
-from edl.coordination.cluster_format import check_format
-from edl.coordination.cluster_host import HostOwner, HostRegistration
-from edl.coordination.cluster_store import ClusterStore
+from edl.coordination.cluster.format import check_format
+from edl.coordination.cluster.host_registration import HostOwner, HostRegistration
+from edl.coordination.cluster.store import ClusterStore
 from edl.core.cluster.host_jobs import (
     LIMITS,
     HostDecision,

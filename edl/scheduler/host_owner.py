@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from edl.coordination.cluster_host import HostOwner
+from edl.coordination.cluster.host_registration import HostOwner
 from edl.launch.machine import is_known_dead
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from edl import config
-from edl.coordination.cluster_format import own_version
-from edl.coordination.cluster_store import ClusterStore
+from edl.coordination.cluster.format import own_version
+from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.session import Session
 from edl.core.cluster.records import HostOffer
 from edl.errors import CoordinationError, UsageError

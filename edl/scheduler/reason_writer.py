@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from edl.coordination.cluster_writer import ClusterWriter, byte_count, reasons_write
+from edl.coordination.cluster.writer import ClusterWriter, byte_count, reasons_write
 from edl.coordination.election import Write
 from edl.core.cluster.job_life import JobLife, LifeState
 from edl.core.cluster.records import JobReasons

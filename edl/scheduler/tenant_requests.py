@@ -12,15 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from edl.coordination.cluster_secrets import ClusterSecrets
-from edl.coordination.cluster_store import ClusterStore
-from edl.coordination.cluster_submission import submit_job
-from edl.coordination.cluster_tenants import ClusterTenants
-from edl.coordination.cluster_writer import ClusterWriter, event_write
+from edl.coordination.cluster.request_nodes import RequestLost, RequestNodes
+from edl.coordination.cluster.secrets import ClusterSecrets
+from edl.coordination.cluster.store import ClusterStore
+from edl.coordination.cluster.submission import submit_job
+from edl.coordination.cluster.tenants import ClusterTenants
+from edl.coordination.cluster.writer import ClusterWriter, event_write
 from edl.coordination.election import Write
 from edl.coordination.nodes import content
 from edl.coordination.reads import children, exists, get
-from edl.coordination.request_nodes import RequestLost, RequestNodes
 from edl.coordination.wire import decode
 from edl.core.cluster.events import ClusterEventKind
 from edl.core.cluster.job_life import JobLife, LifeState

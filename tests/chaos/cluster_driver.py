@@ -25,7 +25,7 @@ from paths import SCRIPTS
 
 from benchmarks.cluster.live import LiveCluster, Supervised
 from edl.client import Cluster
-from edl.coordination.cluster_store import ClusterStore
+from edl.coordination.cluster.store import ClusterStore
 from edl.core.cluster.host_jobs import RunProcess
 from edl.core.cluster.job_life import LifeResult, LifeState
 from edl.core.cluster.manifest import JobManifest

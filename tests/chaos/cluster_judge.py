@@ -25,9 +25,9 @@ from cluster_driver import Submission
 
 from benchmarks.cluster.live import LiveCluster
 from edl.coordination.access import Access
-from edl.coordination.cluster_jobs import StoredJob
-from edl.coordination.cluster_runs import RunReader
-from edl.coordination.cluster_store import ClusterSnapshot, ClusterStore
+from edl.coordination.cluster.jobs import StoredJob
+from edl.coordination.cluster.runs import RunReader
+from edl.coordination.cluster.store import ClusterSnapshot, ClusterStore
 from edl.coordination.paths import JobPaths
 from edl.coordination.reads import children
 from edl.coordination.session import Session

@@ -13,9 +13,9 @@ import forked
 from cli_shell import Running, Shell
 
 from edl.coordination.access import Access
-from edl.coordination.cluster_host import HostOwner, HostRegistration
-from edl.coordination.cluster_nodes import open_cluster
-from edl.coordination.cluster_store import ClusterStore
+from edl.coordination.cluster.host_registration import HostOwner, HostRegistration
+from edl.coordination.cluster.nodes import open_cluster
+from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.secrets import keep
 from edl.coordination.session import Session
 from edl.core.cluster.records import HostOffer, HostReport, JobReport

@@ -20,11 +20,11 @@ from cli_shell import STANDIN, WAIT_S, Running, Shell, shell, until
 from edl.client import Job, submit
 from edl.client.host_logs import HostLogs
 from edl.coordination.access import Access
-from edl.coordination.cluster_host import HostOwner, HostRegistration
-from edl.coordination.cluster_nodes import create_cluster, open_cluster
-from edl.coordination.cluster_store import ClusterStore
-from edl.coordination.cluster_submission import submit_job
-from edl.coordination.cluster_writer import ClusterWriter, assigned_write
+from edl.coordination.cluster.host_registration import HostOwner, HostRegistration
+from edl.coordination.cluster.nodes import create_cluster, open_cluster
+from edl.coordination.cluster.store import ClusterStore
+from edl.coordination.cluster.submission import submit_job
+from edl.coordination.cluster.writer import ClusterWriter, assigned_write
 from edl.coordination.secrets import new_secret
 from edl.coordination.session import Session
 from edl.core.cluster.manifest import JobManifest

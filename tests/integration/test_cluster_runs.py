@@ -9,10 +9,10 @@ import pytest
 from kazoo.security import make_digest_acl
 
 from edl.coordination.access import Access
-from edl.coordination.cluster_jobs import StoredJob
-from edl.coordination.cluster_nodes import create_cluster, open_cluster
-from edl.coordination.cluster_runs import RunReader
-from edl.coordination.cluster_store import ClusterStore
+from edl.coordination.cluster.jobs import StoredJob
+from edl.coordination.cluster.nodes import create_cluster, open_cluster
+from edl.coordination.cluster.runs import RunReader
+from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.fenced_session import FencedSession
 from edl.coordination.job_store import JobStore
 from edl.coordination.secrets import new_secret

@@ -16,14 +16,14 @@ import pytest
 
 from edl.coordination import cluster_submission
 from edl.coordination.access import Access
-from edl.coordination.cluster_host import HostOwner, HostRegistration
-from edl.coordination.cluster_nodes import cluster_names, create_cluster, open_cluster
-from edl.coordination.cluster_paths import CLUSTERS
-from edl.coordination.cluster_queues import ClusterQueues
-from edl.coordination.cluster_secrets import ClusterSecrets
-from edl.coordination.cluster_store import ClusterStore
-from edl.coordination.cluster_submission import submit_job
-from edl.coordination.cluster_writer import (
+from edl.coordination.cluster.host_registration import HostOwner, HostRegistration
+from edl.coordination.cluster.nodes import cluster_names, create_cluster, open_cluster
+from edl.coordination.cluster.paths import CLUSTERS
+from edl.coordination.cluster.queues import ClusterQueues
+from edl.coordination.cluster.secrets import ClusterSecrets
+from edl.coordination.cluster.store import ClusterStore
+from edl.coordination.cluster.submission import submit_job
+from edl.coordination.cluster.writer import (
     GONE_KEPT_S,
     ClusterWriter,
     allocation_write,
@@ -306,9 +306,9 @@ class TestSubmission:
 SUBMITTER = """
 import sys
 from edl.coordination.access import Access
-from edl.coordination.cluster_nodes import open_cluster
-from edl.coordination.cluster_store import ClusterStore
-from edl.coordination.cluster_submission import submit_job
+from edl.coordination.cluster.nodes import open_cluster
+from edl.coordination.cluster.store import ClusterStore
+from edl.coordination.cluster.submission import submit_job
 from edl.coordination.session import Session
 from edl.core.cluster.manifest import JobManifest
 

@@ -23,10 +23,10 @@ from edl.cli.cluster_table import state_line
 from edl.cli.main import invoke
 from edl.client import Cluster
 from edl.coordination.access import Access
-from edl.coordination.cluster_host import HostOwner, HostRegistration
-from edl.coordination.cluster_nodes import create_cluster, open_cluster
-from edl.coordination.cluster_store import ClusterStore
-from edl.coordination.cluster_writer import (
+from edl.coordination.cluster.host_registration import HostOwner, HostRegistration
+from edl.coordination.cluster.nodes import create_cluster, open_cluster
+from edl.coordination.cluster.store import ClusterStore
+from edl.coordination.cluster.writer import (
     ClusterWriter,
     assigned_write,
     jobs_to_remove,

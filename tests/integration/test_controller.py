@@ -18,11 +18,11 @@ from kazoo.security import make_digest_acl
 from paths import ROOT
 
 from edl.coordination.access import Access
-from edl.coordination.cluster_format import own_version
-from edl.coordination.cluster_jobs import StoredJob
-from edl.coordination.cluster_nodes import create_cluster, open_cluster
-from edl.coordination.cluster_store import ClusterStore
-from edl.coordination.cluster_submission import submit_job
+from edl.coordination.cluster.format import own_version
+from edl.coordination.cluster.jobs import StoredJob
+from edl.coordination.cluster.nodes import create_cluster, open_cluster
+from edl.coordination.cluster.store import ClusterStore
+from edl.coordination.cluster.submission import submit_job
 from edl.coordination.paths import JobPaths
 from edl.coordination.secrets import new_secret
 from edl.coordination.session import Session

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from test_tenants import LAB, Leader, P, manifest, secret_of
 
-from edl.coordination.cluster_nodes import create_cluster
-from edl.coordination.cluster_queues import ClusterQueues
-from edl.coordination.cluster_store import ClusterStore
-from edl.coordination.cluster_submission import submit_job
-from edl.coordination.cluster_tenants import ClusterTenants, signing_key
+from edl.coordination.cluster.nodes import create_cluster
+from edl.coordination.cluster.queues import ClusterQueues
+from edl.coordination.cluster.request_nodes import RequestNodes
+from edl.coordination.cluster.store import ClusterStore
+from edl.coordination.cluster.submission import submit_job
+from edl.coordination.cluster.tenants import ClusterTenants, signing_key
 from edl.coordination.nodes import content
 from edl.coordination.reads import children, delete_node, get
-from edl.coordination.request_nodes import RequestNodes
 from edl.coordination.session import Session
 from edl.coordination.wire import encode
 from edl.core.cluster import tenants

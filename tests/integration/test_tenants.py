@@ -24,17 +24,17 @@ from edl.client import Cluster
 from edl.client.host_logs import HostLogs
 from edl.coordination import cluster_tenants, tenant_store
 from edl.coordination.access import Access
-from edl.coordination.cluster_nodes import create_cluster, open_cluster
-from edl.coordination.cluster_paths import ClusterPaths
-from edl.coordination.cluster_queues import ClusterQueues
-from edl.coordination.cluster_secrets import ClusterSecrets
-from edl.coordination.cluster_store import ClusterStore
-from edl.coordination.cluster_submission import submit_job
-from edl.coordination.cluster_tenants import ClusterTenants, signing_key, tenant_access, whole_acl
-from edl.coordination.cluster_writer import ClusterWriter, jobs_to_remove, life_write
+from edl.coordination.cluster.nodes import create_cluster, open_cluster
+from edl.coordination.cluster.paths import ClusterPaths
+from edl.coordination.cluster.queues import ClusterQueues
+from edl.coordination.cluster.secrets import ClusterSecrets
+from edl.coordination.cluster.store import ClusterStore
+from edl.coordination.cluster.submission import submit_job
+from edl.coordination.cluster.tenant_store import TenantStore, open_tenant_store
+from edl.coordination.cluster.tenants import ClusterTenants, signing_key, tenant_access, whole_acl
+from edl.coordination.cluster.writer import ClusterWriter, jobs_to_remove, life_write
 from edl.coordination.secrets import CLUSTERS, keep
 from edl.coordination.session import Session
-from edl.coordination.tenant_store import TenantStore, open_tenant_store
 from edl.coordination.wire import encode
 from edl.core.cluster.job_life import LifeEvent, LifeState
 from edl.core.cluster.manifest import JobManifest

@@ -19,8 +19,8 @@ from edl.client import http_api
 from edl.client.clusters import access_to_start
 from edl.client.http_api import ApiClient
 from edl.coordination.access import Access
-from edl.coordination.cluster_paths import ClusterPaths
-from edl.coordination.tenant_store import TenantNodes, TenantStore
+from edl.coordination.cluster.paths import ClusterPaths
+from edl.coordination.cluster.tenant_store import TenantNodes, TenantStore
 from edl.core.cluster.records import ClusterRecord
 from edl.errors import CoordinationError, UsageError
 from edl.http.api_credentials import AUDIENCE, api_key, new_token, token_end_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edl.coordination.cluster_format import check_settings, own_version
+from edl.coordination.cluster.format import check_settings, own_version
 from edl.core.cluster.records import FORMAT, ClusterRecord
 from edl.errors import CoordinationError, UnsupportedFormat
 

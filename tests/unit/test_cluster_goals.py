@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from edl.coordination.cluster_jobs import StoredJob
-from edl.coordination.cluster_writer import jobs_to_remove
+from edl.coordination.cluster.jobs import StoredJob
+from edl.coordination.cluster.writer import jobs_to_remove
 from edl.core.cluster.goals import check_change, deleted, describe_change
 from edl.core.cluster.job_life import JobLife, LifeResult, LifeState
 from edl.core.cluster.manifest import JobManifest

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from edl.coordination.cluster_jobs import StoredJob
-from edl.coordination.cluster_runs import RunReader, cluster_view
-from edl.coordination.cluster_store import ClusterSnapshot
+from edl.coordination.cluster.jobs import StoredJob
+from edl.coordination.cluster.runs import RunReader, cluster_view
+from edl.coordination.cluster.store import ClusterSnapshot
 from edl.coordination.paths import JobPaths
 from edl.coordination.reads import Read
 from edl.coordination.wire import encode

@@ -11,7 +11,7 @@ import pytest
 from edl.client import cluster_waiting
 from edl.client.cluster_waiting import JobCondition, wait_for_job
 from edl.client.waiting import ClientLimits
-from edl.coordination.cluster_jobs import StoredJob
+from edl.coordination.cluster.jobs import StoredJob
 from edl.core.cluster.job_life import JobLife, LifeState
 from edl.core.cluster.job_status import ClusterJobStatus
 from edl.core.cluster.manifest import JobManifest

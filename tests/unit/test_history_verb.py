@@ -13,8 +13,8 @@ from edl.cli import history as verb
 from edl.cli.history import history_table, slot_lines
 from edl.client.history_file import HistoryFile, history_path
 from edl.coordination.access import Access
-from edl.coordination.cluster_paths import ClusterPaths
-from edl.coordination.tenant_store import TenantNodes, TenantStore
+from edl.coordination.cluster.paths import ClusterPaths
+from edl.coordination.cluster.tenant_store import TenantNodes, TenantStore
 from edl.core.cluster.events import ClusterEvent, ClusterEventKind
 from edl.core.cluster.history import JobHistory, SlotInterval
 from edl.core.cluster.job_life import LifeResult, LifeState

@@ -11,6 +11,7 @@
     errors, secret_file, core's records (a job's settings are declared there) <- config
     all these
       <- http, ring, checkpoint  <- coordination  <- leader, launch, client, chaos
+    coordination <- coordination/cluster <- client, scheduler, cli
     launch, client <- scheduler
     client, http, launch <- api (FastAPI and uvicorn, which only a verb asks for) <- cli
     core, config, ring, checkpoint <- worker <- daemon <- framework <- torch, tensorflow
@@ -44,6 +45,7 @@ BASE = {"errors", "config", "secret_file", "keys", "clock", "failpoints", "horov
 POLICIES = {"cluster_policies"}  # imports what a user has written
 CORE = {"core", "core/step", "core/job", "core/host", "core/policy", "core/cluster"}
 PLANES = BASE | CORE | {"http", "ring", "checkpoint", "coordination"}
+OF_CLUSTERS = {"coordination/cluster"}  # the records of a cluster, which no job needs
 MAY_IMPORT = {
     "": set(),  # edl/__init__.py stays light
     "errors": set(),
@@ -66,11 +68,12 @@ MAY_IMPORT = {
     "ring": BASE | CORE | {"http"},
     "checkpoint": BASE | CORE,
     "coordination": BASE | CORE | {"http"},
+    "coordination/cluster": BASE | CORE | {"http", "coordination"},
     "leader": PLANES - {"checkpoint"},
     "launch": PLANES - {"ring", "checkpoint"},
-    "client": PLANES - {"ring", "checkpoint"} | POLICIES,
+    "client": PLANES - {"ring", "checkpoint"} | POLICIES | OF_CLUSTERS,
     "chaos": PLANES - {"checkpoint"},
-    "scheduler": PLANES - {"ring", "checkpoint"} | {"launch", "client"} | POLICIES,
+    "scheduler": PLANES - {"ring", "checkpoint"} | {"launch", "client"} | POLICIES | OF_CLUSTERS,
     "api": BASE | CORE | {"http", "coordination", "launch", "client"} | POLICIES,
     "worker": BASE | CORE | {"ring", "checkpoint"},
     "daemon": PLANES | {"leader", "chaos", "worker"},
@@ -81,7 +84,7 @@ MAY_IMPORT = {
     "install": {"errors", "config", "horovod_build"},
     "cli": PLANES | {"launch", "client", "scheduler", "api", "chaos", "install", "figures"},
 }
-MAY_IMPORT["cli"] |= {"simulator", "simulator/published"} | POLICIES
+MAY_IMPORT["cli"] |= {"simulator", "simulator/published"} | POLICIES | OF_CLUSTERS
 MAY_IMPORT["framework"] = MAY_IMPORT["daemon"] | {"daemon", "data", "diagnose"}
 MAY_IMPORT |= dict.fromkeys(
     ("torch", "tensorflow"), MAY_IMPORT["framework"] | {"framework", "schedules"}

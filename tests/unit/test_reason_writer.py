@@ -6,7 +6,7 @@ import math
 from random import Random
 from typing import Any
 
-from edl.coordination.cluster_paths import ClusterPaths
+from edl.coordination.cluster.paths import ClusterPaths
 from edl.coordination.wire import encode
 from edl.core.cluster.job_life import JobLife, LifeState
 from edl.core.cluster.records import JobReasons

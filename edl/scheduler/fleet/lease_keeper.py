@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from edl.coordination.cluster_store import ClusterStore
-from edl.coordination.cluster_writer import ClusterWriter, event_write, leases_write
+from edl.coordination.cluster.store import ClusterStore
+from edl.coordination.cluster.writer import ClusterWriter, event_write, leases_write
 from edl.core.cluster.events import ClusterEventKind
 from edl.core.cluster.lease_records import LeaseLimits, LeaseTable
 from edl.core.cluster.leases import (

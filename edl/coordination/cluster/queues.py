@@ -10,7 +10,7 @@ from typing import Any
 from kazoo.client import TransactionRequest
 from kazoo.exceptions import NodeExistsError
 
-from edl.coordination.cluster_store import ClusterStore
+from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.nodes import ATTEMPTS, record
 from edl.coordination.reads import exists, get
 from edl.coordination.session import Refused

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from edl.coordination.cluster_nodes import ClusterNodes
+from edl.coordination.cluster.nodes import ClusterNodes
 from edl.coordination.nodes import Values, content, record
 from edl.coordination.reads import OnChange, Read, children, get, ignore_changes
 from edl.core.cluster.job_life import JobLife

@@ -16,9 +16,9 @@ from typing import Any
 from kazoo.client import TransactionRequest
 from kazoo.exceptions import NodeExistsError
 
-from edl.coordination.cluster_secrets import ClusterSecrets
-from edl.coordination.cluster_store import MOST_JOBS, ClusterStore
-from edl.coordination.cluster_tenants import JobOwner
+from edl.coordination.cluster.secrets import ClusterSecrets
+from edl.coordination.cluster.store import MOST_JOBS, ClusterStore
+from edl.coordination.cluster.tenants import JobOwner
 from edl.coordination.nodes import ATTEMPTS, content
 from edl.coordination.reads import exists, get
 from edl.coordination.secrets import new_secret

@@ -11,7 +11,7 @@ from __future__ import annotations
 from kazoo.client import TransactionRequest
 
 from edl.coordination.access import SHARED, Access
-from edl.coordination.cluster_paths import CLUSTERS, ClusterPaths
+from edl.coordination.cluster.paths import CLUSTERS, ClusterPaths
 from edl.coordination.nodes import Nodes
 from edl.coordination.reads import acl, children, exists
 from edl.coordination.session import Refused, Session

@@ -11,8 +11,8 @@ from typing import Any
 
 from kazoo.client import TransactionRequest
 
-from edl.coordination.cluster_nodes import ClusterNodes
-from edl.coordination.cluster_writer import ClusterWriter
+from edl.coordination.cluster.nodes import ClusterNodes
+from edl.coordination.cluster.writer import ClusterWriter
 from edl.coordination.election import Write
 from edl.coordination.session import Refused
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from importlib import metadata
 
-from edl.coordination.cluster_nodes import ClusterNodes
+from edl.coordination.cluster.nodes import ClusterNodes
 from edl.coordination.nodes import record
 from edl.coordination.reads import OnChange, get
 from edl.core.cluster.records import FORMAT, ClusterRecord

@@ -15,7 +15,7 @@ from functools import partial
 from kazoo.client import TransactionRequest
 from kazoo.exceptions import NoNodeError
 
-from edl.coordination.cluster_nodes import ClusterNodes
+from edl.coordination.cluster.nodes import ClusterNodes
 from edl.coordination.nodes import ATTEMPTS, content, record
 from edl.coordination.reads import OnChange, exists, get
 from edl.coordination.session import Refused
@@ -48,7 +48,7 @@ class HostRegistration:
     """One process's side of a host of a cluster; call :meth:`register` again after a lost session.
 
     Args:
-        nodes: The nodes of the cluster, from :func:`edl.coordination.cluster_nodes.open_cluster`.
+        nodes: The nodes of the cluster, from :func:`edl.coordination.cluster.nodes.open_cluster`.
         host: The name of the host, which need not be in the cluster yet.
         owner: This process.
 

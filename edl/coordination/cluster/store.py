@@ -1,8 +1,8 @@
 """Read and write what ZooKeeper holds of a cluster: jobs, hosts and what users want of them.
 
 Clients and controllers use it, by a :class:`ClusterStore`. What only the leading controller writes
-is in ``cluster_writer``, what only `edl host` writes in ``cluster_host``, and the submission of
-jobs in ``cluster_submission``. Every method that reads or writes raises CoordinationError in
+is in ``writer``, what only `edl host` writes in ``host_registration``, and the submission of
+jobs in ``submission``. Every method that reads or writes raises CoordinationError in
 bounded time when ZooKeeper is away.
 """
 
@@ -17,9 +17,9 @@ from kazoo.client import TransactionRequest
 from kazoo.exceptions import NodeExistsError, NoNodeError
 
 from edl.coordination.access import Access
-from edl.coordination.cluster_format import check_settings
-from edl.coordination.cluster_jobs import PASSES, JobReader, StoredJob, in_threes
-from edl.coordination.cluster_nodes import ClusterNodes
+from edl.coordination.cluster.format import check_settings
+from edl.coordination.cluster.jobs import PASSES, JobReader, StoredJob, in_threes
+from edl.coordination.cluster.nodes import ClusterNodes
 from edl.coordination.election import Election, candidate_of
 from edl.coordination.events import EventLogNodes
 from edl.coordination.nodes import Values, content, record, record_or_none
@@ -79,7 +79,7 @@ class ClusterStore:
     """The nodes of one cluster in ZooKeeper, read and written as records.
 
     Args:
-        nodes: The nodes of the cluster, from :func:`edl.coordination.cluster_nodes.open_cluster`.
+        nodes: The nodes of the cluster, from :func:`edl.coordination.cluster.nodes.open_cluster`.
         by: Who writes, for the event log: a user and a machine.
         on_change: Called when something changes that a :meth:`snapshot` of this object has read, or
             when the connection is lost: call :meth:`snapshot` again then. It runs on kazoo's
@@ -211,7 +211,7 @@ class ClusterStore:
     ) -> tuple[dict[str, str], dict[str, MeasuredThroughput]]:
         """Return the secrets of the runs of ``jobs``, and what former runs have measured.
 
-        See :meth:`edl.coordination.cluster_jobs.JobReader.secrets_and_measured`.
+        See :meth:`edl.coordination.cluster.jobs.JobReader.secrets_and_measured`.
         """
         return self._jobs.secrets_and_measured(jobs, watch)
 

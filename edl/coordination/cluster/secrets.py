@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from kazoo.client import TransactionRequest
 from kazoo.exceptions import NodeExistsError
 
-from edl.coordination.cluster_store import ClusterStore
+from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.nodes import ATTEMPTS, record
 from edl.coordination.reads import children, exists, get
 from edl.coordination.session import Refused

@@ -14,9 +14,9 @@ from kazoo.exceptions import NoNodeError, NotEmptyError
 from kazoo.security import ACL, Id, Permissions
 
 from edl.coordination.access import Access
-from edl.coordination.cluster_paths import ClusterPaths
-from edl.coordination.cluster_secrets import ClusterSecrets
-from edl.coordination.cluster_store import ClusterStore
+from edl.coordination.cluster.paths import ClusterPaths
+from edl.coordination.cluster.secrets import ClusterSecrets
+from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.nodes import record
 from edl.coordination.reads import OnChange, children, exists, get
 from edl.coordination.secrets import new_secret

@@ -12,9 +12,9 @@ from typing import Any
 
 from kazoo.client import TransactionRequest
 
-from edl.coordination.cluster_jobs import StoredJob
-from edl.coordination.cluster_paths import ClusterPaths
-from edl.coordination.cluster_store import ClusterStore
+from edl.coordination.cluster.jobs import StoredJob
+from edl.coordination.cluster.paths import ClusterPaths
+from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.election import Leadership, Write
 from edl.coordination.nodes import content
 from edl.coordination.reads import children, exists, get

@@ -13,11 +13,11 @@ from dataclasses import replace
 from typing import NoReturn
 
 from edl.coordination.access import Access
-from edl.coordination.cluster_jobs import StoredJob
-from edl.coordination.cluster_nodes import ClusterNodes, cluster_names
-from edl.coordination.cluster_paths import ClusterPaths
-from edl.coordination.cluster_store import ClusterSnapshot, ClusterStore
-from edl.coordination.cluster_tenants import signing_key, tenant_access, whole_acl
+from edl.coordination.cluster.jobs import StoredJob
+from edl.coordination.cluster.nodes import ClusterNodes, cluster_names
+from edl.coordination.cluster.paths import ClusterPaths
+from edl.coordination.cluster.store import ClusterSnapshot, ClusterStore
+from edl.coordination.cluster.tenants import signing_key, tenant_access, whole_acl
 from edl.coordination.events import EventLogNodes
 from edl.coordination.nodes import content
 from edl.coordination.reads import children, get

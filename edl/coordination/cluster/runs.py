@@ -13,8 +13,8 @@ from types import MappingProxyType
 from typing import Any
 
 from edl.coordination.access import Access
-from edl.coordination.cluster_jobs import StoredJob
-from edl.coordination.cluster_store import ClusterSnapshot
+from edl.coordination.cluster.jobs import StoredJob
+from edl.coordination.cluster.store import ClusterSnapshot
 from edl.coordination.nodes import content, record, record_or_none
 from edl.coordination.paths import JobPaths
 from edl.coordination.reads import OnChange, Read, acl, children, exists, get, ignore_changes
