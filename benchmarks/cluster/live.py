@@ -319,7 +319,7 @@ class LiveCluster:
     @contextlib.contextmanager
     def run_of(self, store: ClusterStore, job: str) -> Iterator[JobStore]:
         """Yield the records of the present run of a job, in a session of its own."""
-        secret = store.secret(job)
+        secret = store.jobs.secret(job)
         assert secret is not None, f"job {job} has no run"
         with Session(self.zookeeper, 10.0, access=Access(job, secret)) as session:
             yield JobStore(session, job)

@@ -139,7 +139,7 @@ class RecoveryLab:
             answer = store.nodes.read(get(owner_path))[0]
             owner = HostOwner.from_json(content(owner_path, answer))
             is_new = zxid > before and owner.pid not in (killed, 0)
-            [view] = [one for one in store.hosts() if one.name == host]
+            [view] = [one for one in store.hosts.list() if one.name == host]
             return is_new and now.version == view.version and _living(now) == lives
 
         self.found["host"].append(_when(is_back, f"host {host}") - began_s)
@@ -185,7 +185,7 @@ class RecoveryLab:
             number: SIGKILL, or SIGSTOP for a host that falls silent.
             of_ring: whether the job has workers on both hosts.
         """
-        hosts = [one.name for one in store.hosts() if job in one.assigned.jobs]
+        hosts = [one.name for one in store.hosts.list() if job in one.assigned.jobs]
         assert len(hosts) == 1 + of_ring, f"job {job} is on {hosts}"
         host = hosts[-1]
         victims = {one.pid for one in self._processes(host, job)}
@@ -301,7 +301,7 @@ class RecoveryLab:
 
     def _until_candidates(self, store: ClusterStore, count: int) -> None:
         """Wait until so many controllers stand for election, and know each other."""
-        _when(lambda: len(store.controllers()) == count, f"{count} controllers")
+        _when(lambda: len(store.leader.controllers()) == count, f"{count} controllers")
         self._leader(store)
         time.sleep(KNOWN_S)
 
@@ -322,7 +322,7 @@ class RecoveryLab:
 
     def _until_planned(self, store: ClusterStore, job: str) -> float:
         """Wait until the leader has written its first record of a job; return when that was so."""
-        return _when(lambda: store.job(job).life.submitted_s > 0, f"a plan with {job}")
+        return _when(lambda: store.jobs.get(job).life.submitted_s > 0, f"a plan with {job}")
 
     def _remove(self, job: str) -> None:
         """Delete a job, and remove its records."""
@@ -348,11 +348,11 @@ class RecoveryLab:
 
     def _host_of(self, store: ClusterStore, job: str) -> str:
         """Return the last host on which a job has devices."""
-        hosts = [host.name for host in store.hosts() if job in host.assigned.jobs]
+        hosts = [host.name for host in store.hosts.list() if job in host.assigned.jobs]
         return hosts[-1]
 
     def _is_offered(self, store: ClusterStore, host: str) -> bool:
-        return any(one.name == host and one.takes_slots for one in store.hosts())
+        return any(one.name == host and one.takes_slots for one in store.hosts.list())
 
     def _processes(self, host: str, job: str) -> list[RunProcess]:
         return [one for one in self._lab.processes(host) if one.job == job]
@@ -365,7 +365,7 @@ class RecoveryLab:
         """Return what may explain why a job does not train."""
         with contextlib.suppress(EdlError):
             events = [f"{event.kind} {event.reason}" for _, event in store.events.read()][-20:]
-            return "\n".join([str(store.job(job).life), *events])
+            return "\n".join([str(store.jobs.get(job).life), *events])
         return "ZooKeeper does not answer"
 
 
@@ -461,7 +461,7 @@ def _living(report: HostReport) -> dict[str, tuple[bool, tuple[int, ...]]]:
 
 
 def _assigned(store: ClusterStore) -> bool:
-    return any(host.assigned.jobs for host in store.hosts())
+    return any(host.assigned.jobs for host in store.hosts.list())
 
 
 def _longest_pause(log: Steps, after_s: float) -> float:

@@ -401,7 +401,7 @@ def policy(
     name, texts = (words[0], words[1:]) if words else (None, [])
     values = {} if name is None else parameters_of(name, texts)
     with connected_cluster(cluster, zookeeper) as store:
-        now = store.settings() if name is None else set_policy_of_cluster(store, name, values)
+        now = store.settings.get() if name is None else set_policy_of_cluster(store, name, values)
     changed = "".join(f" {key}={value}" for key, value in sorted(now.parameters.items()))
     typer.echo(f"policy: {now.policy}{changed}")
     typer.echo(_about_policy(now.policy))

@@ -55,7 +55,7 @@ def serve_api(
 
     tls = TlsFiles(tls_cert, tls_key) if tls_cert and tls_key else None
     with connected_cluster(cluster, zookeeper) as store:
-        store.check_administrator("serve the HTTP API")
+        store.nodes.check_administrator("serve the HTTP API")
         hosts, access = store.nodes.session.hosts, store.nodes.session.access
         assert access is not None
     run_server(hosts, access, listen_address(listen), tls, _say)
@@ -104,7 +104,7 @@ def token(
     if not valid_s:
         raise UsageError(f"--valid is {valid!r}; write a duration, such as 12h or 30d")
     with connected_cluster(cluster, zookeeper) as store:
-        store.check_administrator("make tokens for the HTTP API")
+        store.nodes.check_administrator("make tokens for the HTTP API")
         access = store.nodes.session.access
         assert access is not None
     typer.echo(new_token(access.secret, access.job, time.time() + valid_s))

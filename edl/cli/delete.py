@@ -26,7 +26,7 @@ def delete(
         for name in jobs:
             of_cluster = store_of_job(session, name, cluster)
             if of_cluster is not None:
-                removed = of_cluster.delete_job(name).removed
+                removed = of_cluster.jobs.delete(name).removed
                 what = f"the records of job {name}" if removed else f"job {name}"
                 typer.echo(f"{what} will be {'removed' if removed else 'deleted'}")
                 continue

@@ -71,7 +71,7 @@ def _show_of_cluster(store: ClusterStore, job: str | None, as_json: bool, follow
     last, width = -1, console().width if console().is_terminal else None
     while True:
         # Read before the events, so that none is missed.
-        over = job is not None and store.job(job).life.state is LifeState.ENDED
+        over = job is not None and store.jobs.get(job).life.state is LifeState.ENDED
         for number, event in cluster_waiting.events(store, job, last):
             last = number
             text = json.dumps(flat_of_cluster(number, event)) if as_json else ""

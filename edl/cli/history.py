@@ -38,7 +38,7 @@ def history(
     controller's machine has all of it, another one what the newest 10,000 events say.
     """
     with connected_cluster(cluster, zookeeper) as store:
-        store.check_administrator("see the history of the cluster")
+        store.nodes.check_administrator("see the history of the cluster")
         name = store.paths.name
         file = HistoryFile(history_path(name))
         file.fill(lambda after: store.events.read(after))

@@ -101,7 +101,7 @@ def _end(session: Session, job: str, cluster: str | None) -> Callable[[], bool]:
     """
     of_cluster = store_of_job(session, job, cluster)
     if of_cluster is not None:
-        return lambda: of_cluster.job(job).life.state is LifeState.ENDED
+        return lambda: of_cluster.jobs.get(job).life.state is LifeState.ENDED
     store = choose_job(session, job)
     return lambda: store.snapshot().job.state.over
 
@@ -173,7 +173,7 @@ def _follow(
     """
     looked_s = -LOOK_S
     while True:
-        is_over = store.job(job).life.state is LifeState.ENDED  # before the logs are read
+        is_over = store.jobs.get(job).life.state is LifeState.ENDED  # before the logs are read
         if time.monotonic() - looked_s >= LOOK_S or is_over:
             logs.look()
             looked_s = time.monotonic()
@@ -319,7 +319,7 @@ def _look_elsewhere(
 
 def _check_started(store: ClusterStore, job: str) -> None:
     """Raise an EdlError if ``job``, of the cluster of ``store``, was never started."""
-    if not (life := store.job(job).life).run:
+    if not (life := store.jobs.get(job).life).run:
         why = life.reason or UNSEEN
         raise EdlError(f"job {job} has not started yet, so it has no logs: {life.state}, {why}")
 

@@ -22,12 +22,10 @@ from edl.client.cluster_waiting import JobCondition, OnStatus, described, ignore
 from edl.client.clusters import connected_cluster
 from edl.client.manifest_reading import AnyManifest, job_manifest
 from edl.client.session_client import SessionClient
-from edl.coordination.cluster.queues import ClusterQueues
-from edl.coordination.cluster.secrets import ClusterSecrets, SecretStatus
+from edl.coordination.cluster.secrets import SecretStatus
 from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.cluster.submission import submit_job
 from edl.coordination.cluster.tenant_store import TenantStore
-from edl.coordination.cluster.tenants import ClusterTenants
 from edl.core.cluster.cluster_status import ClusterStatus, JobPlan
 from edl.core.cluster.events import ClusterEvent
 from edl.core.cluster.job_life import LifeResult, LifeState
@@ -107,7 +105,7 @@ class Cluster(SessionClient[ClusterStore]):
         asked = job_manifest(manifest)
         with self._store() as store:
             if isinstance(store, TenantStore):
-                return store.submit(asked, key)
+                return store.jobs.submit(asked, key)
             return submit_job(store, asked, key)
 
     def list(
@@ -125,8 +123,8 @@ class Cluster(SessionClient[ClusterStore]):
         if state is not None and state not in STATES:
             raise UsageError(f"there is no state {state!r}; use one of {', '.join(STATES)}")
         with self._store() as store:
-            said = store.reasons()
-            found = [described(job, said) for job in store.jobs()]
+            said = store.leader.reasons()
+            found = [described(job, said) for job in store.jobs.list()]
         return tuple(
             job
             for job in found
@@ -149,7 +147,7 @@ class Cluster(SessionClient[ClusterStore]):
             UnknownJob: the cluster has no such job.
         """
         with self._store() as store:
-            return scheduler_hints(measured_view(store, store.job(job)), time.time())
+            return scheduler_hints(measured_view(store, store.jobs.get(job)), time.time())
 
     def events(
         self, job: str | None = None, after: int = -1
@@ -168,7 +166,7 @@ class Cluster(SessionClient[ClusterStore]):
         with self._store() as store:
             found = cluster_waiting.events(store, job, after)
             if job is not None and not found:
-                store.job(job)
+                store.jobs.get(job)
             return tuple(found)
 
     def logs(
@@ -276,7 +274,7 @@ class Cluster(SessionClient[ClusterStore]):
             UnknownJob: the cluster has no such job.
         """
         with self._store() as store:
-            return store.delete_job(job)
+            return store.jobs.delete(job)
 
     def priority(self, job: str, priority: int) -> Wanted:
         """Change the priority of a job; jobs of a higher one get slots first.
@@ -324,7 +322,7 @@ class Cluster(SessionClient[ClusterStore]):
             UsageError: the cluster has no such host.
         """
         with self._store() as store:
-            store.set_drained(host, False)
+            store.hosts.set_drained(host, False)
 
     # --- secrets ---
 
@@ -342,12 +340,12 @@ class Cluster(SessionClient[ClusterStore]):
         """
         with self._store() as store:
             data = content.encode() if isinstance(content, str) else bytes(content)
-            ClusterSecrets(store).set(name, data)
+            store.secrets.set(name, data)
 
     def secrets(self) -> tuple[SecretStatus, ...]:
         """Return the names of the cluster's secrets, and who has set them when, sorted by name."""
         with self._store() as store:
-            return ClusterSecrets(store).list()
+            return store.secrets.list()
 
     def delete_secret(self, name: str) -> tuple[str, ...]:
         """Remove a secret; return the names of the jobs that have not ended and ask for it.
@@ -358,8 +356,8 @@ class Cluster(SessionClient[ClusterStore]):
             UsageError: the cluster has no such secret.
         """
         with self._store() as store:
-            ClusterSecrets(store).delete(name)
-            living = [job for job in store.jobs() if job.life.state is not LifeState.ENDED]
+            store.secrets.delete(name)
+            living = [job for job in store.jobs.list() if job.life.state is not LifeState.ENDED]
         return tuple(job.name for job in living if name in job.manifest.secrets)
 
     # --- queues ---
@@ -399,12 +397,12 @@ class Cluster(SessionClient[ClusterStore]):
             )
 
         with self._store() as store:
-            if tenant and tenant not in ClusterTenants(store).names():
+            if tenant and tenant not in store.tenants.names():
                 raise UsageError(
                     f"cluster {store.paths.name} has no tenant {tenant!r}; make it with "
                     f"`edl tenant create {tenant}`"
                 )
-            return ClusterQueues(store).change(name, change)
+            return store.queues.change(name, change)
 
     def queues(self) -> tuple[QueueStatus, ...]:
         """Return the queues of the cluster by name, with their slots and jobs; empty: none."""
@@ -414,8 +412,8 @@ class Cluster(SessionClient[ClusterStore]):
     def overbooked(self) -> str:
         """Return the sentence that the quotas of all queues exceed the cluster; empty: they fit."""
         with self._store() as store:
-            offers = [host.offer for host in store.hosts() if host.offer is not None]
-            return overbooked(store.queues(), sum(len(offer.numbers) for offer in offers))
+            offers = [host.offer for host in store.hosts.list() if host.offer is not None]
+            return overbooked(store.queues.records(), sum(len(offer.numbers) for offer in offers))
 
     def delete_queue(self, name: str) -> None:
         """Remove the queue ``name``. Without any queue, all jobs share the slots of the cluster.
@@ -424,7 +422,7 @@ class Cluster(SessionClient[ClusterStore]):
             UsageError: the cluster has no such queue, or it has jobs that have not ended.
         """
         with self._store() as store:
-            ClusterQueues(store).delete(name)
+            store.queues.delete(name)
 
     # --- tenants ---
 
@@ -438,12 +436,12 @@ class Cluster(SessionClient[ClusterStore]):
             UsageError: the name is not allowed, or the cluster has such a tenant.
         """
         with self._store() as store:
-            return ClusterTenants(store).create(name)
+            return store.tenants.create(name)
 
     def tenants(self) -> tuple[str, ...]:
         """Return the names of the cluster's tenants, sorted."""
         with self._store() as store:
-            return ClusterTenants(store).names()
+            return store.tenants.names()
 
     def delete_tenant(self, name: str) -> int:
         """Remove a tenant without jobs and secrets; its own secret opens nothing any more.
@@ -457,7 +455,7 @@ class Cluster(SessionClient[ClusterStore]):
                 queues.
         """
         with self._store() as store:
-            return ClusterTenants(store).delete(name)
+            return store.tenants.delete(name)
 
     # --- the cluster itself ---
 
@@ -514,7 +512,7 @@ class Cluster(SessionClient[ClusterStore]):
         ``change`` gets what is wanted now, and returns what shall be wanted.
         """
         with self._store() as store:
-            return store.change_wanted(job, change)
+            return store.jobs.change_wanted(job, change)
 
     @contextmanager
     def _store(self) -> Iterator[ClusterStore]:
@@ -525,7 +523,7 @@ class Cluster(SessionClient[ClusterStore]):
         """
         with self._kept_or(self._connect()) as store:
             if self.by:
-                store.by = self.by
+                store.events.by = self.by
             yield store
 
     def _connect(self) -> AbstractContextManager[ClusterStore]:

@@ -128,7 +128,7 @@ def store_of_job(session: Session, job: str | None, cluster: str | None) -> Clus
     if cluster == NO_CLUSTER or (job is None and not (cluster or config.load().cluster)):
         return None
     store = known_store(session, cluster)
-    if store is None or job is None or store.has_job(job):
+    if store is None or job is None or store.jobs.has(job):
         return store
     if cluster is not None:
         raise store.nodes.unknown_job(job)

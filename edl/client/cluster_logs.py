@@ -50,8 +50,8 @@ class ClusterJobLogs:
         assert access is not None
         self._store = store
         self._access: Access = access
-        self._job = store.full_name(job)
-        self._signs = store.log_access(job)
+        self._job = store.jobs.full_name(job)
+        self._signs = store.jobs.log_access(job)
         self._worker = worker
         self._hosts: Mapping[str, HostLogs] = {}
         self._logs: list[HostedLog] = []
@@ -71,7 +71,7 @@ class ClusterJobLogs:
         Raises:
             CoordinationError: ZooKeeper is away.
         """
-        offers = {host.name: host.offer for host in self._store.hosts()}
+        offers = {host.name: host.offer for host in self._store.hosts.list()}
         self._hosts = {
             name: HostLogs(name, offer, self._signs)
             for name, offer in offers.items()
@@ -149,7 +149,7 @@ class ClusterJobLogs:
         """Return the host of each worker of the last run, and the ends of their outputs."""
         session = self._store.nodes.session
         try:
-            store = choose_job(session, self._job, secret=self._store.secret(self._job))
+            store = choose_job(session, self._job, secret=self._store.jobs.secret(self._job))
             events = [event for _, event in store.events.read()]
             where = worker_hosts(store.snapshot(), events)
         except (UnknownJob, AccessDenied):  # it was never started, or its records were removed
@@ -178,7 +178,7 @@ def log_ends(
         UsageError: the job has not started yet, or has no log of that worker.
         CoordinationError: ZooKeeper is away.
     """
-    life = store.job(job).life
+    life = store.jobs.get(job).life
     if not life.run:
         raise UsageError(f"job {job} has not started yet, so it has no logs: it is {life.state}")
     reader = ClusterJobLogs(store, job, worker)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from edl.cluster_policies import load_policy, policy_of
-from edl.coordination.cluster.jobs import StoredJob
+from edl.coordination.cluster.job_reader import StoredJob
 from edl.coordination.cluster.runs import RunReader, cluster_view, job_view
 from edl.coordination.cluster.store import ClusterStore
 from edl.core.cluster.cluster_status import (
@@ -36,12 +36,12 @@ def status_of_cluster(store: ClusterStore) -> ClusterStatus:
     """
     snapshot = store.look()
     leader = ControllerRecord.from_json(snapshot.leader) if snapshot.leader else None
-    view, (table, _) = cluster_view(snapshot, {}), store.leases()
+    view, (table, _) = cluster_view(snapshot, {}), store.leader.leases()
     return cluster_status(
         store.paths.name,
         with_leases(view, table) if table.engine else view,
         leader,
-        len(store.controllers()),
+        len(store.leader.controllers()),
         store.nodes.session.hosts,
         lease_summary(table) if table.engine else "",
     )
@@ -122,7 +122,7 @@ def set_policy_of_cluster(
         CoordinationError: ZooKeeper is away.
     """
     load_policy(policy, parameters)
-    return store.change_settings(
+    return store.settings.change(
         lambda now: replace(now, policy=policy, parameters=dict(parameters))
     )
 
@@ -161,7 +161,7 @@ def _runs_and_measured(
     session = store.nodes.session
     mine = session.access
     try:
-        secrets, measured = store.secrets_and_measured(names, watch=False)
+        secrets, measured = store.jobs.secrets_and_measured(names, watch=False)
         reader = RunReader(session)
         return reader.read(secrets), measured, reader.unreadable
     finally:

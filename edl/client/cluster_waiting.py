@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from edl.client.cluster_plans import measured_view
 from edl.client.waiting import USUAL, ClientLimits
-from edl.coordination.cluster.jobs import StoredJob
+from edl.coordination.cluster.job_reader import StoredJob
 from edl.coordination.cluster.store import ClusterStore
 from edl.core.cluster.events import ClusterEvent, ClusterEventKind
 from edl.core.cluster.job_life import LifeResult, LifeState
@@ -89,7 +89,7 @@ def details(store: ClusterStore, name: str, now_s: float) -> ClusterJobDetails:
         UnknownJob: the cluster has no such job.
         CoordinationError: ZooKeeper is away.
     """
-    job, said, hosts = store.job(name), store.reasons(), store.hosts()
+    job, said, hosts = store.jobs.get(name), store.leader.reasons(), store.hosts.list()
     entries = {host.name: host.assigned.jobs[name] for host in hosts if name in host.assigned.jobs}
     return ClusterJobDetails(
         job=described(job, said),
@@ -149,11 +149,11 @@ def wait_for_job(
 
     def look() -> ClusterJobStatus:
         nonlocal order, said
-        job = store.job(name)
+        job = store.jobs.get(name)
         if order not in (None, job.order):
             raise UnknownJob(name, (name,))
         order = job.order
-        now = described(job, store.reasons())
+        now = described(job, store.leader.reasons())
         if said != (now.state, now.reason):
             said = (now.state, now.reason)
             on_status(now)
@@ -177,7 +177,7 @@ def drain_host(store: ClusterStore, host: str, timeout_s: float | None) -> None:
         UsageError: the cluster has no such host.
         TimedOut: jobs are still there after ``timeout_s``; they go on leaving.
     """
-    store.set_drained(host, True)
+    store.hosts.set_drained(host, True)
     if timeout_s is not None:
         _wait_for_empty_host(store, host, timeout_s)
 
@@ -195,7 +195,7 @@ def _wait_for_empty_host(
 
     def look() -> list[str]:
         nonlocal jobs
-        jobs = [job for one in store.hosts() if one.name == host for job in one.assigned.jobs]
+        jobs = [job for one in store.hosts.list() if one.name == host for job in one.assigned.jobs]
         return jobs
 
     for found in _looks(look, timeout_s, limits):

@@ -142,7 +142,7 @@ def _of_cluster(session: Session, job: str) -> list[str]:
     if not knows_clusters():
         return []
     store = store_of_job(session, job, None)
-    secret = None if store is None else store.secret(job)
+    secret = None if store is None else store.jobs.secret(job)
     return [] if secret is None else [secret]
 
 

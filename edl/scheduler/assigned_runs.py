@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from edl.coordination.access import Access
-from edl.coordination.cluster.secrets import ClusterSecrets
 from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.lifecycle import current_run
 from edl.coordination.paths import JobPaths
@@ -52,8 +51,8 @@ class AssignedRuns:
             CoordinationError: ZooKeeper is away.
         """
         try:
-            manifest = self._store.job(job).manifest
-            secret = self._store.secret(job)
+            manifest = self._store.jobs.get(job).manifest
+            secret = self._store.jobs.secret(job)
         except UnknownJob:
             return f"the cluster has no job {job}"
         except CoordinationError as error:
@@ -91,7 +90,7 @@ class AssignedRuns:
             CoordinationError: ZooKeeper is away.
         """
         try:
-            found = ClusterSecrets(self._store).contents(manifest.secrets)
+            found = self._store.secrets.contents(manifest.secrets)
         except CoordinationError as error:
             if not self._store.nodes.session.connected:
                 raise

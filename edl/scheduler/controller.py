@@ -18,7 +18,7 @@ from functools import cached_property
 
 from edl.coordination.access import Access
 from edl.coordination.cluster.format import check_format, check_settings
-from edl.coordination.cluster.jobs import StoredJob
+from edl.coordination.cluster.job_reader import StoredJob
 from edl.coordination.cluster.nodes import open_cluster
 from edl.coordination.cluster.runs import RunReader, cluster_view
 from edl.coordination.cluster.store import ClusterSnapshot, ClusterStore
@@ -145,7 +145,7 @@ class Controller:
             )
             self._run_session.identify(self._access)
             about = replace(self._about, port=port)
-            election = store.election(about.controller, about.to_json())
+            election = store.leader.election(about.controller, about.to_json())
             while not self._stopping:
                 self._collect_garbage()
                 began_s = time.monotonic()
@@ -330,7 +330,7 @@ class ControllerTerm:
 
     def begin(self, about: ControllerRecord) -> None:
         """Write to the cluster's event log that the controller ``about`` describes leads now."""
-        event = self._store.event(
+        event = self._store.events.new(
             ClusterEventKind.LEADER,
             f"{about} leads in term {self.number}, with edl {about.version}",
         )
@@ -396,7 +396,7 @@ class ControllerTerm:
         snapshot = self._store.snapshot()
         check_settings(self._store.paths.name, snapshot.settings)
         names = [job.name for job in snapshot.jobs]
-        secrets, kept = self._store.secrets_and_measured(names)
+        secrets, kept = self._store.jobs.secrets_and_measured(names)
         mark = self._leases.marked if self._leases is not None else _unmarked
         runs = self._reader.read(secrets)
         return LeaderRecords(snapshot, secrets, kept, runs, mark, self._reader.unreadable)
@@ -451,9 +451,9 @@ class ControllerTerm:
                     if life.run and name not in read.secrets
                 ),
                 *(assigned_write(paths, hosts[one], found.assigned[one]) for one in part.hosts),
-                *(event_write(paths, self._store.event(*one)) for one in about),
+                *(event_write(paths, self._store.events.new(*one)) for one in about),
             ]
-        yield from ([event_write(paths, self._store.event(*one))] for one in rest)
+        yield from ([event_write(paths, self._store.events.new(*one))] for one in rest)
 
     def _carry_out(self, read: LeaderRecords, found: ClusterPlan) -> None:
         """Carry out the orders of the plan ``found``, one after another, for a limited time.

@@ -116,6 +116,6 @@ def keep_host(store: ClusterStore, own: HostSettings, say: Callable[[str], None]
 def _secret_of(store: ClusterStore, job: str) -> str | None:
     """Return the secret of a job's runs; None if there is none, or ZooKeeper is away."""
     try:
-        return store.secret(job)
+        return store.jobs.secret(job)
     except CoordinationError:
         return None

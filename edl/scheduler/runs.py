@@ -11,7 +11,7 @@ import time
 from dataclasses import replace
 
 from edl.coordination.access import Access
-from edl.coordination.cluster.jobs import StoredJob
+from edl.coordination.cluster.job_reader import StoredJob
 from edl.coordination.desired import place_run
 from edl.coordination.job_store import JobStore
 from edl.coordination.lifecycle import delete_ended

@@ -13,10 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from edl.coordination.cluster.request_nodes import RequestLost, RequestNodes
-from edl.coordination.cluster.secrets import ClusterSecrets
 from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.cluster.submission import submit_job
-from edl.coordination.cluster.tenants import ClusterTenants
 from edl.coordination.cluster.writer import ClusterWriter, event_write
 from edl.coordination.election import Write
 from edl.coordination.nodes import content
@@ -73,7 +71,7 @@ class TenantRequests:
         self._wake = wake
         self._nodes = store.nodes
         self._paths = store.paths
-        self._tenants = ClusterTenants(store)
+        self._tenants = store.tenants
         self._stuck: set[str] = set()  # requests that can be neither read nor removed
         self._rates: dict[str, RequestRate] = {}
         self._failures: Counter[str] = Counter()  # of requests that are tried again
@@ -137,7 +135,7 @@ class TenantRequests:
                 f"tenant {tenant} has asked for {MOST_A_MINUTE} changes within a minute, which is "
                 "the most; its other requests wait for the next minute"
             )
-            event = store.event(ClusterEventKind.TENANT, reason)
+            event = store.events.new(ClusterEventKind.TENANT, reason)
             self._writer.commit([event_write(self._paths, event)])
             self._rates[tenant] = replace(rate, is_logged=True)
         return max(0.0, rate.ends_s - now_s)
@@ -271,14 +269,14 @@ class TenantRequests:
             owner = self._tenants.owner(tenant, about)
             return manifest.name, lambda store: submit_job(store, manifest, key, owner)
         if request.verb is TenantVerb.DELETE:
-            return request.job, lambda store: store.delete_job(request.job)
+            return request.job, lambda store: store.jobs.delete(request.job)
 
         def wanted(before: Wanted) -> Wanted:
             goal = before.goal if request.goal is None else request.goal
             priority = before.priority if request.priority is None else request.priority
             return replace(before, goal=goal, priority=priority)
 
-        return request.job, lambda store: store.change_wanted(request.job, wanted)
+        return request.job, lambda store: store.jobs.change_wanted(request.job, wanted)
 
     def _manifest(self, tenant: str, request: TenantRequest) -> JobManifest:
         """Return the manifest of the job that a tenant submits.
@@ -290,8 +288,8 @@ class TenantRequests:
             given = JobManifest.from_json(request.manifest)
         except CoordinationError as error:
             raise UsageError(f"this is no manifest: {error}") from error
-        manifest = own_manifest(tenant, given, self._store.queues())
-        known = ClusterSecrets(self._store).names()
+        manifest = own_manifest(tenant, given, self._store.queues.records())
+        known = self._store.secrets.names()
         if missing := [name for name in manifest.secrets if name not in known]:
             raise UsageError(
                 f"tenant {tenant} has no secret {missing[0]!r}; the administrator does "
@@ -319,7 +317,7 @@ class TenantRequests:
             return []
         store = ClusterStore(self._nodes, by=f"tenant {tenant}")
         reason = shown(f"a request of tenant {tenant} was refused: {why}")
-        return [event_write(self._paths, store.event(ClusterEventKind.TENANT, reason))]
+        return [event_write(self._paths, store.events.new(ClusterEventKind.TENANT, reason))]
 
     # --- what tenants are told
 

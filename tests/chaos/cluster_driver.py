@@ -392,7 +392,7 @@ class Driver:
 
     def _kill_worker_that_leads(self, choice: Choice) -> str:
         job = _picked(sorted({one.job for one in self._workers()}), choice.pick)
-        if job is None or self.store.secret(job) is None:
+        if job is None or self.store.jobs.secret(job) is None:
             return ""
         with self.lab.run_of(self.store, job) as run:
             now = run.snapshot()

@@ -25,7 +25,7 @@ from cluster_driver import Submission
 
 from benchmarks.cluster.live import LiveCluster
 from edl.coordination.access import Access
-from edl.coordination.cluster.jobs import StoredJob
+from edl.coordination.cluster.job_reader import StoredJob
 from edl.coordination.cluster.runs import RunReader
 from edl.coordination.cluster.store import ClusterSnapshot, ClusterStore
 from edl.coordination.paths import JobPaths
@@ -147,7 +147,7 @@ class Judge:
                 one.order = job.order
         self._check_devices(now)
         self._check_runs(now)
-        secrets, _ = store.secrets_and_measured([job.name for job in now.jobs], watch=False)
+        secrets, _ = store.jobs.secrets_and_measured([job.name for job in now.jobs], watch=False)
         for name, run in reader.read(secrets).items():
             created = self._created.setdefault(run.token, (name, run.job.created))
             if created != (name, run.job.created):
@@ -288,7 +288,9 @@ class Judge:
         left = self._lab.left()
         assert not left, f"these processes are left: {[one.cmdline() for one in left]}"
         with self._lab.store() as store, Session(self._lab.zookeeper, 10.0) as session:
-            secrets, _ = store.secrets_and_measured([job.name for job in store.jobs()], watch=False)
+            secrets, _ = store.jobs.secrets_and_measured(
+                [job.name for job in store.jobs.list()], watch=False
+            )
             session.identify(*(Access(job, secret) for job, secret in secrets.items()))
             paths = [JobPaths(job) for job in secrets]
             parents = [p for one in paths for p in (one.members, one.hosts, one.election)]

@@ -99,7 +99,7 @@ class HandHost:
         self._registration.report(HostReport(version, reports, there))
 
     def _start(self, job: str, run: str) -> Running:
-        secret = self.store.secret(job)
+        secret = self.store.jobs.secret(job)
         assert secret is not None
         environment = self.shell.environment
         keep(Path(environment["XDG_STATE_HOME"]) / "edl", job, secret)  # for the shell

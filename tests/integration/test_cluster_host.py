@@ -103,7 +103,7 @@ class Lab:
 
     def create(self, run: str = RUN, name: str = "j", workers: int = 2) -> Job:
         """Create the run of a job, as the leading controller does."""
-        manifest, environment = self.store.job(name).manifest, self.shell.environment
+        manifest, environment = self.store.jobs.get(name).manifest, self.shell.environment
         job = submit(
             manifest.command,
             {"a": workers},
@@ -144,7 +144,7 @@ def lab_in(shell: Shell) -> Iterator[Lab]:
     with Session(shell.environment["EDL_ZOOKEEPER"], session_timeout_s=10.0) as session:
         create_cluster(session, access, ClusterRecord())
         store = ClusterStore(open_cluster(session, access))
-        election = store.election("test", {})
+        election = store.leader.election("test", {})
         election.enter()
         leadership = election.leads()
         assert leadership is not None

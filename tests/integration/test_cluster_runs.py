@@ -9,7 +9,7 @@ import pytest
 from kazoo.security import make_digest_acl
 
 from edl.coordination.access import Access
-from edl.coordination.cluster.jobs import StoredJob
+from edl.coordination.cluster.job_reader import StoredJob
 from edl.coordination.cluster.nodes import create_cluster, open_cluster
 from edl.coordination.cluster.runs import RunReader
 from edl.coordination.cluster.store import ClusterStore
@@ -45,7 +45,7 @@ class Leader:
         create_cluster(self.session, LAB, ClusterRecord())
         self.runs.identify(LAB)
         store = ClusterStore(open_cluster(self.session, LAB))
-        self.election = store.election(name, {})
+        self.election = store.leader.election(name, {})
         self.election.enter()
         leadership = self.election.leads()
         assert leadership is not None

@@ -14,13 +14,12 @@ from typing import Any
 
 import pytest
 
-from edl.coordination import cluster_submission
 from edl.coordination.access import Access
+from edl.coordination.cluster import submission
 from edl.coordination.cluster.host_registration import HostOwner, HostRegistration
 from edl.coordination.cluster.nodes import cluster_names, create_cluster, open_cluster
 from edl.coordination.cluster.paths import CLUSTERS
 from edl.coordination.cluster.queues import ClusterQueues
-from edl.coordination.cluster.secrets import ClusterSecrets
 from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.cluster.submission import submit_job
 from edl.coordination.cluster.writer import (
@@ -97,7 +96,7 @@ def other(lab: Session, zk_hosts: str) -> Iterator[ClusterStore]:
 
 
 def lead(store: ClusterStore, name: str = "one") -> ClusterWriter:
-    election = store.election(name, {"address": "here"})
+    election = store.leader.election(name, {"address": "here"})
     election.enter()
     leadership = election.leads()
     assert leadership is not None
@@ -106,7 +105,7 @@ def lead(store: ClusterStore, name: str = "one") -> ClusterWriter:
 
 def end(store: ClusterStore, writer: ClusterWriter, job: str, event: LifeEvent) -> None:
     """Let a job end with ``event``, whatever it was before."""
-    stored = store.job(job)
+    stored = store.jobs.get(job)
     life = JobLife(LifeState.HALTING if event is not LifeEvent.FINISH else LifeState.RUNNING).after(
         event, "a test", 5.0
     )
@@ -151,7 +150,7 @@ class TestAccess:
         store.nodes.session.identify(Access("digits", "1" * 64))
         for write in (
             lambda: submit_job(store, manifest()),
-            lambda: store.election("one", {}),
+            lambda: store.leader.election("one", {}),
             lambda: HostRegistration(store.nodes, "a", A).register(HostOffer(1), lambda _: True),
         ):
             with pytest.raises(CoordinationError, match="only be written in a session of its own"):
@@ -173,8 +172,8 @@ class TestSubmission:
         assert digits.wanted == Wanted(Goal.RUN, 5)
         assert digits.life == JobLife()
         assert digits.view.wants_slots
-        assert other.job("apples") == apples
-        assert other.jobs() == (digits, apples)
+        assert other.jobs.get("apples") == apples
+        assert other.jobs.list() == (digits, apples)
         event = other.events.read()[0][1]
         assert (event.kind, event.job, event.by) == ("submitted", "digits", "me@here")
         assert event.reason == "job digits was submitted, for 1 to 4 workers"
@@ -182,7 +181,7 @@ class TestSubmission:
     def test_the_same_key_twice_is_one_job(self, store: ClusterStore, other: ClusterStore) -> None:
         for one in (store, other, store):
             assert submit_job(one, manifest(), key="k 1/ä") == "digits"
-        assert len(store.jobs()) == 1
+        assert len(store.jobs.list()) == 1
         assert kinds(store) == ["submitted"]
         for changed in (manifest(max=5), manifest("other")):
             with pytest.raises(UsageError, match="job digits was submitted with the same key and"):
@@ -233,7 +232,7 @@ class TestSubmission:
         monkeypatch.setattr(session, "transact", lost)
         assert submit_job(store, manifest()) == "digits"
         assert kinds(store) == ["submitted"]
-        assert len(store.jobs()) == 1
+        assert len(store.jobs.list()) == 1
 
     def test_zookeeper_that_stays_away_is_said(
         self, store: ClusterStore, monkeypatch: pytest.MonkeyPatch
@@ -249,12 +248,12 @@ class TestSubmission:
         writer = lead(store)
         submit_job(store, manifest(), key="first")
         secret = writer.job_secret("digits")
-        first = store.job("digits")
+        first = store.jobs.get("digits")
         end(store, writer, "digits", LifeEvent.FINISH)
         assert submit_job(store, manifest(), key="first") == "digits"
-        assert store.job("digits").life.result is LifeResult.FINISHED
+        assert store.jobs.get("digits").life.result is LifeResult.FINISHED
         assert submit_job(store, manifest(max=8), key="second") == "digits"
-        second = store.job("digits")
+        second = store.jobs.get("digits")
         assert (second.manifest.max, second.life) == (8, JobLife())
         assert second.order > first.order
         assert writer.job_secret("digits") == secret  # it opens what the last run has left
@@ -267,8 +266,8 @@ class TestSubmission:
     def test_manifests_must_be_smaller_the_more_jobs_there_are(
         self, store: ClusterStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(cluster_submission, "SMALL_BYTES", 2000)
-        monkeypatch.setattr(cluster_submission, "SHARED_BYTES", 20_000)
+        monkeypatch.setattr(submission, "SMALL_BYTES", 2000)
+        monkeypatch.setattr(submission, "SHARED_BYTES", 20_000)
         for number in range(3):
             submit_job(store, manifest(f"j{number}", env={"A": "x" * 4000}))
         with pytest.raises(UsageError) as caught:
@@ -282,7 +281,7 @@ class TestSubmission:
             submit_job(store, manifest(f"k{number}"))
 
     def test_there_is_a_limit(self, store: ClusterStore, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(cluster_submission, "MOST_JOBS", 3)
+        monkeypatch.setattr(submission, "MOST_JOBS", 3)
         accepted = []
         for number in range(10):
             try:
@@ -299,7 +298,7 @@ class TestSubmission:
         end(store, writer, "j1", LifeEvent.FINISH)
         submit_job(store, manifest("j1"), key="an ended name is no further job")
         end(store, writer, "j1", LifeEvent.FINISH)
-        assert writer.remove_job(store.job("j1"))
+        assert writer.remove_job(store.jobs.get("j1"))
         assert submit_job(store, manifest("j9")) == "j9"
 
 
@@ -307,6 +306,7 @@ SUBMITTER = """
 import sys
 from edl.coordination.access import Access
 from edl.coordination.cluster.nodes import open_cluster
+from edl.coordination.cluster.queues import ClusterQueues
 from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.cluster.submission import submit_job
 from edl.coordination.session import Session
@@ -329,7 +329,7 @@ def test_a_submitter_that_is_killed_leaves_whole_jobs(store: ClusterStore, zk_ho
         acknowledged = [process.stdout.readline().strip() for _ in range(20)]
         process.kill()
         acknowledged += process.stdout.read().split()
-    names = [job.name for job in store.jobs()]
+    names = [job.name for job in store.jobs.list()]
     assert names[: len(acknowledged)] == acknowledged
     assert len(names) - len(acknowledged) <= 1
     client, p = store.nodes.session.client, store.paths
@@ -337,7 +337,7 @@ def test_a_submitter_that_is_killed_leaves_whole_jobs(store: ClusterStore, zk_ho
     assert kinds(store) == ["submitted"] * len(names)
     again = [submit_job(store, manifest_of(n), key=str(n)) for n in range(len(names) + 1)]
     assert again == [*names, f"j{len(names)}"]
-    assert len(store.jobs()) == len(names) + 1
+    assert len(store.jobs.list()) == len(names) + 1
 
 
 def manifest_of(number: int) -> JobManifest:
@@ -348,19 +348,20 @@ class TestWanted:
     def test_a_change_is_written_once(self, store: ClusterStore, other: ClusterStore) -> None:
         submit_job(store, manifest())
         for one in (store, other):
-            now = one.change_wanted("digits", lambda wanted: replace(wanted, goal=Goal.HALT))
+            now = one.jobs.change_wanted("digits", lambda wanted: replace(wanted, goal=Goal.HALT))
             assert now == Wanted(Goal.HALT)
-        other.change_wanted("digits", lambda _: Wanted(Goal.RUN, 7))
+        other.jobs.change_wanted("digits", lambda _: Wanted(Goal.RUN, 7))
         events = [event for _, event in store.events.read()][1:]
         assert [(event.reason, event.by) for event in events] == [
             ("halt is wanted, no longer run", "me@here"),
             ("run is wanted, no longer halt, and the priority is 7, no longer 0", "you@there"),
         ]
-        assert store.job("digits").wanted == Wanted(Goal.RUN, 7)
+        assert store.jobs.get("digits").wanted == Wanted(Goal.RUN, 7)
 
     def test_who_is_not_there(self, store: ClusterStore) -> None:
         submit_job(store, manifest())
-        for call in (store.job, lambda job: store.change_wanted(job, lambda wanted: wanted)):
+        jobs = store.jobs
+        for call in (jobs.get, lambda job: jobs.change_wanted(job, lambda wanted: wanted)):
             with pytest.raises(UnknownJob) as caught:
                 call("digit")
             assert str(caught.value) == "there is no job named 'digit'; known jobs: digits"
@@ -369,19 +370,19 @@ class TestWanted:
         submit_job(store, manifest())
         end(store, lead(store), "digits", LifeEvent.FINISH)
         with pytest.raises(UsageError, match=r"job digits has ended \(finished\); submit it again"):
-            store.change_wanted("digits", lambda wanted: replace(wanted, goal=Goal.HALT))
-        store.change_wanted("digits", lambda wanted: replace(wanted, goal=Goal.GONE))
-        assert [job.name for job in jobs_to_remove(store.jobs())] == ["digits"]
+            store.jobs.change_wanted("digits", lambda wanted: replace(wanted, goal=Goal.HALT))
+        store.jobs.change_wanted("digits", lambda wanted: replace(wanted, goal=Goal.GONE))
+        assert [job.name for job in jobs_to_remove(store.jobs.list())] == ["digits"]
 
     def test_what_is_deleted_is_not_wanted_again(self, store: ClusterStore) -> None:
         submit_job(store, manifest())
-        store.change_wanted("digits", lambda wanted: replace(wanted, goal=Goal.GONE))
+        store.jobs.change_wanted("digits", lambda wanted: replace(wanted, goal=Goal.GONE))
         with pytest.raises(UsageError, match="job digits is being deleted; submit it again when"):
-            store.change_wanted("digits", lambda wanted: replace(wanted, goal=Goal.RUN))
+            store.jobs.change_wanted("digits", lambda wanted: replace(wanted, goal=Goal.RUN))
 
     def test_the_policy_can_be_changed(self, store: ClusterStore) -> None:
         for _ in range(2):
-            store.change_settings(lambda now: replace(now, policy="jsa", parameters={"a": 1}))
+            store.settings.change(lambda now: replace(now, policy="jsa", parameters={"a": 1}))
         assert store.snapshot().settings.policy == "jsa"
         [(_, event)] = store.events.read()
         assert event.reason == "policy is jsa, parameters is {'a': 1}"
@@ -391,7 +392,7 @@ class TestSecrets:
     def test_they_are_sealed_and_given_by_name(
         self, store: ClusterStore, other: ClusterStore
     ) -> None:
-        mine, theirs = ClusterSecrets(store), ClusterSecrets(other)
+        mine, theirs = store.secrets, other.secrets
         assert [mine.set("wandb", b"hf_123"), theirs.set("wandb", b"hf_123")] == [True, False]
         assert theirs.set("key", bytes(range(256)))
         assert theirs.contents(["wandb", "key", "none"]) == {
@@ -423,7 +424,7 @@ class TestSecrets:
         ]
 
     def test_what_cannot_be_one(self, store: ClusterStore) -> None:
-        secrets = ClusterSecrets(store)
+        secrets = store.secrets
         with pytest.raises(ConfigError, match="'a/b' cannot be the name of a secret"):
             secrets.set("a/b", b"x")
         with pytest.raises(UsageError, match="the secret a would be empty"):
@@ -443,31 +444,31 @@ class TestSecrets:
         )
         with pytest.raises(UsageError, match=f"^{sentence}$"):
             submit_job(store, asks, "night-7")
-        ClusterSecrets(store).set("wandb-token", b"x")
+        store.secrets.set("wandb-token", b"x")
         submit_job(store, asks, "night-7")
-        ClusterSecrets(store).delete("wandb-token")
+        store.secrets.delete("wandb-token")
         assert submit_job(store, asks, "night-7") == "digits", "it was submitted"
 
     def test_a_cluster_of_an_earlier_edl_can_keep_them(self, store: ClusterStore) -> None:
         store.nodes.session.call("test", lambda c: c.delete_async(store.paths.secrets))
         assert store.snapshot().secrets == frozenset()
-        assert ClusterSecrets(store).names() == ()
-        assert ClusterSecrets(store).set("a", b"x")
+        assert store.secrets.names() == ()
+        assert store.secrets.set("a", b"x")
         assert store.snapshot().secrets == {"a"}
 
 
 class TestQueues:
     def test_they_are_set_read_and_deleted(self, store: ClusterStore) -> None:
-        queues = ClusterQueues(store)
+        queues = store.queues
         assert store.snapshot().queues == {}
         queues.change("prod", lambda queue: replace(queue, quota=4))
         queues.change("prod", lambda queue: replace(queue, most=8, weight=2.0))
         assert queues.change("prod", lambda queue: queue).quota == 4, "nothing is written"
-        assert store.snapshot().queues == store.queues()
-        [found] = store.queues().values()
+        assert store.snapshot().queues == store.queues.records()
+        [found] = store.queues.records().values()
         assert (found.quota, found.weight, found.most, found.by) == (4, 2.0, 8, "me@here")
         queues.delete("prod")
-        assert store.snapshot().queues == store.queues() == {}
+        assert store.snapshot().queues == store.queues.records() == {}
         with pytest.raises(UsageError, match="cluster lab has no queue 'prod', and no other"):
             queues.delete("prod")
         assert [event.reason for _, event in store.events.read()] == [
@@ -488,14 +489,14 @@ class TestQueues:
         self, store: ClusterStore, changes: dict[str, Any], why: str
     ) -> None:
         with pytest.raises(UsageError, match=why):
-            ClusterQueues(store).change("prod", lambda queue: replace(queue, **changes))
+            store.queues.change("prod", lambda queue: replace(queue, **changes))
         with pytest.raises(ConfigError, match="'a/b' cannot be the name of a queue"):
-            ClusterQueues(store).change("a/b", lambda queue: queue)
-        assert store.queues() == {}
+            store.queues.change("a/b", lambda queue: queue)
+        assert store.queues.records() == {}
 
     def test_a_job_must_name_one_and_keeps_it(self, store: ClusterStore) -> None:
         submit_job(store, manifest("old"), "old")
-        queues = ClusterQueues(store)
+        queues = store.queues
         queues.change("prod", lambda queue: queue)
         sentence = (
             "cluster lab has no queue 'default', which job digits names; it has prod; name one of "
@@ -511,21 +512,23 @@ class TestQueues:
     def test_a_queue_that_is_deleted_meanwhile_takes_no_job(
         self, store: ClusterStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        ClusterQueues(store).change("prod", lambda queue: queue)
-        ClusterQueues(store).change("dev", lambda queue: queue)
-        known = store.queues()
-        ClusterQueues(store).delete("prod")
+        store.queues.change("prod", lambda queue: queue)
+        store.queues.change("dev", lambda queue: queue)
+        known = store.queues.records()
+        store.queues.delete("prod")
         answers = iter([known])
-        read = ClusterStore.queues
-        monkeypatch.setattr(ClusterStore, "queues", lambda self: next(answers, None) or read(self))
+        read = ClusterQueues.records
+        monkeypatch.setattr(
+            ClusterQueues, "records", lambda self: next(answers, None) or read(self)
+        )
         with pytest.raises(UsageError, match="no queue 'prod', which job digits names; it has dev"):
             submit_job(store, manifest(queue="prod"))
 
     def test_a_cluster_of_an_earlier_edl_can_have_them(self, store: ClusterStore) -> None:
         store.nodes.session.call("test", lambda c: c.delete_async(store.paths.queues))
-        assert store.snapshot().queues == store.queues() == {}
+        assert store.snapshot().queues == store.queues.records() == {}
         submit_job(store, manifest())
-        ClusterQueues(store).change("prod", lambda queue: queue)
+        store.queues.change("prod", lambda queue: queue)
         assert list(store.snapshot().queues) == ["prod"]
 
 
@@ -602,7 +605,7 @@ class TestHosts:
         assert writer.commit([assigned_write(store.paths, view, HostAssignment())])
         assert not writer.remove_host(store.snapshot().hosts[0])  # it offers slots
         host.withdraw()
-        store.set_drained("a", True)
+        store.hosts.set_drained("a", True)
         wait_until(lambda: store.snapshot().hosts[0].offer is None)
         assert writer.remove_host(store.snapshot().hosts[0])
         assert store.snapshot().hosts == ()
@@ -614,13 +617,13 @@ class TestHosts:
 
     def test_draining(self, store: ClusterStore) -> None:
         HostRegistration(store.nodes, "a", A).register(HostOffer(4), lambda _: False)
-        assert [store.set_drained("a", True) for _ in range(2)] == [True, False]
+        assert [store.hosts.set_drained("a", True) for _ in range(2)] == [True, False]
         assert store.snapshot().hosts[0].drained
-        assert [store.set_drained("a", False) for _ in range(2)] == [True, False]
+        assert [store.hosts.set_drained("a", False) for _ in range(2)] == [True, False]
         assert not store.snapshot().hosts[0].drained
         assert kinds(store) == ["drain", "drain"]
         with pytest.raises(UsageError, match="cluster lab has no host named 'b'; its hosts: a"):
-            store.set_drained("b", True)
+            store.hosts.set_drained("b", True)
 
 
 class TestLeader:
@@ -633,7 +636,7 @@ class TestLeader:
         job, (a, b) = before.jobs[0], before.hosts
         life = job.life.after(LifeEvent.START, "it has 2 slots", 1.0, run="r1")
         each = HostAssignment({"digits": JobAssignment("r1", (0,))})
-        event = store.event(ClusterEventKind.STATE, "digits starts", job="digits")
+        event = store.events.new(ClusterEventKind.STATE, "digits starts", job="digits")
         writes = [life_write(store.paths, job, life), assigned_write(store.paths, a, each)]
         stale = replace(b, version=b.version + 1)
         assert not writer.commit([*writes, assigned_write(store.paths, stale, each)])
@@ -665,8 +668,8 @@ class TestLeader:
         self, store: ClusterStore, other: ClusterStore
     ) -> None:
         submit_job(store, manifest())
-        writer, job = lead(store), store.job("digits")
-        store.election("two", {}).remove("one")
+        writer, job = lead(store), store.jobs.get("digits")
+        store.leader.election("two", {}).remove("one")
         new = lead(other, "two")
         assert new.term == 2
         for write in (
@@ -676,20 +679,20 @@ class TestLeader:
         ):
             with pytest.raises(LeadershipLost):
                 write()
-        assert other.job("digits").life == JobLife()
-        assert other.secret("digits") is None
+        assert other.jobs.get("digits").life == JobLife()
+        assert other.jobs.secret("digits") is None
         secret = new.job_secret("digits")
         assert len(secret) == 64
-        assert store.secret("digits") == secret == new.job_secret("digits")
+        assert store.jobs.secret("digits") == secret == new.job_secret("digits")
 
     def test_removing_a_job_leaves_nothing(self, store: ClusterStore) -> None:
         writer = lead(store)
         submit_job(store, manifest(), key="k")
         writer.job_secret("digits")
-        stale = store.job("digits")
+        stale = store.jobs.get("digits")
         end(store, writer, "digits", LifeEvent.FINISH)
         assert not writer.remove_job(stale)
-        assert writer.remove_job(store.job("digits"))
+        assert writer.remove_job(store.jobs.get("digits"))
         assert not writer.remove_job(stale)
         client = store.nodes.session.client
         assert [client.get_children(path) for path in (store.paths.jobs, store.paths.keys)] == [
@@ -701,7 +704,7 @@ class TestLeader:
     def test_only_the_newest_events_stay(self, store: ClusterStore) -> None:
         writer = lead(store)
         for number in range(10):
-            store.events.add(store.event(ClusterEventKind.STATE, f"{number}"))
+            store.events.add(store.events.new(ClusterEventKind.STATE, f"{number}"))
         assert writer.trim_events(keep=4, spare=6) == 0
         assert writer.trim_events(keep=4, spare=5) == 6
         assert [event.reason for _, event in store.events.read(7)] == ["8", "9"]
@@ -730,7 +733,7 @@ class TestSnapshot:
         assert store.snapshot() == first
         assert sum(asked) == 0
         assert not woken.is_set()
-        other.change_wanted("j7", lambda wanted: replace(wanted, priority=3))
+        other.jobs.change_wanted("j7", lambda wanted: replace(wanted, priority=3))
         assert woken.wait(10.0)
         assert store.snapshot().jobs[7].wanted.priority == 3
         assert sum(asked) == 1
@@ -767,13 +770,13 @@ class TestSnapshot:
         store.nodes.session.client.delete(store.paths.root, recursive=True)
         for call in (
             store.snapshot,
-            store.jobs,
+            store.jobs.list,
             lambda: submit_job(store, manifest("b")),
-            lambda: store.change_settings(lambda now: replace(now, policy="x")),
-            lambda: store.set_drained("a", True),
-            lambda: store.job("digits"),
+            lambda: store.settings.change(lambda now: replace(now, policy="x")),
+            lambda: store.hosts.set_drained("a", True),
+            lambda: store.jobs.get("digits"),
             lambda: HostRegistration(store.nodes, "a", A).register(HostOffer(1), lambda _: True),
-            lambda: store.election("one", {}).enter(),
+            lambda: store.leader.election("one", {}).enter(),
         ):
             with pytest.raises(UnknownCluster):
                 call()
@@ -797,7 +800,7 @@ def test_which_hosts_are_removed() -> None:
 
 def test_which_ended_jobs_are_removed(store: ClusterStore) -> None:
     submit_job(store, manifest())
-    one = store.job("digits")
+    one = store.jobs.get("digits")
 
     def ended(name: str, at_s: float, ending: LifeResult, goal: Goal = Goal.RUN) -> Any:
         life = JobLife(LifeState.ENDED, result=ending, ended_s=at_s)

@@ -80,7 +80,7 @@ class Leader:
 
     def __init__(self, session: Session) -> None:
         self.store = ClusterStore(open_cluster(session, LAB), by="the leader")
-        election = self.store.election("one", {"address": "here"})
+        election = self.store.leader.election("one", {"address": "here"})
         election.enter()
         leadership = election.leads()
         assert leadership is not None
@@ -88,7 +88,7 @@ class Leader:
 
     def live(self, job: str, *events: LifeEvent, **changes: Any) -> None:
         """Let ``events`` happen to a job."""
-        stored = self.store.job(job)
+        stored = self.store.jobs.get(job)
         life = stored.life
         for event in events:
             life = life.after(event, f"a test lets it {event}", time.time(), **changes)
@@ -99,7 +99,7 @@ class Leader:
         assert self.writer.commit([reasons_write(self.store.paths, said)])
 
     def assign(self, host: str, **jobs: JobAssignment) -> None:
-        [found] = [one for one in self.store.hosts() if one.name == host]
+        [found] = [one for one in self.store.hosts.list() if one.name == host]
         record = HostAssignment(jobs)
         assert self.writer.commit([assigned_write(self.store.paths, found, record)])
 
@@ -289,7 +289,7 @@ class TestSubmission:
 
         def act() -> None:
             deadline = time.monotonic() + 20.0
-            while not leader.store.jobs() and time.monotonic() < deadline:
+            while not leader.store.jobs.list() and time.monotonic() < deadline:
                 time.sleep(0.02)
             leader.say(digits="place 2 of 3 in the queue: 1 slot is free, and it needs 2")
             shown.wait(20.0)
@@ -417,7 +417,7 @@ class TestWaiting:
         leader.live("digits", *events, **changes)
         got, out, _ = edl("wait", "digits")
         assert got == code
-        result = leader.store.job("digits").life.result
+        result = leader.store.jobs.get("digits").life.result
         assert out == f"job digits {result}: a test lets it {events[-1]}\n"
         assert json.loads(edl("wait", "digits", "--json")[1])["exit_code"] == (
             changes.get("exit_code", 0)
@@ -473,7 +473,7 @@ class TestWanting:
         said = "the records of job digits will be removed\n"
         for _ in range(2):
             assert edl("delete", "digits") == (0, said, "")
-        assert [job.name for job in jobs_to_remove(leader.store.jobs())] == ["digits"]
+        assert [job.name for job in jobs_to_remove(leader.store.jobs.list())] == ["digits"]
 
     def test_what_is_being_deleted(self, lab: Cluster, edl: Verb) -> None:
         lab.submit("job.yaml")
@@ -495,10 +495,10 @@ class TestHosts:
     def test_drain_and_back(self, leader: Leader, lab: Cluster, host: str, edl: Verb) -> None:
         for _ in range(2):
             assert edl("drain", host) == (0, "host node1 is drained\n", "")
-        assert [one.drained for one in leader.store.hosts()] == [True]
+        assert [one.drained for one in leader.store.hosts.list()] == [True]
         for _ in range(2):
             assert edl("undrain", host) == (0, "host node1 may have jobs again\n", "")
-        assert [one.drained for one in leader.store.hosts()] == [False]
+        assert [one.drained for one in leader.store.hosts.list()] == [False]
         code, _, error = edl("drain", "node2", "--cluster", "lab")
         assert (code, error) == (2, "cluster lab has no host named 'node2'; its hosts: node1")
 

@@ -19,7 +19,7 @@ from paths import ROOT
 
 from edl.coordination.access import Access
 from edl.coordination.cluster.format import own_version
-from edl.coordination.cluster.jobs import StoredJob
+from edl.coordination.cluster.job_reader import StoredJob
 from edl.coordination.cluster.nodes import create_cluster, open_cluster
 from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.cluster.submission import submit_job
@@ -56,7 +56,7 @@ def until_state(store: ClusterStore, job: str, state: LifeState) -> StoredJob:
     found: list[StoredJob] = []
 
     def is_so() -> bool:
-        found[:] = [store.job(job)]
+        found[:] = [store.jobs.get(job)]
         return found[0].life.state is state
 
     until(is_so, WAIT_S, lambda: f"{job} is not {state}: {found[0].life}")
@@ -104,16 +104,16 @@ def test_junk_in_the_records_of_one_job_holds_up_no_other(cluster: Shell) -> Non
     with HandHost(cluster, LAB, "a", 2) as host:
         submit_job(host.store, manifest(cluster, "j", "--steps", "100000", max=1))
         until_state(host.store, "j", LifeState.RUNNING)
-        own = Access("j", host.store.secret("j") or "")
+        own = Access("j", host.store.jobs.secret("j") or "")
         with Session(cluster.environment["EDL_ZOOKEEPER"], 10.0, access=own) as session:
             session.client.set(JobPaths("j").assigned, b"\xff")
             session.client.set_acls(JobPaths("j").desired, [make_digest_acl("x", "x", all=True)])
         submit_job(host.store, manifest(cluster, "k", "--steps", "20", max=1))
         ended = until_state(host.store, "k", LifeState.ENDED)
         assert ended.life.result is LifeResult.FINISHED
-        assert host.store.job("j").life.state is LifeState.RUNNING
-        until(lambda: "run cannot be read" in host.store.reasons().reasons["j"], WAIT_S)
-        host.store.change_wanted("j", lambda now: replace(now, goal=Goal.GONE))
+        assert host.store.jobs.get("j").life.state is LifeState.RUNNING
+        until(lambda: "run cannot be read" in host.store.leader.reasons().reasons["j"], WAIT_S)
+        host.store.jobs.change_wanted("j", lambda now: replace(now, goal=Goal.GONE))
         until_state(host.store, "j", LifeState.ENDED)
         until(lambda: not host.store.snapshot().hosts[0].assigned.jobs, WAIT_S)
     controller.process.terminate()
@@ -132,10 +132,10 @@ def test_slots_move_between_jobs(cluster: Shell) -> None:
         submit_job(host.store, manifest(cluster, "y", "--until", str(end)))
         until_slots(host, x=2, y=2)
         for goal, state in ((Goal.HALT, LifeState.HALTED), (Goal.RUN, LifeState.RUNNING)):
-            host.store.change_wanted("x", lambda now, goal=goal: replace(now, goal=goal))
+            host.store.jobs.change_wanted("x", lambda now, goal=goal: replace(now, goal=goal))
             until_state(host.store, "x", state)
             until_slots(host, **({"y": 4} if goal is Goal.HALT else {"x": 2, "y": 2}))
-        host.store.change_wanted("y", lambda now: replace(now, goal=Goal.GONE))
+        host.store.jobs.change_wanted("y", lambda now: replace(now, goal=Goal.GONE))
         until_slots(host, x=4)
         assert until_state(host.store, "y", LifeState.ENDED).life.result is LifeResult.DELETED
         end.touch()
@@ -191,10 +191,10 @@ def test_it_is_shown_and_changed_while_jobs_run(cluster: Shell) -> None:
         said("policy", "my_policy:Fewest")
         controller.expect("jobs keep their slots: the policy my_policy:Fewest has not answered wi")
         until_slots(host, x=1, y=1)
-        host.store.change_settings(lambda now: replace(now, policy="future"))
+        host.store.settings.change(lambda now: replace(now, policy="future"))
         controller.expect("jobs keep their slots: there is no policy 'future'")
         for job in ("x", "y"):
-            host.store.change_wanted(job, lambda now: replace(now, goal=Goal.GONE))
+            host.store.jobs.change_wanted(job, lambda now: replace(now, goal=Goal.GONE))
         until_slots(host)
     controller.process.terminate()
     assert controller.wait() == 0
@@ -217,11 +217,11 @@ def test_another_one_leads_when_the_leader_dies(cluster: Shell) -> None:
     second.expect(f"waits: process {third.process.pid}")
     with Session(cluster.environment["EDL_ZOOKEEPER"], 10.0) as session:
         store = ClusterStore(open_cluster(session, LAB))
-        store.change_settings(lambda now: replace(now, format=99, version="7.0"))
+        store.settings.change(lambda now: replace(now, format=99, version="7.0"))
         for one in (second, third):  # neither leads a cluster of another edl
             assert one.wait() == 2
             assert one.output.endswith("reads and writes format 1; install edl 7.0\n")
-        assert store.controllers() == []
+        assert store.leader.controllers() == []
     assert took_s < 2.0
 
 
@@ -240,10 +240,10 @@ def test_leaders_die_all_the_time(cluster: Shell) -> None:
             leader.process.send_signal(signal.SIGKILL)
             controllers.remove(leader)
             controllers.append(start(cluster, "max_min"))
-        for job in store.jobs():
+        for job in store.jobs.list():
             until_state(store, job.name, LifeState.ENDED)
         until(lambda: not any(h.assigned.jobs for h in store.snapshot().hosts), WAIT_S)
-        lives = [job.life for job in store.jobs()]
+        lives = [job.life for job in store.jobs.list()]
         assert [life.result for life in lives] == [LifeResult.FINISHED] * 8
         assert [life.failures for life in lives] == [0] * 8
         assert [life.runs for life in lives] == [1] * 8

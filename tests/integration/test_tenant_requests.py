@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from test_tenants import LAB, Leader, P, manifest, secret_of
 
+from edl.coordination.cluster.jobs import ClusterJobs
 from edl.coordination.cluster.nodes import create_cluster
-from edl.coordination.cluster.queues import ClusterQueues
 from edl.coordination.cluster.request_nodes import RequestNodes
 from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.cluster.submission import submit_job
-from edl.coordination.cluster.tenants import ClusterTenants, signing_key
+from edl.coordination.cluster.tenants import signing_key
 from edl.coordination.nodes import content
 from edl.coordination.reads import children, delete_node, get
 from edl.coordination.session import Session
@@ -44,8 +44,8 @@ class Lab:
         self.store = leader.store
         self.keys: dict[str, str] = {}
         for name in ("ann", "bob"):
-            ClusterQueues(self.store).change(name, partial(replace, tenant=name))
-            word = ClusterTenants(self.store).create(name)
+            self.store.queues.change(name, partial(replace, tenant=name))
+            word = self.store.tenants.create(name)
             self.keys[name] = signing_key("lab", name, secret_of(word))
 
     def put(self, who: str, data: bytes, node: str = "") -> None:
@@ -83,10 +83,10 @@ class Lab:
 
     @property
     def jobs(self) -> list[str]:
-        return sorted(job.name for job in self.store.jobs())
+        return sorted(job.name for job in self.store.jobs.list())
 
     def goal(self) -> Goal:
-        return self.store.job("ann.digits").wanted.goal
+        return self.store.jobs.get("ann.digits").wanted.goal
 
 
 @pytest.fixture
@@ -210,7 +210,7 @@ class TestOneTransaction:
     """The change, its answer and the removal of the request are done in the term, or not at all."""
 
     def test_a_removed_leader_carries_out_nothing(self, lab: Lab) -> None:
-        assert lab.store.election("two", {}).remove("one")
+        assert lab.store.leader.election("two", {}).remove("one")
         with pytest.raises(LeadershipLost):
             lab.leader.serve()
         assert lab.goal() is Goal.RUN
@@ -219,13 +219,13 @@ class TestOneTransaction:
     def test_a_leader_that_is_removed_while_it_decides_changes_nothing(
         self, lab: Lab, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        change = ClusterStore.change_wanted
+        change = ClusterJobs.change_wanted
 
-        def late(store: ClusterStore, *args: Any) -> Any:
-            lab.store.election("two", {}).remove("one")
-            return change(store, *args)
+        def late(jobs: ClusterJobs, *args: Any) -> Any:
+            lab.store.leader.election("two", {}).remove("one")
+            return change(jobs, *args)
 
-        monkeypatch.setattr(ClusterStore, "change_wanted", late)
+        monkeypatch.setattr(ClusterJobs, "change_wanted", late)
         with pytest.raises(LeadershipLost):
             lab.leader.serve()
         monkeypatch.undo()
@@ -235,14 +235,14 @@ class TestOneTransaction:
         self, lab: Lab, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         [node] = lab.inbox("ann")
-        change = ClusterStore.change_wanted
+        change = ClusterJobs.change_wanted
 
-        def late(store: ClusterStore, *args: Any) -> Any:
+        def late(jobs: ClusterJobs, *args: Any) -> Any:
             removal = delete_node(f"{P.inbox('ann')}/{node}")
             lab.store.nodes.session.read_all("remove a request", [removal])
-            return change(store, *args)
+            return change(jobs, *args)
 
-        monkeypatch.setattr(ClusterStore, "change_wanted", late)
+        monkeypatch.setattr(ClusterJobs, "change_wanted", late)
         lab.leader.serve()
         assert lab.goal() is Goal.RUN
         assert list(lab.refused("ann")) == ["submit digits"]
@@ -254,7 +254,7 @@ class TestOneTransaction:
         assert lab.goal() is Goal.RUN
 
     def test_what_is_so_already_is_answered(self, lab: Lab) -> None:
-        lab.store.change_wanted("ann.digits", lambda w: replace(w, goal=Goal.HALT))
+        lab.store.jobs.change_wanted("ann.digits", lambda w: replace(w, goal=Goal.HALT))
         lab.leader.serve()
         assert lab.inbox("ann") == []
         assert lab.refused("ann") == {"submit digits": "", "halt": ""}
@@ -271,7 +271,7 @@ class TestOneTransaction:
         lab.leader.serve()
         monkeypatch.undo()
         assert lab.goal() is Goal.HALT
-        lab.store.change_wanted("ann.digits", lambda w: replace(w, goal=Goal.RUN))
+        lab.store.jobs.change_wanted("ann.digits", lambda w: replace(w, goal=Goal.RUN))
         lab.leader.serve()
         assert lab.goal() is Goal.RUN
         assert lab.refused("ann")["halt"] == ""

@@ -22,16 +22,15 @@ from edl import config
 from edl.cli.main import invoke
 from edl.client import Cluster
 from edl.client.host_logs import HostLogs
-from edl.coordination import cluster_tenants, tenant_store
 from edl.coordination.access import Access
+from edl.coordination.cluster import tenant_store
+from edl.coordination.cluster import tenants as cluster_tenants
 from edl.coordination.cluster.nodes import create_cluster, open_cluster
 from edl.coordination.cluster.paths import ClusterPaths
-from edl.coordination.cluster.queues import ClusterQueues
-from edl.coordination.cluster.secrets import ClusterSecrets
 from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.cluster.submission import submit_job
 from edl.coordination.cluster.tenant_store import TenantStore, open_tenant_store
-from edl.coordination.cluster.tenants import ClusterTenants, signing_key, tenant_access, whole_acl
+from edl.coordination.cluster.tenants import signing_key, tenant_access, whole_acl
 from edl.coordination.cluster.writer import ClusterWriter, jobs_to_remove, life_write
 from edl.coordination.secrets import CLUSTERS, keep
 from edl.coordination.session import Session
@@ -74,7 +73,7 @@ class Leader:
 
     def __init__(self, session: Session) -> None:
         self.store = ClusterStore(open_cluster(session, LAB), by="admin@here")
-        election = self.store.election("one", {})
+        election = self.store.leader.election("one", {})
         election.enter()
         leadership = election.leads()
         assert leadership is not None
@@ -82,7 +81,7 @@ class Leader:
         self.requests = TenantRequests(self.store, self.writer, lambda: None)
 
     def serve(self, **reasons: str) -> None:
-        lives = {job.name: job.life for job in self.store.jobs()}
+        lives = {job.name: job.life for job in self.store.jobs.list()}
         self.requests.serve(HOSTS, ClusterPlan(reasons=reasons), lives, time.time())
 
     @contextmanager
@@ -108,7 +107,7 @@ class Leader:
         assert not errors
 
     def live(self, job: str, *events: LifeEvent) -> None:
-        stored = self.store.job(job)
+        stored = self.store.jobs.get(job)
         life = stored.life
         for event in events:
             life = life.after(event, "a test", time.time())
@@ -116,8 +115,8 @@ class Leader:
 
     def remove(self, job: str) -> None:
         """Remove the records of an ended job."""
-        self.store.delete_job(job)
-        assert self.writer.remove_job(self.store.job(job))
+        self.store.jobs.delete(job)
+        assert self.writer.remove_job(self.store.jobs.get(job))
 
 
 @pytest.fixture
@@ -125,14 +124,14 @@ def leader(zk_hosts: str) -> Iterator[Leader]:
     with Session(zk_hosts, session_timeout_s=4.0) as session:
         assert create_cluster(session, LAB, ClusterRecord())
         found = Leader(session)
-        ClusterQueues(found.store).change("research", lambda queue: replace(queue, tenant="ann"))
-        ClusterQueues(found.store).change("prod", lambda queue: replace(queue, tenant="bob"))
+        found.store.queues.change("research", lambda queue: replace(queue, tenant="ann"))
+        found.store.queues.change("prod", lambda queue: replace(queue, tenant="bob"))
         yield found
 
 
 @pytest.fixture
 def words(leader: Leader) -> dict[str, str]:
-    return {name: ClusterTenants(leader.store).create(name) for name in ("ann", "bob")}
+    return {name: leader.store.tenants.create(name) for name in ("ann", "bob")}
 
 
 Open = Callable[[str], TenantStore]
@@ -185,17 +184,21 @@ class TestWhatATenantMay:
     def test_it_submits_sees_and_steers_its_jobs(self, leader: Leader, tenant: Open) -> None:
         ann, bob = tenant("ann"), tenant("bob")
         with leader.serving():
-            assert ann.submit(manifest(), "night-7") == "ann.digits"
-            assert ann.submit(manifest(), "night-7") == "ann.digits", "the same key, the same job"
-            assert bob.submit(manifest()) == "bob.digits"
-            assert [job.name for job in ann.jobs()] == ["ann.digits"]
-            assert ann.job("digits").manifest.queue == "research"
-            assert ann.change_wanted("digits", lambda w: replace(w, goal=Goal.HALT)).goal is (
+            assert ann.jobs.submit(manifest(), "night-7") == "ann.digits"
+            assert ann.jobs.submit(manifest(), "night-7") == "ann.digits", (
+                "the same key, the same job"
+            )
+            assert bob.jobs.submit(manifest()) == "bob.digits"
+            assert [job.name for job in ann.jobs.list()] == ["ann.digits"]
+            assert ann.jobs.get("digits").manifest.queue == "research"
+            assert ann.jobs.change_wanted("digits", lambda w: replace(w, goal=Goal.HALT)).goal is (
                 Goal.HALT
             )
-            assert ann.change_wanted("ann.digits", lambda w: replace(w, priority=3)).priority == 3
-            assert ann.delete_job("digits").goal is Goal.GONE
-        assert leader.store.job("bob.digits").wanted.goal is Goal.RUN
+            assert (
+                ann.jobs.change_wanted("ann.digits", lambda w: replace(w, priority=3)).priority == 3
+            )
+            assert ann.jobs.delete("digits").goal is Goal.GONE
+        assert leader.store.jobs.get("bob.digits").wanted.goal is Goal.RUN
         events = [(one.kind, one.by) for _, one in leader.store.events.read() if one.job]
         assert events == [
             ("submitted", "tenant ann"),
@@ -208,15 +211,17 @@ class TestWhatATenantMay:
     def test_it_is_told_why_and_where_logs_are(self, leader: Leader, tenant: Open) -> None:
         ann = tenant("ann")
         with leader.serving():
-            ann.submit(manifest())
+            ann.jobs.submit(manifest())
         leader.serve(**{"ann.digits": "waits", "other": "secret"})
         leader.requests._told.clear()  # another second
         leader.serve(**{"ann.digits": "waits", "other": "secret"})
-        assert ann.reasons().reasons == {"ann.digits": "waits"}
-        assert [(host.name, host.offer.port) for host in ann.hosts() if host.offer] == [
+        assert ann.leader.reasons().reasons == {"ann.digits": "waits"}
+        assert [(host.name, host.offer.port) for host in ann.hosts.list() if host.offer] == [
             ("h0", 4711)
         ]
-        assert ann.log_access("digits") == Access("ann.digits", leader.store.secret("ann.digits"))
+        assert ann.jobs.log_access("digits") == Access(
+            "ann.digits", leader.store.jobs.secret("ann.digits")
+        )
 
     def test_a_request_waits_for_a_controller(
         self, leader: Leader, tenant: Open, monkeypatch: pytest.MonkeyPatch
@@ -226,9 +231,9 @@ class TestWhatATenantMay:
         with pytest.raises(
             CoordinationError, match=r"has answered for 0.2 s; the request is in Zoo"
         ):
-            ann.submit(manifest(), "night-7")
+            ann.jobs.submit(manifest(), "night-7")
         leader.serve()
-        assert [job.name for job in ann.jobs()] == ["ann.digits"]
+        assert [job.name for job in ann.jobs.list()] == ["ann.digits"]
 
     def test_a_request_is_done_again_by_the_next_leader(
         self, leader: Leader, tenant: Open, monkeypatch: pytest.MonkeyPatch
@@ -237,60 +242,60 @@ class TestWhatATenantMay:
         monkeypatch.setattr(tenant_store, "ANSWER_S", 0.1)
         ann = tenant("ann")
         with pytest.raises(CoordinationError):
-            ann.submit(manifest())
+            ann.jobs.submit(manifest())
         with monkeypatch.context() as patch:
             patch.setattr(leader.writer, "commit", lambda writes: False)
             leader.serve()
         leader.requests = TenantRequests(leader.store, leader.writer, lambda: None)
         leader.serve()
-        assert [job.name for job in ann.jobs()] == ["ann.digits"]
+        assert [job.name for job in ann.jobs.list()] == ["ann.digits"]
         kinds = [event.kind for _, event in leader.store.events.read() if event.job]
         assert kinds == ["submitted"], "once"
 
     def test_refusals_say_why(self, leader: Leader, tenant: Open) -> None:
         ann = tenant("ann")
-        ClusterSecrets(leader.store).set("wandb", b"x")
+        leader.store.secrets.set("wandb", b"x")
         with leader.serving():
             with pytest.raises(UsageError, match=r"ann has no queue 'prod'; it has research"):
-                ann.submit(manifest(queue="prod"))
+                ann.jobs.submit(manifest(queue="prod"))
             with pytest.raises(UsageError, match=r"tenant ann has no secret 'wandb'"):
-                ann.submit(manifest(secrets=("wandb",)))
+                ann.jobs.submit(manifest(secrets=("wandb",)))
             with pytest.raises(
                 UsageError, match=r"ann has no secret 'ann.key'; the administrator"
             ) as e:
-                ann.submit(manifest(secrets=("ann.key",)))
+                ann.jobs.submit(manifest(secrets=("ann.key",)))
             assert "wandb" not in str(e.value), "it names no secret of others"
             with pytest.raises(ManifestError):
-                ann.submit(manifest(command=("",)))
-            ann.submit(manifest())
+                ann.jobs.submit(manifest(command=("",)))
+            ann.jobs.submit(manifest())
             with pytest.raises(UsageError, match=r"has a job named 'ann.digits' already, which is"):
-                ann.submit(manifest(max=2))
+                ann.jobs.submit(manifest(max=2))
             with pytest.raises(UnknownJob):
-                ann.change_wanted("none", lambda before: before)
-        for call in (ann.look, ann.queues, ann.settings, ann.controllers):
+                ann.jobs.change_wanted("none", lambda before: before)
+        for call in (ann.look, ann.queues.records, ann.settings.get, ann.leader.controllers):
             with pytest.raises(UsageError, match=r"ann may not .*; that needs the secret of"):
                 call()
         with pytest.raises(UsageError, match=r"may not drain hosts"):
-            ann.set_drained("h0", True)
+            ann.hosts.set_drained("h0", True)
 
     def test_the_records_of_an_ended_job_can_be_removed_and_replaced(
         self, leader: Leader, tenant: Open
     ) -> None:
         ann = tenant("ann")
         with leader.serving():
-            ann.submit(manifest())
+            ann.jobs.submit(manifest())
         leader.live("ann.digits", LifeEvent.DELETE)
         with leader.serving():
-            ann.submit(manifest(max=2))
-        assert ann.job("digits").manifest.max == 2
+            ann.jobs.submit(manifest(max=2))
+        assert ann.jobs.get("digits").manifest.max == 2
         leader.live("ann.digits", LifeEvent.DELETE)
         with leader.serving():
-            assert ann.delete_job("digits").removed
-        [job] = jobs_to_remove(leader.store.jobs())
+            assert ann.jobs.delete("digits").removed
+        [job] = jobs_to_remove(leader.store.jobs.list())
         assert leader.writer.remove_job(job)
-        assert ann.jobs() == ()
+        assert ann.jobs.list() == ()
         with leader.serving():
-            assert ann.submit(manifest()) == "ann.digits"
+            assert ann.jobs.submit(manifest()) == "ann.digits"
 
 
 class TestAnAttacker:
@@ -299,8 +304,8 @@ class TestAnAttacker:
     @pytest.fixture
     def jobs(self, leader: Leader, tenant: Open) -> None:
         with leader.serving():
-            tenant("ann").submit(manifest())
-            tenant("bob").submit(manifest())
+            tenant("ann").jobs.submit(manifest())
+            tenant("bob").jobs.submit(manifest())
 
     @pytest.mark.usefixtures("jobs")
     @pytest.mark.parametrize("who", ["nobody", "bob"])
@@ -369,14 +374,14 @@ class TestAnAttacker:
         put("ann", halt, listener)
         put("ann", halt.signed("0" * 64, "ann"), listener)
         put("ann", halt.signed(secret, "ann"), listener)
-        assert leader.store.job("ann.digits").wanted.goal is Goal.RUN, "it was not signed"
+        assert leader.store.jobs.get("ann.digits").wanted.goal is Goal.RUN, "it was not signed"
 
         signed = halt.signed(signing_key("lab", "ann", secret), "ann")
         put("ann", signed, listener)
-        assert leader.store.job("ann.digits").wanted.goal is Goal.HALT
-        leader.store.change_wanted("ann.digits", lambda w: replace(w, goal=Goal.RUN))
+        assert leader.store.jobs.get("ann.digits").wanted.goal is Goal.HALT
+        leader.store.jobs.change_wanted("ann.digits", lambda w: replace(w, goal=Goal.RUN))
         put("ann", signed, listener)
-        assert leader.store.job("ann.digits").wanted.goal is Goal.RUN, "it was sent before"
+        assert leader.store.jobs.get("ann.digits").wanted.goal is Goal.RUN, "it was sent before"
 
         bobs = secret_of(words["bob"])
         bob = raw(tenant_access("lab", "bob", bobs))
@@ -391,8 +396,8 @@ class TestAnAttacker:
         for junk in (b"", b"{", b"[]", b'{"id": 1}', bytes(1000)):
             bob.create(f"{P.inbox('bob')}/r-", junk, acl=acl, sequence=True)
         leader.serve()
-        assert leader.store.job("ann.digits").wanted.goal is Goal.RUN
-        assert sorted(job.name for job in leader.store.jobs()) == ["ann.digits", "bob.digits"]
+        assert leader.store.jobs.get("ann.digits").wanted.goal is Goal.RUN
+        assert sorted(job.name for job in leader.store.jobs.list()) == ["ann.digits", "bob.digits"]
         reasons = [one.reason for _, one in leader.store.events.read() if one.kind == "tenant"]
         refused = [why.partition(" was refused: ")[2] for why in reasons[2:]]
         assert refused == [
@@ -417,8 +422,8 @@ class TestAnAttacker:
         path = bob.create(f"{P.inbox('bob')}/r-", b"{}", acl=OPEN_ACL_UNSAFE, sequence=True)
         bob.create(f"{path}/below", b"", acl=OPEN_ACL_UNSAFE)  # so it cannot be removed
         with leader.serving():
-            assert tenant("bob").submit(manifest("second")) == "bob.second"
-            assert tenant("ann").submit(manifest("second")) == "ann.second"
+            assert tenant("bob").jobs.submit(manifest("second")) == "bob.second"
+            assert tenant("ann").jobs.submit(manifest("second")) == "ann.second"
 
     def test_what_it_hides_in_its_inbox_does_not_keep_it(
         self,
@@ -434,8 +439,8 @@ class TestAnAttacker:
         for _ in range(8):
             path = bob.create(f"{P.inbox('bob')}/r-", b"{}", acl=OPEN_ACL_UNSAFE, sequence=True)
         bob.create(f"{path}/below", b"", acl=mine)
-        ClusterQueues(leader.store).change("prod", lambda queue: replace(queue, tenant=""))
-        tenants = ClusterTenants(leader.store)
+        leader.store.queues.change("prod", lambda queue: replace(queue, tenant=""))
+        tenants = leader.store.tenants
         assert tenants.delete("bob") == 1
         assert tenants.names() == ("ann",)
         with pytest.raises(NoAuthError):
@@ -456,9 +461,9 @@ class TestAnAttacker:
         (tmp_path / "agents").mkdir()
         for job in ("ann.digits", "bob.digits"):
             places.of_agent(job, "0" * 24).write_text(f"the agent of {job}")
-        with LogServer("127.0.0.1", "lab", LAB.secret, places, leader.store.secret) as server:
+        with LogServer("127.0.0.1", "lab", LAB.secret, places, leader.store.jobs.secret) as server:
             offer = HostOffer(4, address="127.0.0.1", port=server.port)
-            ann, bob = (tenant(name).log_access("digits") for name in ("ann", "bob"))
+            ann, bob = (tenant(name).jobs.log_access("digits") for name in ("ann", "bob"))
             name = f"agent-{'0' * 24}"
             for access in (ann, LAB):
                 logs = HostLogs("h0", offer, access)
@@ -481,11 +486,11 @@ class TestAnAttacker:
                 open_tenant_store(session, "lab", "ann", "0" * 64)
             with pytest.raises(UsageError, match=r"no clusters have a tenant eve"):
                 open_tenant_store(session, None, "eve", "0" * 64)
-        tenants = ClusterTenants(leader.store)
+        tenants = leader.store.tenants
         with pytest.raises(UsageError, match=r"ann has 1 job that has not ended: ann.digits"):
             tenants.delete("ann")
         leader.live("ann.digits", LifeEvent.DELETE)
-        secrets = ClusterSecrets(leader.store)
+        secrets = leader.store.secrets
         secrets.set("ann.key", b"x")
         both = r"ann has ended jobs \(ann.digits\) and secrets \(ann.key\); remove them first"
         with pytest.raises(UsageError, match=both):
@@ -496,7 +501,7 @@ class TestAnAttacker:
         secrets.delete("ann.key")
         with pytest.raises(UsageError, match=r"tenant ann has research; delete them, or give them"):
             tenants.delete("ann")
-        ClusterQueues(leader.store).change("research", lambda queue: replace(queue, tenant=""))
+        leader.store.queues.change("research", lambda queue: replace(queue, tenant=""))
         tenants.delete("ann")
         assert tenants.names() == ("bob",)
         with Session(zk_hosts) as session, pytest.raises(AccessDenied):
@@ -504,7 +509,7 @@ class TestAnAttacker:
 
 
 def test_the_administrator_takes_no_name_of_a_tenant(leader: Leader) -> None:
-    tenants = ClusterTenants(leader.store)
+    tenants = leader.store.tenants
     submit_job(leader.store, manifest("bob.x", queue="prod"))
     with pytest.raises(
         UsageError, match=r"bob.x would belong to tenant bob; delete them, or choose"
@@ -574,11 +579,11 @@ def test_the_verbs(
             code, out = edl(*words, *as_ann)
             assert (code, "tenant ann may not" in out) == (2, True), out
         assert edl("delete", "digits", *as_ann)[0] == 0
-    assert leader.store.job("ann.digits").wanted.goal is Goal.GONE
+    assert leader.store.jobs.get("ann.digits").wanted.goal is Goal.GONE
     with Cluster(secret_file=path) as cluster:
         assert [job.name for job in cluster.list()] == ["ann.digits"]
     leader.live("ann.digits", LifeEvent.DELETE)
-    assert leader.store.job("ann.digits").life.state is LifeState.ENDED
+    assert leader.store.jobs.get("ann.digits").life.state is LifeState.ENDED
     code, out = edl("tenant", "delete", "ann")
     assert (code, "ann has ended jobs (ann.digits); remove them first with `edl" in out) == (
         2,

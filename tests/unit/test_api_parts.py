@@ -167,7 +167,7 @@ def test_a_tenant_serves_no_api_makes_no_token_and_starts_no_cluster(
     @contextmanager
     def as_ann(*_: Any) -> Iterator[TenantStore]:
         nodes = TenantNodes(None, ClusterPaths("lab"), "ann")  # type: ignore[arg-type]
-        yield TenantStore(nodes, "ann", Access("lab/ann", SECRET))
+        yield TenantStore(nodes, Access("lab/ann", SECRET))
 
     monkeypatch.setattr(cluster_api, "connected_cluster", as_ann)
     monkeypatch.setattr(listening, "PACKAGES", ())

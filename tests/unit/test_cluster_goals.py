@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from edl.coordination.cluster.jobs import StoredJob
+from edl.coordination.cluster.job_reader import StoredJob
 from edl.coordination.cluster.writer import jobs_to_remove
 from edl.core.cluster.goals import check_change, deleted, describe_change
 from edl.core.cluster.job_life import JobLife, LifeResult, LifeState

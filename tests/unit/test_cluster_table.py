@@ -16,7 +16,7 @@ from edl.cli.cluster_table import (
     state_line,
 )
 from edl.client.cluster_waiting import UNSEEN, described, wait_exit_code
-from edl.coordination.cluster.jobs import StoredJob
+from edl.coordination.cluster.job_reader import StoredJob
 from edl.core.cluster.events import ClusterEvent, ClusterEventKind
 from edl.core.cluster.job_life import JobLife, LifeResult, LifeState
 from edl.core.cluster.job_status import ClusterJobDetails, ClusterJobStatus

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edl.coordination.cluster.jobs import StoredJob
+from edl.coordination.cluster.job_reader import StoredJob
 from edl.coordination.cluster.runs import RunReader, cluster_view
 from edl.coordination.cluster.store import ClusterSnapshot
 from edl.coordination.paths import JobPaths

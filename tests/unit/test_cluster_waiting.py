@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from edl.client import cluster_waiting
 from edl.client.cluster_waiting import JobCondition, wait_for_job
 from edl.client.waiting import ClientLimits
-from edl.coordination.cluster.jobs import StoredJob
+from edl.coordination.cluster.job_reader import StoredJob
 from edl.core.cluster.job_life import JobLife, LifeState
 from edl.core.cluster.job_status import ClusterJobStatus
 from edl.core.cluster.manifest import JobManifest
@@ -26,22 +27,19 @@ ENDED = replace(QUEUED, life=JobLife(LifeState.ENDED, "is done"))
 AWAY = ZooKeeperUnreachable("z:1", 10.0)
 
 
-class Store:
+class Jobs:
     """Answers with one of ``answers`` after the other, and with the last one again and again."""
 
     def __init__(self, *answers: StoredJob | Exception) -> None:
         self._answers: Iterator[StoredJob | Exception] = iter(answers)
         self._last = answers[-1]
 
-    def job(self, name: str) -> StoredJob:
+    def get(self, name: str) -> StoredJob:
         assert name == "digits"
         answer = next(self._answers, self._last)
         if isinstance(answer, Exception):
             raise answer
         return answer
-
-    def reasons(self) -> JobReasons:
-        return JobReasons()
 
 
 def wait(
@@ -51,7 +49,7 @@ def wait(
 ) -> list[str]:
     """Return the states and reasons that were told, and the last state."""
     told: list[ClusterJobStatus] = []
-    store: Any = Store(*answers)
+    store: Any = SimpleNamespace(jobs=Jobs(*answers), leader=SimpleNamespace(reasons=JobReasons))
     end = wait_for_job(store, "digits", until, timeout_s, told.append, NOW)
     return [*(f"{one.state}: {one.reason}" for one in told), str(end.state)]
 

@@ -68,7 +68,7 @@ def test_a_tenant_sees_no_history_and_empties_none(
     @contextmanager
     def as_ann(*_: Any) -> Iterator[TenantStore]:
         nodes = TenantNodes(None, ClusterPaths("lab"), "ann")  # type: ignore[arg-type]
-        yield TenantStore(nodes, "ann", Access("lab/ann", "0" * 64))
+        yield TenantStore(nodes, Access("lab/ann", "0" * 64))
 
     monkeypatch.setattr(verb, "connected_cluster", as_ann)
     with pytest.raises(UsageError, match=r"tenant ann may not see the history of the cluster"):

@@ -57,6 +57,9 @@ class ClusterNodes(Nodes[ClusterPaths]):
             raise self.unknown()
         return UnknownJob(job, tuple(sorted(names)), "edl submit")
 
+    def check_administrator(self, what: str) -> None:
+        """Raise a UsageError if the session is a tenant's, who may not do ``what``, a verb."""
+
     def check_session(self) -> None:
         """Raise an error if the session would close what it creates with another secret.
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 from kazoo.client import TransactionRequest
 from kazoo.exceptions import NodeExistsError
 
-from edl.coordination.cluster.store import ClusterStore
+from edl.coordination.cluster.events import ClusterEvents
+from edl.coordination.cluster.jobs import ClusterJobs
+from edl.coordination.cluster.nodes import ClusterNodes
 from edl.coordination.nodes import ATTEMPTS, record
-from edl.coordination.reads import exists, get
+from edl.coordination.reads import OnChange, children, exists, get
 from edl.coordination.session import Refused
 from edl.coordination.wire import encode
 from edl.core.cluster.events import ClusterEventKind
@@ -29,13 +31,41 @@ class ClusterQueues:
     """The queues of a cluster.
 
     Args:
-        store: The cluster, in a session of its secret.
+        nodes: The nodes of the cluster, in a session of its secret.
+        events: The event log of the cluster.
+        jobs: The jobs of the cluster.
     """
 
-    def __init__(self, store: ClusterStore) -> None:
-        self._store = store
-        self._nodes = store.nodes
-        self._paths = store.paths
+    def __init__(self, nodes: ClusterNodes, events: ClusterEvents, jobs: ClusterJobs) -> None:
+        self._nodes = nodes
+        self._paths = nodes.paths
+        self._events = events
+        self._jobs = jobs
+
+    def records(self) -> dict[str, QueueRecord]:
+        """Return the queues of the cluster by name, sorted; empty if it has none.
+
+        Raises:
+            UsageError: this is a tenant.
+            CoordinationError: ZooKeeper is away.
+        """
+        self._nodes.check_administrator("see the queues of the cluster")
+        return self.read(self._nodes.read(children(self._paths.queues))[0] or ())
+
+    def read(self, names: Iterable[str], wake: OnChange = None) -> dict[str, QueueRecord]:
+        """Return the queues called ``names`` that exist, by name, sorted.
+
+        ``wake`` is called when one of the nodes changes; None: they are not watched.
+        """
+        paths = {name: self._paths.queue(name) for name in sorted(names)}
+        if not paths:
+            return {}
+        answers = self._nodes.read(*(get(path, wake) for path in paths.values()))
+        return {
+            name: record(QueueRecord, (path, answer[0]))
+            for (name, path), answer in zip(paths.items(), answers, strict=True)
+            if answer is not None
+        }
 
     def change(self, name: str, change: Callable[[QueueRecord], QueueRecord]) -> QueueRecord:
         """Change the queue called ``name``, which is created if there is none, and log it.
@@ -82,10 +112,10 @@ class ClusterQueues:
             CoordinationError: ZooKeeper is away.
         """
         self._nodes.check_session()
-        path, queues = self._paths.queue(name), self._store.queues()
+        path, queues = self._paths.queue(name), self.records()
         jobs = [
             job.name
-            for job in self._store.jobs()
+            for job in self._jobs.list()
             if job.manifest.queue == name and job.life.state is not LifeState.ENDED
         ]
         if name in queues and jobs:
@@ -94,18 +124,18 @@ class ClusterQueues:
                 f"queue {name} has {number} that {verb(len(jobs), 'has', 'have')} not ended: "
                 f"{some(jobs)}; wait for their end, or delete them"
             )
-        event = self._store.event(ClusterEventKind.QUEUE, f"queue {name} was deleted")
+        event = self._events.new(ClusterEventKind.QUEUE, f"queue {name} was deleted")
 
         def build(transaction: TransactionRequest) -> None:
             transaction.delete(path)
-            self._store.add_event(transaction, event)
+            self._events.append_in(transaction, event)
 
         if name in queues:
             try:
                 self._nodes.session.transact("delete a queue", build)
                 return
             except Refused:  # another process was faster
-                queues = self._store.queues()
+                queues = self.records()
         raise UsageError(unknown_queue(self._nodes.what, name, queues))
 
     def _write(self, name: str, queue: QueueRecord, before: Any, is_first: bool) -> bool:
@@ -118,7 +148,7 @@ class ClusterQueues:
             is_first: Whether the node above it does not exist yet.
         """
         path = self._paths.queue(name)
-        event = self._store.event(ClusterEventKind.QUEUE, f"queue {name}: {queue}")
+        event = self._events.new(ClusterEventKind.QUEUE, f"queue {name}: {queue}")
         data = encode(replace(queue, set_s=time.time(), by=event.by).to_json())
 
         def build(transaction: TransactionRequest) -> None:
@@ -128,7 +158,7 @@ class ClusterQueues:
                 transaction.create(path, data)
             else:
                 transaction.set_data(path, data, before[1].version)
-            self._store.add_event(transaction, event)
+            self._events.append_in(transaction, event)
 
         try:
             self._nodes.session.transact("set a queue", build)

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from edl.coordination.access import Access
-from edl.coordination.cluster.jobs import StoredJob
+from edl.coordination.cluster.job_reader import StoredJob
 from edl.coordination.cluster.store import ClusterSnapshot
 from edl.coordination.nodes import content, record, record_or_none
 from edl.coordination.paths import JobPaths

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from kazoo.client import TransactionRequest
 from kazoo.exceptions import NodeExistsError
 
-from edl.coordination.cluster.store import ClusterStore
+from edl.coordination.cluster.events import ClusterEvents
+from edl.coordination.cluster.nodes import ClusterNodes
 from edl.coordination.nodes import ATTEMPTS, record
 from edl.coordination.reads import children, exists, get
 from edl.coordination.session import Refused
@@ -49,13 +50,14 @@ class ClusterSecrets:
     """The secrets of users that a cluster keeps.
 
     Args:
-        store: The cluster, in a session of its secret.
+        nodes: The nodes of the cluster, in a session of its secret.
+        events: The event log of the cluster.
     """
 
-    def __init__(self, store: ClusterStore) -> None:
-        self._store = store
-        self._nodes = store.nodes
-        self._paths = store.paths
+    def __init__(self, nodes: ClusterNodes, events: ClusterEvents) -> None:
+        self._nodes = nodes
+        self._paths = nodes.paths
+        self._events = events
 
     def set(self, name: str, content: bytes) -> bool:
         """Keep ``content`` as the secret called ``name``; replace one of that name.
@@ -101,7 +103,7 @@ class ClusterSecrets:
 
         def build(transaction: TransactionRequest) -> None:
             transaction.delete(path)
-            self._store.add_event(transaction, event)
+            self._events.append_in(transaction, event)
 
         names = self.names()
         if name in names:
@@ -216,7 +218,7 @@ class ClusterSecrets:
                 transaction.create(path, data)
             else:
                 transaction.set_data(path, data, version)
-            self._store.add_event(transaction, event)
+            self._events.append_in(transaction, event)
 
         try:
             self._nodes.session.transact("set a secret", build)
@@ -227,7 +229,7 @@ class ClusterSecrets:
         return True
 
     def _event(self, reason: str) -> ClusterEvent:
-        return self._store.event(ClusterEventKind.SECRET, reason)
+        return self._events.new(ClusterEventKind.SECRET, reason)
 
 
 def _check_content(name: str, content: bytes) -> None:

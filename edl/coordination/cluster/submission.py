@@ -16,8 +16,7 @@ from typing import Any
 from kazoo.client import TransactionRequest
 from kazoo.exceptions import NodeExistsError
 
-from edl.coordination.cluster.secrets import ClusterSecrets
-from edl.coordination.cluster.store import MOST_JOBS, ClusterStore
+from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.cluster.tenants import JobOwner
 from edl.coordination.nodes import ATTEMPTS, content
 from edl.coordination.reads import exists, get
@@ -33,6 +32,7 @@ from edl.core.cluster.records import Wanted
 from edl.core.cluster.tenant_names import SEPARATOR, is_tenant_name
 from edl.errors import CoordinationError, UsageError
 
+MOST_JOBS = 10_000  # in one cluster, the ended ones included; ZooKeeper has all in memory
 SMALL_BYTES = 4096  # of a manifest, as it is stored, that is taken in any case; most have 1,000
 SHARED_BYTES = 1 << 24  # of a manifest, divided by the number of jobs: at most 110 MB for all
 
@@ -192,7 +192,7 @@ class _Submission:
         """
         if not self._manifest.secrets:
             return
-        secrets = ClusterSecrets(self._store)
+        secrets = self._store.secrets
         known = secrets.names()
         for name in self._manifest.secrets:
             if name not in known:
@@ -201,7 +201,7 @@ class _Submission:
 
     def check_queue(self) -> None:
         """Raise a UsageError if the cluster has queues, and none that the manifest names."""
-        queues, name = self._store.queues(), self._manifest.queue
+        queues, name = self._store.queues.records(), self._manifest.queue
         self._queue = self._store.paths.queue(name) if queues else ""
         if queues and name not in queues:
             asks = f", which job {self._name} names"
@@ -284,5 +284,5 @@ class _Submission:
         transaction.create(p.life(name), b"", acl=acl)
         again = " again" if ended else ""
         reason = f"job {name} was submitted{again}, for {self._manifest.allowed_sizes}"
-        event = self._store.event(ClusterEventKind.SUBMITTED, reason, job=name)
-        self._store.add_event(transaction, event)
+        event = self._store.events.new(ClusterEventKind.SUBMITTED, reason, job=name)
+        self._store.events.append_in(transaction, event)

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import NoReturn
 
 from edl.coordination.access import Access
-from edl.coordination.cluster.jobs import StoredJob
+from edl.coordination.cluster.events import ClusterEvents
+from edl.coordination.cluster.hosts import ClusterHosts
+from edl.coordination.cluster.job_reader import JobReader, StoredJob
+from edl.coordination.cluster.jobs import ClusterJobs
+from edl.coordination.cluster.leader import ClusterLeader
 from edl.coordination.cluster.nodes import ClusterNodes, cluster_names
 from edl.coordination.cluster.paths import ClusterPaths
-from edl.coordination.cluster.store import ClusterSnapshot, ClusterStore
+from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.cluster.tenants import signing_key, tenant_access, whole_acl
-from edl.coordination.events import EventLogNodes
 from edl.coordination.nodes import content
 from edl.coordination.reads import children, get
 from edl.coordination.session import Session
@@ -27,7 +29,7 @@ from edl.core.cluster.events import ClusterEvent
 from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.manifest_file import checked_manifest
 from edl.core.cluster.measured_throughput import MeasuredThroughput
-from edl.core.cluster.records import ClusterRecord, Goal, HostOffer, JobReasons, QueueRecord, Wanted
+from edl.core.cluster.records import Goal, HostOffer, JobReasons, Wanted
 from edl.core.cluster.tenant_names import own_name
 from edl.core.cluster.tenants import (
     TenantRequest,
@@ -53,69 +55,83 @@ class TenantNodes(ClusterNodes):
 
     def __init__(self, session: Session, paths: ClusterPaths, tenant: str) -> None:
         super().__init__(session, paths)
-        self._tenant = tenant
+        self.tenant = tenant
+
+    def view(self) -> TenantView:
+        """Read and return what the leader tells the tenant.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+        """
+        path = self.paths.tenant_view(self.tenant)
+        return TenantView.from_json(content(path, self.read(get(path))[0]))
+
+    def check_administrator(self, what: str) -> None:
+        """Raise the error that only the administrator may do ``what``."""
+        raise UsageError(
+            f"tenant {self.tenant} may not {what}; that needs the secret of the cluster, which its "
+            "administrator has"
+        )
 
     def check_session(self) -> None:
         """Raise the error that only the administrator may do this."""
         raise UsageError(
-            f"tenant {self._tenant} may not do this; it needs the secret of {self.what}, which its "
+            f"tenant {self.tenant} may not do this; it needs the secret of {self.what}, which its "
             "administrator has"
         )
 
 
-class TenantStore(ClusterStore):
-    """The jobs of a tenant of a cluster, read as records, and changed by requests.
-
-    What only the administrator may do raises a UsageError.
+class TenantJobs(ClusterJobs):
+    """The jobs of one tenant of a cluster, which the leader changes when the tenant asks for it.
 
     Args:
         nodes: The nodes of the cluster, in a session that has proved the tenant's secret.
-        tenant: The name of the tenant.
+        events: The event log of the cluster, which a tenant cannot read.
+        reader: Reads the jobs' nodes.
         access: The identity of the tenant, with its secret.
     """
 
-    def __init__(self, nodes: ClusterNodes, tenant: str, access: Access) -> None:
-        super().__init__(nodes, by=f"tenant {tenant}")
-        self.tenant = tenant
+    def __init__(
+        self, nodes: TenantNodes, events: ClusterEvents, reader: JobReader, access: Access
+    ) -> None:
+        super().__init__(nodes, events, reader)
+        self._tenant = nodes.tenant
         self._access = access
-        self.events = _NoEvents(nodes, ClusterEvent)
-
-    def check_administrator(self, what: str) -> None:
-        """Raise the error that only the administrator may do ``what``."""
-        self._refuse(what)
 
     # --- reading
 
-    def jobs(self) -> tuple[StoredJob, ...]:
+    def list(self) -> tuple[StoredJob, ...]:
         """Read the jobs of the tenant, and return them in the order of submission."""
-        names = self.nodes.read(children(self.paths.tenant_jobs(self.tenant)))[0]
-        return self._jobs.read(names or ())
+        return self._reader.read(self._names())
 
-    def job(self, name: str) -> StoredJob:
+    def get(self, name: str) -> StoredJob:
         """Read the tenant's job called ``name``, with or without the name of the tenant before it.
 
         Raises:
             UnknownJob: the tenant has no such job.
         """
-        full = own_name(self.tenant, name)
-        names = self.nodes.read(children(self.paths.tenant_jobs(self.tenant)))[0] or ()
-        found = self._jobs.read([full]) if full in names else ()
+        full, names = self.full_name(name), self._names()
+        found = self._reader.read([full]) if full in names else ()
         if not found:
             raise UnknownJob(full, tuple(sorted(names)), "edl submit")
         return found[0]
 
+    def has(self, name: str) -> bool:
+        """Return whether the tenant has a job called ``name``, also an ended one."""
+        return self.full_name(name) in self._names()
+
     def full_name(self, job: str) -> str:
         """Return the name of a job with that of the tenant before it."""
-        return own_name(self.tenant, job)
+        return own_name(self._tenant, job)
 
-    def has_job(self, name: str) -> bool:
-        """Return whether the tenant has a job called ``name``, also an ended one."""
-        names = self.nodes.read(children(self.paths.tenant_jobs(self.tenant)))[0]
-        return own_name(self.tenant, name) in (names or ())
+    def log_access(self, job: str) -> Access:
+        """Return the job and its secret, which sign requests for the logs of the job."""
+        name = self.full_name(job)
+        return Access(name, self.secret(name) or "")
 
     def secret(self, job: str) -> str | None:
         """Return the secret of the runs of ``job``."""
-        return super().secret(own_name(self.tenant, job))
+        return super().secret(self.full_name(job))
 
     def secrets_and_measured(
         self, jobs: Iterable[str], watch: bool = True
@@ -124,44 +140,9 @@ class TenantStore(ClusterStore):
         secrets = {job: self.secret(job) for job in jobs}
         return {job: secret for job, secret in secrets.items() if secret}, {}
 
-    def reasons(self) -> JobReasons:
-        """Return what the leader says of the tenant's jobs."""
-        view = self._view()
-        return JobReasons(view.at_s, view.reasons, view.surplus)
-
-    def hosts(self) -> tuple[HostView, ...]:
-        """Return the hosts that serve logs, with nothing but their names and addresses."""
-        return tuple(
-            HostView(name, HostOffer(0, address=address, port=port))
-            for name, (address, port) in sorted(self._view().hosts.items())
-        )
-
-    def log_access(self, job: str) -> Access:
-        """Return the job and its secret, which sign requests for the logs of the job."""
-        name = own_name(self.tenant, job)
-        return Access(name, self.secret(name) or "")
-
-    def queues(self) -> dict[str, QueueRecord]:
-        """Raise the error that only the administrator sees the queues."""
-        self._refuse("see the queues of the cluster")
-
-    def settings(self) -> ClusterRecord:
-        """Raise the error that only the administrator sees the settings."""
-        self._refuse("see the settings of the cluster")
-
-    def look(self) -> ClusterSnapshot:
-        """Raise the error that only the administrator sees the whole cluster."""
-        self._refuse("see the cluster as a whole")
-
-    snapshot = look
-
-    def controllers(self) -> list[str]:
-        """Raise the error that only the administrator sees the controllers."""
-        self._refuse("see the controllers")
-
-    def _view(self) -> TenantView:
-        path = self.paths.tenant_view(self.tenant)
-        return TenantView.from_json(content(path, self.nodes.read(get(path))[0]))
+    def _names(self) -> Sequence[str]:
+        """Return the full names of the tenant's jobs, ended ones too."""
+        return self._nodes.read(children(self._paths.tenant_jobs(self._tenant)))[0] or ()
 
     # --- asking
 
@@ -190,7 +171,7 @@ class TenantStore(ClusterStore):
             UsageError: the leader has refused it.
             CoordinationError: ZooKeeper is away, or no controller has answered in time.
         """
-        stored = self.job(job)
+        stored = self.get(job)
         before, after = stored.wanted, change(stored.wanted)
         request = TenantRequest(
             uuid.uuid4().hex,
@@ -201,29 +182,21 @@ class TenantStore(ClusterStore):
         )
         if request.goal is not None or request.priority is not None:
             self._ask(request)
-        return self.job(stored.name).wanted
+        return self.get(stored.name).wanted
 
-    def delete_job(self, job: str) -> Wanted:
+    def delete(self, job: str) -> Wanted:
         """Ask the leader to delete ``job``; return what is wanted of it then.
 
         Raises:
             UnknownJob: the tenant has no such job.
             CoordinationError: ZooKeeper is away, or no controller has answered in time.
         """
-        stored = self.job(job)
+        stored = self.get(job)
         self._ask(TenantRequest(uuid.uuid4().hex, TenantVerb.DELETE, job=stored.name))
         try:
-            return self.job(stored.name).wanted
+            return self.get(stored.name).wanted
         except UnknownJob:  # its records are gone
             return Wanted(Goal.GONE, stored.wanted.priority, removed=True)
-
-    def change_settings(self, change: Callable[[ClusterRecord], ClusterRecord]) -> ClusterRecord:
-        """Raise a UsageError: a tenant may not change the settings of the cluster."""
-        self._refuse("change the settings of the cluster")
-
-    def set_drained(self, host: str, drained: bool) -> bool:
-        """Raise a UsageError: a tenant may not drain hosts."""
-        self._refuse("drain hosts")
 
     def _ask(self, request: TenantRequest) -> str:
         """Write a request into the inbox, and wait for the leader's answer; return the job's name.
@@ -232,9 +205,9 @@ class TenantStore(ClusterStore):
             UsageError: the leader has refused it.
             CoordinationError: ZooKeeper is away, or no controller has answered in time.
         """
-        p, session = self.paths, self.nodes.session
-        cluster, tenant = p.name, self.tenant
-        inbox, before = self.nodes.read(get(p.inbox(tenant)), get(p.responses(tenant)))
+        p, session = self._paths, self._nodes.session
+        cluster, tenant = p.name, self._tenant
+        inbox, before = self._nodes.read(get(p.inbox(tenant)), get(p.responses(tenant)))
         after = TenantResponses.from_json(content(p.responses(tenant), before)).newest
         key = signing_key(cluster, tenant, self._access.secret)
         signed = replace(request, after=after).signed(key, tenant)
@@ -246,7 +219,7 @@ class TenantStore(ClusterStore):
         )
         deadline = time.monotonic() + ANSWER_S
         while time.monotonic() < deadline:
-            answer = self.nodes.read(get(p.responses(tenant)))[0]
+            answer = self._nodes.read(get(p.responses(tenant)))[0]
             found = TenantResponses.from_json(content(p.responses(tenant), answer)).of(request.id)
             if found is not None and found.refused:
                 raise UsageError(found.refused)
@@ -258,19 +231,70 @@ class TenantStore(ClusterStore):
             "in ZooKeeper, and will be carried out when one leads"
         )
 
-    def _refuse(self, what: str) -> NoReturn:
-        raise UsageError(
-            f"tenant {self.tenant} may not {what}; that needs the secret of the cluster, which its "
-            "administrator has"
+
+class TenantHosts(ClusterHosts):
+    """The hosts of a cluster as a tenant sees them.
+
+    Args:
+        nodes: The nodes of the cluster, in a session that has proved the tenant's secret.
+        events: The event log of the cluster, which a tenant cannot read.
+    """
+
+    def __init__(self, nodes: TenantNodes, events: ClusterEvents) -> None:
+        super().__init__(nodes, events)
+        self._view = nodes.view
+
+    def list(self) -> tuple[HostView, ...]:
+        """Return the hosts that serve logs, with nothing but their names and addresses."""
+        return tuple(
+            HostView(name, HostOffer(0, address=address, port=port))
+            for name, (address, port) in sorted(self._view().hosts.items())
         )
 
 
-class _NoEvents(EventLogNodes[ClusterEvent]):
+class TenantLeader(ClusterLeader):
+    """What the leader of a cluster says to a tenant.
+
+    Args:
+        nodes: The nodes of the cluster, in a session that has proved the tenant's secret.
+    """
+
+    def __init__(self, nodes: TenantNodes) -> None:
+        super().__init__(nodes)
+        self._view = nodes.view
+
+    def reasons(self) -> JobReasons:
+        """Return what the leader says of the tenant's jobs."""
+        view = self._view()
+        return JobReasons(view.at_s, view.reasons, view.surplus)
+
+
+class TenantEvents(ClusterEvents):
     """The event log of a cluster for a tenant, who cannot read it: there are no events."""
 
     def read(self, after: int = -1) -> list[tuple[int, ClusterEvent]]:
         """Return no events."""
         return []
+
+
+class TenantStore(ClusterStore):
+    """The jobs of a tenant of a cluster, read as records, and changed by requests.
+
+    What only the administrator may do raises a UsageError (:class:`TenantNodes`).
+
+    Args:
+        nodes: The nodes of the cluster, in a session that has proved the tenant's secret.
+        access: The identity of the tenant, with its secret.
+    """
+
+    jobs: TenantJobs
+
+    def __init__(self, nodes: TenantNodes, access: Access) -> None:
+        super().__init__(nodes)
+        self.events = TenantEvents(nodes, by=f"tenant {nodes.tenant}")
+        self.jobs = TenantJobs(nodes, self.events, self._reader, access)
+        self.hosts = TenantHosts(nodes, self.events)
+        self.leader = TenantLeader(nodes)
 
 
 def open_tenant_store(
@@ -303,7 +327,7 @@ def open_tenant_store(
     if len(found) == 1:
         access = candidates[found[0]]
         session.identify(access)
-        return TenantStore(TenantNodes(session, paths[found[0]], tenant), tenant, access)
+        return TenantStore(TenantNodes(session, paths[found[0]], tenant), access)
     if cluster is not None:
         raise AccessDenied(
             cluster,

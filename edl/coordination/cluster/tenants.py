@@ -14,9 +14,11 @@ from kazoo.exceptions import NoNodeError, NotEmptyError
 from kazoo.security import ACL, Id, Permissions
 
 from edl.coordination.access import Access
-from edl.coordination.cluster.paths import ClusterPaths
+from edl.coordination.cluster.events import ClusterEvents
+from edl.coordination.cluster.jobs import ClusterJobs
+from edl.coordination.cluster.nodes import ClusterNodes
+from edl.coordination.cluster.queues import ClusterQueues
 from edl.coordination.cluster.secrets import ClusterSecrets
-from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.nodes import record
 from edl.coordination.reads import OnChange, children, exists, get
 from edl.coordination.secrets import new_secret
@@ -84,13 +86,27 @@ class ClusterTenants:
     """The tenants of a cluster.
 
     Args:
-        store: The cluster, in a session of its secret.
+        nodes: The nodes of the cluster, in a session of its secret.
+        events: The event log of the cluster.
+        jobs: The jobs of the cluster.
+        queues: The queues of the cluster.
+        secrets: The secrets that the cluster keeps.
     """
 
-    def __init__(self, store: ClusterStore) -> None:
-        self._store = store
-        self._nodes = store.nodes
-        self._paths: ClusterPaths = store.paths
+    def __init__(
+        self,
+        nodes: ClusterNodes,
+        events: ClusterEvents,
+        jobs: ClusterJobs,
+        queues: ClusterQueues,
+        secrets: ClusterSecrets,
+    ) -> None:
+        self._nodes = nodes
+        self._paths = nodes.paths
+        self._events = events
+        self._jobs = jobs
+        self._queues = queues
+        self._secrets = secrets
 
     def create(self, name: str) -> str:
         """Make a tenant, and return the word that it keeps in its secret file.
@@ -120,7 +136,7 @@ class ClusterTenants:
         identity = str(own.acl[0].id.id)
         key = signing_key(p.name, name, secret).encode()
         sealed = seal(self._key, name, key, os.urandom(NONCE_BYTES))
-        event = self._store.event(ClusterEventKind.TENANT, f"tenant {name} was made")
+        event = self._events.new(ClusterEventKind.TENANT, f"tenant {name} was made")
         about = TenantRecord(
             identity, base64.b64encode(sealed).decode(), created_s=time.time(), by=event.by
         )
@@ -134,7 +150,7 @@ class ClusterTenants:
             transaction.create(p.inbox(name), inbox, acl=creates)
             for path in (p.responses(name), p.tenant_jobs(name), p.tenant_view(name)):
                 transaction.create(path, b"", acl=reads)
-            self._store.add_event(transaction, event)
+            self._events.append_in(transaction, event)
 
         try:
             self._nodes.session.transact(f"make tenant {name}", build)
@@ -229,13 +245,13 @@ class ClusterTenants:
             CoordinationError: it has got a job meanwhile, or ZooKeeper is away.
         """
         p = self._paths
-        event = self._store.event(ClusterEventKind.TENANT, f"tenant {name} was removed")
+        event = self._events.new(ClusterEventKind.TENANT, f"tenant {name} was removed")
 
         def build(transaction: TransactionRequest) -> None:
             transaction.set_data(p.tenant(name), encode(replace(about, revoked=True).to_json()))
             for path in (p.tenant_jobs(name), p.responses(name), p.tenant_view(name)):
                 transaction.delete(path)  # without them no job of it can be submitted any more
-            self._store.add_event(transaction, event)
+            self._events.append_in(transaction, event)
 
         try:
             self._nodes.session.transact(f"remove tenant {name}", build)
@@ -285,14 +301,14 @@ class ClusterTenants:
 
     def _check_gone(self, name: str) -> None:
         """Raise a UsageError if the tenant ``name`` has jobs, ended ones included, or more."""
-        jobs = [job for job in self._store.jobs() if tenant_of(job.name, {name})]
+        jobs = [job for job in self._jobs.list() if tenant_of(job.name, {name})]
         if living := [job.name for job in jobs if job.life.state is not LifeState.ENDED]:
             number = counted(len(living), "job")
             raise UsageError(
                 f"tenant {name} has {number} that {verb(len(living), 'has', 'have')} not ended: "
                 f"{some(living)}; wait for their end, or delete them"
             )
-        secrets = [one for one in ClusterSecrets(self._store).names() if tenant_of(one, {name})]
+        secrets = [one for one in self._secrets.names() if tenant_of(one, {name})]
         if jobs or secrets:
             ended = [f"ended jobs ({some([job.name for job in jobs])})"] if jobs else []
             kept = [f"secrets ({some(secrets)})"] if secrets else []
@@ -300,7 +316,7 @@ class ClusterTenants:
                 f"tenant {name} has {' and '.join(ended + kept)}; remove them first with "
                 "`edl delete JOB` and `edl secret delete NAME`"
             )
-        if queues := [one for one, queue in self._store.queues().items() if queue.tenant == name]:
+        if queues := [one for one, queue in self._queues.records().items() if queue.tenant == name]:
             raise UsageError(
                 f"tenant {name} has {some(queues)}; delete them, or give them to another one with "
                 "`edl queue set QUEUE --tenant OTHER`"

@@ -12,7 +12,7 @@ from typing import Any
 
 from kazoo.client import TransactionRequest
 
-from edl.coordination.cluster.jobs import StoredJob
+from edl.coordination.cluster.job_reader import StoredJob
 from edl.coordination.cluster.paths import ClusterPaths
 from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.election import Leadership, Write
@@ -218,7 +218,7 @@ class ClusterWriter:
             LeadershipLost: the job has no secret, and the term is over.
             CoordinationError: the job was removed, or ZooKeeper is away.
         """
-        found = self._store.secret(job)
+        found = self._store.jobs.secret(job)
         if found is None:
             write = secret_write(self.paths, job)
             if not self.commit([write]):
@@ -321,7 +321,7 @@ class ClusterWriter:
             host: The host that it is about; empty: none.
         """
         return event_write(
-            self.paths, self._store.event(ClusterEventKind.REMOVED, reason, job, host)
+            self.paths, self._store.events.new(ClusterEventKind.REMOVED, reason, job, host)
         )
 
 

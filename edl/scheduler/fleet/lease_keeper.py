@@ -79,7 +79,8 @@ class LeaseKeeper:
         if found.table != table:
             news = [(f"{self._runner.name}: {what}", host) for what, host in found.news]
             events = [
-                self._store.event(ClusterEventKind.LEASE, what, host=host) for what, host in news
+                self._store.events.new(ClusterEventKind.LEASE, what, host=host)
+                for what, host in news
             ]
             paths = self._store.paths
             self._read = None  # read it again if this fails
@@ -98,7 +99,7 @@ class LeaseKeeper:
             CoordinationError: ZooKeeper is away.
         """
         if self._read is None:
-            table, version = self._store.leases()
+            table, version = self._store.leader.leases()
             if table.engine != self._runner.name:
                 table = replace(LeaseTable(self._runner.name), last=table.last)
             self._read = (table, version)

@@ -1,0 +1,143 @@
+"""Read the hosts of a cluster, and drain them.
+
+What a host offers and reports, ``host_registration`` writes; what it is assigned, ``writer`` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from kazoo.client import TransactionRequest
+from kazoo.exceptions import NodeExistsError, NoNodeError
+
+from edl.coordination.cluster.events import ClusterEvents
+from edl.coordination.cluster.job_reader import in_threes
+from edl.coordination.cluster.nodes import ClusterNodes
+from edl.coordination.nodes import record, record_or_none
+from edl.coordination.reads import OnChange, children, exists, get
+from edl.coordination.session import Refused
+from edl.core.cluster.events import ClusterEventKind
+from edl.core.cluster.records import HostAssignment, HostOffer, HostReport
+from edl.core.cluster.view import HostView
+from edl.errors import FEW, CoordinationError, UsageError, nearest
+
+
+class ClusterHosts:
+    """The hosts of one cluster.
+
+    Args:
+        nodes: The nodes of the cluster.
+        events: The event log of the cluster.
+    """
+
+    def __init__(self, nodes: ClusterNodes, events: ClusterEvents) -> None:
+        self._nodes = nodes
+        self._paths = nodes.paths
+        self._events = events
+
+    def list(self) -> tuple[HostView, ...]:
+        """Return the hosts of the cluster, in the order of their names.
+
+        Raises:
+            UnknownCluster: the cluster does not exist.
+            CoordinationError: ZooKeeper is away.
+        """
+        names = self._nodes.read(children(self._paths.hosts))[0]
+        if names is None:
+            raise self._nodes.unknown()
+        return self.read(names)
+
+    def read(self, names: Iterable[str], wake: OnChange = None) -> tuple[HostView, ...]:
+        """Return the hosts called ``names`` that exist, sorted by name.
+
+        Args:
+            names: The names of the hosts, in any order.
+            wake: Called when one of the nodes changes. None: the nodes are not watched.
+        """
+        p, known = self._paths, sorted(names)
+        parts = [(p.assigned(name), p.report(name)) for name in known]
+        reads = (
+            (children(p.host(name), wake), *(get(path, wake) for path in part))
+            for name, part in zip(known, parts, strict=True)
+        )
+        answers = self._nodes.read(*(read for three in reads for read in three))
+        threes = tuple(in_threes(answers))
+        offering = [
+            n for n, three in zip(known, threes, strict=True) if "offer" in (three[0] or ())
+        ]
+        [offers] = self._nodes.read_groups([p.offer(name) for name in offering], wake=wake)
+        offered = dict(offers)
+        found = []
+        for name, part, (nodes, assigned, report) in zip(known, parts, threes, strict=True):
+            if nodes is not None and assigned and report:
+                path = p.offer(name)
+                found.append(
+                    HostView(
+                        name,
+                        offer=record(HostOffer, (path, offered[path])) if path in offered else None,
+                        drained="drained" in nodes,
+                        assigned=record(HostAssignment, (part[0], assigned[0])),
+                        version=assigned[1].version,
+                        report=record_or_none(HostReport, part[1], report),
+                    )
+                )
+        return tuple(found)
+
+    def set_drained(self, host: str, drained: bool) -> bool:
+        """Say whether a host shall be without jobs, and log it; the leader acts on it later.
+
+        Args:
+            host: The name of the host.
+            drained: True: the host gets no slots of jobs any more, and jobs give back those that
+                they have there. False: it may have jobs again.
+
+        Returns:
+            True if this call has changed it; False if it was so already, and nothing was written.
+
+        Raises:
+            UsageError: the cluster has no such host, or this is a tenant.
+            UnknownCluster: the cluster does not exist.
+            CoordinationError: ZooKeeper is away, or the newest identity of the session is not the
+                cluster's.
+        """
+        self._nodes.check_administrator("drain hosts")
+        self._nodes.check_session()
+        path = self._paths.drained(host)
+        reason = f"host {host} is drained" if drained else f"host {host} may have jobs again"
+        event = self._events.new(ClusterEventKind.DRAIN, reason, host=host)
+
+        def build(transaction: TransactionRequest) -> None:
+            if drained:
+                transaction.create(path)
+            else:
+                transaction.delete(path)
+            self._events.append_in(transaction, event)
+
+        names, there = self._nodes.read(children(self._paths.hosts), exists(path))
+        if names is None:
+            raise self._nodes.unknown()
+        if host not in names:
+            raise UsageError(
+                f"{self._nodes.what} has no host named {host!r}{_known_hosts(host, names)}"
+            )
+        if (there is not None) is drained:
+            return False
+        try:
+            self._nodes.session.transact(f"drain {host}", build)
+        except Refused as refused:
+            if isinstance(refused.error, NodeExistsError | NoNodeError):
+                return False  # another process was faster
+            raise CoordinationError(f"{path} could not be written: {refused.error}") from refused
+        return True
+
+
+def _known_hosts(host: str, names: Sequence[str]) -> str:
+    """Return the end of an error message about ``host``, which the cluster does not have.
+
+    It says which hosts (``names``) the cluster has, or those with the most similar names.
+    """
+    if not names:
+        return "; start one with `edl host`"
+    if len(names) <= FEW:
+        return f"; its hosts: {', '.join(sorted(names))}"
+    return f"; the nearest of {len(names)}: {', '.join(nearest(host, sorted(names)))}"
