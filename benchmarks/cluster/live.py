@@ -30,7 +30,7 @@ import psutil
 
 from benchmarks.jobs import ROOT
 from edl.client import Cluster
-from edl.client.clusters import connected_cluster
+from edl.client.cluster.connection import connected_cluster
 from edl.coordination.access import Access
 from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.job_store import JobStore

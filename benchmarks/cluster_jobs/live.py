@@ -16,9 +16,9 @@ from benchmarks.cluster_jobs.marks import StepMark, step_marks
 from benchmarks.cluster_jobs.profiling import Profiles
 from benchmarks.cluster_jobs.workload import HOSTS, SLOTS, WorkloadJob
 from benchmarks.jobs import BenchmarkError
-from edl.client.cluster_plans import set_policy_of_cluster
-from edl.client.clusters import connected_cluster
-from edl.client.manifest_reading import job_manifest
+from edl.client import Cluster
+from edl.client.cluster.connection import connected_cluster
+from edl.client.cluster.manifest_reading import job_manifest
 from edl.coordination.cluster.store import ClusterSnapshot, ClusterStore
 from edl.coordination.cluster.submission import submit_job
 from edl.core.cluster.job_life import LifeState
@@ -172,8 +172,10 @@ class _Stage:
         self, jobs: Sequence[WorkloadJob], profiles: Profiles, kills: Sequence[tuple[float, str]]
     ) -> LiveRun:
         secret = self._machines.secret_file.read_text()
-        with connected_cluster(self._cluster, self._machines.zookeeper, secret) as store:
-            set_policy_of_cluster(store, self._policy.name, self._policy.parameters)
+        zookeeper = self._machines.zookeeper
+        client = Cluster(self._cluster, zookeeper, secret=secret)
+        client.policy.set(self._policy.name, self._policy.parameters)
+        with connected_cluster(self._cluster, zookeeper, secret) as store:
             self._begin_s = time.time()
             coming, striking = list(jobs), list(kills)
             deadline_s = time.monotonic() + LIMIT_S

@@ -11,7 +11,6 @@ from edl.api.jobs import NAME, By, pool_of
 from edl.api.records import DrainStatus, PlanList, PolicySetting, SecretEntry, SecretList
 from edl.api.requests import sent_record
 from edl.api.schemas import answer_schemas, takes_record
-from edl.client import Cluster
 from edl.cluster_policies import is_own
 from edl.core.cluster.cluster_status import ClusterStatus
 from edl.core.cluster.policies import POLICIES
@@ -38,19 +37,15 @@ async def plan(
     """Show which slots each job would get if the policy were asked now; nothing is changed."""
     if policy is not None:
         check_registered(policy)
-    found = await pool_of(request).ask(caller.by, lambda one: one.plan(policy))
+    found = await pool_of(request).ask(caller.by, lambda one: one.policy.plan(policy))
     return answer(request, PlanList(found))
 
 
 @router.get("/policy", responses=answer_schemas(PolicySetting))
 async def show_policy(request: Request, caller: By) -> Response:
     """Show by which policy the cluster gives slots."""
-
-    def read(cluster: Cluster) -> PolicySetting:
-        now = cluster.status()
-        return PolicySetting(now.policy, now.parameters)
-
-    return answer(request, await pool_of(request).ask(caller.by, read))
+    now = await pool_of(request).ask(caller.by, lambda one: one.policy.get())
+    return answer(request, PolicySetting(now.policy, now.parameters))
 
 
 @router.put(
@@ -61,7 +56,7 @@ async def set_policy(request: Request, caller: By) -> Response:
     new = sent_record(request, PolicySetting)
     check_registered(new.policy)
     now = await pool_of(request).ask(
-        caller.by, lambda one: one.set_policy(new.policy, new.parameters)
+        caller.by, lambda one: one.policy.set(new.policy, new.parameters)
     )
     return answer(request, PolicySetting(now.policy, now.parameters))
 
@@ -69,21 +64,21 @@ async def set_policy(request: Request, caller: By) -> Response:
 @router.post("/hosts/{host}/drain", responses=answer_schemas(DrainStatus))
 async def drain(request: Request, caller: By, host: Host) -> Response:
     """Let a host have no jobs from now on; they shrink, or move to other hosts."""
-    await pool_of(request).ask(caller.by, lambda one: one.drain(host))
+    await pool_of(request).ask(caller.by, lambda one: one.hosts.drain(host))
     return answer(request, DrainStatus(host, True))
 
 
 @router.post("/hosts/{host}/undrain", responses=answer_schemas(DrainStatus))
 async def undrain(request: Request, caller: By, host: Host) -> Response:
     """Let a host that was drained have jobs again."""
-    await pool_of(request).ask(caller.by, lambda one: one.undrain(host))
+    await pool_of(request).ask(caller.by, lambda one: one.hosts.undrain(host))
     return answer(request, DrainStatus(host, False))
 
 
 @router.get("/secrets", responses=answer_schemas(SecretList))
 async def secrets(request: Request, caller: By) -> Response:
     """List the names of the secrets that the cluster keeps for jobs."""
-    found = await pool_of(request).ask(caller.by, lambda one: one.secrets())
+    found = await pool_of(request).ask(caller.by, lambda one: one.secrets.list())
     entries = tuple(SecretEntry(one.name, one.set_s, one.by) for one in found)
     return answer(request, SecretList(entries))
 

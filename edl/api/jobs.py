@@ -23,7 +23,7 @@ from edl.api.records import (
 from edl.api.requests import YAML, sent_manifest, sent_record
 from edl.api.schemas import MANIFEST, answer_schemas, takes, takes_record
 from edl.client import Cluster
-from edl.client.cluster import STATES
+from edl.client.cluster.client import STATES
 from edl.client.events import flat_of_cluster
 from edl.core.cluster.events import ClusterEvent
 from edl.core.cluster.job_status import ClusterJobDetails, ClusterJobStatus

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from edl.client.cluster_logs import LogEnd
+from edl.client.cluster.logs import LogEnd
 from edl.core.cluster.cluster_status import JobPlan
 from edl.core.cluster.history import AuditEntry, JobHistory, SlotInterval
 from edl.core.cluster.job_life import LifeResult, LifeState

@@ -17,7 +17,7 @@ from edl.api.history_routes import HistoryReader
 from edl.api.listening import BACKLOG, ListenAddress, listener
 from edl.api.protocol import LimitProtocol
 from edl.client import Cluster
-from edl.client.history_file import HistoryFile, history_path
+from edl.client.cluster.history_file import HistoryFile, history_path
 from edl.coordination.access import Access
 from edl.errors import UsageError
 from edl.launch.signals import TO_END, handled

@@ -32,16 +32,13 @@ from edl.cli.cluster_api import (
 )
 from edl.cli.common import AddressOption, ClusterOption, JsonOption, ZooKeeperOption, console
 from edl.cli.queue import queue_table
-from edl.client.cluster import Cluster
-from edl.client.cluster_plans import (
-    plan_now,
+from edl.client.cluster.client import Cluster
+from edl.client.cluster.connection import DEFAULT_NAME, access_to_start, connected_cluster
+from edl.client.cluster.history_file import HistoryFile, history_path
+from edl.client.cluster.plans import (
     plan_with_host,
-    set_policy_of_cluster,
-    status_of_cluster,
 )
-from edl.client.clusters import DEFAULT_NAME, access_to_start, connected_cluster
 from edl.client.connection import connected
-from edl.client.history_file import HistoryFile, history_path
 from edl.cluster_policies import is_own, load_policy
 from edl.config import LOOPBACK
 from edl.coordination.cluster.format import own_version
@@ -333,8 +330,7 @@ def status(
     zookeeper: ZooKeeperOption = None,
 ) -> None:
     """Show which controller leads, the hosts and the slots in use, and how many jobs there are."""
-    with connected_cluster(cluster, zookeeper) as store:
-        now = status_of_cluster(store)
+    now = Cluster(cluster, zookeeper).status()
     if as_json:
         typer.echo(json.dumps(now.to_json()))
     else:
@@ -360,8 +356,7 @@ def plan(
     if parameters and policy is None:
         raise UsageError("--set needs --policy; name the policy whose parameters you give")
     values = parameters_of(policy, parameters or []) if policy is not None else {}
-    with connected_cluster(cluster, zookeeper) as store:
-        _show(plan_now(store, policy, values), as_json)
+    _show(Cluster(cluster, zookeeper).policy.plan(policy, values), as_json)
 
 
 @app.command("what-if")
@@ -400,8 +395,8 @@ def policy(
     """Show by which policy the cluster gives slots, or change it while jobs run."""
     name, texts = (words[0], words[1:]) if words else (None, [])
     values = {} if name is None else parameters_of(name, texts)
-    with connected_cluster(cluster, zookeeper) as store:
-        now = store.settings.get() if name is None else set_policy_of_cluster(store, name, values)
+    own = Cluster(cluster, zookeeper).policy
+    now = own.get() if name is None else own.set(name, values)
     changed = "".join(f" {key}={value}" for key, value in sorted(now.parameters.items()))
     typer.echo(f"policy: {now.policy}{changed}")
     typer.echo(_about_policy(now.policy))

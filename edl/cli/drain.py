@@ -10,8 +10,8 @@ import typer
 
 from edl.cli.common import ZooKeeperOption, worker_number
 from edl.client import Job
-from edl.client.cluster_access import known_store, knows_clusters
-from edl.client.cluster_waiting import drain_host
+from edl.client.cluster.access import known_store, knows_clusters
+from edl.client.cluster.hosts import drain_host
 from edl.client.connection import connected
 from edl.client.job import ANSWER_S, TIMEOUT_S
 from edl.errors import UsageError

@@ -18,8 +18,8 @@ from edl.cli.common import (
     ZooKeeperOption,
     console,
 )
-from edl.client import cluster_waiting
-from edl.client.cluster_access import store_of_job
+from edl.client.cluster import waiting
+from edl.client.cluster.access import store_of_job
 from edl.client.connection import choose_job, connected
 from edl.client.events import flat, flat_of_cluster
 from edl.coordination.cluster.store import ClusterStore
@@ -72,7 +72,7 @@ def _show_of_cluster(store: ClusterStore, job: str | None, as_json: bool, follow
     while True:
         # Read before the events, so that none is missed.
         over = job is not None and store.jobs.get(job).life.state is LifeState.ENDED
-        for number, event in cluster_waiting.events(store, job, last):
+        for number, event in waiting.events(store, job, last):
             last = number
             text = json.dumps(flat_of_cluster(number, event)) if as_json else ""
             typer.echo(text or event_line(event, width, named=job is None))

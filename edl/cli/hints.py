@@ -8,7 +8,7 @@ import typer
 
 from edl.cli.cluster_table import throughput_text
 from edl.cli.common import ClusterJobArgument, ClusterOption, JsonOption, ZooKeeperOption
-from edl.client.cluster import Cluster
+from edl.client.cluster.client import Cluster
 from edl.core.cluster.scheduler_hints import SchedulerHints
 
 

@@ -15,7 +15,7 @@ from edl.cli.common import (
     ZooKeeperOption,
     check_own_name,
 )
-from edl.client.clusters import connected_cluster
+from edl.client.cluster.connection import connected_cluster
 from edl.coordination.paths import check_name
 from edl.core.host.devices import CUDA, entries
 from edl.core.host.offered_devices import offered_devices

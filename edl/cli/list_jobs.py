@@ -10,7 +10,7 @@ import typer
 
 from edl.cli.cluster_table import job_table, left_out, newest_ended
 from edl.cli.common import ClusterOption, JsonOption, ZooKeeperOption, console
-from edl.client.cluster import STATES, Cluster
+from edl.client.cluster.client import STATES, Cluster
 
 
 def list_jobs(

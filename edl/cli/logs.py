@@ -17,9 +17,9 @@ import typer
 
 from edl import config
 from edl.cli.common import FOLLOW_S, MaybeClusterOption, ZooKeeperOption
-from edl.client.cluster_access import knows_clusters, store_of_job
-from edl.client.cluster_logs import ClusterJobLogs
-from edl.client.cluster_waiting import UNSEEN
+from edl.client.cluster.access import knows_clusters, store_of_job
+from edl.client.cluster.logs import ClusterJobLogs
+from edl.client.cluster.waiting import UNSEEN
 from edl.client.connection import choose_job, connected
 from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.session import Session

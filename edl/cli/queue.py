@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edl.cli.common import ClusterOption, JsonOption, ZooKeeperOption, console
-from edl.client.cluster import Cluster
+from edl.client.cluster.client import Cluster
 from edl.core.cluster.queue_status import QueueStatus
 
 NO_LIMIT = 0  # as `--max 0`
@@ -65,9 +65,9 @@ def set_queue(
     name one by `queue:` in its manifest.
     """
     with Cluster(cluster, zookeeper) as client:
-        now = client.queue(name, quota, weight, most, tenant)
+        now = client.queues.set(name, quota, weight, most, tenant)
         typer.echo(f"queue {name} of cluster {client.name}: {now}")
-        if warning := client.overbooked():
+        if warning := client.queues.overbooked():
             typer.echo(warning)
 
 
@@ -79,7 +79,7 @@ def list_queues(
 ) -> None:
     """List the queues of a cluster, with the slots and jobs that each has now."""
     with Cluster(cluster, zookeeper) as client:
-        found, where = client.queues(), client.name
+        found, where = client.queues.list(), client.name
     if as_json:
         for one in found:
             typer.echo(json.dumps(one.to_json()))
@@ -97,7 +97,7 @@ def delete_queue(
 ) -> None:
     """Remove a queue that has no jobs any more."""
     with Cluster(cluster, zookeeper) as client:
-        client.delete_queue(name)
+        client.queues.delete(name)
         typer.echo(f"queue {name} is deleted from cluster {client.name}")
 
 

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from edl.cli.common import ClusterOption, JsonOption, ZooKeeperOption
-from edl.client.cluster import Cluster
+from edl.client.cluster.client import Cluster
 from edl.coordination.cluster.secrets import MOST_BYTES
 from edl.core.duration import rounded
 from edl.core.plural import counted, verb
@@ -51,7 +51,7 @@ def set_secret(
     """
     content = _given(name) if file is None else _content_of(file)
     with Cluster(cluster, zookeeper) as client:
-        client.set_secret(name, content)
+        client.secrets.set(name, content)
         typer.echo(f"secret {name} is set in cluster {client.name}")
 
 
@@ -63,7 +63,7 @@ def list_secrets(
 ) -> None:
     """List the secrets of a cluster, without their values."""
     with Cluster(cluster, zookeeper) as client:
-        found, where = client.secrets(), client.name
+        found, where = client.secrets.list(), client.name
     if as_json:
         for one in found:
             typer.echo(json.dumps({"name": one.name, "set_s": one.set_s, "by": one.by}))
@@ -84,7 +84,7 @@ def delete_secret(
 ) -> None:
     """Remove a secret from a cluster. A job that asks for it waits when it is to start."""
     with Cluster(cluster, zookeeper) as client:
-        asking = client.delete_secret(name)
+        asking = client.secrets.delete(name)
         typer.echo(f"secret {name} is deleted from cluster {client.name}")
     if asking:
         jobs = counted(len(asking), "job")

@@ -11,9 +11,9 @@ import typer
 from edl.cli.cluster_table import state_line
 from edl.cli.common import ClusterOption, JsonOption, WaitTimeoutOption, ZooKeeperOption
 from edl.cli.ending import complain
-from edl.client.cluster import Cluster
-from edl.client.cluster_waiting import TIMED_OUT, wait_exit_code
-from edl.client.manifest_reading import manifest_in, read_job_manifest
+from edl.client.cluster.client import Cluster
+from edl.client.cluster.manifest_reading import manifest_in, read_job_manifest
+from edl.client.cluster.waiting import TIMED_OUT, wait_exit_code
 from edl.core.cluster.job_status import ClusterJobStatus
 from edl.core.cluster.manifest import JobManifest
 from edl.errors import ManifestError, TimedOut

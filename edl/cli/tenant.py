@@ -9,7 +9,7 @@ import typer
 
 from edl import config
 from edl.cli.common import ClusterOption, ZooKeeperOption
-from edl.client.cluster import Cluster
+from edl.client.cluster.client import Cluster
 from edl.coordination.secrets import CLUSTERS, replace_file
 from edl.core.plural import counted
 
@@ -38,7 +38,7 @@ def create(
         where = client.name
         path = _path(where, name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, [client.create_tenant(name)])
+        replace_file(path, [client.tenants.create(name)])
     typer.echo(f"tenant {name} of cluster {where} is made; its secret is in {path}")
     typer.echo(f"give it a queue: edl queue set QUEUE --quota SLOTS --tenant {name}")
 
@@ -47,7 +47,7 @@ def create(
 def list_tenants(cluster: ClusterOption = None, zookeeper: ZooKeeperOption = None) -> None:
     """List the tenants of a cluster."""
     with Cluster(cluster, zookeeper) as client:
-        found, where = client.tenants(), client.name
+        found, where = client.tenants.list(), client.name
     for name in found:
         typer.echo(name)
     if not found:
@@ -65,7 +65,7 @@ def delete(
     Its jobs, ended ones included, its secrets and its queues must have been deleted before.
     """
     with Cluster(cluster, zookeeper) as client:
-        left = client.delete_tenant(name)
+        left = client.tenants.delete(name)
         where = client.name
     _path(where, name).unlink(missing_ok=True)
     typer.echo(f"tenant {name} is removed from cluster {where}")

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from edl.cli.common import ClusterOption, ZooKeeperOption
-from edl.client.cluster import Cluster
+from edl.client.cluster.client import Cluster
 
 
 def undrain(
@@ -18,5 +18,5 @@ def undrain(
     zookeeper: ZooKeeperOption = None,
 ) -> None:
     """Let a host of a cluster that was drained have jobs again."""
-    Cluster(cluster, zookeeper).undrain(host)
+    Cluster(cluster, zookeeper).hosts.undrain(host)
     typer.echo(f"host {host} may have jobs again")

@@ -31,7 +31,7 @@ from edl.core.job.profile import Curve, Point
 from edl.core.status import JobStatus
 
 if TYPE_CHECKING:
-    from edl.client.cluster import Cluster as Cluster
+    from edl.client.cluster.client import Cluster as Cluster
 
 __all__ = [
     "Cluster",
@@ -53,7 +53,7 @@ def __getattr__(name: str) -> Any:
     AttributeError.
     """
     if name == "Cluster":
-        from edl.client.cluster import Cluster
+        from edl.client.cluster.client import Cluster
 
         return Cluster
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

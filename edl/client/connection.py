@@ -137,7 +137,7 @@ def _of_cluster(session: Session, job: str) -> list[str]:
 
     `edl status` and others then show the run of a job that `edl submit` has submitted.
     """
-    from edl.client.cluster_access import knows_clusters, store_of_job  # takes 20 ms
+    from edl.client.cluster.access import knows_clusters, store_of_job  # takes 20 ms
 
     if not knows_clusters():
         return []

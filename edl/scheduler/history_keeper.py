@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from edl.client import Cluster
-from edl.client.history_file import HistoryFile
+from edl.client.cluster.history_file import HistoryFile
 from edl.errors import EdlError
 
 logger = logging.getLogger(__name__)

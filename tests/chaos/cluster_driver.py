@@ -216,7 +216,7 @@ class Driver:
         """End all trouble: everything lives, and no host is drained."""
         self._restores.finish()
         for host in self.lab.hosts:
-            self.acknowledged(lambda client, host=host: client.undrain(host))
+            self.acknowledged(lambda client, host=host: client.hosts.undrain(host))
         self.note("calm")
 
     # --- users
@@ -325,19 +325,19 @@ class Driver:
     def _drain(self, choice: Choice) -> str:
         host = _picked(sorted(self.lab.hosts), choice.pick)
         assert host is not None
-        self.acknowledged(lambda client: client.drain(host))
+        self.acknowledged(lambda client: client.hosts.drain(host))
         return host
 
     def _undrain(self, choice: Choice) -> str:
         host = _picked(sorted(self.lab.hosts), choice.pick)
         assert host is not None
-        self.acknowledged(lambda client: client.undrain(host))
+        self.acknowledged(lambda client: client.hosts.undrain(host))
         return host
 
     def _policy(self, choice: Choice) -> str:
         policy = _picked(POLICIES, choice.pick)
         assert policy is not None
-        self.acknowledged(lambda client: client.set_policy(policy))
+        self.acknowledged(lambda client: client.policy.set(policy))
         return policy
 
     # --- kills

@@ -18,7 +18,7 @@ import pytest
 from cli_shell import STANDIN, WAIT_S, Running, Shell, shell, until
 
 from edl.client import Job, submit
-from edl.client.host_logs import HostLogs
+from edl.client.cluster.host_logs import HostLogs
 from edl.coordination.access import Access
 from edl.coordination.cluster.host_registration import HostOwner, HostRegistration
 from edl.coordination.cluster.nodes import create_cluster, open_cluster

@@ -388,7 +388,7 @@ class TestReading:
     def test_events(self, lab: Cluster, host: str, edl: Verb) -> None:
         lab.submit("job.yaml")
         lab.priority("digits", 5)
-        lab.drain(host)
+        lab.hosts.drain(host)
         numbers = [number for number, _ in lab.events()]
         assert [event.kind for _, event in lab.events()] == ["submitted", "wanted", "drain"]
         assert [number for number, _ in lab.events(after=numbers[0])] == numbers[1:]
@@ -486,8 +486,10 @@ class TestTheCluster:
     def test_its_status_plan_and_policy(self, lab: Cluster, host: str) -> None:
         lab.submit("job.yaml")
         assert [(one.host, one.slots) for one in lab.status().hosts] == [(host, 4)]
-        assert [(one.job, one.planned) for one in lab.plan("fifo")] == [("digits", {host: 4})]
-        assert lab.set_policy("fifo").policy == "fifo"
+        assert [(one.job, one.planned) for one in lab.policy.plan("fifo")] == [
+            ("digits", {host: 4})
+        ]
+        assert lab.policy.set("fifo").policy == "fifo"
         assert lab.submit(DIGITS.replace("digits", "more")) == "more"  # in the same session
 
 
@@ -505,10 +507,10 @@ class TestHosts:
     def test_it_waits_for_an_empty_host(self, leader: Leader, lab: Cluster, host: str) -> None:
         leader.assign(host, digits=JobAssignment("r1", devices=(0,)))
         with pytest.raises(TimedOut, match=r"after 0.1 s it still has digits; they go on leaving"):
-            lab.drain(host, timeout_s=0.1)
+            lab.hosts.drain(host, timeout_s=0.1)
         timer = threading.Timer(0.2, leader.assign, [host])
         timer.start()
-        lab.drain(host, timeout_s=20.0)
+        lab.hosts.drain(host, timeout_s=20.0)
         timer.join()
 
 
@@ -652,7 +654,7 @@ def test_queues_are_set_shown_and_deleted(
     assert "3/1-4 (2 surplus)" in out
     assert lab.show("digits").job.surplus == 2
     assert "; 2 beyond the quota of its queue" in edl("show", "digits")[1]
-    [queue] = lab.queues()
+    [queue] = lab.queues.list()
     assert (queue.slots, queue.guaranteed, queue.surplus, queue.running) == (3, 1, 2, 1)
     assert lab.status().queues == (queue,)
     assert json.loads(edl("queue", "list", "--json")[1]) == queue.to_json()

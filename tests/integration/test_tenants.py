@@ -21,7 +21,7 @@ from kazoo.security import OPEN_ACL_UNSAFE, make_digest_acl
 from edl import config
 from edl.cli.main import invoke
 from edl.client import Cluster
-from edl.client.host_logs import HostLogs
+from edl.client.cluster.host_logs import HostLogs
 from edl.coordination.access import Access
 from edl.coordination.cluster import tenant_store
 from edl.coordination.cluster import tenants as cluster_tenants

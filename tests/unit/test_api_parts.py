@@ -16,7 +16,7 @@ from edl.api.listening import ListenAddress, check_packages, listen_address, lis
 from edl.cli import cluster_api
 from edl.cli.cluster_api import api_command
 from edl.client import http_api
-from edl.client.clusters import access_to_start
+from edl.client.cluster.connection import access_to_start
 from edl.client.http_api import ApiClient
 from edl.coordination.access import Access
 from edl.coordination.cluster.paths import ClusterPaths

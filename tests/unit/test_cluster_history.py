@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from edl.client.history_file import HistoryFile
+from edl.client.cluster.history_file import HistoryFile
 from edl.core.cluster.events import ClusterEvent, ClusterEventKind
 from edl.core.cluster.history import MISSED, REPLACED, JobHistory, SlotInterval
 from edl.core.cluster.job_life import LifeResult, LifeState

@@ -15,7 +15,7 @@ from edl.cli.cluster_table import (
     newest_ended,
     state_line,
 )
-from edl.client.cluster_waiting import UNSEEN, described, wait_exit_code
+from edl.client.cluster.waiting import UNSEEN, described, wait_exit_code
 from edl.coordination.cluster.job_reader import StoredJob
 from edl.core.cluster.events import ClusterEvent, ClusterEventKind
 from edl.core.cluster.job_life import JobLife, LifeResult, LifeState

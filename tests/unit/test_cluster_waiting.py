@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from edl.client import cluster_waiting
-from edl.client.cluster_waiting import JobCondition, wait_for_job
+from edl.client.cluster import waiting
+from edl.client.cluster.waiting import JobCondition, wait_for_job
 from edl.client.waiting import ClientLimits
 from edl.coordination.cluster.job_reader import StoredJob
 from edl.core.cluster.job_life import JobLife, LifeState
@@ -75,7 +75,7 @@ def test_time_is_up() -> None:
 
 
 def test_a_silent_zookeeper_ends_a_wait_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_waiting, "AWAY_S", 0.0)
+    monkeypatch.setattr(waiting, "AWAY_S", 0.0)
     with pytest.raises(CoordinationError):
         wait(QUEUED, AWAY)
 

@@ -11,7 +11,7 @@ import pytest
 
 from edl.cli import history as verb
 from edl.cli.history import history_table, slot_lines
-from edl.client.history_file import HistoryFile, history_path
+from edl.client.cluster.history_file import HistoryFile, history_path
 from edl.coordination.access import Access
 from edl.coordination.cluster.paths import ClusterPaths
 from edl.coordination.cluster.tenant_store import TenantNodes, TenantStore

@@ -7,11 +7,12 @@
       <- simulator's registry, built_in, trace, runs <- cli
     errors <- keys, clock, failpoints, horovod_build
     errors <- secret_file
-    errors, core/policy, core/cluster <- cluster_policies <- client, scheduler, cli
+    errors, core/policy, core/cluster <- cluster_policies <- client/cluster, scheduler, cli
     errors, secret_file, core's records (a job's settings are declared there) <- config
     all these
       <- http, ring, checkpoint  <- coordination  <- leader, launch, client, chaos
-    coordination <- coordination/cluster <- client, scheduler, cli
+    coordination <- coordination/cluster <- client/cluster, scheduler, cli
+    client <-> client/cluster (a job of a cluster is opened as any other job)
     launch, client <- scheduler
     client, http, launch <- api (FastAPI and uvicorn, which only a verb asks for) <- cli
     core, config, ring, checkpoint <- worker <- daemon <- framework <- torch, tensorflow
@@ -46,6 +47,7 @@ POLICIES = {"cluster_policies"}  # imports what a user has written
 CORE = {"core", "core/step", "core/job", "core/host", "core/policy", "core/cluster"}
 PLANES = BASE | CORE | {"http", "ring", "checkpoint", "coordination"}
 OF_CLUSTERS = {"coordination/cluster"}  # the records of a cluster, which no job needs
+CLIENTS = {"client", "client/cluster"}
 MAY_IMPORT = {
     "": set(),  # edl/__init__.py stays light
     "errors": set(),
@@ -71,10 +73,11 @@ MAY_IMPORT = {
     "coordination/cluster": BASE | CORE | {"http", "coordination"},
     "leader": PLANES - {"checkpoint"},
     "launch": PLANES - {"ring", "checkpoint"},
-    "client": PLANES - {"ring", "checkpoint"} | POLICIES | OF_CLUSTERS,
+    "client": PLANES - {"ring", "checkpoint"} | {"client/cluster"},
+    "client/cluster": PLANES - {"ring", "checkpoint"} | {"client"} | POLICIES | OF_CLUSTERS,
     "chaos": PLANES - {"checkpoint"},
-    "scheduler": PLANES - {"ring", "checkpoint"} | {"launch", "client"} | POLICIES | OF_CLUSTERS,
-    "api": BASE | CORE | {"http", "coordination", "launch", "client"} | POLICIES,
+    "scheduler": PLANES - {"ring", "checkpoint"} | {"launch", *CLIENTS} | POLICIES | OF_CLUSTERS,
+    "api": BASE | CORE | {"http", "coordination", "launch", *CLIENTS} | POLICIES,
     "worker": BASE | CORE | {"ring", "checkpoint"},
     "daemon": PLANES | {"leader", "chaos", "worker"},
     "data": {"errors", "config"},
@@ -82,7 +85,7 @@ MAY_IMPORT = {
     "figures": {"errors"},
     "diagnose": {"errors", "figures"},
     "install": {"errors", "config", "horovod_build"},
-    "cli": PLANES | {"launch", "client", "scheduler", "api", "chaos", "install", "figures"},
+    "cli": PLANES | {"launch", *CLIENTS, "scheduler", "api", "chaos", "install", "figures"},
 }
 MAY_IMPORT["cli"] |= {"simulator", "simulator/published"} | POLICIES | OF_CLUSTERS
 MAY_IMPORT["framework"] = MAY_IMPORT["daemon"] | {"daemon", "data", "diagnose"}

@@ -11,7 +11,7 @@ import docs_tables
 import pytest
 from jsonschema import Draft202012Validator
 
-from edl.client.manifest_reading import job_manifest, manifest_in, read_job_manifest
+from edl.client.cluster.manifest_reading import job_manifest, manifest_in, read_job_manifest
 from edl.core.cluster.manifest import BatchRange, JobManifest, PolicyHints
 from edl.core.cluster.manifest_file import (
     MOST_BYTES,

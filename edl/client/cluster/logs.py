@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Annotated
 
+from edl.client.cluster.host_logs import BEGINNING, HostLogs, LogPlace
 from edl.client.connection import choose_job
-from edl.client.host_logs import BEGINNING, HostLogs, LogPlace
 from edl.coordination.access import Access
 from edl.coordination.cluster.store import ClusterStore
 from edl.core.cluster.log_choice import HostedLog, chosen_logs

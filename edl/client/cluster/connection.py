@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 from edl import config
-from edl.client.cluster_access import known_access, open_cluster_store
+from edl.client.cluster.access import known_access, open_cluster_store
 from edl.client.connection import connected
 from edl.coordination.access import Access
 from edl.coordination.cluster.format import check_format
@@ -20,6 +20,9 @@ from edl.core.cluster.tenant_names import parsed_word
 from edl.errors import UsageError
 
 DEFAULT_NAME = "main"  # of the cluster that `edl cluster start` creates
+
+OpenStore = Callable[[], AbstractContextManager[ClusterStore]]
+"""Returns a context manager that provides the records of a cluster in an open session."""
 
 
 @contextmanager

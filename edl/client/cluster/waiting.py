@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import TypeVar
 
-from edl.client.cluster_plans import measured_view
+from edl.client.cluster.plans import measured_view
 from edl.client.waiting import USUAL, ClientLimits
 from edl.coordination.cluster.job_reader import StoredJob
 from edl.coordination.cluster.store import ClusterStore
@@ -159,54 +159,10 @@ def wait_for_job(
             on_status(now)
         return now
 
-    for found in _looks(look, timeout_s, limits):
+    for found in looks(look, timeout_s, limits):
         if found.is_over or found.state is until.state:
             return found
     raise TimedOut(name, _late(name, until, timeout_s, said))
-
-
-def drain_host(store: ClusterStore, host: str, timeout_s: float | None) -> None:
-    """Write that all jobs shall leave a host, and that it gets no others; wait for it if asked to.
-
-    Args:
-        store: the records of the cluster.
-        host: the name of the host.
-        timeout_s: how long to wait, in seconds, until no job has slots there; None: do not wait.
-
-    Raises:
-        UsageError: the cluster has no such host.
-        TimedOut: jobs are still there after ``timeout_s``; they go on leaving.
-    """
-    store.hosts.set_drained(host, True)
-    if timeout_s is not None:
-        _wait_for_empty_host(store, host, timeout_s)
-
-
-def _wait_for_empty_host(
-    store: ClusterStore, host: str, timeout_s: float, limits: ClientLimits = USUAL
-) -> None:
-    """Wait until no job has slots on ``host``; return at once if the cluster has no such host.
-
-    Raises:
-        TimedOut: jobs still had slots there after ``timeout_s`` seconds.
-        CoordinationError: ZooKeeper did not answer for all that time.
-    """
-    jobs: list[str] = []
-
-    def look() -> list[str]:
-        nonlocal jobs
-        jobs = [job for one in store.hosts.list() if one.name == host for job in one.assigned.jobs]
-        return jobs
-
-    for found in _looks(look, timeout_s, limits):
-        if not found:
-            return
-    there = ", ".join(sorted(jobs))
-    raise TimedOut(
-        there,
-        f"host {host} is drained, and after {timeout_s:g} s it still has {there}; they go on "
-        "leaving",
-    )
 
 
 def wait_exit_code(job: ClusterJobStatus) -> int:
@@ -224,7 +180,7 @@ def wait_exit_code(job: ClusterJobStatus) -> int:
     return codes[job.result]
 
 
-def _looks(look: Callable[[], T], timeout_s: float | None, limits: ClientLimits) -> Iterator[T]:
+def looks(look: Callable[[], T], timeout_s: float | None, limits: ClientLimits) -> Iterator[T]:
     """Yield what ``look`` returns again and again, until the time is up.
 
     While ZooKeeper does not answer, nothing is yielded, and the time runs on.

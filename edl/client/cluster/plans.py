@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from edl.cluster_policies import load_policy, policy_of
 from edl.coordination.cluster.job_reader import StoredJob
@@ -21,8 +20,7 @@ from edl.core.cluster.cluster_status import (
 from edl.core.cluster.leases import lease_summary, with_leases
 from edl.core.cluster.measured_throughput import MeasuredThroughput
 from edl.core.cluster.plan import plan
-from edl.core.cluster.queue_status import QueueStatus, queue_statuses
-from edl.core.cluster.records import ClusterRecord, ControllerRecord
+from edl.core.cluster.records import ControllerRecord
 from edl.core.cluster.run_records import RunRecords
 from edl.core.cluster.view import ClusterView, JobView
 
@@ -45,16 +43,6 @@ def status_of_cluster(store: ClusterStore) -> ClusterStatus:
         store.nodes.session.hosts,
         lease_summary(table) if table.engine else "",
     )
-
-
-def queues_of_cluster(store: ClusterStore) -> tuple[QueueStatus, ...]:
-    """Return the queues of the cluster of ``store``, by name: their slots and jobs.
-
-    Raises:
-        UnknownCluster: the cluster does not exist.
-        CoordinationError: ZooKeeper is away.
-    """
-    return queue_statuses(cluster_view(store.look(), {}))
 
 
 def plan_now(
@@ -100,31 +88,6 @@ def plan_with_host(
     """
     view = with_new_host(read_view(store), slots, labels)
     return job_plans(view, plan(with_new_decision(view), policy_of(view.settings), time.time()))
-
-
-def set_policy_of_cluster(
-    store: ClusterStore, policy: str, parameters: Mapping[str, object]
-) -> ClusterRecord:
-    """Let another policy, or the same with other parameters, give a cluster's slots to jobs.
-
-    Args:
-        store: the records of the cluster, whose jobs go on running.
-        policy: the name of the policy.
-        parameters: the policy's parameters by name, where they are not to have their defaults; they
-            replace all that were set before.
-
-    Returns:
-        The changed settings of the cluster: its policy and time limits.
-
-    Raises:
-        UsageError: there is no such policy, it has no such parameter, or a value is not allowed.
-        UnknownCluster: the cluster does not exist.
-        CoordinationError: ZooKeeper is away.
-    """
-    load_policy(policy, parameters)
-    return store.settings.change(
-        lambda now: replace(now, policy=policy, parameters=dict(parameters))
-    )
 
 
 def read_view(store: ClusterStore) -> ClusterView:

@@ -1,39 +1,37 @@
-"""A cluster as an object for Python programs: each command for users is a method."""
+"""A cluster as an object for Python programs: each command about jobs is a method.
+
+Commands about something else are methods of the object of that: ``queues``, ``tenants``, ...
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from os import PathLike
-from types import MappingProxyType
 
-from edl.client import cluster_waiting
-from edl.client.cluster_logs import LogEnd, log_ends
-from edl.client.cluster_plans import (
-    measured_view,
-    plan_now,
-    queues_of_cluster,
-    set_policy_of_cluster,
-    status_of_cluster,
-)
-from edl.client.cluster_waiting import JobCondition, OnStatus, described, ignore_status
-from edl.client.clusters import connected_cluster
-from edl.client.manifest_reading import AnyManifest, job_manifest
+from edl.client.cluster import waiting
+from edl.client.cluster.connection import connected_cluster
+from edl.client.cluster.hosts import HostClient
+from edl.client.cluster.logs import LogEnd, log_ends
+from edl.client.cluster.manifest_reading import AnyManifest, job_manifest
+from edl.client.cluster.plans import measured_view, status_of_cluster
+from edl.client.cluster.policy import PolicyClient
+from edl.client.cluster.queues import QueueClient
+from edl.client.cluster.secrets import SecretClient
+from edl.client.cluster.tenants import TenantClient
+from edl.client.cluster.waiting import JobCondition, OnStatus, described, ignore_status
 from edl.client.session_client import SessionClient
-from edl.coordination.cluster.secrets import SecretStatus
 from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.cluster.submission import submit_job
 from edl.coordination.cluster.tenant_store import TenantStore
-from edl.core.cluster.cluster_status import ClusterStatus, JobPlan
+from edl.core.cluster.cluster_status import ClusterStatus
 from edl.core.cluster.events import ClusterEvent
 from edl.core.cluster.job_life import LifeResult, LifeState
 from edl.core.cluster.job_status import ClusterJobDetails, ClusterJobStatus
 from edl.core.cluster.manifest import MOST_PRIORITY
-from edl.core.cluster.queue_shares import overbooked
-from edl.core.cluster.queue_status import QueueStatus
-from edl.core.cluster.records import ClusterRecord, Goal, QueueRecord, Wanted
+from edl.core.cluster.records import Goal, Wanted
 from edl.core.cluster.scheduler_hints import SchedulerHints, scheduler_hints
 from edl.core.job.placement import whole
 from edl.errors import UsageError
@@ -61,6 +59,11 @@ class Cluster(SessionClient[ClusterStore]):
     Attributes:
         by: who asks, for the event log of the cluster; empty: as before, at first this user on
             this machine.
+        hosts: drains hosts.
+        policy: the policy of the cluster, and what it would decide now.
+        queues: the queues.
+        secrets: the secrets that jobs read by their names.
+        tenants: the tenants.
 
     Besides the errors that are listed with it, each call may raise UnknownCluster, AccessDenied,
     ZooKeeperUnreachable, and CoordinationError if ZooKeeper goes away during the call. All errors
@@ -78,6 +81,11 @@ class Cluster(SessionClient[ClusterStore]):
     ) -> None:
         super().__init__(name, zookeeper, secret=secret, secret_file=secret_file)
         self.by = ""
+        self.hosts = HostClient(self._store)
+        self.policy = PolicyClient(self._store)
+        self.queues = QueueClient(self._store)
+        self.secrets = SecretClient(self._store)
+        self.tenants = TenantClient(self._store)
 
     @property
     def name(self) -> str:
@@ -138,7 +146,7 @@ class Cluster(SessionClient[ClusterStore]):
             UnknownJob: the cluster has no such job.
         """
         with self._store() as store:
-            return cluster_waiting.details(store, job, time.time())
+            return waiting.details(store, job, time.time())
 
     def hints(self, job: str) -> SchedulerHints:
         """Return how fast a job trains, as a scheduler outside of edl needs it.
@@ -164,7 +172,7 @@ class Cluster(SessionClient[ClusterStore]):
             UnknownJob: the cluster has no such job, and no event about one.
         """
         with self._store() as store:
-            found = cluster_waiting.events(store, job, after)
+            found = waiting.events(store, job, after)
             if job is not None and not found:
                 store.jobs.get(job)
             return tuple(found)
@@ -203,7 +211,7 @@ class Cluster(SessionClient[ClusterStore]):
             TimedOut: the job goes on after ``timeout_s``.
         """
         with self._store() as store:
-            return cluster_waiting.wait_for_job(store, job, JobCondition.ENDS, timeout_s, on_status)
+            return waiting.wait_for_job(store, job, JobCondition.ENDS, timeout_s, on_status)
 
     def wait_until_running(
         self, job: str, timeout_s: float | None = None, on_status: OnStatus = ignore_status
@@ -222,9 +230,7 @@ class Cluster(SessionClient[ClusterStore]):
             TimedOut: the job does not train after ``timeout_s``.
         """
         with self._store() as store:
-            return cluster_waiting.wait_for_job(
-                store, job, JobCondition.TRAINS, timeout_s, on_status
-            )
+            return waiting.wait_for_job(store, job, JobCondition.TRAINS, timeout_s, on_status)
 
     def halt(self, job: str) -> Wanted:
         """Let a job stop with a checkpoint and keep its place in the queue; do not wait for that.
@@ -298,165 +304,6 @@ class Cluster(SessionClient[ClusterStore]):
             )
         return self._want(job, lambda before: replace(before, priority=wanted))
 
-    # --- hosts ---
-
-    def drain(self, host: str, timeout_s: float | None = None) -> None:
-        """Let a host have no jobs from now on: those there shrink, or move to other hosts.
-
-        Args:
-            host: the name of the host.
-            timeout_s: the time to wait until no job has anything there, in seconds; None to return
-                as soon as the request is written.
-
-        Raises:
-            UsageError: the cluster has no such host.
-            TimedOut: jobs have something there after ``timeout_s``; they go on leaving.
-        """
-        with self._store() as store:
-            cluster_waiting.drain_host(store, host, timeout_s)
-
-    def undrain(self, host: str) -> None:
-        """Let a host that was drained have jobs again; ``host`` is its name.
-
-        Raises:
-            UsageError: the cluster has no such host.
-        """
-        with self._store() as store:
-            store.hosts.set_drained(host, False)
-
-    # --- secrets ---
-
-    def set_secret(self, name: str, content: str | bytes) -> None:
-        """Give a secret to the cluster, or replace it; jobs read it by its name.
-
-        Args:
-            name: the name of the secret.
-            content: the secret.
-
-        Raises:
-            ConfigError: ``name`` cannot be the name of a secret.
-            UsageError: the content is empty or has more than 64 KB, or the cluster has too many
-                secrets.
-        """
-        with self._store() as store:
-            data = content.encode() if isinstance(content, str) else bytes(content)
-            store.secrets.set(name, data)
-
-    def secrets(self) -> tuple[SecretStatus, ...]:
-        """Return the names of the cluster's secrets, and who has set them when, sorted by name."""
-        with self._store() as store:
-            return store.secrets.list()
-
-    def delete_secret(self, name: str) -> tuple[str, ...]:
-        """Remove a secret; return the names of the jobs that have not ended and ask for it.
-
-        A job that asks for it and is to start waits until it is set again.
-
-        Raises:
-            UsageError: the cluster has no such secret.
-        """
-        with self._store() as store:
-            store.secrets.delete(name)
-            living = [job for job in store.jobs.list() if job.life.state is not LifeState.ENDED]
-        return tuple(job.name for job in living if name in job.manifest.secrets)
-
-    # --- queues ---
-
-    def queue(
-        self,
-        name: str,
-        quota: int | None = None,
-        weight: float | None = None,
-        most: int | None = None,
-        tenant: str | None = None,
-    ) -> QueueRecord:
-        """Create a queue, or change it; return it. What is not given stays as it is.
-
-        From the first queue on, each job must name one by ``queue`` in its manifest.
-
-        Args:
-            name: the name of the queue.
-            quota: its guaranteed slots; a new queue has 0.
-            weight: its share, against that of other queues, of the slots that no quota needs; a new
-                queue has 1.
-            most: the most slots that its jobs may have together; 0 for no limit.
-            tenant: the tenant whose jobs may use it; empty for no tenant.
-
-        Raises:
-            ConfigError: ``name`` cannot be the name of a queue.
-            UsageError: a value is not allowed, or the cluster has too many queues.
-        """
-
-        def change(before: QueueRecord) -> QueueRecord:
-            return replace(
-                before,
-                quota=before.quota if quota is None else whole(quota),
-                weight=before.weight if weight is None else float(weight),
-                most=before.most if most is None else whole(most) or None,
-                tenant=before.tenant if tenant is None else tenant,
-            )
-
-        with self._store() as store:
-            if tenant and tenant not in store.tenants.names():
-                raise UsageError(
-                    f"cluster {store.paths.name} has no tenant {tenant!r}; make it with "
-                    f"`edl tenant create {tenant}`"
-                )
-            return store.queues.change(name, change)
-
-    def queues(self) -> tuple[QueueStatus, ...]:
-        """Return the queues of the cluster by name, with their slots and jobs; empty: none."""
-        with self._store() as store:
-            return queues_of_cluster(store)
-
-    def overbooked(self) -> str:
-        """Return the sentence that the quotas of all queues exceed the cluster; empty: they fit."""
-        with self._store() as store:
-            offers = [host.offer for host in store.hosts.list() if host.offer is not None]
-            return overbooked(store.queues.records(), sum(len(offer.numbers) for offer in offers))
-
-    def delete_queue(self, name: str) -> None:
-        """Remove the queue ``name``. Without any queue, all jobs share the slots of the cluster.
-
-        Raises:
-            UsageError: the cluster has no such queue, or it has jobs that have not ended.
-        """
-        with self._store() as store:
-            store.queues.delete(name)
-
-    # --- tenants ---
-
-    def create_tenant(self, name: str) -> str:
-        """Make a tenant, who may submit, see and steer own jobs only; return its secret.
-
-        The secret is one word, which no other call tells again. Commands and programs of the tenant
-        take it as they take that of a cluster.
-
-        Raises:
-            UsageError: the name is not allowed, or the cluster has such a tenant.
-        """
-        with self._store() as store:
-            return store.tenants.create(name)
-
-    def tenants(self) -> tuple[str, ...]:
-        """Return the names of the cluster's tenants, sorted."""
-        with self._store() as store:
-            return store.tenants.names()
-
-    def delete_tenant(self, name: str) -> int:
-        """Remove a tenant without jobs and secrets; its own secret opens nothing any more.
-
-        Returns:
-            How many nodes of its inbox could not be removed, because the tenant has made others
-            below them. Then its name stays taken; a repeated call tries again.
-
-        Raises:
-            UsageError: there is no such tenant, or it has jobs, ended ones included, secrets, or
-                queues.
-        """
-        with self._store() as store:
-            return store.tenants.delete(name)
-
     # --- the cluster itself ---
 
     def status(self) -> ClusterStatus:
@@ -466,43 +313,6 @@ class Cluster(SessionClient[ClusterStore]):
         """
         with self._store() as store:
             return status_of_cluster(store)
-
-    def plan(
-        self, policy: str | None = None, parameters: Mapping[str, object] | None = None
-    ) -> tuple[JobPlan, ...]:
-        """Return which slots each job would get if the policy were asked now; change nothing.
-
-        The result has the jobs that have not ended, in the order of submission.
-
-        Args:
-            policy: the name of another policy; None for that of the cluster.
-            parameters: the other policy's parameters by name, where they are not to have their
-                defaults; None: all have them.
-
-        Raises:
-            UsageError: there is no such policy, or it has no such parameter.
-        """
-        with self._store() as store:
-            return plan_now(store, policy, parameters)
-
-    def set_policy(
-        self, policy: str, parameters: Mapping[str, object] = MappingProxyType({})
-    ) -> ClusterRecord:
-        """Let another policy give the cluster's slots to jobs from now on; return the new settings.
-
-        The jobs go on running.
-
-        Args:
-            policy: the name of the policy.
-            parameters: the policy's parameters by name, where they are not to have their defaults;
-                they replace all that were set before.
-
-        Raises:
-            UsageError: there is no such policy, it has no such parameter, or a value is not
-                allowed.
-        """
-        with self._store() as store:
-            return set_policy_of_cluster(store, policy, parameters)
 
     # --- the way there ---
 
