@@ -38,8 +38,8 @@ EVERYBODY = [
     "edl.cli.run",
     "edl.cli.join",
     "edl.cli.agent",
-    "edl.cli.cluster",
-    "edl.cli.host",
+    "edl.cli.cluster.cluster",
+    "edl.cli.cluster.host",
     "edl.framework.process",
     "edl.testing.throttle",
 ]

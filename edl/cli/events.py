@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from edl.cli.cluster_table import event_line
+from edl.cli.cluster.table import event_line
 from edl.cli.common import (
     FOLLOW_S,
     JobArgument,

@@ -138,7 +138,7 @@ if __name__ == "__main__":
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1):
         os.dup2(nothing, number)
-    for module in pkgutil.iter_modules(edl.cli.__path__, "edl.cli."):
+    for module in pkgutil.walk_packages(edl.cli.__path__, "edl.cli."):
         if module.name.rpartition(".")[2] in SHORT | {"main", "common", "borrowing"}:
             importlib.import_module(module.name)
     serve(asking, answering)

@@ -8,7 +8,7 @@ import pytest
 from cluster_world import Request, World
 from rich.console import Console
 
-from edl.cli.queue import queue_table
+from edl.cli.cluster.queue import queue_table
 from edl.core.cluster.job_life import JobLife, LifeResult, LifeState
 from edl.core.cluster.queue_status import finish_time_fairness, queue_statuses
 from edl.core.cluster.records import QueueRecord

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from edl.cli import history as verb
-from edl.cli.history import history_table, slot_lines
+from edl.cli.cluster import history as verb
+from edl.cli.cluster.history import history_table, slot_lines
 from edl.client.cluster.history_file import HistoryFile, history_path
 from edl.coordination.access import Access
 from edl.coordination.cluster.paths import ClusterPaths
@@ -24,7 +24,7 @@ DAY_S = 86400.0
 
 
 def test_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edl.cli.history._clock", lambda time_s: f"day {time_s / DAY_S:g}")
+    monkeypatch.setattr("edl.cli.cluster.history._clock", lambda time_s: f"day {time_s / DAY_S:g}")
     jobs = (
         JobHistory(
             9,

@@ -4,7 +4,7 @@
 
     errors <- core (text and records <- step <- job <- host; step, job <- policy <- cluster)
     errors, core/policy, core/cluster <- simulator <- simulator/published
-      <- simulator's registry, built_in, trace, runs <- cli
+      <- simulator's registry, built_in, trace, runs <- cli/simulation
     errors <- keys, clock, failpoints, horovod_build
     errors <- secret_file
     errors, core/policy, core/cluster <- cluster_policies <- client/cluster, scheduler, cli
@@ -20,7 +20,7 @@
     errors, core/step <- schedules <- core/policy, torch, tensorflow
     errors <- figures <- diagnose <- framework; figures <- cli
     errors, config, horovod_build <- install
-    testing, cli: anything but what trains; testing also drives daemon and framework
+    testing, cli, cli/cluster: anything but what trains; testing also drives daemon and framework
 
 ``http`` knows no ring, ``checkpoint`` and ``leader`` know no daemon: they take values.
 """
@@ -87,7 +87,10 @@ MAY_IMPORT = {
     "install": {"errors", "config", "horovod_build"},
     "cli": PLANES | {"launch", *CLIENTS, "scheduler", "api", "chaos", "install", "figures"},
 }
-MAY_IMPORT["cli"] |= {"simulator", "simulator/published"} | POLICIES | OF_CLUSTERS
+MAY_IMPORT["cli"] |= {"cli/cluster"} | POLICIES | OF_CLUSTERS
+MAY_IMPORT["cli/cluster"] = MAY_IMPORT["cli"] | {"cli"}
+MAY_IMPORT["cli/simulation"] = BASE | CORE | {"cli", "simulator", "simulator/published"} | POLICIES
+MAY_IMPORT["cli/simulation"] |= {"figures"}
 MAY_IMPORT["framework"] = MAY_IMPORT["daemon"] | {"daemon", "data", "diagnose"}
 MAY_IMPORT |= dict.fromkeys(
     ("torch", "tensorflow"), MAY_IMPORT["framework"] | {"framework", "schedules"}
@@ -206,7 +209,7 @@ def test_simulating_needs_no_job() -> None:
     code = (
         "import sys\n"
         "from edl.cli.main import invoke\n"
-        "import edl.cli.simulate\n"
+        "import edl.cli.simulation.simulate\n"
         "assert invoke(['simulate', '--list']) == 0\n"
         "print([name for name in sys.modules if name.partition('.')[0] == 'kazoo'"
         " or name.startswith(('edl.coordination', 'edl.client'))])\n"

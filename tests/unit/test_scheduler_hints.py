@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 from cluster_world import Batches, Request
 
-from edl.cli.hints import hint_lines
+from edl.cli.cluster.hints import hint_lines
 from edl.core.cluster.scheduler_hints import SchedHints, SchedulerHints, scheduler_hints
 from edl.core.cluster.view import JobMeasurements, JobView
 from edl.core.policy.step_time import StepTimeSample

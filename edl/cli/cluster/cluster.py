@@ -23,15 +23,15 @@ from rich.text import Text
 
 from edl import config
 from edl.api.listening import listen_address, listener
-from edl.cli.cluster_api import (
+from edl.cli.cluster.api import (
     TlsCertificateOption,
     TlsKeyOption,
     api_command,
     serve_api,
     token,
 )
+from edl.cli.cluster.queue import queue_table
 from edl.cli.common import AddressOption, ClusterOption, JsonOption, ZooKeeperOption, console
-from edl.cli.queue import queue_table
 from edl.client.cluster.client import Cluster
 from edl.client.cluster.connection import DEFAULT_NAME, access_to_start, connected_cluster
 from edl.client.cluster.history_file import HistoryFile, history_path

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from edl.cli.common import JsonOption, console, progress
-from edl.cli.simulation_figure import check_runs, figure_of
-from edl.cli.simulation_runs import (
+from edl.cli.simulation.figure import check_runs, figure_of
+from edl.cli.simulation.runs import (
     JobOptions,
     Setup,
     check_comparable,
@@ -21,7 +21,7 @@ from edl.cli.simulation_runs import (
     runs_of,
     seeds_of,
 )
-from edl.cli.simulation_table import Done, catalogue, difference, figures, results_table
+from edl.cli.simulation.table import Done, catalogue, difference, figures, results_table
 from edl.errors import UsageError
 from edl.figures import check_figure
 from edl.simulator.built_in import MIX, POLLUX

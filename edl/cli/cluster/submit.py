@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from edl.cli.cluster_table import state_line
+from edl.cli.cluster.table import state_line
 from edl.cli.common import ClusterOption, JsonOption, WaitTimeoutOption, ZooKeeperOption
 from edl.cli.ending import complain
 from edl.client.cluster.client import Cluster

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from edl.cli.cluster_table import job_table, left_out, newest_ended
+from edl.cli.cluster.table import job_table, left_out, newest_ended
 from edl.cli.common import ClusterOption, JsonOption, ZooKeeperOption, console
 from edl.client.cluster.client import STATES, Cluster
 

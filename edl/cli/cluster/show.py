@@ -7,7 +7,7 @@ import time
 
 import typer
 
-from edl.cli.cluster_table import details_text
+from edl.cli.cluster.table import details_text
 from edl.cli.common import (
     ClusterJobArgument,
     ClusterOption,

@@ -6,7 +6,7 @@ import json
 
 import typer
 
-from edl.cli.cluster_table import throughput_text
+from edl.cli.cluster.table import throughput_text
 from edl.cli.common import ClusterJobArgument, ClusterOption, JsonOption, ZooKeeperOption
 from edl.client.cluster.client import Cluster
 from edl.core.cluster.scheduler_hints import SchedulerHints

@@ -6,7 +6,7 @@ import json
 
 import typer
 
-from edl.cli.cluster_table import state_line
+from edl.cli.cluster.table import state_line
 from edl.cli.common import (
     ClusterJobArgument,
     ClusterOption,

@@ -1,0 +1,1 @@
+"""The command `edl simulate`: its options, runs, tables and figure."""
