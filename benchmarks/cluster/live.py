@@ -37,7 +37,7 @@ from edl.coordination.job_store import JobStore
 from edl.coordination.session import Session
 from edl.core.cluster.host_jobs import RunProcess
 from edl.launch.parent import die_with_parent
-from edl.scheduler.run_processes import find_processes, host_mark
+from edl.scheduler.host.run_processes import find_processes, host_mark
 
 MARK = "EDL_TEST_MARK"
 START_S = 60.0

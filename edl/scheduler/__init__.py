@@ -1,1 +1,1 @@
-"""The live cluster: its controllers, of which one leads, and the process that offers a host."""
+"""The processes of a live cluster: its controllers, of which one leads, and hosts (``host``)."""

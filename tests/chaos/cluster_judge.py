@@ -36,7 +36,7 @@ from edl.core.cluster.host_jobs import RunProcess
 from edl.core.cluster.job_life import LifeResult, LifeState, run_token
 from edl.core.cluster.records import Goal
 from edl.errors import CoordinationError
-from edl.scheduler.run_processes import start_of
+from edl.scheduler.host.run_processes import start_of
 
 LOOK_S = 0.2
 GONE_S = 20.0  # for the nodes of a dead process to go

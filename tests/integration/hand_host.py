@@ -21,7 +21,7 @@ from edl.coordination.session import Session
 from edl.core.cluster.records import HostOffer, HostReport, JobReport
 from edl.errors import EdlError
 from edl.launch.template import TemplateError
-from edl.scheduler.path_probe import exists_here
+from edl.scheduler.host.path_probe import exists_here
 
 POLL_S = 0.05
 GRACE_S = 10.0  # for an agent to end by itself

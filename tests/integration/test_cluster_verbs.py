@@ -59,8 +59,8 @@ from edl.errors import (
     UsageError,
 )
 from edl.scheduler.controller import Controller
-from edl.scheduler.log_places import LogPlaces
-from edl.scheduler.log_server import LogServer
+from edl.scheduler.host.log_places import LogPlaces
+from edl.scheduler.host.log_server import LogServer
 
 pytestmark = pytest.mark.integration
 

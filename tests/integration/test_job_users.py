@@ -16,12 +16,12 @@ from types import SimpleNamespace
 import pytest
 
 from edl.core.cluster.manifest import JobManifest
-from edl.scheduler import host_agents
-from edl.scheduler.host_agents import AgentOptions, HostAgents, StartOfRun
-from edl.scheduler.job_users import JobUser, JobUsers, job_users
-from edl.scheduler.log_places import LogPlaces
-from edl.scheduler.run_processes import RUN_VARIABLE, find_processes, run_mark
-from edl.scheduler.secret_files import SecretFiles
+from edl.scheduler.host import agents as host_agents
+from edl.scheduler.host.agents import AgentOptions, HostAgents, StartOfRun
+from edl.scheduler.host.job_users import JobUser, JobUsers, job_users
+from edl.scheduler.host.log_places import LogPlaces
+from edl.scheduler.host.run_processes import RUN_VARIABLE, find_processes, run_mark
+from edl.scheduler.host.secret_files import SecretFiles
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 

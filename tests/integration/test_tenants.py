@@ -53,8 +53,8 @@ from edl.errors import (
     UnknownJob,
     UsageError,
 )
-from edl.scheduler.log_places import LogPlaces
-from edl.scheduler.log_server import LogServer
+from edl.scheduler.host.log_places import LogPlaces
+from edl.scheduler.host.log_server import LogServer
 from edl.scheduler.tenant_requests import TenantRequests
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]

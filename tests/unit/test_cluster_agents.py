@@ -15,9 +15,9 @@ import pytest
 from edl.core.cluster.host_jobs import LastAgent, RunProcess
 from edl.core.cluster.records import HostAssignment, JobAssignment
 from edl.core.host.exit_codes import AgentEnd, AgentResult
-from edl.scheduler.host_agents import AgentOptions, HostAgents
-from edl.scheduler.log_places import LogPlaces
-from edl.scheduler.secret_files import SecretFiles
+from edl.scheduler.host.agents import AgentOptions, HostAgents
+from edl.scheduler.host.log_places import LogPlaces
+from edl.scheduler.host.secret_files import SecretFiles
 
 ASSIGNED = HostAssignment({"j": JobAssignment("r1", (0,))})
 AGENT = RunProcess(7, 1, "j", "r1", is_agent=True)

@@ -10,9 +10,9 @@ import pytest
 from edl.core.cluster.log_choice import chosen_logs
 from edl.core.cluster.log_part import LogPart
 from edl.launch.log_reader import former, last_output
-from edl.scheduler.log_files import bytes_in
-from edl.scheduler.log_places import KEPT_RUNS, KEPT_S, LogPlaces
-from edl.scheduler.log_server import read_part
+from edl.scheduler.host.log_files import bytes_in
+from edl.scheduler.host.log_places import KEPT_RUNS, KEPT_S, LogPlaces
+from edl.scheduler.host.log_server import read_part
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.records import HostAssignment, JobAssignment
 from edl.core.host.exit_codes import AgentEnd, AgentResult
 from edl.keys import NONCE_BYTES, derived, seal, unseal
-from edl.scheduler.host_agents import AgentOptions, HostAgents, StartOfRun
-from edl.scheduler.log_places import LogPlaces
-from edl.scheduler.secret_files import SECRETS_VARIABLE, SecretFiles, secret_root
+from edl.scheduler.host.agents import AgentOptions, HostAgents, StartOfRun
+from edl.scheduler.host.log_places import LogPlaces
+from edl.scheduler.host.secret_files import SECRETS_VARIABLE, SecretFiles, secret_root
 
 KEY, NONCE = derived("a" * 64, "secrets", "lab"), bytes(range(NONCE_BYTES))
 TOKEN = b"hf_0123456789\n\x00\xff"

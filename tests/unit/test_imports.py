@@ -13,7 +13,7 @@
       <- http, ring, checkpoint  <- coordination  <- leader, launch, client, chaos
     coordination <- coordination/cluster <- client/cluster, scheduler, cli
     client <-> client/cluster (a job of a cluster is opened as any other job)
-    launch, client <- scheduler
+    launch, client <- scheduler/host <- scheduler (the controller)
     client, http, launch <- api (FastAPI and uvicorn, which only a verb asks for) <- cli
     core, config, ring, checkpoint <- worker <- daemon <- framework <- torch, tensorflow
     errors, config <- data <- framework
@@ -76,7 +76,8 @@ MAY_IMPORT = {
     "client": PLANES - {"ring", "checkpoint"} | {"client/cluster"},
     "client/cluster": PLANES - {"ring", "checkpoint"} | {"client"} | POLICIES | OF_CLUSTERS,
     "chaos": PLANES - {"checkpoint"},
-    "scheduler": PLANES - {"ring", "checkpoint"} | {"launch", *CLIENTS} | POLICIES | OF_CLUSTERS,
+    "scheduler/wakeup": set(),
+    "scheduler/host": PLANES - {"ring", "checkpoint"} | {"launch", *CLIENTS} | OF_CLUSTERS,
     "api": BASE | CORE | {"http", "coordination", "launch", *CLIENTS} | POLICIES,
     "worker": BASE | CORE | {"ring", "checkpoint"},
     "daemon": PLANES | {"leader", "chaos", "worker"},
@@ -87,7 +88,9 @@ MAY_IMPORT = {
     "install": {"errors", "config", "horovod_build"},
     "cli": PLANES | {"launch", *CLIENTS, "scheduler", "api", "chaos", "install", "figures"},
 }
-MAY_IMPORT["cli"] |= {"cli/cluster"} | POLICIES | OF_CLUSTERS
+MAY_IMPORT["scheduler/host"] |= {"scheduler/wakeup"}
+MAY_IMPORT["scheduler"] = MAY_IMPORT["scheduler/host"] | {"scheduler/host"} | POLICIES
+MAY_IMPORT["cli"] |= {"cli/cluster", "scheduler/host"} | POLICIES | OF_CLUSTERS
 MAY_IMPORT["cli/cluster"] = MAY_IMPORT["cli"] | {"cli"}
 MAY_IMPORT["cli/simulation"] = BASE | CORE | {"cli", "simulator", "simulator/published"} | POLICIES
 MAY_IMPORT["cli/simulation"] |= {"figures"}

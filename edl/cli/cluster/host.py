@@ -22,8 +22,8 @@ from edl.core.host.offered_devices import offered_devices
 from edl.core.names import RULE, is_name
 from edl.errors import UsageError
 from edl.launch.address import own_address
-from edl.scheduler.host_start import HostSettings, keep_host
-from edl.scheduler.job_users import job_users
+from edl.scheduler.host.job_users import job_users
+from edl.scheduler.host.start import HostSettings, keep_host
 
 
 def host(

@@ -15,7 +15,7 @@ from edl.scheduler.fleet.fleet import Fleet
 from edl.scheduler.fleet.lease_command import HostCommand, kept_environment
 from edl.scheduler.fleet.ray_fleet import RayFleet
 from edl.scheduler.fleet.slurm import SlurmFleet
-from edl.scheduler.run_processes import host_mark
+from edl.scheduler.host.run_processes import host_mark
 
 PREFIX_LENGTH = 8  # of the part of a name that only this cluster has
 

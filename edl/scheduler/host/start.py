@@ -12,16 +12,16 @@ from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.session import Session
 from edl.core.cluster.records import HostOffer
 from edl.errors import CoordinationError, UsageError
-from edl.scheduler.assigned_runs import AssignedRuns
-from edl.scheduler.host import HostKeeper
-from edl.scheduler.host_agents import AgentOptions, HostAgents
-from edl.scheduler.host_owner import HostLock
-from edl.scheduler.job_users import JobUsers
-from edl.scheduler.log_places import LogPlaces
-from edl.scheduler.log_server import LogServer
-from edl.scheduler.path_probe import PathProbe
-from edl.scheduler.run_processes import host_mark
-from edl.scheduler.secret_files import SecretFiles, secret_root
+from edl.scheduler.host.agents import AgentOptions, HostAgents
+from edl.scheduler.host.assigned_runs import AssignedRuns
+from edl.scheduler.host.job_users import JobUsers
+from edl.scheduler.host.keeper import HostKeeper
+from edl.scheduler.host.log_places import LogPlaces
+from edl.scheduler.host.log_server import LogServer
+from edl.scheduler.host.owner import HostLock
+from edl.scheduler.host.path_probe import PathProbe
+from edl.scheduler.host.run_processes import host_mark
+from edl.scheduler.host.secret_files import SecretFiles, secret_root
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ written after that place, the answer waits for it, at most ``MOST_WAIT_S`` secon
 
 Only jobs that had an agent of this host are answered, and only files of which this module makes up
 the names: nothing of a request becomes a path. Their users may have put something else there, so
-:mod:`edl.scheduler.log_files` opens them.
+:mod:`edl.scheduler.host.log_files` opens them.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from edl.core.cluster.log_part import LOGS_PATH, LogPart
 from edl.http.connection import HttpRequest, Response
 from edl.http.server import DaemonServer
 from edl.http.signing import Authenticator, http_key
-from edl.scheduler.log_files import LogOwner, bytes_in, open_log
-from edl.scheduler.log_places import LogPlaces
+from edl.scheduler.host.log_files import LogOwner, bytes_in, open_log
+from edl.scheduler.host.log_places import LogPlaces
 
 MOST_BYTES = 1 << 20  # of a log in one answer
 MOST_WAIT_S = 20.0

@@ -11,8 +11,8 @@ from edl.coordination.paths import JobPaths
 from edl.coordination.session import Session
 from edl.core.cluster.manifest import JobManifest
 from edl.errors import AccessDenied, CoordinationError, UnknownJob
-from edl.scheduler.host_agents import StartOfRun
-from edl.scheduler.path_probe import PathProbe
+from edl.scheduler.host.agents import StartOfRun
+from edl.scheduler.host.path_probe import PathProbe
 
 NOT_CREATED = "its run has not been created yet"
 NOT_LOOKED = "it is not known yet whether this host has {}; its file system does not answer"

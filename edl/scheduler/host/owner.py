@@ -18,7 +18,7 @@ class HostLock:
 
     Args:
         mark: a text that names the cluster and the host, from
-            :func:`edl.scheduler.run_processes.host_mark`.
+            :func:`edl.scheduler.host.run_processes.host_mark`.
     """
 
     def __init__(self, mark: str) -> None:

@@ -29,10 +29,10 @@ from edl.core.host.exit_codes import AgentEnd, AgentResult, is_final
 from edl.core.host.process import exit_status
 from edl.core.settings import variable
 from edl.errors import CoordinationError
-from edl.scheduler.job_users import NO_USERS, JobUsers
-from edl.scheduler.log_places import LogPlaces
-from edl.scheduler.run_processes import RUN_VARIABLE, agent_words, run_mark, start_of
-from edl.scheduler.secret_files import SECRETS_VARIABLE, SecretFiles
+from edl.scheduler.host.job_users import NO_USERS, JobUsers
+from edl.scheduler.host.log_places import LogPlaces
+from edl.scheduler.host.run_processes import RUN_VARIABLE, agent_words, run_mark, start_of
+from edl.scheduler.host.secret_files import SECRETS_VARIABLE, SecretFiles
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class AgentOptions:
 
     Attributes:
         host: the name of the host.
-        mark: the mark of the host's processes (:func:`edl.scheduler.run_processes.host_mark`).
+        mark: the mark of the host's processes (:func:`edl.scheduler.host.run_processes.host_mark`).
         slots: the number of slots.
         address: the network address of the host.
         zookeeper: the ZooKeeper servers.

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from edl.core.cluster.host_jobs import ProcessSignal, RunProcess
 from edl.keys import derived
-from edl.scheduler.job_users import NO_USERS, JobUsers
+from edl.scheduler.host.job_users import NO_USERS, JobUsers
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from edl.core.names import is_name
 from edl.launch.named_logs import named_logs
-from edl.scheduler.job_users import JobUsers
-from edl.scheduler.log_files import LogOwner
+from edl.scheduler.host.job_users import JobUsers
+from edl.scheduler.host.log_files import LogOwner
 
 KEPT_RUNS = 100
 KEPT_S = 86400.0

@@ -39,10 +39,10 @@ from edl.errors import (
 )
 from edl.launch.machine import machine_name
 from edl.launch.signals import TO_END, handled
-from edl.scheduler.assigned_runs import NOT_CREATED, AssignedRuns
-from edl.scheduler.host_agents import HostAgents, StartOfRun
-from edl.scheduler.host_owner import is_dead
-from edl.scheduler.run_processes import find_processes, signal_process
+from edl.scheduler.host.agents import HostAgents, StartOfRun
+from edl.scheduler.host.assigned_runs import NOT_CREATED, AssignedRuns
+from edl.scheduler.host.owner import is_dead
+from edl.scheduler.host.run_processes import find_processes, signal_process
 from edl.scheduler.wakeup import Wakeup
 
 logger = logging.getLogger(__name__)
