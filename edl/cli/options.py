@@ -50,12 +50,16 @@ def with_settings(verb: Callable[..., None]) -> Callable[..., None]:
 def _option(one: Field[Any], hint: Any) -> Any:
     """Return the command line option for one setting, as a type annotation for typer.
 
-    Its default is None, which means that the option was not given. ``one`` is the dataclass field
-    of the setting, with its help text; ``hint`` is its type.
+    Its default is None, which means that the option was not given. The help of an option that turns
+    its setting off is that of the setting after "Do not", so there the setting's help is an order,
+    such as "fork later workers". ``one`` is the dataclass field of the setting, with its help text;
+    ``hint`` is its type.
     """
     about: Mapping[str, Any] = one.metadata
     kind: type = next((one for one in (bool, int, float) if hint in (one, one | None)), str)
     help = _LINK.sub(lambda match: match[1] or "", about["help"])
+    if kind is bool and one.default:
+        help = f"do not {help}"
     default = one.default if isinstance(one.default, str) else f"{one.default or 0:g}"
     shown = "" if kind is bool or not one.default else f" Default: {default}."
     return Annotated[

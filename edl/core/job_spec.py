@@ -122,9 +122,9 @@ class JobSettings(Record):
     )
     template: bool = setting(
         True,
-        "later workers of a host are forked from a "
+        "fork later workers of a host from a "
         "[template](../explanation/workers.md#how-a-worker-starts) that has imported what they "
-        "import, where that can be; without it each is started anew",
+        "import, where that can be",
         option="--no-template",
     )
     status_period_s: float = setting(0.5, "how often the leader writes the status")

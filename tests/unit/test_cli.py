@@ -13,6 +13,7 @@ import pytest
 from made import make_job, wanted
 from rich.console import Console
 from rich.live import Live
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from edl import config
@@ -157,6 +158,12 @@ def test_names_of_an_older_version_work_and_are_in_no_help(
     for words in ([], ["run"], ["join"]):
         assert " lend" not in CliRunner().invoke(app, [*words, "--help"]).output
         assert "--lent" not in CliRunner().invoke(app, [*words, "--help"]).output
+
+
+def test_an_option_that_turns_a_setting_off_says_so() -> None:
+    params = get_command(app).get_command(None, "run").params
+    (option,) = (one for one in params if "--no-template" in one.secondary_opts)
+    assert option.help.startswith("Do not fork later workers of a host from a template")
 
 
 def test_run_leaves_the_commands_own_options_alone(
