@@ -130,28 +130,29 @@ def warn_of_counted_steps(epochs: int) -> None:
 
     PyTorch's OneCycleLR fails after its number of steps, and a job makes more steps when workers
     leave. Each scheduler is named in one warning at most, be it this or
-    :func:`warn_of_a_changed_batch`.
+    :func:`warn_of_a_changed_batch`. Schedulers given to :func:`counts_samples` are left out.
 
     Args:
         epochs: how many epochs the job trains. A scheduler with a larger ``total_steps`` counts
             steps.
     """
     for scheduler in _alive():
-        if not isinstance(scheduler, OneCycleLR) or scheduler in _warned_of:
+        if not isinstance(scheduler, OneCycleLR) or scheduler in _warned_of | _counting_samples:
             continue
         if scheduler.total_steps <= epochs:
             continue
         _warned_of.add(scheduler)
         logger.warning(
             "OneCycleLR fails after its %d steps, and a job has more of them when workers leave: "
-            "give it total_steps=%d, the number of epochs, and call its step() at the end of each",
+            "give it total_steps=%d, the number of epochs, and call its step() at the end of each, "
+            "or let it count samples, by edl.in_samples",
             scheduler.total_steps,
             epochs,
         )
 
 
 def counts_samples(scheduler: LRScheduler) -> None:
-    """Exempt ``scheduler`` from :func:`warn_of_a_changed_batch`, because it counts samples."""
+    """Exempt ``scheduler`` from the warnings of this module, because it counts samples."""
     _counting_samples.add(scheduler)
 
 

@@ -175,12 +175,16 @@ def test_the_newest_of_a_kind_gets_the_newest() -> None:
     assert newcomer.schedulers[0].step_size == 50
 
 
-@pytest.mark.parametrize(("steps", "warned"), [(105, True), (3, False)])
-def test_steps_are_counted_and_epochs_are_not(
-    steps: int, warned: bool, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("steps", "in_samples", "warned"), [(105, False, True), (3, False, False), (105, True, False)]
+)
+def test_steps_are_counted_and_epochs_or_samples_are_not(
+    steps: int, in_samples: bool, warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     sgd = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     scheduler = lr.OneCycleLR(sgd, 0.5, total_steps=steps)
+    if in_samples:
+        schedulers.counts_samples(scheduler)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             schedulers.warn_of_counted_steps(epochs=3)
