@@ -120,7 +120,7 @@ async def delete(request: Request, caller: By, job: Job) -> Response:
 
 @router.post("/jobs/{job}/halt", responses=answer_schemas(Wanted))
 async def halt(request: Request, caller: By, job: Job) -> Response:
-    """Let a job stop with a checkpoint, and keep its place in the queue."""
+    """Let a job stop with a checkpoint and give its slots to others, until it is resumed."""
     return answer(request, await pool_of(request).ask(caller.by, lambda one: one.halt(job)))
 
 

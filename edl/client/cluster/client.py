@@ -233,9 +233,10 @@ class Cluster(SessionClient[ClusterStore]):
             return waiting.wait_for_job(store, job, JobCondition.TRAINS, timeout_s, on_status)
 
     def halt(self, job: str) -> Wanted:
-        """Let a job stop with a checkpoint and keep its place in the queue; do not wait for that.
+        """Let a job stop with a checkpoint and give its slots to others; do not wait for that.
 
-        :meth:`resume` lets it go on.
+        :meth:`resume` lets it go on. The job keeps its records, the time of its submission
+        included, by which waiting jobs are ordered.
 
         Args:
             job: the name of the job.
