@@ -34,8 +34,9 @@ class JobSettings(Record):
     )
     session_timeout_s: float = setting(
         6.0,
-        "the ZooKeeper session of each worker and agent: how long a frozen one counts as alive. "
-        "All of them ask for it, and reckon with what the server grants",
+        "the time-out of the ZooKeeper session of each worker and agent: how long a frozen one "
+        "counts as alive. If the server grants another time, because its limits are other ones, "
+        "edl counts with the granted time",
     )
     start_timeout_s: float = setting(
         120.0, "for the first `np` workers to come up; then `min_np` are enough"
