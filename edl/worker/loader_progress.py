@@ -16,14 +16,7 @@ from edl.core.job.fits import DoneFit, as_json, fits_of
 from edl.core.step.aligned import AlignedSource
 from edl.core.step.batching import Batching, check_alike
 from edl.core.step.epoch_end import EpochLeft
-from edl.core.step.ledger import (
-    Ledger,
-    complete_batch,
-    complete_step,
-    free_leases,
-    grant,
-    restore,
-)
+from edl.core.step.ledger import Ledger, complete_batch, complete_step, free_leases, grant, restore
 from edl.core.step.source import NO_FINGERPRINT, Source
 from edl.core.step.step_record import (
     StepRecords,
@@ -426,6 +419,7 @@ class LoaderProgress(TrainingProgress):
             "stop": self.stop,
             "fingerprint": self.source.fingerprint,
             "batching": self.source.batching.to_json(),
+            "prefetch_batches": self.source.prefetch_batches,
             "pieces": self.microbatches,
             "step_batches": self.step_batches,
             "updated": self._updated,
@@ -494,6 +488,9 @@ class LoaderProgress(TrainingProgress):
         if receive is not Receive.ALL:
             ledger = self._in_own_epoch(ledger)
         self.microbatches = int(header["pieces"])
+        # A script may give num_workers=os.cpu_count(): all must grant the same leases all the same.
+        ahead = int(header["prefetch_batches"])
+        self._source = replace(self.source, prefetch_batches=ahead)
         batching = Batching.from_json(header["batching"])
         if batching != self.source.batching:
             self._take_batching(batching)

@@ -15,9 +15,11 @@ from edl.worker.loader_progress import LoaderProgress
 from edl.worker.progress import Receive
 
 
-def progress_of(worker: int, fingerprint: str = "", total: int = 100) -> LoaderProgress:
+def progress_of(
+    worker: int, fingerprint: str = "", total: int = 100, prefetch: int = 0
+) -> LoaderProgress:
     one = LoaderProgress()
-    one.attach(Source(total, Batching(4), True, 7, 0, fingerprint), worker)
+    one.attach(Source(total, Batching(4), True, 7, prefetch, fingerprint), worker)
     return one
 
 
@@ -52,6 +54,23 @@ def test_other_data_are_refused_before_anything_moves(
 def test_without_fingerprints_the_size_must_do() -> None:
     with pytest.raises(DataError, match="the dataset of w3 has 99 samples and the job's 100"):
         progress_of(3, total=99).take_over(progress_of(0).header(), Receive.ALL)
+
+
+def test_workers_with_other_numbers_of_loader_processes_grant_the_same_leases() -> None:
+    """Also where the step records do not say how many: in a planned leave, and in a new epoch."""
+    few, many = both = (
+        progress_of(0, total=4000, prefetch=2),
+        progress_of(1, total=4000, prefetch=60),
+    )
+    for one in both:
+        one.enter((0, 1, 2))
+    many.take_over(json.loads(json.dumps(few.header())), Receive.ALL)
+    for one in both:
+        one.enter((0, 1))
+    assert many.ledger.digest() == few.ledger.digest()
+    for one in both:
+        one.next_epoch()
+    assert many.ledger.digest() == few.ledger.digest()
 
 
 def between_epochs() -> tuple[LoaderProgress, LoaderProgress]:
