@@ -21,13 +21,10 @@ leader writes the table that it returns, and only then asks the engine. Its rule
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from edl.core.cluster.active_jobs import obstacle
-from edl.core.cluster.job_life import LifeState
 from edl.core.cluster.lease_records import (
     HostLease,
     LeaseLimits,
@@ -36,12 +33,11 @@ from edl.core.cluster.lease_records import (
     LeaseTable,
 )
 from edl.core.cluster.records import HostOffer
-from edl.core.cluster.view import ClusterView, HostView, JobView
-from edl.core.plural import counted, verb
-from edl.errors import some
+from edl.core.cluster.view import ClusterView, HostView
+from edl.core.cluster.wanted_hosts import wanted_hosts
+from edl.core.plural import counted
 
 FIRST_REST_S, MOST_REST_S = 10.0, 300.0
-_Labels = frozenset[tuple[str, str]]
 SOON_S = 60.0  # a host that ends so soon after it came, and was not told to, has failed, too
 
 
@@ -104,109 +100,6 @@ def decide_leases(
     draft.ask_for(needed, why)
     draft.return_surplus(needed)
     return draft.decision(needed)
-
-
-def wanted_hosts(cluster: ClusterView, limits: LeaseLimits) -> tuple[int, str]:
-    """Return how many hosts of the fleet the jobs need, within the limits, and why.
-
-    Each job that wants to run counts with the workers that it asks for. It uses hosts first that
-    are not lent, have the labels that it asks for, and are not filled by jobs that do not count.
-    The jobs of a queue count together with at most the slots that the queue may have. A job that
-    waits for other jobs or for a secret does not count, nor does one that a host of the fleet could
-    not help: without the labels or the files that it needs, or larger than the cluster may become.
-
-    Args:
-        cluster: the jobs and hosts.
-        limits: the shape and the number of hosts.
-    """
-    slots = limits.shape.slots
-    hosts = [
-        host
-        for host in cluster.hosts
-        if host.offer is not None and host.takes_slots and not host.offer.lease
-    ]
-    own = _slots_without(hosts, (), limits)
-    jobs = [job for job in cluster.jobs if _counts(job, cluster, limits, own)]
-    others = {job.name for job in cluster.jobs if job.wants_slots} - {job.name for job in jobs}
-    wanted: Counter[_Labels] = Counter()
-    asking = _requests(jobs, others, cluster)
-    for job, count in asking:
-        wanted[frozenset(job.manifest.labels.items())] += count
-    needed = math.ceil(_lacking(wanted, _slots_without(hosts, others, limits)) / slots)
-    why = "no job needs one"
-    if asking:
-        names, total = some([job.name for job, _ in asking]), wanted.total()
-        why = f"{names} {verb(len(asking), 'asks', 'ask')} for {counted(total, 'slot')}"
-    return min(limits.max_hosts, max(limits.min_hosts, needed)), why
-
-
-def _requests(
-    jobs: Sequence[JobView], others: Collection[str], cluster: ClusterView
-) -> list[tuple[JobView, int]]:
-    """Return for how many slots each of ``jobs`` counts, within what its queue may have.
-
-    The first ones of a queue count first; those for which fewer than their fewest slots are left
-    are not in the result. What the jobs ``others`` hold is subtracted from what a queue may have.
-    """
-    left = {name: one.most for name, one in cluster.queues.items() if one.most is not None}
-    for host in cluster.hosts if left else ():
-        for name, entry in host.assigned.jobs.items():
-            if name in others and (queue := cluster.by_name[name].manifest.queue) in left:
-                left[queue] -= len(entry.devices)
-    found = []
-    for job in jobs:
-        queue, count = job.manifest.queue, job.manifest.requested_np
-        if count > left.get(queue, count):
-            count = job.manifest.allowed_sizes.below(max(0, left[queue])) or 0
-        if queue in left:
-            left[queue] -= count
-        if count:
-            found.append((job, count))
-    return found
-
-
-def _slots_without(
-    hosts: Sequence[HostView], others: Collection[str], limits: LeaseLimits
-) -> Counter[_Labels]:
-    """Return how many slots of ``hosts`` the jobs ``others`` do not hold, by labels.
-
-    Labels that a host of the fleet does not have are left out: no job that counts asks for them.
-    """
-    found: Counter[_Labels] = Counter()
-    for host in hosts:
-        if host.offer is not None:
-            entries = host.assigned.jobs.items()
-            held = sum(len(entry.devices) for name, entry in entries if name in others)
-            labels = frozenset(host.offer.labels.items() & limits.shape.labels.items())
-            found[labels] += max(0, len(host.offer.numbers) - held)
-    return found
-
-
-def _lacking(wanted: Mapping[_Labels, int], free: Mapping[_Labels, int]) -> int:
-    """Return how many of the slots that jobs ask for the hosts do not have.
-
-    Jobs with many labels choose first, and among hosts with few. If the sets of labels overlap
-    without that one has the other, the result may be larger than it must.
-
-    Args:
-        wanted: the slots that jobs ask for, by the labels that they ask for.
-        free: the slots that they may get, by the labels of the host.
-    """
-    left, lacking = dict(free), 0
-    for labels in sorted(wanted, key=_order, reverse=True):
-        count = wanted[labels]
-        for offered in sorted(left, key=_order):
-            if labels <= offered:
-                used = min(count, left[offered])
-                left[offered] -= used
-                count -= used
-        lacking += count
-    return lacking
-
-
-def _order(labels: _Labels) -> tuple[int, list[tuple[str, str]]]:
-    """Return a key that puts few labels before many, and is the same in each process."""
-    return len(labels), sorted(labels)
 
 
 @dataclass(frozen=True)
@@ -290,31 +183,6 @@ def lease_summary(table: LeaseTable) -> str:
         parts.append(f"is asked for {asked} more{f' ({why})' if why else ''}")
     clause = " and ".join(parts)
     return f"{clause}; {table.why}" if table.why else clause
-
-
-def _counts(
-    job: JobView, cluster: ClusterView, limits: LeaseLimits, own: Mapping[_Labels, int]
-) -> bool:
-    """Return whether hosts are asked for on behalf of ``job``.
-
-    Args:
-        job: the job.
-        cluster: all jobs, and what hosts have said of files.
-        limits: the shape of the hosts.
-        own: the slots of hosts that are not lent, by their labels.
-    """
-    labels = job.manifest.labels.items()
-    if not job.wants_slots or not labels <= limits.shape.labels.items():
-        return False
-    room = sum(count for offered, count in own.items() if labels <= offered)
-    if job.min_slots > room + limits.max_hosts * limits.shape.slots:
-        return False
-    if job.life.state is not LifeState.QUEUED:
-        return True
-    lacking = cluster.path_checks.of(job.manifest).lacking
-    if any((offer := cluster.host_named[host].offer) and offer.lease for host in lacking):
-        return False  # another host of the same fleet would lack its files, too
-    return obstacle(job, cluster, math.inf) is None  # a rest until its next try is no obstacle
 
 
 def _hosts_of(cluster: ClusterView, answer: Mapping[str, HostLease]) -> dict[str, HostView]:
