@@ -19,7 +19,7 @@ from edl.core.cluster.leases import LeaseDecision, decide_leases, with_leases
 from edl.core.cluster.records import HostAssignment, HostOffer, HostReport, JobAssignment
 from edl.core.cluster.view import ClusterView, HostView, JobView
 
-ASKED, RUNNING, ENDED = LeaseState.ASKED, LeaseState.RUNNING, LeaseState.ENDED
+ASKED, RUNNING, ENDED, UNKNOWN = (LeaseState(n) for n in ("asked", "running", "ended", "unknown"))
 LIMITS = LeaseLimits(Shape(2), max_hosts=3, idle_s=20.0, start_s=60.0, leave_s=30.0, stray_s=40.0)
 MACHINES = ("n1", "n2", "n3", "n4")
 NO_LEASE = ""
@@ -55,6 +55,7 @@ class LeaseModel:
     answer: Mapping[str, HostLease] | None = None  # perhaps an old one
     decision: LeaseDecision | None = None  # of the present leader, not carried out yet
     asked: set[str] = field(default_factory=set)
+    hidden: set[str] = field(default_factory=set)  # leases whose state the engine does not tell
 
     def __post_init__(self) -> None:
         self.machines = {name: Machine() for name in MACHINES}
@@ -74,9 +75,18 @@ class LeaseModel:
 
     def engine_answers(self) -> None:
         self.answer = {
-            name: HostLease(one.state, one.machine if one.state is RUNNING else "")
+            name: HostLease(UNKNOWN, "", "no such word")
+            if name in self.hidden
+            else HostLease(one.state, one.machine if one.state is RUNNING else "")
             for name, one in self.engine.items()
         }
+
+    def engine_hides_a_state(self) -> None:
+        if self.engine:
+            self.hidden.add(self.chance.choice(sorted(self.engine)))
+
+    def engine_tells_all_states(self) -> None:
+        self.hidden.clear()
 
     def engine_is_silent(self) -> None:
         self.answer = None
@@ -87,6 +97,10 @@ class LeaseModel:
         if self.answer is None:
             assert self.decision == LeaseDecision(before), "silence decides nothing"
         assert set(self.decision.ask) <= self.decision.table.leases.keys(), "written ahead"
+        for name, lease in (self.answer or {}).items():
+            if lease.state is UNKNOWN and name in before.leases:
+                assert self.decision.table.leases[name].state is before.leases[name].state
+                assert name not in self.decision.ask
         alive = [one for one in self.decision.table.leases.values() if not one.is_over]
         assert len(alive) <= LIMITS.max_hosts
         assert self.decision.table.last >= before.last
@@ -232,6 +246,7 @@ class LeaseModel:
         for _ in range(60):
             self.now_s += 10.0
             self.survivors_end()
+            self.engine_tells_all_states()
             self.engine_answers()
             self.leader_decides()
             self.orders_are_carried_out()
@@ -247,6 +262,8 @@ STEPS = (
     *(2 * (LeaseModel.job_comes, LeaseModel.job_ends, LeaseModel.time_passes)),
     *(2 * (LeaseModel.job_gets_slots, LeaseModel.host_leaves)),
     LeaseModel.engine_is_silent,
+    LeaseModel.engine_hides_a_state,
+    LeaseModel.engine_tells_all_states,
     LeaseModel.leader_dies,
     LeaseModel.part_of_the_orders,
     LeaseModel.host_is_lost,

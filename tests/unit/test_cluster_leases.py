@@ -41,7 +41,7 @@ from edl.core.cluster.records import (
 )
 from edl.core.cluster.view import ClusterView, HostView, JobView
 
-ASKED, RUNNING, ENDED = LeaseState.ASKED, LeaseState.RUNNING, LeaseState.ENDED
+ASKED, RUNNING, ENDED, UNKNOWN = (LeaseState(n) for n in ("asked", "running", "ended", "unknown"))
 LIMITS = LeaseLimits(Shape(2), max_hosts=3, idle_s=30.0, start_s=100.0)
 
 
@@ -325,6 +325,58 @@ def test_silence_of_a_host_gives_nothing_back() -> None:
     loan.jobs.clear()
     loan.hosts["n1"] = replace(loan.hosts["n1"], offer=None)
     assert loan.turn(99).give_back == ()
+    assert loan.table.leases["l1"].idle_s == 0
+
+
+def test_a_lease_stays_as_it_was_while_the_engine_does_not_tell_its_state() -> None:
+    loan = with_host("a")
+    loan.engine["l1"] = HostLease(UNKNOWN, "n1", "no such word")
+    found = loan.turn(100)
+    assert (found.ask, found.give_back) == ((), ()), "it has not ended"
+    assert found.news == (("l1 stays as it was: no such word", "n1"),)
+    assert loan.lent("n1")
+    assert loan.turn(100).news == (), "it is said once"
+    loan.hosts["n1"] = replace(loan.hosts["n1"], offer=None)
+    loan.turn(1)
+    assert loan.turn(1000).give_back == (), "its silence is not held against it"
+    loan.engine["l1"] = HostLease(RUNNING, "n1")
+    loan.turn(1)
+    assert loan.table.leases["l1"].state is RUNNING
+
+
+def test_a_lease_that_was_not_lent_is_not_lent_while_its_state_is_not_told() -> None:
+    loan = with_host("a")
+    for state in (ASKED, ENDED):
+        loan.engine["l1"] = HostLease(state)
+        loan.turn(1)
+        assert not loan.lent("n1")
+        loan.engine["l1"] = HostLease(UNKNOWN, "n1")
+        loan.turn(1)
+        assert not loan.lent("n1"), f"it was {state}"
+    del loan.hosts["n1"]
+    assert "l1" in loan.turn(1).table.leases
+
+
+def test_a_host_is_given_back_although_the_engine_does_not_tell_the_state() -> None:
+    loan = with_host("a")
+    loan.jobs.clear()
+    loan.host("n1", "l1")
+    loan.engine["l1"] = HostLease(UNKNOWN, "n1")
+    loan.turn()
+    assert loan.turn(30).give_back == (ReleaseHost("l1", 60.0),)
+    assert loan.turn(60).give_back == (ReleaseHost("l1", 0.0),)
+
+
+def test_a_lease_of_unknown_state_is_idle_from_when_its_last_job_leaves() -> None:
+    loan = with_host("a")
+    loan.engine["l1"] = HostLease(UNKNOWN, "n1")
+    loan.host("n1", "l1")
+    loan.turn(1000)
+    loan.jobs.clear()
+    assert loan.turn(29).give_back == ()
+    loan.host("n1", "l1", "b")
+    loan.job("b")
+    loan.turn(1)
     assert loan.table.leases["l1"].idle_s == 0
 
 

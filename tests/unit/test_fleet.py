@@ -20,7 +20,7 @@ from edl.scheduler.fleet.lease_command import HostCommand, kept_environment
 from edl.scheduler.fleet.ray_fleet import RayFleet
 from edl.scheduler.fleet.slurm import SlurmFleet, parsed
 
-ASKED, RUNNING, ENDED = LeaseState.ASKED, LeaseState.RUNNING, LeaseState.ENDED
+ASKED, RUNNING, ENDED, UNKNOWN = (LeaseState(n) for n in ("asked", "running", "ended", "unknown"))
 SHAPE = Shape(2, {"gpu": "h100"}, "fast")
 COMMAND = HostCommand("lab", "zk:2181", Path("/home/u/secret"), {"PATH": "/venv/bin:/bin"})
 SECRET = "5" * 64
@@ -70,6 +70,7 @@ def test_what_squeue_says() -> None:
             "12|somebody|else's|RUNNING|n5|None",
             "13|edl-lab-x-l5|REQUEUED||None",
             "14|edl-lab-x-l6|PREEMPTED|n1|None",
+            "15|edl-lab-x-l7|EVICTED|n6|None",
         ]
     )
     found = {name: batches[-1].lease for name, batches in parsed(text, "edl-lab-x-").items()}
@@ -80,12 +81,21 @@ def test_what_squeue_says() -> None:
         "l4": HostLease(RUNNING, "n3", "completing"),
         "l5": HostLease(ASKED, "", "requeued"),
         "l6": HostLease(ENDED, "n1", "preempted"),
+        "l7": HostLease(
+            UNKNOWN,
+            "n6",
+            "Slurm calls the state of batch job 15 'EVICTED', which edl does not know",
+        ),
     }
 
 
 def test_of_two_batch_jobs_of_a_lease_the_one_that_runs_counts() -> None:
     text = "7|p-l1|RUNNING|n1|None\n9|p-l1|PENDING||Dependency\n3|p-l1|COMPLETED|n2|None"
     assert parsed(text, "p-")["l1"][-1].lease == HostLease(RUNNING, "n1", "running")
+    assert parsed(f"{text}\n4|p-l1|?|n1|None", "p-")["l1"][-1].lease.state is RUNNING
+    assert (
+        parsed("9|p-l1|PENDING||Dependency\n4|p-l1|?||None", "p-")["l1"][-1].lease.state is UNKNOWN
+    )
 
 
 def test_slurm_is_asked_for_a_whole_node_once(slurm: StandInSlurm) -> None:
@@ -103,6 +113,9 @@ def test_slurm_is_asked_for_a_whole_node_once(slurm: StandInSlurm) -> None:
     slurm.queue.write_text("7|edl-lab-x-l1|PENDING||Priority\n")
     slurm.fleet.ask("l1", SHAPE)
     assert "sbatch" not in slurm.called, "it is there already"
+    slurm.queue.write_text("7|edl-lab-x-l1|EVICTED|n1|None\n")
+    slurm.fleet.ask("l1", SHAPE)
+    assert "sbatch" not in slurm.called, "it may live"
     slurm.queue.write_text("7|edl-lab-x-l1|COMPLETED|n1|None\n")
     slurm.fleet.ask("l1", SHAPE)
     assert "sbatch" in slurm.called
@@ -119,6 +132,9 @@ def test_a_lease_that_runs_is_told_and_one_that_waits_ends(slurm: StandInSlurm) 
         assert slurm.called.splitlines()[-1] == call
     slurm.fleet.give_back("l9", 0.0)
     assert "scancel" not in slurm.called
+    slurm.queue.write_text("7|edl-lab-x-l1|EVICTED|n1|None\n")
+    slurm.fleet.give_back("l1", 60.0)
+    assert slurm.called.splitlines()[-1] == "scancel --signal=TERM 7"
 
 
 def test_a_slurm_that_is_away_is_no_refusal(slurm: StandInSlurm) -> None:

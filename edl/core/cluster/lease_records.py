@@ -17,12 +17,15 @@ class LeaseState(StrEnum):
     """The state of a lease, as the engine tells it.
 
     ``ASKED``: it waits in the engine's queue, for the first time or again. ``RUNNING``: its `edl
-    host` was started. ``ENDED``: its `edl host` has ended, or never will be started.
+    host` was started. ``ENDED``: its `edl host` has ended, or never will be started. ``UNKNOWN``:
+    the engine has the lease, but does not tell which of these is true, or by a word that edl does
+    not know. A record never has this state.
     """
 
     ASKED = "asked"
     RUNNING = "running"
     ENDED = "ended"
+    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class HostLease:
         state: its state.
         host: the name of the machine, under which its `edl host` is in the cluster; empty: not
             known yet.
-        why: why it waits or has ended, in the engine's words; may be empty.
+        why: why it waits, has ended or has no known state, in the engine's words; may be empty.
     """
 
     state: LeaseState

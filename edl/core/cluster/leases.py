@@ -7,7 +7,8 @@ leader writes the table that it returns, and only then asks the engine. Its rule
    does not know of is asked for again, under the same name, by whoever leads then. What the table
    does not know of is given back after ``stray_s`` seconds.
 2. **Silence decides nothing.** While the engine does not answer, the table stays as it is: no slot
-   becomes free, no host is asked for or given back.
+   becomes free, no host is asked for or given back. If it does not tell the state of one lease,
+   that lease stays as it is: it has neither ended nor begun, and nobody is asked in its place.
 3. **The engine's word ends a loan, the host's word frees its slots.** Jobs get no more slots of a
    host whose lease has ended or waits again, even if its `edl host` lives on. What is assigned
    there stays assigned until a host of that name reports that nothing lives
@@ -243,6 +244,8 @@ class _Draft:
         if lease is None and not (started or record.back_s):
             self._leases[name] = record
             self._ask.append(name)  # written, and perhaps never asked for
+        elif lease is not None and lease.state is LeaseState.UNKNOWN:
+            self._hold(name, record, lease, host)
         elif lease is None or lease.state is LeaseState.ENDED:
             self._end(name, record, host, lease.why if lease is not None else "")
         else:
@@ -267,6 +270,23 @@ class _Draft:
             idle_s=(record.idle_s or now_s) if idle else 0.0,
             leaves=running and _leaves(host, record.leaves),
         )
+
+    def _hold(
+        self, name: str, record: LeaseRecord, lease: HostLease, host: HostView | None
+    ) -> None:
+        """Keep a lease in the state of its record, because the engine does not tell another one.
+
+        The time that its host has been silent for is not held against it. Jobs come and go there,
+        so the time that it has been idle for is counted.
+        """
+        if lease.why and lease.why != record.why:
+            self._note(f"{name} stays as it was", lease.why, record.host)
+        heard = self._heard(record, replace(lease, state=record.state), host)
+        kept = replace(heard, silent_s=record.silent_s if host is None else 0.0)
+        if kept.back_s:
+            self._leave(name, kept, host)
+        else:
+            self._leases[name] = kept
 
     def _go_on(self, name: str, record: LeaseRecord, host: HostView | None) -> None:
         """Keep a lease that goes on; give it back if its host does not come, or is leaving.

@@ -30,7 +30,14 @@ _WAITS = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD"}
 _WAITS |= {"RESV_DEL_HOLD", "SPECIAL_EXIT"}
 # While a job completes, processes of it may live.
 _RUNS = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
-_ORDER = (LeaseState.ENDED, LeaseState.ASKED, LeaseState.RUNNING)
+_ENDED = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL"}
+_ENDED |= {"OUT_OF_MEMORY", "PREEMPTED", "RECONFIG_FAIL", "REVOKED", "TIMEOUT"}
+_STATES = {
+    **dict.fromkeys(_WAITS, LeaseState.ASKED),
+    **dict.fromkeys(_RUNS, LeaseState.RUNNING),
+    **dict.fromkeys(_ENDED, LeaseState.ENDED),
+}
+_ORDER = (LeaseState.ENDED, LeaseState.ASKED, LeaseState.UNKNOWN, LeaseState.RUNNING)
 # What Slurm's commands say when slurmctld does not answer, or has only just started.
 _AWAY = (
     "Unable to contact slurm controller",
@@ -102,8 +109,8 @@ class SlurmFleet:
         for one in self._batches().get(lease, []):
             if one.lease.state is LeaseState.ENDED:
                 continue
-            runs = one.lease.state is LeaseState.RUNNING
-            politely = ["--signal=TERM"] if runs and within_s > 0 else []
+            waits = one.lease.state is LeaseState.ASKED
+            politely = ["--signal=TERM"] if within_s > 0 and not waits else []
             with contextlib.suppress(_Failed):  # it has ended meanwhile
                 self._call("scancel", *politely, one.number)
 
@@ -180,9 +187,10 @@ def parsed(text: str, prefix: str) -> dict[str, list[_Batch]]:
         number, name, state, node, why = (*line.split("|", 4), "", "", "", "")[:5]
         if not name.startswith(prefix):
             continue
-        kind = LeaseState.ASKED if state in _WAITS else LeaseState.ENDED
-        kind = LeaseState.RUNNING if state in _RUNS else kind
+        kind = _STATES.get(state, LeaseState.UNKNOWN)
         said = why if kind is LeaseState.ASKED and why != "None" else state.lower()
+        if kind is LeaseState.UNKNOWN:
+            said = f"Slurm calls the state of batch job {number} {state!r}, which edl does not know"
         lease = HostLease(kind, node, said)
         found.setdefault(name.removeprefix(prefix), []).append(_Batch(number, lease))
     for batches in found.values():
