@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -10,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from cli_shell import STANDIN
 from net import Net
@@ -24,8 +26,8 @@ NAMES = "127.0.0.1 localhost\n10.77.0.1 a\n10.77.0.2 b\n"
 class RayLab:
     """A machine on which a controller of a cluster of edl runs, and a Ray that lends its nodes."""
 
-    def __init__(self, machine: Machine, ray: RayNodes, log: Path) -> None:
-        self.machine, self.ray, self._log = machine, ray, log
+    def __init__(self, machine: Machine, net: Net, ray: RayNodes, log: Path) -> None:
+        self.machine, self.ray, self._net, self._log = machine, ray, net, log
 
     def submit(self, name: str, *options: str, **keys: Any) -> None:
         command = [sys.executable, STANDIN, *options]
@@ -47,6 +49,20 @@ class RayLab:
         hosts = json.loads(self.machine.run("edl cluster status --json"))["hosts"]
         return {one["host"]: one["used"] for one in hosts if one["state"] != "silent"}
 
+    def one(self, host: str, word: str) -> psutil.Process:
+        """Return the process on a host whose command has this word, or ends with it."""
+        for one in self._net.processes(host):
+            with contextlib.suppress(psutil.Error):
+                if any(part.endswith(word) for part in one.cmdline()):
+                    return one
+        raise AssertionError(f"no process on {host} has {word}")
+
+    def parent_of(self, host: str, word: str) -> psutil.Process:
+        """Return the process that has started the process of :meth:`one`."""
+        parent = self.one(host, word).parent()
+        assert parent is not None
+        return parent
+
     @property
     def said(self) -> str:
         return self._log.read_text()
@@ -66,7 +82,7 @@ def ray_lab(directory: Path, idle_s: float) -> Iterator[RayLab]:
         words = f"--host-slots 2 --max-hosts 2 --idle {idle_s:g} --policy max_min"
         words += f" --fleet-option=python={ray.python}"
         with machine.running(f"edl cluster start --fleet ray {words}", "leads cluster main"):
-            yield RayLab(machine, ray, machine.home / "cluster.log")
+            yield RayLab(machine, net, ray, machine.home / "cluster.log")
         machine.run("edl zookeeper stop")
 
 
@@ -88,6 +104,17 @@ def test_hosts_come_and_go_and_jobs_do_not_notice_that_the_gcs_is_killed(tmp_pat
             time.sleep(4)
         assert lab.shown("x")["runs"] == 1
         assert lab.hosts() == {"a": 2, "b": 2}
+        assert lab.said.count("ray: asks for") == 1
+        # A program that is started anew has to ask Ray for what an actor does not answer.
+        actor = lab.parent_of("b", "--lease")
+        actor.suspend()
+        answers = lab.said.count("ray answers again")
+        lab.one("a", "ray_program.py").kill()
+        lab.until(lambda: lab.said.count("ray answers again") > answers)
+        for verb, size in (("halt", 4), ("resume", 2)):
+            lab.machine.run(f"edl {verb} y")
+            lab.until(lambda size=size: lab.size("x") == size)
+        actor.resume()
         assert lab.said.count("ray: asks for") == 1
         end.touch()
         lab.until(lambda: {lab.shown(job)["result"] for job in ("x", "y")} == {"finished"})

@@ -29,6 +29,8 @@ RESOURCE = "edl_host"  # a node that lends itself has 1 of it
 ANSWER_S = 3.0  # for the actors to say what they do
 LOG_BYTES = 4096
 ENDED_KEPT = 1000  # leases that have ended, of which the newest are remembered
+# Ray's words for the state of an actor (ActorTableData.ActorState).
+WAITS, LIVES = {"DEPENDENCIES_UNREADY", "PENDING_CREATION"}, "ALIVE"
 
 
 class LeaseActor:
@@ -76,6 +78,9 @@ class LeaseActor:
 class RayCalls:
     """The calls to a Ray cluster.
 
+    What is kept here is lost with this process. So of an actor that has not answered it yet, Ray
+    itself is asked whether it lives.
+
     Args:
         ray: the module.
         address: the address of the cluster; "auto": the one that this machine belongs to.
@@ -85,6 +90,7 @@ class RayCalls:
     def __init__(self, ray: Any, address: str, namespace: str) -> None:
         self._ray = ray
         self._namespace = namespace
+        self._actors: dict[str, Any] = {}
         self._asked: dict[str, Any] = {}  # lease -> a question that its actor has not answered
         self._hosts: dict[str, str] = {}  # of actors that have answered once
         self._logs: dict[str, str] = {}
@@ -97,8 +103,11 @@ class RayCalls:
         for name in names:
             if name not in self._asked and name not in self._ended:
                 with contextlib.suppress(ValueError):  # it has died meanwhile
-                    self._asked[name] = self._ray.get_actor(name).state.remote()
-        self._asked = {name: one for name, one in self._asked.items() if name in names}
+                    self._actors[name] = self._ray.get_actor(name)
+                    self._asked[name] = self._actors[name].state.remote()
+        for known in (self._asked, self._actors):
+            for name in known.keys() - set(names):
+                del known[name]
         waiting = list(self._asked.values())
         if waiting:
             self._ray.wait(waiting, num_returns=len(waiting), timeout=ANSWER_S)
@@ -114,10 +123,14 @@ class RayCalls:
         self._ray.remote(LeaseActor).options(**options).remote(words, dict(environment))
 
     def give_back(self, name: str, within_s: float) -> None:
-        """Let `edl host` leave; an actor that waits for a node ends."""
+        """Let `edl host` leave; an actor that waits for a node ends.
+
+        With ``within_s`` 0 an actor that has not answered ends as well; `edl host` leaves then,
+        too, if it runs.
+        """
         with contextlib.suppress(ValueError):  # there is none
             actor = self._ray.get_actor(name)
-            if name in self._hosts:
+            if name in self._hosts or (within_s > 0 and self._word(actor) not in WAITS):
                 actor.leave.remote()
             else:
                 self._ray.kill(actor)
@@ -129,7 +142,9 @@ class RayCalls:
     def _one(self, name: str) -> tuple[str, str, str]:
         """Return (state, host, why) of a lease whose actor was asked, by its answer if it has one.
 
-        An actor that has answered once and does not now is taken to run: its node may be busy.
+        An actor that has answered once and does not now is taken to run: its node may be busy. So
+        is one that lives by Ray's word. If Ray says neither that it lives nor that it waits, the
+        state is not known.
         """
         asked = self._asked[name]
         done, _ = self._ray.wait([asked], timeout=0)
@@ -146,9 +161,23 @@ class RayCalls:
                 if code is not None:
                     self._ray.kill(self._ray.get_actor(name))
                     return self._end(name, host, f"failed with {code}" if code else "completed")
-        if name in self._hosts:
-            return "running", self._hosts[name], "running"
-        return "asked", "", f"waits for a node with {RESOURCE}"
+        word = LIVES if name in self._hosts else self._word(self._actors[name])
+        if word in WAITS:
+            return "asked", "", f"waits for a node with {RESOURCE}"
+        if word == LIVES:
+            return "running", self._hosts.get(name, ""), "running"
+        return "unknown", "", "its actor does not answer"
+
+    def _word(self, actor: Any) -> str:
+        """Return Ray's word for the state of an actor; empty if this release of Ray has none.
+
+        No public call tells it without Ray's dashboard.
+        """
+        try:
+            found = self._ray._private.state.actors(actor._actor_id.hex())
+            return str(found["State"])
+        except (AttributeError, KeyError, TypeError):
+            return ""
 
     def _end(self, name: str, host: str, why: str) -> tuple[str, str, str]:
         """Remember that a lease has ended, and return its state."""
