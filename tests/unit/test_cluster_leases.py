@@ -527,14 +527,51 @@ def test_after_failures_the_next_lease_waits_longer_and_comes_alone() -> None:
     assert loan.turn().ask == ("l1", "l2", "l3")
     loan.engine = {name: HostLease(ENDED, "", "failed: no such file") for name in loan.engine}
     [*_, (last, _)] = loan.turn(1).news
-    assert last == "l3 came to nothing: failed: no such file; the next one waits 40 s"
-    assert loan.turn(39).ask == ()
+    why = "l3 came to nothing: failed: no such file"
+    assert last == f"{why}; the next one waits 10 s", "together they are one failure"
+    assert loan.turn(9).ask == ()
     assert loan.turn(1).ask == ("l4",)
-    assert loan.table.why == "l3 came to nothing: failed: no such file"
-    loan.engine["l4"] = HostLease(RUNNING, "n1")
-    loan.host("n1", "l4", "a")
-    assert loan.turn(1).ask == ("l5", "l6"), "one has come: it works again"
+    assert loan.table.why == why
+    loan.engine["l4"] = HostLease(ENDED)
+    loan.turn(1)
+    assert loan.turn(19).ask == ()
+    assert loan.turn(1).ask == ("l5",)
+    loan.engine["l5"] = HostLease(RUNNING, "n1")
+    loan.host("n1", "l5", "a")
+    assert loan.turn(1).ask == ("l6", "l7"), "one has come: it works again"
     assert (loan.table.failures, loan.table.why) == (0, "")
+
+
+def test_leases_that_were_asked_for_together_fail_once_whenever_they_do() -> None:
+    loan = Loan()
+    loan.job("a", 6)
+    loan.turn()
+    for name in ("l1", "l2"):
+        loan.engine[name] = HostLease(ENDED)
+        loan.turn(5)
+        assert loan.table.failures == 1
+        assert loan.table.not_before_s == loan.now_s + 10
+    assert loan.turn(10).ask == ("l4",)
+    loan.engine["l3"] = HostLease(ENDED)
+    loan.turn(1)
+    assert loan.table.failures == 1, "it was asked for with the first one"
+    loan.engine["l4"] = HostLease(ENDED)
+    loan.turn(1)
+    assert loan.table.failures == 2
+    assert loan.table.not_before_s == loan.now_s + 20
+
+
+def test_a_late_failure_counts_if_hosts_have_come_since() -> None:
+    loan = Loan()
+    loan.job("a", 4)
+    loan.turn()
+    loan.engine["l1"] = HostLease(ENDED)
+    loan.turn(1)
+    loan.turn(10)
+    loan.runs("l3", "n1", "a")
+    assert loan.turn(1).table.failures == 0
+    loan.engine["l2"] = HostLease(ENDED)
+    assert loan.turn(1).table.failures == 1
 
 
 def test_a_host_that_was_told_to_leave_is_no_failure() -> None:

@@ -135,7 +135,9 @@ class LeaseTable(Record):
         leases: name of the lease -> its record.
         strays: name of a lease of this cluster that is in none of the records -> since when the
             engine has told of it.
-        failures: how many leases in a row have come to nothing.
+        failures: how many leases in a row have come to nothing, where those that were asked for
+            before such a failure was counted belong to the same one.
+        failed_to: the number of the newest lease when the last failure was counted.
         not_before_s: after such a failure, before when no further host is asked for.
         why: why the last lease came to nothing, or why the engine is not asked, as a sentence.
         wanted: how many hosts the jobs need now, within the limits.
@@ -146,6 +148,7 @@ class LeaseTable(Record):
     leases: Mapping[str, LeaseRecord] = field(default_factory=dict)
     strays: Mapping[str, float] = field(default_factory=dict)
     failures: int = 0
+    failed_to: int = 0
     not_before_s: float = 0.0
     why: str = ""
     wanted: int = 0

@@ -18,6 +18,7 @@ leader writes the table that it returns, and only then asks the engine. Its rule
    back as soon as no job has slots there, and another one is asked for in its place.
 5. **A failure rests.** After a lease that came to nothing the next one waits 10, 20, 40 ... and at
    most 300 s. So the engine is not asked again and again if it lends a drained machine each time.
+   Leases that were asked for together, or before the failure was known, fail once only.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from edl.core.cluster.view import ClusterView, HostView
 from edl.core.cluster.wanted_hosts import wanted_hosts
 from edl.core.plural import counted
 
+PREFIX = "l"  # of the name of a lease, before its number
 FIRST_REST_S, MOST_REST_S = 10.0, 300.0
 SOON_S = 60.0  # a host that ends so soon after it came, and was not told to, has failed, too
 
@@ -229,6 +231,7 @@ class _Draft:
         self._strays: dict[str, float] = {}
         self._last = table.last
         self._failures = table.failures
+        self._failed_to = table.failed_to
         self._not_before_s = table.not_before_s
         self._why = table.why
         self._ask: list[str] = []
@@ -346,7 +349,7 @@ class _Draft:
             return
         for _ in range(count):
             self._last += 1
-            name = f"l{self._last}"
+            name = f"{PREFIX}{self._last}"
             self._leases[name] = LeaseRecord(
                 self._limits.shape.slots, self._now_s, idle_s=self._now_s
             )
@@ -416,6 +419,7 @@ class _Draft:
             leases=self._leases,
             strays=self._strays,
             failures=self._failures,
+            failed_to=self._failed_to,
             not_before_s=self._not_before_s,
             why=self._why if self._failures else "",
             wanted=needed,
@@ -424,8 +428,10 @@ class _Draft:
 
     def _fail(self, name: str, why: str, host: str) -> None:
         """Note that a lease came to nothing, and let the next one wait."""
-        rest_s = min(MOST_REST_S, FIRST_REST_S * 2.0 ** min(self._failures, 10))
-        self._failures += 1
+        if not self._failures or int(name.removeprefix(PREFIX)) > self._failed_to:
+            self._failures += 1
+            self._failed_to = self._last
+        rest_s = min(MOST_REST_S, FIRST_REST_S * 2.0 ** min(self._failures - 1, 10))
         self._not_before_s = self._now_s + rest_s
         self._why = f"{name} came to nothing: {why}"
         self._news.append((f"{self._why}; the next one waits {rest_s:g} s", host))
