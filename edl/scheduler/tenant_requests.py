@@ -32,7 +32,6 @@ from edl.core.cluster.tenants import (
     RequestRate,
     TenantRecord,
     TenantRequest,
-    TenantResponse,
     TenantResponses,
     TenantVerb,
     TenantView,
@@ -187,9 +186,9 @@ class TenantRequests:
         if key is None:
             self._drop(tenant, node, "its record is of another secret; make the tenant anew")
             return
-        p, number = self._paths, request_number(node)
-        request = None if number is None else self._request(f"{p.inbox(tenant)}/{node}")
-        if number is None or request is None:
+        p, is_request = self._paths, request_number(node) is not None
+        request = self._request(f"{p.inbox(tenant)}/{node}") if is_request else None
+        if request is None:
             self._drop(tenant, node, "what it wrote into its inbox is no request")
             return
         kept = self._nodes.read(get(p.responses(tenant)))[0]
@@ -205,8 +204,7 @@ class TenantRequests:
         self._rates[tenant] = replace(rate, count=rate.count + 1)
 
         def answer(job: str, why: str = "") -> list[Write]:
-            response = TenantResponse(number, request.id, shown(why), job)
-            after = responses.with_response(response).to_json()
+            after = responses.with_response(request.id, shown(why), job).to_json()
             return [
                 Write(f"{p.inbox(tenant)}/{node}", {}, delete=True),
                 Write(p.responses(tenant), after, kept[1].version),

@@ -27,7 +27,7 @@ from edl.coordination.wire import encode
 from edl.core.cluster import tenants
 from edl.core.cluster.plan import ClusterPlan
 from edl.core.cluster.records import ClusterRecord, Goal
-from edl.core.cluster.tenants import TenantRequest, TenantVerb
+from edl.core.cluster.tenants import TenantRequest, TenantResponses, TenantVerb
 from edl.errors import CoordinationError, LeadershipLost, UsageError
 from edl.scheduler import tenant_requests
 
@@ -54,9 +54,9 @@ class Lab:
         client = self.store.nodes.session.client
         client.create(path, data, acl=LAB.acl, sequence=not node)
 
-    def ask(self, who: str, request: TenantRequest) -> None:
+    def ask(self, who: str, request: TenantRequest, node: str = "") -> None:
         """Write a signed request into the inbox of a tenant."""
-        self.put(who, encode(request.signed(self.keys[who], who).to_json()))
+        self.put(who, encode(request.signed(self.keys[who], who).to_json()), node)
 
     def submit(self, who: str, name: str) -> None:
         values = manifest(name).to_json()
@@ -72,9 +72,15 @@ class Lab:
 
     def refused(self, who: str) -> dict[str, str]:
         """Return why each request that was answered was refused, by its id."""
+        return {one.id: one.refused for one in self._responses(who).responses}
+
+    def newest(self, who: str) -> int:
+        """Return the number of the newest response."""
+        return self._responses(who).newest
+
+    def _responses(self, who: str) -> TenantResponses:
         path = P.responses(who)
-        kept = content(path, self.store.nodes.read(get(path))[0])
-        return {one["id"]: one["refused"] for one in kept.get("responses", ())}
+        return TenantResponses.from_json(content(path, self.store.nodes.read(get(path))[0]))
 
     def events(self) -> list[str]:
         """Return the reasons of the events about tenants, without those that they were made."""
@@ -136,6 +142,23 @@ class TestTheRateLimit:
         lab.submit("ann", "digits")
         lab.serve(1000.0)
         assert lab.jobs == ["ann.digits"]
+
+
+class TestCopies:
+    """A listener who may create nodes in an inbox repeats what the tenant has signed."""
+
+    def test_a_copy_under_a_high_number_makes_no_later_request_too_old(
+        self, lab: Lab, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(tenants, "RESPONSES_KEPT", 2)
+        lab.submit("ann", "digits")
+        lab.leader.serve()
+        lab.ask("ann", HALT, "r-9999999999")
+        lab.leader.serve()
+        for number in range(4):
+            lab.ask("ann", replace(HALT, id=f"{number}", after=lab.newest("ann")))
+            lab.leader.serve()
+            assert lab.refused("ann")[f"{number}"] == ""
 
 
 class TestWhatCannotBeCarriedOut:

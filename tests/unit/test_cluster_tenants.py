@@ -6,7 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from edl.core.cluster import tenants
 from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.records import Goal, QueueRecord
 from edl.core.cluster.tenant_names import (
@@ -97,10 +100,11 @@ def test_what_a_tenant_may_not_ask(changes: dict[str, Any], why: str) -> None:
 
 
 def test_a_request_is_carried_out_once() -> None:
-    responses = NONE.with_response(TenantResponse(4, "id", job="ann.digits"))
-    assert refusal("ann", request(), responses, KEY) == "the request was answered before"
-    for number in range(5, 5 + RESPONSES_KEPT):
-        responses = responses.with_response(TenantResponse(number, f"id{number}"))
+    responses = TenantResponses(forgotten=3).with_response("id", job="ann.digits")
+    assert responses.responses == (TenantResponse(4, "id", job="ann.digits"),)
+    assert refusal("ann", request(after=3), responses, KEY) == "the request was answered before"
+    for number in range(RESPONSES_KEPT):
+        responses = responses.with_response(f"id{number}")
     assert (len(responses.responses), responses.forgotten, responses.newest) == (
         RESPONSES_KEPT,
         4,
@@ -110,6 +114,28 @@ def test_a_request_is_carried_out_once() -> None:
     old = "the request is older than the responses that are kept; ask again"
     assert refusal("ann", request(after=3), responses, KEY) == old
     assert refusal("ann", request(after=responses.newest), responses, KEY) == ""
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_copies_of_requests_are_carried_out_never_and_new_ones_always(
+    monkeypatch: pytest.MonkeyPatch, data: st.DataObject
+) -> None:
+    """A listener repeats what it has heard, as often as it likes and under any name."""
+    monkeypatch.setattr(tenants, "RESPONSES_KEPT", 4)
+    responses, heard, done = NONE, [], set()
+    for number in range(20):
+        if heard and data.draw(st.booleans()):
+            asked = data.draw(st.sampled_from(heard))
+        else:
+            asked = request(id=f"id{number}", after=responses.newest)
+            heard.append(asked)
+            assert refusal("ann", asked, responses, KEY) == ""
+        if refusal("ann", asked, responses, KEY) == "":
+            assert asked.id not in done
+            done.add(asked.id)
+            responses = responses.with_response(asked.id)
+    assert len(done) == len(heard)
 
 
 def test_names_and_secrets_of_a_tenant() -> None:

@@ -71,7 +71,7 @@ class TenantRequest(Record):
     Attributes:
         id: a random text that no other request has.
         verb: what is asked for.
-        after: the number of the newest request of which the tenant knew a response; -1: of none.
+        after: the number of the newest response that the tenant knew; -1: it knew none.
         job: the name of the job, with that of the tenant; of a submission it is in the manifest.
         goal: the new goal of the job; None: it stays.
         priority: the new priority of the job; None: it stays.
@@ -110,7 +110,8 @@ class TenantResponse(Record):
     """The leader's response to a request of a tenant.
 
     Attributes:
-        number: the number of the request in the inbox.
+        number: the number of the response. The leader counts them, so that it depends on no name of
+            a node in the inbox: whoever may create one there can choose that name.
         id: the id of the request.
         refused: why it was not carried out, as a sentence; empty: it was.
         job: the name of the job that it was about.
@@ -127,8 +128,8 @@ class TenantResponses(Record):
     """The leader's responses to the newest requests of a tenant, at the node ``responses``.
 
     Attributes:
-        responses: the responses, in the order of the requests.
-        forgotten: the number of the newest request whose response is not kept; -1: all are.
+        responses: the responses, in ascending order of their numbers.
+        forgotten: the number of the newest response that is not kept any more; -1: all are.
     """
 
     responses: tuple[TenantResponse, ...] = ()
@@ -136,16 +137,25 @@ class TenantResponses(Record):
 
     @property
     def newest(self) -> int:
-        """The number of the newest request that was answered; -1: none was."""
+        """The number of the newest response; -1: there was none yet."""
         return self.responses[-1].number if self.responses else self.forgotten
 
     def of(self, request: str) -> TenantResponse | None:
         """Return the response to the request with the id ``request``; None: there is none."""
         return next((one for one in self.responses if one.id == request), None)
 
-    def with_response(self, response: TenantResponse) -> TenantResponses:
-        """Return these with ``response`` as the newest, without the oldest if they are too many."""
-        found = (*self.responses, response)
+    def with_response(self, request: str, refused: str = "", job: str = "") -> TenantResponses:
+        """Return these with one more, as the newest; without the oldest if they are too many.
+
+        Its number is above all former ones. A request is signed before it is answered, so what its
+        author knew then is older: once its response is forgotten, :func:`refusal` refuses it.
+
+        Args:
+            request: the id of the request.
+            refused: why the request was not carried out; empty: it was.
+            job: the name of the job that it was about.
+        """
+        found = (*self.responses, TenantResponse(self.newest + 1, request, refused, job))
         old, kept = found[:-RESPONSES_KEPT], found[-RESPONSES_KEPT:]
         return TenantResponses(kept, old[-1].number if old else self.forgotten)
 
@@ -200,7 +210,11 @@ class RequestRate:
 
 
 def request_number(node: str) -> int | None:
-    """Return the number of the request in the inbox called ``node``; None: it is no request."""
+    """Return the number of the request in the inbox called ``node``; None: it is no request.
+
+    Requests are taken in this order. Nothing else may follow from the number: the author of the
+    node may have chosen it.
+    """
     found = _NUMBERED.fullmatch(node)
     return None if found is None else int(found[1])
 
