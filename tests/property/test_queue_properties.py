@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from cluster_world import World
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edl.core.cluster.job_life import LifeState
@@ -118,3 +118,37 @@ def test_a_job_within_an_unused_quota_trains_in_time(
     world.rounds(SETTLED)
     assert world.slots("p") >= least
     assert world.state("p") is LifeState.RUNNING
+
+
+@FEW
+@given(
+    ahead=st.lists(st.integers(1, 4), max_size=4),
+    least=st.integers(1, 4),
+    pause=st.integers(1, 4),
+    borrows=st.booleans(),
+    policy=st.sampled_from(("max_min", "edl", "elastic_tiresias")),
+)
+@example(ahead=[1], least=4, pause=1, borrows=False, policy="max_min")
+def test_no_stream_of_small_jobs_starves_one_that_may_not_be_preempted(
+    ahead: list[int], least: int, pause: int, borrows: bool, policy: str
+) -> None:
+    """A job that fits in its queue's quota starts when those before it have ended, at the latest.
+
+    Small jobs that may not be preempted either come after it without end.
+    """
+    world = cluster(policy, 4, 0)
+    trains = 10  # rounds
+    rigid: dict[str, Any] = {"preemptible": False, "queue": "prod"}
+    if borrows:
+        world.submit("d", min=1, max=8, left=1e9, queue="dev")
+    for number, size in enumerate(ahead):
+        world.submit(f"a{number}", min=size, max=size, left=trains * size, **rigid)
+    world.rounds(2)
+    world.submit("large", min=least, max=4, left=1e9, **rigid)
+    for number in range((len(ahead) + 1) * (trains + IN_TIME)):
+        if world.state("large") is LifeState.RUNNING:
+            break
+        if number % pause == 0:
+            world.submit(f"s{number}", max=1, left=trains, **rigid)
+        world.round()
+    assert world.state("large") is LifeState.RUNNING, str(world)

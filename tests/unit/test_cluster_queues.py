@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from cluster_world import World
+from cluster_world import Machine, World
 
 from edl.core.cluster.job_life import LifeState
 from edl.core.cluster.policies import POLICIES
@@ -195,6 +195,35 @@ def test_a_job_that_may_not_be_preempted_gets_slots_of_the_quota_only() -> None:
         "it may not be preempted, so it gets slots of the quota of queue dev only, of which 0 of 2 "
         "are left for it, and it needs 1"
     )
+
+
+def test_smaller_jobs_that_come_later_wait_for_one_that_may_not_be_preempted() -> None:
+    world = cluster(4, 4, prod=4, dev=3)
+    rigid: dict[str, Any] = {"preemptible": False, **DEV}
+    world.submit("first", left=20, max=1, **rigid)
+    settle(world, 3)
+    world.submit("large", min=3, max=3, **rigid)
+    world.submit("small", max=1, **rigid)
+    settle(world, 3)
+    assert sizes(world) == {"first": 1, "large": 0, "small": 0}
+    assert world.reasons["small"].endswith(
+        "and those that are left are kept for job large, which comes before it and needs 3"
+    )
+    world.until(lambda: world.state("large") is RUNNING, rounds=60)
+    assert world.reasons["small"].endswith("of which 0 of 3 are left for it, and it needs 1")
+
+
+def test_a_job_that_has_lost_a_host_gets_others_within_the_quota_only() -> None:
+    world = cluster(2, 2, prod=0, dev=4)
+    world.submit("d", min=2, max=8, preemptible=False, **DEV)
+    settle(world)
+    assert sizes(world) == {"d": 4}
+    world.machine_dies("h1")
+    world.offer_ends("h1")
+    for host in ("h2", "h3"):
+        world.machines[host] = Machine(4)
+    settle(world, 60)
+    assert world.workers("d") == 4, "it had 4 of the quota, and idle slots are not for it"
 
 
 def test_while_the_policy_cannot_be_asked_nothing_is_taken_back() -> None:

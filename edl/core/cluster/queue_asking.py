@@ -4,7 +4,7 @@
 the policy:
 
 1. **Jobs that may not be preempted** get slots only within the quota of their queue, because others
-   could not get them back.
+   could not get them back (:func:`edl.core.cluster.quota_limits.quota_limits`).
 2. **Shares.** :func:`edl.core.cluster.queue_shares.queue_shares` says how many slots each queue may
    have now. Its quota is met before anything else.
 3. **The policy** is asked about each queue, with as many slots as that.
@@ -31,6 +31,7 @@ from edl.core.cluster.active_jobs import ActiveJob
 from edl.core.cluster.asking import AllocationRequest, Decision, ask_protecting, losers, spare_young
 from edl.core.cluster.job_life import LifeState
 from edl.core.cluster.queue_shares import NO_QUEUE, QueueRequest, queue_shares, surplus_slots
+from edl.core.cluster.quota_limits import QuotaRequest, quota_limits
 from edl.core.cluster.records import QueueRecord
 from edl.core.plural import counted, verb
 
@@ -109,23 +110,24 @@ def _within_quota(
         record: its quota.
         reasons: job -> why it waits, as a sentence; those of jobs that are left out are added.
     """
-    left = record.quota - sum(one.size for one in jobs if not one.job.manifest.preemptible)
-    found = []
-    for one in jobs:
-        if one.job.manifest.preemptible or one.size:
-            found.append(one)
-            continue
-        most = one.job.manifest.allowed_sizes.below(min(one.most, max(left, 0)))
-        if most is None:
-            reasons[one.job.name] = (
-                f"waits: it may not be preempted, so it gets slots of the quota of queue {queue} "
-                f"only, of which {max(left, 0)} of {record.quota} are left for it, and it needs "
-                f"{one.job.min_slots}"
-            )
-        else:
-            left -= most
-            found.append(replace(one, most=most))
-    return found
+    rigid = [
+        QuotaRequest(
+            name=one.job.name,
+            size=one.size,
+            least=one.job.min_slots,
+            most=max(one.size, one.job.min_slots) if one.is_fixed else one.most,
+            sizes=one.job.manifest.allowed_sizes,
+        )
+        for one in jobs
+        if not one.job.manifest.preemptible
+    ]
+    limits, waiting = quota_limits(queue, rigid, record.quota)
+    reasons |= waiting
+    return [
+        replace(one, most=min(one.most, limits.get(one.job.name, one.most)))
+        for one in jobs
+        if one.job.name not in waiting
+    ]
 
 
 def _request_of(
