@@ -195,6 +195,32 @@ def test_a_queue_may_have_less_by_what_its_other_jobs_hold() -> None:
     assert loan.turn().ask == (), "a may have the slot of its queue that is left there"
 
 
+def test_jobs_that_may_not_be_preempted_count_within_the_quota_of_their_queue() -> None:
+    loan = Loan(replace(LIMITS, max_hosts=9))
+    loan.queues = {"small": QueueRecord(quota=3)}
+    loan.job("a", 2, queue="small", preemptible=False)
+    loan.job("b", 4, queue="small", preemptible=False)
+    loan.job("c", 4, queue="small", preemptible=False)
+    loan.job("d", 4, queue="no-quota", preemptible=False)
+    assert loan.turn().table.wanted == 2, "2 slots of a, and the third of the quota for b"
+    loan.job("e", 2, queue="small")
+    assert loan.turn().table.wanted == 3, "e may borrow"
+
+
+def test_a_job_that_may_not_be_preempted_counts_with_what_it_has() -> None:
+    """It does not grow; hosts for more would only be idle."""
+    for queues in ({}, {"default": QueueRecord(quota=8)}):
+        loan = Loan()
+        loan.queues = queues
+        loan.job("a", 6, preemptible=False)
+        assert loan.turn().table.wanted == 3
+        loan.runs("l1", "n1")
+        assigned = HostAssignment({"a": JobAssignment("r", (0, 1))})
+        loan.hosts["n1"] = replace(loan.hosts["n1"], assigned=assigned)
+        loan.jobs["a"] = replace(loan.jobs["a"], life=JobLife(state=LifeState.RUNNING, run="r"))
+        assert loan.turn().table.wanted == 1
+
+
 def test_a_job_is_too_large_if_hosts_with_its_labels_are_too_few() -> None:
     loan = Loan(replace(LIMITS, shape=Shape(2, {"gpu": "h100"})))
     loan.host("own")

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from edl.core.cluster.active_jobs import obstacle
 from edl.core.cluster.job_life import LifeState
 from edl.core.cluster.lease_records import LeaseLimits
+from edl.core.cluster.quota_limits import QuotaRequest, quota_limits
 from edl.core.cluster.view import ClusterView, HostView, JobView
 from edl.core.plural import counted, verb
 from edl.errors import some
@@ -25,8 +26,10 @@ def wanted_hosts(cluster: ClusterView, limits: LeaseLimits) -> tuple[int, str]:
     Each job that wants to run counts with the workers that it asks for. It uses hosts first that
     are not lent, have the labels that it asks for, and are not filled by jobs that do not count.
     The jobs of a queue count together with at most the slots that the queue may have. A job that
-    waits for other jobs or for a secret does not count, nor does one that a host of the fleet could
-    not help: without the labels or the files that it needs, or larger than the cluster may become.
+    may not be preempted counts with what it has, for it does not grow, or with what is left for it
+    of the quota of its queue. A job that waits for other jobs or for a secret does not count, nor
+    does one that a host of the fleet could not help: without the labels or the files that it needs,
+    or larger than the cluster may become.
 
     Args:
         cluster: the jobs and hosts.
@@ -62,19 +65,53 @@ def _requests(
     are not in the result. What the jobs ``others`` hold is subtracted from what a queue may have.
     """
     left = {name: one.most for name, one in cluster.queues.items() if one.most is not None}
-    for host in cluster.hosts if left else ():
+    held: Counter[str] = Counter()
+    for host in cluster.hosts:
         for name, entry in host.assigned.jobs.items():
+            held[name] += len(entry.devices)
             if name in others and (queue := cluster.by_name[name].manifest.queue) in left:
                 left[queue] -= len(entry.devices)
+    holding = [cluster.by_name[name] for name in others if held[name]]
+    limits = _rigid_limits([*jobs, *holding], held, cluster)
     found = []
     for job in jobs:
         queue, count = job.manifest.queue, job.manifest.requested_np
+        if not job.manifest.preemptible:
+            count = limits.get(job.name, 0)
         if count > left.get(queue, count):
             count = job.manifest.allowed_sizes.below(max(0, left[queue])) or 0
         if queue in left:
             left[queue] -= count
         if count:
             found.append((job, count))
+    return found
+
+
+def _rigid_limits(
+    jobs: Sequence[JobView], held: Mapping[str, int], cluster: ClusterView
+) -> dict[str, int]:
+    """Return how many slots each job may have that may not be preempted; some are left out.
+
+    They are those for which too little is left of the quota of their queue.
+
+    Args:
+        jobs: the jobs that want slots; those that may be preempted are left out of the result.
+        held: job -> the number of slots that it has.
+        cluster: the queues; without any, no quota counts.
+    """
+    queues: dict[str, list[QuotaRequest]] = {}
+    rigid = [job for job in jobs if not job.manifest.preemptible]
+    for job in sorted(rigid, key=lambda job: (-job.wanted.priority, job.order)):
+        size, least = held.get(job.name, 0), job.min_slots
+        most = max(size, least) if size else max(job.manifest.requested_np, least)
+        one = QuotaRequest(job.name, size, least, most, job.manifest.allowed_sizes)
+        queues.setdefault(job.manifest.queue, []).append(one)
+    found: dict[str, int] = {}
+    for name, requests in queues.items():
+        quota = cluster.queues[name].quota if name in cluster.queues else 0
+        if not cluster.queues:
+            quota = sum(one.most for one in requests)
+        found |= quota_limits(name, requests, quota)[0]
     return found
 
 
