@@ -30,6 +30,8 @@ from edl.core.cluster.leases import (
     with_leases,
     with_offers,
 )
+from edl.core.cluster.max_min import MaxMin
+from edl.core.cluster.plan import plan
 from edl.core.cluster.records import (
     Goal,
     HostAssignment,
@@ -249,6 +251,74 @@ def test_nothing_is_asked_for_a_job_whose_files_a_borrowed_host_lacks() -> None:
     report = HostReport(paths={"/data/": False})
     loan.hosts["n1"] = replace(loan.hosts["n1"], report=report)
     assert loan.turn().ask == ()
+
+
+def lacking(files: bool = False) -> Loan:
+    """Return a cluster whose only host, a lent one, has said whether it has the files of job b."""
+    loan = Loan()
+    loan.job("b", required_paths={"/data/": "the job's data /data/"})
+    loan.turn()
+    loan.runs("l1", "n1")
+    loan.hosts["n1"] = replace(loan.hosts["n1"], report=HostReport(paths={"/data/": files}))
+    return loan
+
+
+def without_hosts_of(loan: Loan) -> Loan:
+    """Let the idle host be given back, and be gone."""
+    loan.turn()
+    assert loan.turn(30).give_back == (ReleaseHost("l1", 60.0),)
+    loan.hosts.clear()
+    loan.engine.clear()
+    assert loan.turn(1).table.leases == {}
+    return loan
+
+
+def test_hosts_do_not_come_and_go_for_a_job_whose_files_they_lack() -> None:
+    loan = lacking()
+    why = "asks for no host on behalf of jobs that need /data/ for an hour: n1 lacks it"
+    assert loan.turn().news == ((why, "n1"),)
+    without_hosts_of(loan)
+    loan.job("c", required_paths={"/data/": "the job's data /data/"})
+    loan.job("d", 1)
+    assert loan.turn(60).table.wanted == 1, "only d, which needs no files"
+    del loan.jobs["d"]
+    assert loan.turn(3400).table.wanted == 0
+    assert loan.turn(200).table.wanted == 2, "an hour is over"
+
+
+def test_a_host_of_an_engine_that_has_the_files_is_asked_for_again() -> None:
+    loan = without_hosts_of(lacking())
+    loan.job("d", 1)
+    loan.turn()
+    loan.runs("l2", "n2")
+    loan.hosts["n2"] = replace(loan.hosts["n2"], report=HostReport(paths={"/data/": True}))
+    assert loan.turn(1).table.wanted == 2
+
+
+def test_who_halts_and_resumes_a_job_has_hosts_asked_for_again() -> None:
+    loan = without_hosts_of(lacking())
+    assert loan.turn(60).ask == ()
+    job = loan.jobs["b"]
+    loan.jobs["b"] = replace(job, wanted=Wanted(goal=Goal.HALT))
+    loan.turn(1)
+    loan.jobs["b"] = job
+    assert loan.turn(1).ask == ("l2",)
+
+
+def test_a_job_that_runs_asks_for_no_host_that_lacks_its_files() -> None:
+    loan = lacking()
+    loan.jobs["b"] = replace(loan.jobs["b"], life=JobLife(state=LifeState.RUNNING, run="r"))
+    assert loan.turn().table.wanted == 0
+
+
+def test_a_job_says_that_no_host_is_borrowed_for_it_and_why() -> None:
+    loan = without_hosts_of(lacking())
+    loan.table = replace(loan.table, engine="slurm")
+    reasons = plan(with_leases(loan.view, loan.table), MaxMin(), loan.now_s).reasons
+    assert reasons["b"].endswith(
+        "; n1, which slurm lent, lacked the job's data /data/; for an hour no other one is asked "
+        "for on its behalf: once such hosts have it, do `edl halt b` and `edl resume b`"
+    )
 
 
 def test_a_job_that_rests_until_its_next_try_keeps_its_host() -> None:

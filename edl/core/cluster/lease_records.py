@@ -126,6 +126,19 @@ class LeaseRecord(Record):
 
 
 @dataclass(frozen=True)
+class MissingPath(Record):
+    """The record that a lent host did not have a path that jobs need.
+
+    Attributes:
+        host: the name of the host.
+        since_s: when it was first known.
+    """
+
+    host: str
+    since_s: float
+
+
+@dataclass(frozen=True)
 class LeaseTable(Record):
     """The record of all leases of a cluster, at its node ``leases``; the leader writes it.
 
@@ -141,6 +154,8 @@ class LeaseTable(Record):
         not_before_s: after such a failure, before when no further host is asked for.
         why: why the last lease came to nothing, or why the engine is not asked, as a sentence.
         wanted: how many hosts the jobs need now, within the limits.
+        missing: path -> the lent host that did not have it. For a time no host is asked for on
+            behalf of jobs that need the path, also when that host has been given back.
     """
 
     engine: str = ""
@@ -152,3 +167,4 @@ class LeaseTable(Record):
     not_before_s: float = 0.0
     why: str = ""
     wanted: int = 0
+    missing: Mapping[str, MissingPath] = field(default_factory=dict)

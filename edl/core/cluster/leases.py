@@ -19,6 +19,9 @@ leader writes the table that it returns, and only then asks the engine. Its rule
 5. **A failure rests.** After a lease that came to nothing the next one waits 10, 20, 40 ... and at
    most 300 s. So the engine is not asked again and again if it lends a drained machine each time.
    Leases that were asked for together, or before the failure was known, fail once only.
+6. **What hosts lack is remembered.** If a host of the engine lacks a file that a job needs, none is
+   asked for on behalf of such jobs for an hour, so that hosts do not come and go in vain
+   (:mod:`edl.core.cluster.missing_paths`).
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from edl.core.cluster.lease_records import (
     LeaseState,
     LeaseTable,
 )
+from edl.core.cluster.missing_paths import missing_paths
 from edl.core.cluster.records import HostOffer
 from edl.core.cluster.view import ClusterView, HostView
 from edl.core.cluster.wanted_hosts import wanted_hosts
@@ -99,7 +103,8 @@ def decide_leases(
         draft.advance(name, record)
     draft.return_strays()
     draft.return_drained()
-    needed, why = wanted_hosts(cluster, limits)
+    draft.remember_missing()
+    needed, why = wanted_hosts(cluster, limits, draft.missing.keys())
     draft.ask_for(needed, why)
     draft.return_surplus(needed)
     return draft.decision(needed)
@@ -159,8 +164,8 @@ def with_offers(cluster: ClusterView, offers: Mapping[str, LastOffer]) -> Cluste
 def with_leases(cluster: ClusterView, table: LeaseTable) -> ClusterView:
     """Return ``cluster`` in which hosts whose lease does not go on are marked (``lease_holds``).
 
-    It also says what the engine lends and is asked for, for people (``more_hosts``). A host that
-    was not started for a lease stays as it is.
+    It also says what the engine lends and is asked for (``more_hosts``), and what its hosts lacked
+    (``missing_paths``), for people. A host that was not started for a lease stays as it is.
     """
 
     def marked(host: HostView) -> HostView:
@@ -172,7 +177,8 @@ def with_leases(cluster: ClusterView, table: LeaseTable) -> ClusterView:
         return replace(host, lease_holds=lease_holds)
 
     hosts = tuple(marked(host) for host in cluster.hosts)
-    return replace(cluster, hosts=hosts, more_hosts=lease_summary(table))
+    missing = {p: f"{one.host}, which {table.engine} lent," for p, one in table.missing.items()}
+    return replace(cluster, hosts=hosts, more_hosts=lease_summary(table), missing_paths=missing)
 
 
 def lease_summary(table: LeaseTable) -> str:
@@ -234,6 +240,7 @@ class _Draft:
         self._failed_to = table.failed_to
         self._not_before_s = table.not_before_s
         self._why = table.why
+        self.missing = table.missing
         self._ask: list[str] = []
         self._back: list[ReleaseHost] = []
         self._news: list[tuple[str, str]] = []
@@ -332,6 +339,14 @@ class _Draft:
                 if self._now_s - since_s >= self._limits.stray_s:
                     self._leave(name, None, self._hosts.get(name), since_s + self._limits.stray_s)
 
+    def remember_missing(self) -> None:
+        """Remember the paths that jobs need and lent hosts lack, and note those that are new."""
+        self.missing = missing_paths(self._table.missing, self._cluster, self._now_s)
+        for path in sorted(self.missing.keys() - self._table.missing.keys()):
+            host = self.missing[path].host
+            what = f"asks for no host on behalf of jobs that need {path} for an hour"
+            self._note(what, f"{host} lacks it", host)
+
     # --- what is asked for and given back
 
     def ask_for(self, needed: int, why: str) -> None:
@@ -423,6 +438,7 @@ class _Draft:
             not_before_s=self._not_before_s,
             why=self._why if self._failures else "",
             wanted=needed,
+            missing=self.missing,
         )
         return LeaseDecision(table, tuple(self._ask), tuple(self._back), tuple(self._news))
 

@@ -36,6 +36,7 @@ from edl.core.cluster.draft import Draft, JobChange
 from edl.core.cluster.ending import end_runs, stop_runs
 from edl.core.cluster.job_life import JobLife, LifeState
 from edl.core.cluster.living import advance_lives
+from edl.core.cluster.missing_paths import missing_on_borrowed
 from edl.core.cluster.orders import Order
 from edl.core.cluster.path_questions import ask_about_paths
 from edl.core.cluster.queue_shares import surplus_slots
@@ -186,6 +187,7 @@ def _reasons(draft: Draft) -> dict[str, str]:
             at = f"place {places[name]} of {len(queue)} in the queue"
             why = (why or job.life.reason).removeprefix("waits: ")
             lacks = draft.cluster.path_checks.of(job.manifest).lacks
+            lacks = lacks or missing_on_borrowed(job, draft.cluster)
             more = f"; {lacks}" if lacks and lacks not in why else ""
             found[name] = f"{at}: {why}{more}"
         else:

@@ -405,6 +405,8 @@ class ClusterView:
         secrets: the names of the secrets that users have given to the cluster.
         queues: the queues by name; empty: the cluster has none, and all jobs share its slots.
         more_hosts: how the cluster gets more hosts, as the end of a sentence for people.
+        missing_paths: path -> the host that an engine had lent, and that did not have it, as the
+            subject of a sentence. For now no host is borrowed for jobs that need the path.
     """
 
     jobs: Sequence[JobView]
@@ -414,6 +416,7 @@ class ClusterView:
     secrets: Collection[str] = ()
     queues: Mapping[str, QueueRecord] = field(default_factory=dict)
     more_hosts: str = "add hosts with `edl host`"
+    missing_paths: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def by_name(self) -> Mapping[str, JobView]:

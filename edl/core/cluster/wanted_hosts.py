@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from edl.core.cluster.active_jobs import obstacle
 from edl.core.cluster.job_life import LifeState
@@ -20,7 +21,9 @@ from edl.errors import some
 _Labels = frozenset[tuple[str, str]]
 
 
-def wanted_hosts(cluster: ClusterView, limits: LeaseLimits) -> tuple[int, str]:
+def wanted_hosts(
+    cluster: ClusterView, limits: LeaseLimits, missing: AbstractSet[str] = frozenset()
+) -> tuple[int, str]:
     """Return how many hosts of the fleet the jobs need, within the limits, and why.
 
     Each job that wants to run counts with the workers that it asks for. It uses hosts first that
@@ -34,6 +37,7 @@ def wanted_hosts(cluster: ClusterView, limits: LeaseLimits) -> tuple[int, str]:
     Args:
         cluster: the jobs and hosts.
         limits: the shape and the number of hosts.
+        missing: the paths that hosts of the fleet did not have.
     """
     slots = limits.shape.slots
     hosts = [
@@ -42,7 +46,11 @@ def wanted_hosts(cluster: ClusterView, limits: LeaseLimits) -> tuple[int, str]:
         if host.offer is not None and host.takes_slots and not host.offer.lease
     ]
     own = _slots_without(hosts, (), limits)
-    jobs = [job for job in cluster.jobs if _counts(job, cluster, limits, own)]
+    jobs = [
+        job
+        for job in cluster.jobs
+        if missing.isdisjoint(job.manifest.required_paths) and _counts(job, cluster, limits, own)
+    ]
     others = {job.name for job in cluster.jobs if job.wants_slots} - {job.name for job in jobs}
     wanted: Counter[_Labels] = Counter()
     asking = _requests(jobs, others, cluster)
@@ -176,9 +184,9 @@ def _counts(
     room = sum(count for offered, count in own.items() if labels <= offered)
     if job.min_slots > room + limits.max_hosts * limits.shape.slots:
         return False
-    if job.life.state is not LifeState.QUEUED:
-        return True
     lacking = cluster.path_checks.of(job.manifest).lacking
     if any((offer := cluster.host_named[host].offer) and offer.lease for host in lacking):
         return False  # another host of the same fleet would lack its files, too
+    if job.life.state is not LifeState.QUEUED:
+        return True
     return obstacle(job, cluster, math.inf) is None  # a rest until its next try is no obstacle
