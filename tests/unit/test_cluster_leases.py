@@ -33,6 +33,7 @@ from edl.core.cluster.leases import (
 from edl.core.cluster.max_min import MaxMin
 from edl.core.cluster.plan import plan
 from edl.core.cluster.records import (
+    ClusterRecord,
     Goal,
     HostAssignment,
     HostOffer,
@@ -78,7 +79,8 @@ class Loan:
     @property
     def view(self) -> ClusterView:
         jobs, hosts = tuple(self.jobs.values()), tuple(self.hosts.values())
-        return ClusterView(jobs, hosts, queues=self.queues)
+        settings = ClusterRecord(version="1.2")
+        return ClusterView(jobs, hosts, settings, queues=self.queues)
 
     def decide(self, answers: bool = True) -> LeaseDecision:
         """Decide and write, but carry nothing out."""
@@ -594,7 +596,7 @@ def test_in_place_of_a_drained_host_another_one_is_asked_for() -> None:
     loan.hosts["n1"] = replace(loan.hosts["n1"], drained=True)
     found = loan.turn(1)
     assert (found.ask, found.give_back) == ((), (ReleaseHost("l1", 60.0),))
-    assert found.news == (("l1 is given back: its host is drained", "n1"),)
+    assert found.news == (("l1 is given back: n1 is drained", "n1"),)
 
 
 def test_an_engine_that_lends_a_drained_machine_is_asked_less_and_less_often() -> None:
@@ -612,6 +614,24 @@ def test_an_engine_that_lends_a_drained_machine_is_asked_less_and_less_often() -
         del loan.hosts["n1"]
         assert loan.turn(rest_s - 1).ask == ()
         assert loan.turn(1).ask == (f"l{number + 1}",)
+
+
+def test_a_host_whose_edl_has_another_format_is_refused_in_one_sentence() -> None:
+    loan = Loan()
+    loan.job("a")
+    loan.turn()
+    loan.engine["l1"] = HostLease(RUNNING, "n1")
+    loan.host("n1", "l1", format=2, version="9.0")
+    found = loan.turn(1)
+    assert (found.ask, found.give_back) == ((), (ReleaseHost("l1", 60.0),))
+    assert loan.table.why == (
+        "l1 came to nothing: edl 9.0 on n1 writes records of format 2, and the cluster has format "
+        "1; install edl 1.2 there"
+    )
+    loan.engine["l1"] = HostLease(ENDED)
+    del loan.hosts["n1"]
+    assert loan.turn(9).ask == ()
+    assert loan.turn(1).ask == ("l2",)
 
 
 # --- failures

@@ -14,8 +14,9 @@ leader writes the table that it returns, and only then asks the engine. Its rule
    there stays assigned until a host of that name reports that nothing lives
    (:mod:`edl.core.cluster.devices`), under whichever lease.
 4. **Idle hosts only.** A host is given back when no job has had slots there for ``idle_s`` seconds,
-   and the jobs need fewer hosts than there are. No job is moved for that. A drained host is given
-   back as soon as no job has slots there, and another one is asked for in its place.
+   and the jobs need fewer hosts than there are. No job is moved for that. A host that takes no
+   slots of jobs, because it is drained or its edl writes records of another format, is given back
+   as soon as no job has slots there, and another one is asked for in its place.
 5. **A failure rests.** After a lease that came to nothing the next one waits 10, 20, 40 ... and at
    most 300 s. So the engine is not asked again and again if it lends a drained machine each time.
    Leases that were asked for together, or before the failure was known, fail once only.
@@ -38,7 +39,7 @@ from edl.core.cluster.lease_records import (
     LeaseTable,
 )
 from edl.core.cluster.missing_paths import missing_paths
-from edl.core.cluster.records import HostOffer
+from edl.core.cluster.records import FORMAT, HostOffer
 from edl.core.cluster.view import ClusterView, HostView
 from edl.core.cluster.wanted_hosts import wanted_hosts
 from edl.core.plural import counted
@@ -102,7 +103,7 @@ def decide_leases(
     for name, record in table.leases.items():
         draft.advance(name, record)
     draft.return_strays()
-    draft.return_drained()
+    draft.return_useless()
     draft.remember_missing()
     needed, why = wanted_hosts(cluster, limits, draft.missing.keys())
     draft.ask_for(needed, why)
@@ -268,7 +269,7 @@ class _Draft:
         name = lease.host or (host.name if host is not None else record.host)
         known = self._cluster.host_named.get(name)
         idle = known is None or not known.assigned.jobs
-        if running and host is not None and not (record.offered_s or host.drained):
+        if running and host is not None and not (record.offered_s or self._useless(host)):
             self._failures = 0
         return replace(
             record,
@@ -352,7 +353,7 @@ class _Draft:
     def ask_for(self, needed: int, why: str) -> None:
         """Ask for as many further hosts as are needed, unless the last ones came to nothing."""
         alive = sum(
-            (one.lease_holds or self._waits_again(one)) and not self._is_drained(one)
+            (one.lease_holds or self._waits_again(one)) and not self._why_useless(one)
             for one in self._leases.values()
         )
         if alive >= needed or self._now_s < self._not_before_s:
@@ -377,7 +378,7 @@ class _Draft:
         going = {
             name: one
             for name, one in self._leases.items()
-            if not (one.back_s or self._is_drained(one))
+            if not (one.back_s or self._why_useless(one))
         }
         surplus = sum(not one.is_over for one in going.values()) - needed
         order = sorted(going, key=lambda name: (going[name].offered_s > 0, going[name].idle_s))
@@ -392,21 +393,36 @@ class _Draft:
             self._note(f"{name} is given back", f"idle for {idle_s:.0f} s", record.host)
             self._leave(name, replace(record, back_s=self._now_s), self._hosts.get(name))
 
-    def return_drained(self) -> None:
-        """Give back each drained host on which no job has slots, whether or not it is needed."""
+    def return_useless(self) -> None:
+        """Give back each host that takes no slots and has none of jobs, whether or not needed."""
         for name, record in list(self._leases.items()):
-            if record.back_s or record.is_over or not record.idle_s or not self._is_drained(record):
+            why = self._why_useless(record)
+            if record.back_s or record.is_over or not record.idle_s or not why:
                 continue
             if self._now_s - (record.offered_s or self._now_s) < SOON_S:
-                self._fail(name, f"{record.host} is drained", record.host)
+                self._fail(name, why, record.host)
             else:
-                self._note(f"{name} is given back", "its host is drained", record.host)
+                self._note(f"{name} is given back", why, record.host)
             self._leave(name, replace(record, back_s=self._now_s), self._hosts.get(name))
 
-    def _is_drained(self, record: LeaseRecord) -> bool:
-        """Return whether a user wants no slots of jobs on the host that the engine lends."""
+    def _why_useless(self, record: LeaseRecord) -> str:
+        """Return why the host of a lease that runs takes no slots of jobs; empty if it may."""
         host = self._cluster.host_named.get(record.host)
-        return record.state is LeaseState.RUNNING and host is not None and host.drained
+        runs = record.state is LeaseState.RUNNING
+        return self._useless(host) if runs and host is not None else ""
+
+    def _useless(self, host: HostView) -> str:
+        """Return why ``host`` takes no slots of jobs, for as long as its lease; empty if it may."""
+        offer, settings = host.offer, self._cluster.settings
+        if host.drained:
+            return f"{host.name} is drained"
+        if offer is None or offer.format == FORMAT:
+            return ""
+        right = f"edl {settings.version}" if settings.version else "the version of the cluster"
+        return (
+            f"edl {offer.version} on {host.name} writes records of format {offer.format}, and the "
+            f"cluster has format {FORMAT}; install {right} there"
+        )
 
     def _waits_again(self, record: LeaseRecord) -> bool:
         """Return whether the engine has taken a host back and will lend one again by itself."""
