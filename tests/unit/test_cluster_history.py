@@ -124,6 +124,38 @@ def test_several_fill_one_file(tmp_path: Path) -> None:
     assert len(HistoryFile(path).audit()) == 2
 
 
+def test_a_slow_zookeeper_holds_up_nobody_else(file: HistoryFile) -> None:
+    log = Log()
+    story(log)
+    others = []
+
+    def slow(after: int) -> Sequence[Numbered]:
+        """While this goes on, another process reads and fills the file."""
+        found = log.read(after)
+        if not others:
+            others.append(file.fill(log.read))
+            assert len(file.jobs(1042.0)) == 2
+        return found
+
+    assert file.fill(slow) == 0, "the other one has added all"
+    assert others == [len(log.events)]
+    assert file.slots(0.0, 2000.0, "a") == A_INTERVALS
+    assert [one.slot_s for one in file.jobs(1042.0)] == [20.0, 70.0], "nothing counts twice"
+
+
+def test_who_always_comes_second_ends(file: HistoryFile) -> None:
+    log = Log()
+
+    def slow(after: int) -> Sequence[Numbered]:
+        found = log.read(after)
+        log.submitted(len(log.events), f"j{len(log.events)}")
+        file.fill(log.read)
+        return found
+
+    assert file.fill(slow) == 0
+    assert len(file.audit()) == len(log.events) == 2
+
+
 def test_a_deleted_file_is_made_again(file: HistoryFile, tmp_path: Path) -> None:
     log = Log()
     story(log)

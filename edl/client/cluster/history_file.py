@@ -10,6 +10,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,9 @@ from edl.core.cluster.history import (
 from edl.errors import DataError
 
 FORMAT = 1  # of the file; one of another format is made again
-LOCKED_S = 20.0  # for another process to fill the file
+LOCKED_S = 20.0  # for another process to write what it has read
+# If others are faster twice, a call is done: the second one has read the log after it began.
+FILLS = 2
 KEPT_S = 365 * 86400.0  # what ended so long before the newest event is removed
 MOST_ROWS = 1000  # of one answer
 
@@ -73,28 +76,29 @@ class HistoryFile:
         If the log has lost events that were not read, the jobs of that time end with what is known
         of them. If it is another log than before, the history begins anew.
 
+        The file is not locked while ``read`` goes on, so others read and fill it meanwhile. What
+        was read is then added only if the file still ends with the same event.
+
         Args:
-            read: Reads the events of the cluster.
+            read: Reads the events of the cluster, which may take long.
 
         Raises:
             DataError: the file cannot be written, or another process fills it for too long.
             EdlError: as ``read`` raises it; nothing was added then.
         """
-        with self._opened() as db, _transaction(db):
-            known = db.execute("SELECT number, event FROM log").fetchone()
-            last = -1 if known is None else int(known[0])
-            # The last known event is read again: it tells whether this is the same log.
-            events = list(read(last - 1))
-            if known is not None:
-                if not events or (events[0][0] == last and _text(events[0][1]) != known[1]):
-                    _clear(db)
-                    events, last = list(read(-1)), -1
-                elif events[0][0] == last:
-                    events = events[1:]
-                else:
-                    _end_all(db)
-            _add(db, events)
-            return len(events)
+        with self._opened() as db:
+            for _ in range(FILLS):
+                known = _last(db)
+                found = _read_after(read, known)
+                with _transaction(db):
+                    if _last(db) == known:
+                        if found.is_other:
+                            _clear(db)
+                        elif found.has_gap:
+                            _end_all(db)
+                        _add(db, found.events)
+                        return len(found.events)
+        return 0
 
     def jobs(
         self, now_s: float, job: str | None = None, since_s: float = 0.0, most: int = MOST_ROWS
@@ -228,6 +232,43 @@ class HistoryFile:
             f"the history in {self._path} cannot be used: {error}; if the disk has room, delete "
             "that file: it is made again from the cluster's events"
         )
+
+
+@dataclass(frozen=True)
+class _ReadResult:
+    """What was read of the log after the last event that the file knows.
+
+    Attributes:
+        events: these events, with their numbers, the oldest first.
+        is_other: whether they are all events of another log, so that what is known is wrong.
+        has_gap: whether events between are missing, because the log has lost them.
+    """
+
+    events: Sequence[tuple[int, ClusterEvent]]
+    is_other: bool = False
+    has_gap: bool = False
+
+
+def _last(db: sqlite3.Connection) -> tuple[int, str] | None:
+    """Return the number and the text of the newest event that was added; None: there is none."""
+    found: tuple[int, str] | None = db.execute("SELECT number, event FROM log").fetchone()
+    return found
+
+
+def _read_after(read: ReadEvents, known: tuple[int, str] | None) -> _ReadResult:
+    """Return the events after the one that is ``known``; None: all.
+
+    That one is read again: it tells whether this is the same log.
+    """
+    if known is None:
+        return _ReadResult(read(-1))
+    last, text = known
+    events = list(read(last - 1))
+    if not events or (events[0][0] == last and _text(events[0][1]) != text):
+        return _ReadResult(read(-1), is_other=True)
+    if events[0][0] == last:
+        return _ReadResult(events[1:])
+    return _ReadResult(events, has_gap=True)
 
 
 @contextmanager
