@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
-from edl.api.answers import JSON, answer
+from edl.api.answers import JSON, HttpError, answer
 from edl.api.authentication import Caller, who
 from edl.api.cluster_pool import ClusterPool
+from edl.api.job_waiting import wait_for_end
 from edl.api.records import (
     EventEntry,
     EventList,
@@ -29,10 +28,9 @@ from edl.core.cluster.events import ClusterEvent
 from edl.core.cluster.job_status import ClusterJobDetails, ClusterJobStatus
 from edl.core.cluster.records import Wanted
 from edl.core.cluster.scheduler_hints import SchedulerHints
-from edl.errors import TimedOut, UnknownJob
+from edl.errors import CoordinationError, TimedOut
 
 MOST_WAIT_S = 60.0  # of one request; a proxy between may have a time-out, too
-LOOK_S = 0.5  # between two looks at a job that is waited for
 MOST_EVENTS = 1000  # in one answer
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
@@ -152,17 +150,16 @@ async def wait(
     ] = 30.0,
 ) -> Response:
     """Wait until a job has ended, or a user has halted it, but no longer than the time-out."""
-    deadline = time.monotonic() + timeout_s
-    first: ClusterJobStatus | None = None
-    while True:
-        now = await pool_of(request).ask(caller.by, lambda one: _look(one, job))
-        first = first or now
-        if now.submitted_s != first.submitted_s:
-            raise UnknownJob(job, (job,))
-        left_s = 0.0 if request.app.state.ends else deadline - time.monotonic()
-        if now.is_over or left_s <= 0 or await request.is_disconnected():
-            return answer(request, WaitResult(now.is_over, now))
-        await asyncio.sleep(min(LOOK_S, left_s))
+
+    async def look() -> ClusterJobStatus:
+        return await pool_of(request).ask(caller.by, lambda one: _look(one, job))
+
+    async def is_cut_short() -> bool:
+        return request.app.state.ends or await request.is_disconnected()
+
+    away = CoordinationError, HttpError  # ZooKeeper hesitates, and so each thread may be busy
+    now = await wait_for_end(look, timeout_s, is_cut_short, away)
+    return answer(request, WaitResult(now.is_over, now))
 
 
 @router.get("/jobs/{job}/events", responses=answer_schemas(EventList))
