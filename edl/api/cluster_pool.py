@@ -17,6 +17,7 @@ from edl.client import Cluster
 from edl.errors import CoordinationError
 
 THREADS = 16  # ZooKeeper writes the submissions of so many to its disk together
+QUESTIONS = 1000  # of one session, each perhaps about another job
 FREE_S = 5.0  # how long a request waits for a thread
 
 T = TypeVar("T")
@@ -79,18 +80,28 @@ class ClusterPool:
 
         After a CoordinationError its session may have the identity of a job, because ZooKeeper did
         not hear that it is the cluster's again. So it is closed, and the next call connects anew.
+        The same is done after ``QUESTIONS`` of them, for the session keeps each identity of a job
+        that it has proved.
         """
         client: Cluster | None = getattr(self._own, "client", None)
         if client is None:
             client = self._connect()
             client.__enter__()
-            self._own.client = client
+            self._own.client, self._own.asked = client, 0
             self._clients.append(client)
         client.by = by
         try:
-            return question(client)
+            found = question(client)
         except CoordinationError:
-            self._own.client = None
-            self._clients.remove(client)
-            client.close()
+            self._drop(client)
             raise
+        self._own.asked += 1
+        if self._own.asked >= QUESTIONS:
+            self._drop(client)
+        return found
+
+    def _drop(self, client: Cluster) -> None:
+        """Close the client of this thread; the next question connects another one."""
+        self._own.client = None
+        self._clients.remove(client)
+        client.close()

@@ -120,7 +120,7 @@ class Session:
     ) -> None:
         self.hosts = hosts
         self.access = access
-        self._identities = [] if access is None else [access]
+        self._identities = {} if access is None else {access: None}  # in order
         self.session_timeout_s = session_timeout_s
         self.connect_timeout_s = connect_timeout_s
         self.request_timeout_s = _request_timeout_s(session_timeout_s)
@@ -294,8 +294,7 @@ class Session:
         for access in known:
             self.call("authenticate", partial(_prove, access=access), repeat=True)
             self.access, self.client.default_acl = access, access.acl
-            if access not in self._identities:
-                self._identities.append(access)
+            self._identities[access] = None
 
     @property
     def identities(self) -> tuple[Access, ...]:

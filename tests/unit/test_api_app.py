@@ -321,6 +321,28 @@ def test_a_client_that_cannot_connect_is_tried_again() -> None:
     asyncio.run(story())
 
 
+def test_a_client_that_was_asked_often_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its session keeps the identities of all jobs that it was asked about."""
+    from edl.api import cluster_pool
+    from edl.api.cluster_pool import ClusterPool
+
+    monkeypatch.setattr(cluster_pool, "QUESTIONS", 2)
+    made: list[FakeClient] = []
+
+    def connect() -> Any:
+        made.append(FakeClient())
+        return made[-1]
+
+    async def story() -> None:
+        pool = ClusterPool(connect, threads=1)
+        for _ in range(5):
+            assert await pool.ask("ann", lambda client: client.by) == "ann"
+        pool.close()
+
+    asyncio.run(story())
+    assert [one.story for one in made] == [["connected", "closed"]] * 3
+
+
 def test_a_client_that_zookeeper_did_not_answer_is_replaced() -> None:
     """Its session may have kept the identity of a job, with which nothing can be written."""
     from edl.api.cluster_pool import ClusterPool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from edl.coordination.access import Access
+from edl.coordination.access import MOST_IDENTITIES, Access
 from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.lifecycle import current_run
 from edl.coordination.paths import JobPaths
@@ -106,7 +106,8 @@ class AssignedRuns:
         ``secret`` is the secret of the job, which the session for jobs proves first; the session is
         opened if there is none.
         """
-        if self._session is not None and not self._session.connected:
+        session = self._session
+        if session and not (session.connected and len(session.identities) < MOST_IDENTITIES):
             self.close()
         if self._session is None:
             self._session = self._connect()
