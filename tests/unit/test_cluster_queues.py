@@ -226,6 +226,23 @@ def test_a_job_that_has_lost_a_host_gets_others_within_the_quota_only() -> None:
     assert world.workers("d") == 4, "it had 4 of the quota, and idle slots are not for it"
 
 
+@pytest.mark.parametrize("in_queue", [False, True])
+def test_a_job_that_has_lost_a_host_is_not_preempted_either(in_queue: bool) -> None:
+    world = cluster(2, 2, prod=0, dev=4)
+    if not in_queue:
+        world.queues = {}
+    world.submit("d", min=1, max=4, preemptible=False, **DEV)
+    settle(world)
+    assert sizes(world) == {"d": 4}
+    world.machine_dies("h1")
+    world.offer_ends("h1")
+    world.submit("e", min=2, max=2, **DEV)
+    world.want("e", priority=9)
+    settle(world, 60)
+    assert not halted(world), str(world)
+    assert world.workers("d") > 0
+
+
 def test_while_the_policy_cannot_be_asked_nothing_is_taken_back() -> None:
     from edl.core.cluster.held_slots import HeldSlots
 

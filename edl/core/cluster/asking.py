@@ -85,8 +85,7 @@ def ask_protecting(request: AllocationRequest, spare: Spare | None = None) -> De
 
     Args:
         request: what the policy is asked.
-        spare: says which jobs may not lose all slots; None: those that have trained for less than
-            their ``min_run_s``.
+        spare: says which jobs may not lose all slots; None: those of :func:`spare_young`.
 
     Returns:
         The last answers; if one breaks a rule, only its ``problem``.
@@ -105,9 +104,10 @@ def ask_protecting(request: AllocationRequest, spare: Spare | None = None) -> De
 
 
 def spare_young(asked: Sequence[ActiveJob], answer: Decision, now_s: float) -> dict[str, str]:
-    """Return the jobs that lose all slots though they have trained too short a time, with reasons.
+    """Return the jobs that lose all slots and may not, by their manifests, with reasons.
 
-    That is for less than ``min_run_s``, a value of the job's manifest in seconds.
+    They have trained for less than ``min_run_s`` seconds, or may not be preempted. The policy may
+    change the slots of the latter only while they have lost some, as with a host.
 
     Args:
         asked: the jobs that the policy was asked about.
@@ -116,9 +116,10 @@ def spare_young(asked: Sequence[ActiveJob], answer: Decision, now_s: float) -> d
     """
     found = {}
     for one in losers(asked, answer):
-        least_s = one.job.manifest.min_run_s
-        if now_s - one.job.life.since_s < least_s:
-            name = one.job.name
+        name, least_s = one.job.name, one.job.manifest.min_run_s
+        if not one.job.manifest.preemptible:
+            found[name] = "keeps its fewest slots: it may not be preempted"
+        elif now_s - one.job.life.since_s < least_s:
             found[name] = f"keeps its fewest slots for {least_s:g} s after its start (min_run_s)"
     return found
 

@@ -204,11 +204,12 @@ def _requesting(jobs: Sequence[ActiveJob], most: int) -> list[ActiveJob]:
 def _survivors(jobs: Sequence[ActiveJob], most: int) -> frozenset[str]:
     """Return the names of the jobs that can keep their fewest slots if they have ``most`` together.
 
-    Jobs whose slots are fixed keep all of them; of the others the first by rank come first.
+    Jobs whose slots are fixed keep all of them; of the others those come first that may not be
+    preempted, then the first by rank.
     """
     left = most - sum(one.size for one in jobs if one.is_fixed)
     found = []
-    for one in sorted(jobs, key=rank):
+    for one in sorted(jobs, key=lambda one: (one.job.manifest.preemptible, *rank(one))):
         if not one.is_fixed and one.size >= one.job.min_slots <= left:
             left -= one.job.min_slots
             found.append(one.job.name)
@@ -226,7 +227,8 @@ def _spare(
     """Return the jobs that lose all slots by ``answer`` and may not, each with the reason.
 
     They are jobs that another queue's quota would halt though smaller ones are enough, jobs that
-    would be halted for nobody, and those within their ``min_run_s``.
+    would be halted for nobody, those that may not be preempted, and those within their
+    ``min_run_s``.
 
     Args:
         asked: the jobs of the queue that the policy was asked about.
