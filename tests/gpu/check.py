@@ -18,12 +18,14 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -137,6 +139,12 @@ class Job:
         )
         return time.monotonic() - began
 
+    def communicators(self, pid: int) -> int:
+        """Return how many of NCCL's communicators a worker has: initialized, and not ended."""
+        path = self.fault.with_name(f"{self.fault.name}.{pid}")
+        made = Counter(path.read_text() if path.exists() else "")
+        return made["i"] - made["a"] - made["d"]
+
     def ends(self) -> None:
         """Wait for the end of the job, and judge what its workers have reported."""
         assert self.process is not None
@@ -188,15 +196,16 @@ def scale(job: Job) -> Iterator[str]:
     yield f"{len(list((job.folder / 'checkpoints').glob('step-*')))} checkpoints"
 
 
-def kill(job: Job, workers: int = 2, kills: int = 8) -> Iterator[str]:
-    """Kill a random worker at a random moment, again and again."""
+def kill(job: Job, workers: int = 2, kills: int = 8, lowest: int = 0) -> Iterator[str]:
+    """Kill a random worker, of a rank from ``lowest``, at a random moment, again and again."""
     job.run(workers, workers, "--least", str(workers))
     took = []
     for number in range(kills):
         job.trains(workers)
         time.sleep(random.Random(number).random())
         before = job.steps()
-        victim = random.Random(number).choice(sorted(before))
+        choice = sorted(pid for pid, step in before.items() if step.rank >= lowest)
+        victim = random.Random(number).choice(choice)
         os.kill(victim, signal.SIGKILL)
         took.append(job.recovers({pid: s for pid, s in before.items() if pid != victim}))
     job.trains(workers)
@@ -213,6 +222,56 @@ def kill_with_settings(job: Job) -> Iterator[str]:
     """Kill workers with two streams of NCCL, and early completion, which edl turns off."""
     job.environment = {"HOROVOD_NUM_NCCL_STREAMS": "2", "HOROVOD_ENABLE_ASYNC_COMPLETION": "1"}
     yield from kill(job)
+
+
+def kill_with_timeline(job: Job) -> Iterator[str]:
+    """Kill workers while rank 0 writes a timeline: an operation is reported after its last event.
+
+    Without that an operation that fails has been copied into the buffer of several tensors, and not
+    out of it.
+    """
+    job.environment = {"HOROVOD_TIMELINE": str(job.folder / "timeline.json")}
+    yield from kill(job, kills=6, lowest=1)
+    timelines, copied = list(job.folder.glob("timeline.g*.json")), 0
+    for path in timelines:
+        began = re.findall(
+            r'"ph": "B", "name": "MEMCPY_(IN|OUT)_FUSION_BUFFER".*?"pid": (\d+)', path.read_text()
+        )
+        ways = {
+            way: Counter(tensor for one, tensor in began if one == way) for way in ("IN", "OUT")
+        }
+        copied += ways["IN"].total()
+        if ways["IN"] != ways["OUT"]:
+            raise Failed(
+                f"tensors were copied in and not out: {ways['IN'] - ways['OUT']} in {path}"
+            )
+    if not copied:
+        raise Failed("no tensor was copied into a buffer")
+    yield f"{copied} tensors copied in and out in {len(timelines)} timelines"
+
+
+def dies_as_another_leaves(job: Job, times: int = 4) -> Iterator[str]:
+    """Kill a worker at a random moment of a switch by which another one leaves."""
+    job.epochs = 8
+    job.run(3, 3, "--least", "3")
+    took = []
+    for number in range(times):
+        job.trains(3)
+        job.edl("scale", job.name, "--np", "2")
+        time.sleep(random.Random(number).random())
+        victim = random.Random(number).choice(sorted(job.steps()))
+        os.kill(victim, signal.SIGKILL)
+        began, reached = time.monotonic(), max(step.number for step in job.steps().values())
+        job.wait(
+            "the others go on",
+            lambda now, last=reached + 1: any(step.number > last for step in now.values()),
+            RECOVERS_S,
+        )
+        took.append(time.monotonic() - began)
+        job.edl("scale", job.name, "--np", "3")
+    job.trains(3)
+    job.ends()
+    yield f"the others' next two steps {min(took):.2f} to {max(took):.2f} s after {times} kills"
 
 
 def freeze(job: Job) -> Iterator[str]:
@@ -255,6 +314,62 @@ def freezes_in_init(job: Job) -> Iterator[str]:
 def fails_in_init(job: Job) -> Iterator[str]:
     """Let NCCL fail there on one worker, as without memory."""
     yield from _fault_of_communicator(job, "error")
+
+
+def _communicators_end(job: Job, fault: str, rounds: int = 3) -> Iterator[str]:
+    """Let a worker die when all have initialized a ring's communicator, which then must end."""
+    job.epochs = 8
+    job.run(3, 3, "--least", "3")
+    job.trains(3)
+    memory = [_gpu_memory(job.steps())]
+    for _ in range(rounds):
+        before = job.steps()
+        victim = max(before, key=lambda pid: before[pid].rank)
+        os.kill(victim, signal.SIGKILL)
+        job.recovers({pid: step for pid, step in before.items() if pid != victim})
+        job.fault.write_text(fault)  # for the ring with the replacement
+        job.wait("the fault", lambda now: not job.fault.exists())
+        job.trains(3)
+        job.wait(
+            "each worker has one communicator",
+            lambda now: all(job.communicators(pid) == 1 for pid in now),
+            RECOVERS_S,
+        )
+        memory.append(_gpu_memory(job.steps()))
+    old = set(memory[0]).intersection(*memory)
+    job.ends()
+    each = [" ".join(str(one[pid]) for one in memory) for pid in sorted(old)]
+    yield f"MiB of the GPU of who was there all the time: {'; '.join(each) or 'nobody was'}"
+
+
+def dies_after_init(job: Job) -> Iterator[str]:
+    """Let a worker die when NCCL's communicator of a new ring is initialized everywhere."""
+    yield from _communicators_end(job, "after")
+
+
+def late_in_init(job: Job) -> Iterator[str]:
+    """Let the others be late there, so that they have left the initialization behind by then."""
+    yield from _communicators_end(job, "late")
+
+
+def _at_the_end(job: Job, mode: str) -> Iterator[str]:
+    command = [sys.executable, str(HERE / "ending.py"), mode, str(job.folder)]
+    env = {**os.environ, **LONE_HOSTS, "LD_PRELOAD": job.preload}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LONG_S)
+    if done.returncode:
+        (job.folder / "run.log").write_text(done.stderr)
+        raise Failed((done.stderr.strip().splitlines() or ["no output"])[-1])
+    yield done.stdout.strip()
+
+
+def dies_at_the_end(job: Job) -> Iterator[str]:
+    """Let a worker die when a ring has ended by agreement, with an allreduce under way."""
+    yield from _at_the_end(job, "dies")
+
+
+def fails_at_the_end(job: Job) -> Iterator[str]:
+    """Let NCCL report an error then."""
+    yield from _at_the_end(job, "fails")
 
 
 def mixed_precision(job: Job) -> Iterator[str]:
@@ -304,16 +419,33 @@ SCENARIOS: dict[str, Callable[[Job], Iterator[str]]] = {
         kill,
         kill_of_three,
         kill_with_settings,
+        kill_with_timeline,
+        dies_as_another_leaves,
         freeze,
         dies_in_init,
         freezes_in_init,
         fails_in_init,
+        dies_after_init,
+        late_in_init,
+        dies_at_the_end,
+        fails_at_the_end,
         mixed_precision,
         resume,
         one_gpu_for_two,
     )
 }
-NEED_NCCL = {"dies-in-init", "freezes-in-init", "fails-in-init", "one-gpu-for-two"}
+NEED_NCCL = {
+    *("dies-in-init", "freezes-in-init", "fails-in-init", "dies-after-init", "late-in-init"),
+    *("dies-at-the-end", "fails-at-the-end", "kill-with-timeline", "one-gpu-for-two"),
+}
+
+
+def _gpu_memory(pids: Iterable[int]) -> dict[int, str]:
+    """Return how much of the GPU's memory each process has, in MiB, as far as nvidia-smi knows."""
+    query = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
+    lines = subprocess.run(query, capture_output=True, text=True, timeout=60).stdout.splitlines()
+    used = {pid.strip(): memory.strip() for pid, _, memory in (one.partition(",") for one in lines)}
+    return {pid: used.get(str(pid), "?") for pid in pids}
 
 
 def _is_running(pid: int) -> bool:
