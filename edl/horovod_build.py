@@ -30,8 +30,9 @@ def installed_marker() -> dict[str, Any]:
     """Return the JSON object about edl's build that the installed Horovod has in its file MARKER.
 
     ``edl build-horovod`` adds this file to Horovod's wheel. Its keys are "edits" (the names of the
-    patches), "fingerprint" (of all patches) and "key" (the recipe of the build). The result is
-    empty if no Horovod is installed, or one that edl has not built.
+    patches), "fingerprint" (of the patches it chose from), "gpu" (whether it has operations on
+    GPUs) and "key" (the recipe of the build). The result is empty if no Horovod is installed, or
+    one that edl has not built.
     """
     return read_installed(f"horovod/{MARKER}")
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import edl
 from edl import config, horovod_build
@@ -184,7 +185,7 @@ def _horovod(versions: dict[str, str | None]) -> Iterator[Check]:
             yield Check(name, worst, found, BUILD)
         else:
             yield Check(name, worst, f"import fails: {failures[module]}", f"{BUILD} --force")
-    yield from _patches(horovod_build.applied())
+    yield from _patches(horovod_build.installed_marker())
 
 
 def _import_failure(module: str) -> str:
@@ -210,18 +211,16 @@ def _import_failure(module: str) -> str:
     return lines[-1] if lines else f"exit code {done.returncode}"
 
 
-def _patches(applied: frozenset[str]) -> Iterator[Check]:
-    """Yield a LIMITED row for each patch of edl that the installed Horovod was built without.
+def _patches(marker: Mapping[str, Any]) -> Iterator[Check]:
+    """Yield a LIMITED row for each patch of edl that the installed Horovod should have, and lacks.
 
     Patches that matter only for the build of Horovod are left out. If no other patch is missing,
     there is one row, which is OK.
 
     Args:
-        applied: the names of the patches with which Horovod was built.
+        marker: what :func:`edl.horovod_build.installed_marker` returns.
     """
-    missing = [
-        patch for patch in horovod_patches.patches() if patch.lost and patch.name not in applied
-    ]
+    missing = horovod_patches.missing(marker)
     for patch in missing:
         yield Check(
             f"Horovod patch {patch.name}", CheckResult.LIMITED, f"missing: {patch.lost}", BUILD

@@ -7,7 +7,8 @@ applied in the order of their numbers. The text above each diff says why it is m
 :func:`apply` and :func:`write_marker`. All patches must fit exactly, or nothing is built.
 
 The wheel has a file ``horovod/edl_edits.json`` with the names of the patches; see
-:mod:`edl.horovod_build`.
+:mod:`edl.horovod_build`. A build for CPUs leaves out what only operations on GPUs need
+(``GPU_ONLY``), so that a change of it makes no other wheel for CPUs.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ import hashlib
 import json
 import re
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from edl.errors import BuildError
 from edl.horovod_build import MARKER
 
 FOLDER = Path(__file__).with_name("patches")
 NO_XLA_OPS = "no-xla-ops"
+GPU_ONLY = frozenset({"broken-ring-ends-nccl"})
 APPLY_TIMEOUT_S = 60.0
 
 _NAME = re.compile(r"\d\d-(?P<name>[a-z0-9-]+)\.patch")
@@ -63,30 +66,50 @@ def patches(folder: Path = FOLDER) -> tuple[Patch, ...]:
     return tuple(_read(path) for path in sorted(folder.glob("*.patch")))
 
 
-def fingerprint(folder: Path = FOLDER) -> str:
-    """Return a hash of the file names and contents of all patches in a folder.
+def fingerprint(folder: Path = FOLDER, *, gpu: bool) -> str:
+    """Return a hash of the file names and contents of the patches that a build chooses from.
 
     It has 12 hexadecimal digits. Two builds with the same fingerprint chose from the same patches.
 
     Args:
         folder: the folder with the patches; by default that of edl.
+        gpu: whether the build has operations on GPUs; without them ``GPU_ONLY`` does not count.
     """
-    found = [(patch.path.name, patch.path.read_bytes()) for patch in patches(folder)]
+    chosen = [patch.path for patch in patches(folder) if gpu or patch.name not in GPU_ONLY]
+    found = [(path.name, path.read_bytes()) for path in chosen]
     return hashlib.sha256(repr(found).encode()).hexdigest()[:12]
 
 
-def wanted(source: Path, tensorflow_include: Path | None) -> tuple[Patch, ...]:
+def wanted(source: Path, tensorflow_include: Path | None, *, gpu: bool) -> tuple[Patch, ...]:
     """Return the patches of edl that a build of Horovod needs, in the order to apply them.
 
-    All are needed, except that ``NO_XLA_OPS``, which builds without XLA (a compiler of TensorFlow),
-    is needed only if TensorFlow lacks a header of XLA that Horovod includes.
+    All are needed, with two exceptions. ``NO_XLA_OPS``, which builds without XLA (a compiler of
+    TensorFlow), is needed only if TensorFlow lacks a header of XLA that Horovod includes, and
+    ``GPU_ONLY`` only with operations on GPUs.
 
     Args:
         source: the folder of Horovod's source, before any patch.
         tensorflow_include: the folder of TensorFlow's headers; None for a build without TensorFlow.
+        gpu: whether the build has operations on GPUs.
     """
-    missing = () if tensorflow_include is None else _missing_xla_headers(source, tensorflow_include)
-    return tuple(patch for patch in patches() if patch.name != NO_XLA_OPS or missing)
+    without_xla = tensorflow_include and _missing_xla_headers(source, tensorflow_include)
+    needless = (frozenset() if gpu else GPU_ONLY) | ({NO_XLA_OPS} if not without_xla else set())
+    return tuple(patch for patch in patches() if patch.name not in needless)
+
+
+def missing(marker: Mapping[str, Any]) -> tuple[Patch, ...]:
+    """Return the patches that an installed Horovod lacks, and without which edl promises less.
+
+    Args:
+        marker: what :func:`edl.horovod_build.installed_marker` returns. If it says that Horovod has
+            no operations on GPUs, ``GPU_ONLY`` is not missing.
+    """
+    applied, gpu = marker.get("edits", ()), marker.get("gpu", True)
+    return tuple(
+        patch
+        for patch in patches()
+        if patch.lost and patch.name not in applied and (gpu or patch.name not in GPU_ONLY)
+    )
 
 
 def apply(source: Path, chosen: Iterable[Patch]) -> None:
@@ -123,7 +146,7 @@ def apply(source: Path, chosen: Iterable[Patch]) -> None:
             )
 
 
-def write_marker(source: Path, chosen: Iterable[Patch], key: str) -> None:
+def write_marker(source: Path, chosen: Iterable[Patch], key: str, *, gpu: bool) -> None:
     """Write the file by which a wheel of Horovod says which patches it was built with.
 
     It is ``horovod/edl_edits.json`` in the source, and becomes a part of the wheel
@@ -133,9 +156,10 @@ def write_marker(source: Path, chosen: Iterable[Patch], key: str) -> None:
         source: the folder of Horovod's source, from which the wheel is built.
         chosen: the patches that were applied.
         key: the name of the wheel's entry in the cache, which stands for the recipe of the build.
+        gpu: whether the build has operations on GPUs.
     """
     names = sorted(patch.name for patch in chosen)
-    marker = {"edits": names, "fingerprint": fingerprint(), "key": key}
+    marker = {"edits": names, "fingerprint": fingerprint(gpu=gpu), "gpu": gpu, "key": key}
     (source / "horovod" / MARKER).write_text(json.dumps(marker, indent=1) + "\n", encoding="utf-8")
 
 

@@ -90,13 +90,18 @@ class Recipe:
     variables: tuple[tuple[str, str], ...]
 
     @property
+    def gpu(self) -> bool:
+        """Whether Horovod is built with operations on GPUs."""
+        return any(name in GPU_VARIABLES for name, _ in self.variables)
+
+    @property
     def key(self) -> str:
         """The name of the wheel's entry in the cache.
 
         It is made from the versions, the patches and the build variables, so it is different
         wherever the content of the wheel may differ.
         """
-        patches = horovod_patches.fingerprint()
+        patches = horovod_patches.fingerprint(gpu=self.gpu)
         parts = [VERSION, patches, self.python, self.machine]
         parts.append(f"torch{self.torch}" if self.torch else "notorch")
         parts.append(f"tensorflow{self.tensorflow}" if self.tensorflow else "notensorflow")
@@ -350,9 +355,10 @@ class _Build:
         self._pip(*pip_install, what="fetching build tools", env=config.environment())
         env = self._environment(tools) | nccl_variables(self.recipe, work / "nccl")
         source = self._source(work, env)
-        patches = horovod_patches.wanted(source, self._tensorflow_include())
+        gpu = self.recipe.gpu
+        patches = horovod_patches.wanted(source, self._tensorflow_include(), gpu=gpu)
         horovod_patches.apply(source, patches)
-        horovod_patches.write_marker(source, patches, self.recipe.key)
+        horovod_patches.write_marker(source, patches, self.recipe.key, gpu=gpu)
         out = work / "wheel"
         self.console.print("compiling takes a minute or two, longer for GPUs", soft_wrap=True)
         names = [f"PyTorch {self.recipe.torch}"] if self.recipe.torch else []

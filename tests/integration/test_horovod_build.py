@@ -3,10 +3,12 @@
 import http.server
 import json
 import os
+import re
 import signal
 import socket
 import struct
 import subprocess
+import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,8 +18,8 @@ from urllib.parse import urlsplit
 import forked
 import pytest
 
-from edl import horovod_build
-from edl.install import horovod_patches
+from edl import config, horovod_build
+from edl.install import horovod_patches, horovod_wheel
 
 WORKER = Path(__file__).with_name("horovod_init_worker.py")
 GLOO_TIMEOUT_S = 3
@@ -139,8 +141,22 @@ def outcome(process: subprocess.Popen[str]) -> dict[str, object]:
 
 
 def test_the_installed_horovod_has_every_patch_that_matters() -> None:
-    needed = {patch.name for patch in horovod_patches.patches() if patch.lost}
-    assert needed <= horovod_build.applied()
+    assert not horovod_patches.missing(horovod_build.installed_marker())
+
+
+def test_every_patch_fits(tmp_path: Path) -> None:
+    """Also those of GPUs, which no build for CPUs applies."""
+    patches = horovod_patches.patches()
+    paths = {
+        f"horovod-{horovod_wheel.VERSION}/{path}"
+        for patch in patches
+        for path in re.findall(r"^--- a/(.+)$", patch.path.read_text(), re.MULTILINE)
+    }
+    archive = config.cache_dir() / "wheels" / f"horovod-{horovod_wheel.VERSION}.tar.gz"
+    assert archive.is_file(), "a build of Horovod leaves it there: edl build-horovod --force"
+    with tarfile.open(archive) as tar:
+        tar.extractall(tmp_path, [one for one in tar if one.name in paths], filter="data")
+    horovod_patches.apply(tmp_path / f"horovod-{horovod_wheel.VERSION}", patches)
 
 
 def test_a_peer_that_dies_while_the_ring_is_built_raises_and_the_process_goes_on(

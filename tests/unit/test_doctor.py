@@ -7,7 +7,7 @@ import pytest
 import edl
 from edl.install import doctor
 from edl.install.doctor import Check, CheckResult
-from edl.install.horovod_patches import patches
+from edl.install.horovod_patches import GPU_ONLY, patches
 
 
 def test_only_a_failed_check_makes_the_machine_unusable() -> None:
@@ -43,14 +43,19 @@ def test_one_framework_is_enough() -> None:
 
 
 def test_an_unpatched_horovod_is_limited_and_says_what_is_lost() -> None:
-    rows = tuple(doctor._patches(frozenset()))
+    rows = tuple(doctor._patches({}))
     assert doctor.usable(rows)
     assert [row.found for row in rows] == [
         f"missing: {each.lost}" for each in patches() if each.lost
     ]
     assert all(row.state is CheckResult.LIMITED and row.remedy for row in rows)
-    (all_present,) = doctor._patches(frozenset(each.name for each in patches()))
+    names = {each.name for each in patches()}
+    (all_present,) = doctor._patches({"edits": names})
     assert all_present.state is CheckResult.OK
+    (for_cpus,) = doctor._patches({"edits": names - GPU_ONLY, "gpu": False})
+    assert for_cpus.state is CheckResult.OK
+    (limited,) = doctor._patches({"edits": names - GPU_ONLY, "gpu": True})
+    assert limited.state is CheckResult.LIMITED
 
 
 def test_a_machine_without_zookeeper_says_what_to_install(

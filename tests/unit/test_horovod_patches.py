@@ -11,7 +11,7 @@ from rich.console import Console
 from edl.errors import REFUSED_EXIT, BuildError
 from edl.horovod_build import ADDRESS, EDL_CALLS, MARKER
 from edl.install import horovod_patches, horovod_wheel, toolchain
-from edl.install.horovod_patches import NO_XLA_OPS, Patch, patches
+from edl.install.horovod_patches import GPU_ONLY, NO_XLA_OPS, Patch, patches
 from edl.install.horovod_wheel import Recipe
 from edl.ring.rendezvous import BULK
 
@@ -102,7 +102,7 @@ def test_the_xla_file_is_left_out_only_where_tensorflow_lacks_its_header(source:
     (include / "tensorflow/core").mkdir(parents=True)
 
     def chosen(folder: Path | None) -> bool:
-        wanted = [patch.name for patch in horovod_patches.wanted(source, folder)]
+        wanted = [patch.name for patch in horovod_patches.wanted(source, folder, gpu=True)]
         assert wanted == NAMES or [*wanted, NO_XLA_OPS] == NAMES  # the last: lines stay in place
         return NO_XLA_OPS in wanted
 
@@ -110,6 +110,24 @@ def test_the_xla_file_is_left_out_only_where_tensorflow_lacks_its_header(source:
     (include / "tensorflow/core/a.h").touch()
     assert not chosen(include)
     assert not chosen(None)
+
+
+def test_what_gpus_need_changes_nothing_of_a_build_for_cpus(source: Path, tmp_path: Path) -> None:
+    wanted = [patch.name for patch in horovod_patches.wanted(source, None, gpu=False)]
+    assert [*NAMES[:-1]] == sorted({*wanted, *GPU_ONLY}, key=NAMES.index)
+    assert not GPU_ONLY.intersection(wanted)
+    changed = tmp_path / "changed"
+    shutil.copytree(horovod_patches.FOLDER, changed)
+    for patch in patches():
+        if patch.name in GPU_ONLY:
+            (changed / patch.path.name).write_bytes(patch.path.read_bytes() + b"\n")
+    fingerprint = horovod_patches.fingerprint
+    assert fingerprint(gpu=False) == fingerprint(changed, gpu=False) != fingerprint(gpu=True)
+    assert fingerprint(gpu=True) != fingerprint(changed, gpu=True)
+    assert RECIPE.key != with_variables(HOROVOD_GPU_OPERATIONS="NCCL").key
+    assert not RECIPE.gpu
+    assert with_variables(HOROVOD_GPU_OPERATIONS="NCCL").gpu
+    assert not with_variables(HOROVOD_DEBUG="1").gpu
 
 
 def test_the_patches_and_edl_agree() -> None:
@@ -129,8 +147,8 @@ def test_the_fingerprint_is_of_names_and_bytes(tmp_path: Path) -> None:
     (renamed / "01-cxx20.patch").rename(renamed / "01-cxx21.patch")
     (changed / "01-cxx20.patch").write_bytes((here / "01-cxx20.patch").read_bytes() + b"\n")
     fingerprint = horovod_patches.fingerprint
-    assert fingerprint() == fingerprint(here) == fingerprint(there)
-    assert len({fingerprint(folder) for folder in (here, renamed, changed)}) == 3
+    assert fingerprint(gpu=True) == fingerprint(here, gpu=True) == fingerprint(there, gpu=True)
+    assert len({fingerprint(folder, gpu=True) for folder in (here, renamed, changed)}) == 3
 
 
 @pytest.mark.parametrize(
