@@ -481,7 +481,7 @@ def main() -> int:
     if unknown := set(args.scenario) - set(SCENARIOS):
         options.error(f"no scenario {', '.join(sorted(unknown))}")
     names = args.scenario or [n for n in SCENARIOS if args.device == "cuda" or n not in NEED_NCCL]
-    folder = args.folder or Path(tempfile.mkdtemp(prefix="edl-gpu-"))
+    folder = (args.folder or Path(tempfile.mkdtemp(prefix="edl-gpu-"))).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     preload = folder / "nccl_faults.so"
     compile_ = ["cc", "-shared", "-fPIC", "-o", str(preload), str(HERE / "nccl_faults.c"), "-ldl"]
