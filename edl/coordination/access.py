@@ -18,10 +18,6 @@ from kazoo.security import ACL, OPEN_ACL_UNSAFE, Permissions, make_acl, make_dig
 
 from edl.keys import derived
 
-MOST_IDENTITIES = 500
-"""So many identities a session of a long-lived process may have proved before it is replaced.
-
-It keeps them all, sends all when it connects again, and ZooKeeper compares all with each ACL."""
 OPEN = OPEN_ACL_UNSAFE
 SHARED = [
     # No WRITE and no ADMIN: nobody can shut all others out by changing this ACL.

@@ -33,14 +33,15 @@ class Sizes(Record):
 
     min_np: int = setting(
         1,
-        "the job never trains with fewer workers. Under horovodrun it counts only where its own "
-        "`--min-np` [cannot be seen](../guides/horovodrun.md#settings)",
+        "the job never trains with fewer workers. Under horovodrun, the `--min-np` of horovodrun "
+        "counts instead, unless edl [cannot see it](../guides/horovodrun.md#settings)",
         option="--min-np",
     )
     max_np: int | None = setting(
         None,
         "the job never has more workers. Default: `-np`, or `--slots` if that is given and "
-        "greater. Under horovodrun it counts only where its own `--max-np` cannot be seen",
+        "greater. Under horovodrun, the `--max-np` of horovodrun counts instead, unless edl "
+        "cannot see it",
         option="--max-np",
     )
     sizes: tuple[int, ...] = setting(

@@ -212,10 +212,11 @@ def _import_failure(module: str) -> str:
 
 
 def _patches(marker: Mapping[str, Any]) -> Iterator[Check]:
-    """Yield a LIMITED row for each patch of edl that the installed Horovod should have, and lacks.
+    """Yield the rows of `edl doctor` about edl's patches in the installed Horovod.
 
-    Patches that matter only for the build of Horovod are left out. If no other patch is missing,
-    there is one row, which is OK.
+    Each patch that is missing has a row, which is LIMITED and says what does not work. If none is
+    missing, there is one row, which is OK. A patch is not missing if it only lets Horovod compile,
+    or if it is about GPUs and Horovod was built without them.
 
     Args:
         marker: what :func:`edl.horovod_build.installed_marker` returns.

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from edl.coordination.access import MOST_IDENTITIES, Access
+from edl.coordination.access import Access
 from edl.scheduler.host import assigned_runs
-from edl.scheduler.host.assigned_runs import AssignedRuns
+from edl.scheduler.host.assigned_runs import MOST_IDENTITIES, AssignedRuns
 from edl.scheduler.host.path_probe import PathProbe
 
 
@@ -30,13 +30,14 @@ def test_the_session_is_replaced_when_it_has_proved_many_identities(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[Any] = []
+    no_store: Any = None  # `_current_run` reads nothing of the cluster
 
     def connect() -> Any:
         made.append(FakeSession())
         return made[-1]
 
     monkeypatch.setattr(assigned_runs, "current_run", lambda session, paths: paths.name)
-    runs = AssignedRuns(None, connect, PathProbe())  # type: ignore[arg-type]
+    runs = AssignedRuns(no_store, connect, PathProbe())
     for number in range(2 * MOST_IDENTITIES + 1):
         assert runs._current_run(f"j{number}", "5" * 64) == f"j{number}"
     made[-1].connected = False

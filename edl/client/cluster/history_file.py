@@ -236,12 +236,13 @@ class HistoryFile:
 
 @dataclass(frozen=True)
 class _ReadResult:
-    """What was read of the log after the last event that the file knows.
+    """The events of a cluster's log that the file does not have yet.
 
     Attributes:
-        events: these events, with their numbers, the oldest first.
-        is_other: whether they are all events of another log, so that what is known is wrong.
-        has_gap: whether events between are missing, because the log has lost them.
+        events: the events, each with its number, the oldest first.
+        is_other: whether the log is another one than the file was made from. Then ``events`` has
+            all events of that log, and the rows of the file are wrong.
+        has_gap: whether the log has lost events between the last one of the file and ``events``.
     """
 
     events: Sequence[tuple[int, ClusterEvent]]
@@ -256,9 +257,19 @@ def _last(db: sqlite3.Connection) -> tuple[int, str] | None:
 
 
 def _read_after(read: ReadEvents, known: tuple[int, str] | None) -> _ReadResult:
-    """Return the events after the one that is ``known``; None: all.
+    """Read the events of a cluster's log that come after the last one that the file has.
 
-    That one is read again: it tells whether this is the same log.
+    The last one is read again, to find out whether the log is the one that the file was made from.
+
+    Args:
+        read: returns the events of the log after a number, each with its number; after -1: all.
+        known: the number and the text of the last event that the file has; None: it has none.
+
+    Returns:
+        The events, and whether the log is another one or has lost some.
+
+    Raises:
+        CoordinationError: ZooKeeper is away.
     """
     if known is None:
         return _ReadResult(read(-1))

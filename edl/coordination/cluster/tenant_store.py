@@ -253,7 +253,7 @@ class TenantHosts(ClusterHosts):
 
 
 class TenantLeader(ClusterLeader):
-    """What the leader of a cluster says to a tenant.
+    """The part of a cluster's records by which the leader explains to a tenant its own jobs.
 
     Args:
         nodes: The nodes of the cluster, in a session that has proved the tenant's secret.

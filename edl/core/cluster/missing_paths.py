@@ -50,7 +50,15 @@ def missing_paths(
 
 
 def missing_on_borrowed(job: JobView, cluster: ClusterView) -> str:
-    """Return a clause that says which lent host lacked a file of ``job``; empty if none did."""
+    """Return why no host is borrowed for ``job``: a lent host lacked one of its files.
+
+    It is a clause for the job's reason, with the host, the file and what the user can do; empty if
+    the lent hosts lacked none of the files, or that was more than ``MISSING_S`` ago.
+
+    Args:
+        job: the job.
+        cluster: the view with ``missing_paths``, which :func:`missing_paths` has found.
+    """
     for path, what in job.manifest.required_paths.items():
         if host := cluster.missing_paths.get(path):
             return (

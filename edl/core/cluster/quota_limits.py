@@ -1,4 +1,4 @@
-"""Decide how much of a queue's quota each job has that may not be preempted.
+"""Deal out the quota of a queue, in slots, to its jobs that may not be preempted.
 
 Others could not get slots of such jobs back, so together they have at most the quota of their
 queue. :func:`quota_limits` deals it out, to the first job first:
@@ -24,7 +24,7 @@ RIGID = "waits: it may not be preempted, so it gets slots of the quota of queue 
 
 @dataclass(frozen=True)
 class QuotaRequest:
-    """What a job that may not be preempted can use of the quota of its queue.
+    """A job that may not be preempted, as it asks for slots of the quota of its queue.
 
     Attributes:
         name: the name of the job.
@@ -44,7 +44,9 @@ class QuotaRequest:
 def quota_limits(
     queue: str, jobs: Sequence[QuotaRequest], quota: int
 ) -> tuple[dict[str, int], dict[str, str]]:
-    """Return the most slots that each job may have, and why the others wait.
+    """Deal out the quota of a queue to its jobs that may not be preempted.
+
+    A job that has slots keeps them, even if the quota is smaller. The module says all rules.
 
     Args:
         queue: the name of the queue, for the reasons.
@@ -52,8 +54,8 @@ def quota_limits(
         quota: its quota, in slots.
 
     Returns:
-        (job -> the most slots that it may have; job -> the sentence that says why it may have none,
-        for all other jobs).
+        (job name -> the most slots that the job may have, for each job that may have some;
+        job name -> the sentence that says why the job waits, for each other job).
     """
     left = max(0, quota - sum(max(one.size, one.least) for one in jobs if one.size))
     limits: dict[str, int] = {}

@@ -98,12 +98,12 @@ def _requests(
 def _rigid_limits(
     jobs: Sequence[JobView], held: Mapping[str, int], cluster: ClusterView
 ) -> dict[str, int]:
-    """Return how many slots each job may have that may not be preempted; some are left out.
+    """Return for how many slots each job with ``preemptible: false`` counts, by job name.
 
-    They are those for which too little is left of the quota of their queue.
+    A job is left out of the result if the quota of its queue has too few slots left for it.
 
     Args:
-        jobs: the jobs that want slots; those that may be preempted are left out of the result.
+        jobs: the jobs that want slots, preemptible ones too; the result has none of the latter.
         held: job -> the number of slots that it has.
         cluster: the queues; without any, no quota counts.
     """

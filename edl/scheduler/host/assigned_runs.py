@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from edl.coordination.access import MOST_IDENTITIES, Access
+from edl.coordination.access import Access
 from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.lifecycle import current_run
 from edl.coordination.paths import JobPaths
@@ -14,6 +14,11 @@ from edl.errors import AccessDenied, CoordinationError, UnknownJob
 from edl.scheduler.host.agents import StartOfRun
 from edl.scheduler.host.path_probe import PathProbe
 
+MOST_IDENTITIES = 500
+"""The number of jobs whose identity a session proves before another session replaces it.
+
+A session keeps all identities, sends them when it connects again, and ZooKeeper compares all of
+them with each ACL."""
 NOT_CREATED = "its run has not been created yet"
 NOT_LOOKED = "it is not known yet whether this host has {}; its file system does not answer"
 
