@@ -6,10 +6,11 @@ It starts and supervises the user's script. If horovodrun has started the script
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from edl import config
@@ -40,7 +41,14 @@ from edl.launch.workers import log_directory
 def main() -> None:
     """Run the console script `edl-worker`, and exit with the code that the driver is to get."""
     behind_a_shell()
-    sys.exit(run_command(lambda: work(sys.argv[1:])))
+    code = run_command(lambda: work(sys.argv[1:]))
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # nobody reads it any more
+            stream.flush()
+    # The driver kills a process that still runs 5 s after SIGTERM. If it has assigned the slot anew
+    # by then, it takes the kill for a failure of the slot's next process, and horovodrun ends with
+    # an error. To tear down the interpreter takes 0.1 s of processor time, on a busy machine 1 s.
+    os._exit(code)
 
 
 def work(command: Sequence[str]) -> int:
