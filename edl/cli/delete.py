@@ -19,8 +19,8 @@ def delete(
 ) -> None:
     """Remove ended jobs from ZooKeeper, with their events. Checkpoints and logs stay.
 
-    A job of a cluster need not have ended: it stops with a checkpoint first. A job of `edl run`
-    must have.
+    A job of `edl run` must have ended. A job of a cluster that has not is stopped with a
+    checkpoint, for good, and its records stay until the command is called again.
     """
     with connected(zookeeper) as session:
         for name in jobs:

@@ -48,7 +48,7 @@ def run(
     command: Annotated[
         list[str], typer.Argument(metavar="COMMAND…", help="For example: python train.py --lr 0.1")
     ],
-    np: Annotated[int, typer.Option("-np", "--np", help="Workers to start with.")] = 1,
+    np: Annotated[int, typer.Option("-np", "--np", help="Workers to start with. Default: 1.")] = 1,
     job: Annotated[
         str | None,
         typer.Option("--job", help="Name of the job. Default: made up.", show_default=False),

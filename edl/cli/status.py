@@ -39,7 +39,7 @@ def status(
 ) -> None:
     """Show which worker leads, which workers train, and how far the job is.
 
-    Without JOB, if no job runs, the only one that has ended is shown.
+    JOB may be left out if one job runs, or if none runs and one has ended.
     """
     with connected(zookeeper) as session:
         store = choose_job(session, job, ended=True)

@@ -33,8 +33,8 @@ def list_jobs(
 ) -> None:
     """List the jobs of a cluster, in the order of submission, each with its state and the reason.
 
-    Of the jobs that have ended the newest are shown, without --state and --json. With --json, one
-    line for each job.
+    Of the jobs that have ended, only the newest are listed; --state and --json list all of them.
+    With --json, one line for each job.
     """
     with Cluster(cluster, zookeeper) as client:
         jobs, name = client.list(queue, state), client.name
