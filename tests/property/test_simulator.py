@@ -162,11 +162,13 @@ def test_looking_at_those_that_start_or_end_is_enough(name, cluster, cost_s, dro
 
 
 def due_from(job: SubmittedJob, machines: list[int]) -> tuple[float, float]:
-    """When ``job`` is due by edl's policy, and what it then takes alone, as the policy tries it."""
-    slots = sum(machines)
-    alone_s = curve(just_submitted(job), 0, max(machines), slots).requested_s
-    patience = EdlPolicy.patience, EdlPolicy.wide_patience
-    return job.arrival_s + fair_wait_s(alone_s, job.min_slots, slots, *patience), alone_s
+    """When ``job`` is due by edl's policy, and its deadline while none of its work is done."""
+    slots, rule = sum(machines), EdlPolicy()
+    speeds = curve(just_submitted(job), 0, max(machines), slots)
+    patience = rule.patience, rule.wide_patience
+    due_s = job.arrival_s + fair_wait_s(speeds.requested_s, job.min_slots, slots, *patience)
+    rest_s = min(float(speeds.left_s[job.min_slots]), rule.rest_most_s)
+    return due_s, due_s + rule.rest_weight * rest_s
 
 
 @given(clusters())
@@ -175,13 +177,13 @@ def test_by_edl_a_job_that_is_due_waits_only_for_those_of_earlier_deadlines(clus
     # end of each turn, of which a job may need several, is seen at the next decision.
     machines, jobs = cluster
     jobs = [replace(job, preemptible=True) for job in jobs]
-    rule, due_s, alone_s = EdlPolicy(), {}, {}
+    rule, due_s, deadline_s = EdlPolicy(), {}, {}
     for job in jobs:
-        due_s[job.name], alone_s[job.name] = due_from(job, machines)
+        due_s[job.name], deadline_s[job.name] = due_from(job, machines)
     done = result(rule, jobs, nodes(*machines), interval_s=7.0)
     for job, ended in zip(jobs, done.jobs, strict=True):
-        deadline_s = due_s[job.name] + rule.patience * alone_s[job.name]
-        before = [one for one in jobs if due_s[one.name] <= deadline_s and one is not job]
+        last_s = deadline_s[job.name]
+        before = [one for one in jobs if due_s[one.name] <= last_s and one is not job]
         works_s = [one.work.whole_s(one.min_slots) for one in before]
         turns = sum(1 + work_s // rule.quantum_s for work_s in works_s)
         assert ended.start_s <= due_s[job.name] + 7.0 + sum(works_s) + 7.0 * turns + 1e-6
@@ -195,7 +197,7 @@ def test_by_edl_nobody_takes_the_slots_of_one_that_is_due(cluster, now_s) -> Non
     accounts = {one.name: due_from(one, machines) for one in jobs}
     due = sorted(
         (view for view in views if accounts[view.name][0] <= now_s),
-        key=lambda view: accounts[view.name][0] + EdlPolicy.patience * accounts[view.name][1],
+        key=lambda view: accounts[view.name][1],
     )
     left = sum(machines)
     for view in due:

@@ -100,7 +100,7 @@ def test_who_runs_is_stopped_only_for_a_clearly_shorter_one(left: float, who: st
 
 def test_who_is_due_goes_first_and_keeps_its_minimum() -> None:
     # long came at 0 and is due after a quarter of 300 s; short came at 90: at 90 + 25 = 115.
-    rule = EdlPolicy(patience=0.25, wide_patience=0.25, quantum_s=50.0)
+    rule = EdlPolicy(patience=0.25, wide_patience=0.25, quantum_s=50.0, rest_weight=0.25)
     jobs = [long(), short(arrival_s=90.0)]
     decision = decide(rule, jobs, nodes(1))
     waits = {"long": [50.0, 75.0, False], "short": [15.0, None, False]}
@@ -130,6 +130,30 @@ def test_of_rigid_jobs_the_shorter_one_counts_most() -> None:
     assert told["other"].endswith(f"{PRICES} 1.25")
     told = decide(RULE, [rigid, short()], nodes(1)).reasons
     assert told["short"].endswith(f"{PRICES} {1.25**0.875:.2f}")
+
+
+def test_of_rigid_jobs_of_the_same_work_the_narrower_counts_most() -> None:
+    # Both have 100 slot-seconds. Counted once a slot: 200 for wide; W: 1/2 + 200 / 300 for narrow.
+    wide = job("wide", 2, min_slots=2, max_slots=2, model=Steps(100))
+    narrow = job("narrow", max_slots=1, model=Steps(100, {1: 1.0}))
+    told = decide(RULE, [wide, narrow], nodes(2)).reasons
+    assert told["narrow"].endswith(f"{PRICES} 1.17")
+    assert told["wide"].endswith(f"{PRICES} 0.83")
+
+
+@pytest.mark.parametrize(
+    ("arrival_s", "first"),
+    [
+        (80.0, "short"),  # due at 80 + 10 s, the deadline is 90 + 0.5 * 100
+        (99.0, "short"),  # 109 + 50, before that of long
+        (109.0, "long"),  # 119 + 50 is after it
+    ],
+)
+def test_a_short_job_passes_a_long_one_that_is_due_for_a_time(arrival_s: float, first: str) -> None:
+    # long is due at 0 + 0.1 * 300 s. Of what is left of it 270 s count: 30 + 0.5 * 270 = 165 s.
+    rule = EdlPolicy(patience=0.1, wide_patience=0.1, rest_weight=0.5, rest_most_s=270.0)
+    jobs = [long(), short(arrival_s=arrival_s)]
+    assert sizes(decide(rule, jobs, nodes(1), now_s=120.0)) == {first: 1}
 
 
 @pytest.mark.parametrize(("deviation", "slots"), [(0.0, 2), (0.1, 1), (0.05, 2)])

@@ -21,9 +21,10 @@ slots that a job may have, K the number of slots of all nodes.
    j's rank, 1 for the largest (heSRPT: Berg, Vesilo and Harchol-Balter, Performance Evaluation
    2020). A rank exaggerates small differences of length. W_j, which replaces it here, is edl's own.
 
-   More slots do not slow down a rigid job, which has k_min slots or none: for such jobs alone p is
-   1, the shortest first. With r the part of all remaining work that is of rigid jobs, p = r + (1 -
-   r) ``exponent``.
+   A rigid job has k_min slots or none. For such jobs alone p is 1, the shortest first: with r the
+   part of all remaining work that is of rigid jobs, p = r + (1 - r) ``exponent``. In W_j the x of
+   a rigid job counts k_min times: of two jobs of the same x the narrower comes first, as it finds
+   its slots sooner, and the wider one leaves more of them idle if it does not fit.
 3. **Resizes.** If a job has slots, the value of any other number is reduced by the fraction
    resize_s / min(horizon_s, what would be left then): a change has to repay within that time. To
    take all of its slots costs as much, for it will have to begin again.
@@ -33,9 +34,10 @@ slots that a job may have, K the number of slots of all nodes.
 5. **Starvation.** A job that has waited for its fair wait is *due*, and has a turn of
    ``quantum_s``, in which it has at least k_min slots before all jobs that are not due
    (:mod:`edl.core.cluster.fair_wait`). Due jobs are ordered by deadline: the time since when they
-   are due, plus ``patience`` times what they take alone. While a due job waits, no job starts that
-   may not be preempted, unless its deadline is earlier. The policy sees that a job is due at the
-   next decision.
+   are due, plus ``rest_weight`` times what is left of them, of which at most ``rest_most_s``
+   counts. So short jobs pass long ones, but none that become due later than the product of the two
+   after them. While a due job waits, no job starts that may not be preempted, unless its deadline
+   is earlier. The policy sees that a job is due at the next decision.
 6. **Speeds of nodes.** Where kinds of nodes differ in speed (``speeds``), each job is placed within
    the nodes of one speed (:mod:`edl.core.cluster.node_pools`), as it would be as slow as the
    slowest. The fastest nodes are given out first, to the jobs to which they are worth most; a job
@@ -88,6 +90,9 @@ class EdlPolicy:
         wide_patience: the same of a job that needs all slots; in between it grows in proportion.
         quantum_s: the seconds with slots after which the turn of a due job ends, unless it ends
             itself within as many.
+        rest_weight: a due job's deadline is this many times what is left of it, on its fewest
+            slots, after the time since when it is due.
+        rest_most_s: of what is left of it, at most this many seconds count in the deadline.
         speeds: the relative speeds of kinds of nodes, like "h100=4,t4=1"; a kind that is not named
             has 1. Another text raises UsageError.
     """
@@ -98,6 +103,8 @@ class EdlPolicy:
     patience: float = setting(0.1, "times what it takes alone, a job of one slot waits until due")
     wide_patience: float = setting(10.0, "the same of a job that needs all slots of the cluster")
     quantum_s: float = setting(3600.0, "for which a due job has slots before all others")
+    rest_weight: float = setting(24.0, "times what is left of a due job, it may be passed")
+    rest_most_s: float = setting(900.0, "of what is left of a due job, at most this counts there")
     speeds: str = setting("", "relative speeds of kinds of hosts, like h100=4,t4=1")
 
     def __post_init__(self) -> None:
@@ -227,22 +234,25 @@ class EdlPolicy:
         for one in curves:
             due_s = waits[one.job.name].due_s if one.least else None
             if due_s is not None:
-                deadline_s = due_s + self.patience * one.requested_s
+                rest_s = min(float(one.left_s[one.least]), self.rest_most_s)
+                deadline_s = due_s + self.rest_weight * rest_s
                 found.append(JobDeadline(one.job.name, one.least, deadline_s))
         return sorted(found, key=lambda one: one.deadline_s)
 
     def _prices(self, curves: Sequence[SlotValues]) -> dict[str, float]:
         """Return the worth v_j of a slot-second of work on each job j, by job name.
 
-        v_j is the total weight of the jobs that can be expected to end after j, to the power p.
-        Jobs that can have no slots are left out.
+        v_j is the total weight of the jobs that can be expected to end after j, to the power p. The
+        size of a rigid job counts as many times as it has slots. Jobs that can have no slots are
+        left out.
 
         Args:
             curves: the jobs whose slots may change.
         """
         able = [one for one in curves if one.least]
         weights = np.array([one.job.weight for one in able])
-        lengths = np.array([max(one.size_slot_s, TINY) for one in able]) / weights
+        counted = [one.size_slot_s * (one.least if one.is_rigid else 1) for one in able]
+        lengths = np.maximum(counted, TINY) / weights
         behind = (lengths[None, :] / (lengths[None, :] + lengths[:, None])) @ weights
         prices = behind ** self._power(able)
         return {one.job.name: float(price) for one, price in zip(able, prices, strict=True)}
