@@ -21,12 +21,7 @@ from edl.coordination.lifecycle import current_run
 from edl.core.events import Event
 from edl.core.host.agent import AgentLimits, AgentState, decide_agent, with_placement
 from edl.core.host.devices import CUDA, busy_devices, entries
-from edl.core.host.exit_codes import (
-    EXIT_CODES,
-    AgentEnd,
-    AgentResult,
-    end_of_job,
-)
+from edl.core.host.exit_codes import EXIT_CODES, AgentEnd, AgentResult, end_of_job
 from edl.core.host.headlines import Headlines
 from edl.core.host.job_end import TOLD, failed_late
 from edl.core.host.process import LAST_WORDS, Process, exit_status, how
