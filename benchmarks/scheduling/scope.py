@@ -10,7 +10,13 @@ from edl.simulator.published.workloads.pollux_workload import WORKLOADS
 OURS = "edl"  # edl's own policy
 ELASTIC = ("optimus", "afs_l", "elastic_tiresias", "max_min", "virtualflow")
 FIXED = ("fifo_backfill", "srtf", "tiresias")
-VARIED = (("patience", 0.1), ("wide_patience", 10.0), ("quantum_s", 3600.0))
+VARIED = (
+    ("patience", 0.1),
+    ("wide_patience", 10.0),
+    ("quantum_s", 3600.0),
+    ("rest_weight", 24.0),
+    ("rest_most_s", 900.0),
+)
 Workloads = Mapping[str, tuple[int, ...]]
 """Of each load of Pollux."""
 
