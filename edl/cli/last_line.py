@@ -8,7 +8,7 @@ Programs that start agents read it. The sentence of an error goes to standard er
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperCommand
 
 from edl.cli.ending import ARGUMENT_ERROR, SENTENCES, complain, ending
-from edl.core.host.exit_codes import AgentResult, agent_exit_code
+from edl.core.host.exit_codes import AgentEnd, AgentResult
 from edl.errors import EdlError
 from edl.launch.agent import Agent
 
@@ -45,20 +45,22 @@ class LastLine:
         """Set the fields of the line, an :class:`AgentResult`, that are given by name."""
         self.result = replace(self.result, **values)
 
-    def run(self, agent: Agent, own_codes: bool = False) -> typer.Exit:
+    def run(
+        self, agent: Agent, exit_code: Callable[[AgentEnd, int], int] | None = None
+    ) -> typer.Exit:
         """Run an agent to its end, and return the exception that ends the command with its code.
 
         The exception is not raised here. Afterwards ``result`` says how the agent ended.
 
         Args:
             agent: the agent.
-            own_codes: whether the command is `edl agent`, which has an exit code for each end;
-                otherwise it has the code that the agent returns.
+            exit_code: returns the exit code of the command, by how the agent has ended and the code
+                that the agent returns; None: the command ends with the latter.
         """
         code = agent.run()
         self.result = agent.result(code)
-        if own_codes:
-            self.knows(exit_code=agent_exit_code(self.result.end, code))
+        if exit_code is not None:
+            self.knows(exit_code=exit_code(self.result.end, code))
         return typer.Exit(self.result.exit_code)
 
     def print(self) -> None:

@@ -30,7 +30,7 @@ from edl.coordination.access import Access
 from edl.coordination.local_server import find_local, start_local
 from edl.coordination.paths import check_name
 from edl.coordination.session import Session
-from edl.core.host.exit_codes import AgentEnd
+from edl.core.host.exit_codes import AgentEnd, run_exit_code
 from edl.core.job_spec import JobSpec
 from edl.core.plural import counted
 from edl.core.records import NO_POLICY, JobPolicy
@@ -48,7 +48,10 @@ def run(
     command: Annotated[
         list[str], typer.Argument(metavar="COMMAND…", help="For example: python train.py --lr 0.1")
     ],
-    np: Annotated[int, typer.Option("-np", "--np", help="Workers to start with. Default: 1.")] = 1,
+    np: Annotated[
+        int,
+        typer.Option("-np", "--np", help="Workers to start with. Default: 1.", show_default=False),
+    ] = 1,
     job: Annotated[
         str | None,
         typer.Option("--job", help="Name of the job. Default: made up.", show_default=False),
@@ -188,7 +191,7 @@ def _run(
             agent = submitter_agent(
                 new.store, new.record, here, settings, display, or_join, new.replaced_events
             )
-        return line.run(agent)
+        return line.run(agent, None if or_join else run_exit_code)
 
 
 class RunCommand(AgentCommand):

@@ -136,7 +136,6 @@ class Agent(Supervisor[AgentState]):
         self._headlines = Headlines(host.name)
         self._got_np: int | None = None  # workers for which there was a place, when it asked last
         self._joined = joined
-        self._began_job = not joined
         self._ends_job = ends_job
         self._on_snapshot = on_snapshot
         self._meanwhile = meanwhile or nullcontext()
@@ -561,9 +560,6 @@ class Agent(Supervisor[AgentState]):
             self._say(f"host {self._host.name} has left job {job.name}")
             has_left = self._own.is_elsewhere or not self._signals
             end_here = AgentEnd.LEFT if has_left else AgentEnd.PREEMPTED
-            if self._began_job:
-                # `edl run ... && evaluate` must not evaluate a job that trains on elsewhere.
-                code = EXIT_CODES[end_here]
             return self._ends(end_here, self._own.why_elsewhere or self._why, code)
         self._show_events(snapshot, now)
         for line in self._headlines.rest(wanted=0):

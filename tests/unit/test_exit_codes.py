@@ -16,6 +16,7 @@ from edl.core.host.exit_codes import (
     agent_exit_code,
     end_of_error,
     end_of_job,
+    run_exit_code,
 )
 from edl.core.records import JobState
 from edl.errors import (
@@ -66,6 +67,14 @@ def test_each_end_has_a_meaning_and_a_code_that_is_no_other_ones() -> None:
 )
 def test_the_code_of_an_agent(end: AgentEnd, of_job: int, code: int) -> None:
     assert agent_exit_code(end, of_job) == code
+
+
+def test_edl_run_ends_with_0_only_if_the_job_has_trained_to_its_end() -> None:
+    """Its host may be drained, and the job train on elsewhere."""
+    assert run_exit_code(AgentEnd.FINISHED, 0) == 0
+    assert run_exit_code(AgentEnd.LEFT, 0) == 91
+    assert run_exit_code(AgentEnd.STOPPED, 143) == 143
+    assert run_exit_code(AgentEnd.FAILED, 7) == 7
 
 
 @pytest.mark.parametrize(

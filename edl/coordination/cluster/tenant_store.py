@@ -253,7 +253,7 @@ class TenantHosts(ClusterHosts):
 
 
 class TenantLeader(ClusterLeader):
-    """The part of a cluster's records by which the leader explains to a tenant its own jobs.
+    """A reader of the reasons that the leader of a cluster gives for the jobs of one tenant.
 
     Args:
         nodes: The nodes of the cluster, in a session that has proved the tenant's secret.

@@ -24,7 +24,7 @@ RIGID = "waits: it may not be preempted, so it gets slots of the quota of queue 
 
 @dataclass(frozen=True)
 class QuotaRequest:
-    """A job that may not be preempted, as it asks for slots of the quota of its queue.
+    """The request of one job, which may not be preempted, for slots of the quota of its queue.
 
     Attributes:
         name: the name of the job.

@@ -98,9 +98,10 @@ def _requests(
 def _rigid_limits(
     jobs: Sequence[JobView], held: Mapping[str, int], cluster: ClusterView
 ) -> dict[str, int]:
-    """Return for how many slots each job with ``preemptible: false`` counts, by job name.
+    """Return how many slots each job with ``preemptible: false`` may have, by job name.
 
-    A job is left out of the result if the quota of its queue has too few slots left for it.
+    Hosts are borrowed for no more than these. A job is left out of the result if the quota of its
+    queue has too few slots left for it.
 
     Args:
         jobs: the jobs that want slots, preemptible ones too; the result has none of the latter.

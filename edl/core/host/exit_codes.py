@@ -8,9 +8,9 @@ to ZooKeeper. The codes from 90 to 95 are those that shells (126 to 165), `sysex
 and systemd (200 to 243) leave free. A script may still end with one of them, so that its failed job
 has the same code: the line of `--json` tells the two apart.
 
-`edl run` and `edl join` end with the code of the job (:func:`edl.core.host.job_end.result`). They,
-and all other commands, have the codes for a job that does not exist and for a host that has an
-agent already.
+`edl run` and `edl join` end with the code of the job (:func:`edl.core.host.job_end.result`), or
+`edl run` with that of a host that was drained (:func:`run_exit_code`). They, and all other
+commands, have the codes for a job that does not exist and for a host that has an agent already.
 """
 
 from __future__ import annotations
@@ -139,3 +139,16 @@ def agent_exit_code(end: AgentEnd, of_job: int) -> int:
             finished or failed: 0 if all went well, else the code of the worker that failed.
     """
     return EXIT_CODES.get(end, of_job)
+
+
+def run_exit_code(end: AgentEnd, of_job: int) -> int:
+    """Return the exit code of `edl run` without `--or-join`.
+
+    It is 91 if the host has left a job that goes on: `edl run ... && evaluate` evaluates only a job
+    that was trained to its end.
+
+    Args:
+        end: how the agent has ended.
+        of_job: the code with which `edl join` would end, which counts after any other end.
+    """
+    return EXIT_CODES[end] if end is AgentEnd.LEFT else of_job
