@@ -28,6 +28,7 @@ from edl.core.cluster.throughput_curve import ThroughputPoint
 from edl.core.events import DETAILS, EventKind, SwitchParts
 from edl.core.host.exit_codes import EXIT_CODES, MEANINGS, AgentResult
 from edl.core.job_spec import JobSettings
+from edl.core.job_summary import JobSummary
 from edl.core.progress import TrainingStatus
 from edl.core.settings import row
 from edl.core.sizes import Sizes
@@ -81,6 +82,11 @@ def status() -> str:
     said = [f"`{field.name}`" for field in fields(TrainingStatus)]
     order = [*(name for name in meanings if name not in said), *said]
     return _table(("field", "meaning"), ((name, meanings[name]) for name in order))
+
+
+def job_summary() -> str:
+    """Return the table of what `edl list --json` says of a job of `edl run`."""
+    return _table(("field", "meaning"), _meanings(JobSummary))
 
 
 def members() -> str:
@@ -350,6 +356,7 @@ TABLES = {
     "commands": commands,
     "events": events,
     "job-life": job_life,
+    "job-summary": job_summary,
     "manifest": manifest,
     "manifest-batch": manifest_batch,
     "manifest-hints": manifest_hints,

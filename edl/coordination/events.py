@@ -11,7 +11,7 @@ from kazoo.exceptions import NoNodeError
 
 from edl.coordination.nodes import JobNodes, Nodes, first_of
 from edl.coordination.paths import sequence
-from edl.coordination.reads import Read, children, delete_node, get, ignore_changes
+from edl.coordination.reads import OnChange, Read, children, delete_node, get, ignore_changes
 from edl.coordination.wire import decode, encode
 from edl.core.events import Event
 from edl.core.record import Record
@@ -75,6 +75,30 @@ class EventLogNodes(Generic[E]):
                         (first + sequence(path), self._kind.from_json(decode(path, answer[0])))
                     )
         return found
+
+    def newest(self, count: int, wake: OnChange) -> list[E]:
+        """Return the ``count`` newest events, oldest first.
+
+        Nothing is read again before a change. The list is empty if there are no events, or no such
+        job or cluster.
+
+        Args:
+            count: The largest number of events to return.
+            wake: Called once when an event is added or removed; see
+                :data:`edl.coordination.reads.OnChange`.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+        """
+        session, paths = self._nodes.session, self._nodes.paths
+        names = session.read_all("read events", [children(paths.events, wake)])[0] or ()
+        nodes = [paths.event(number) for number in sorted(map(sequence, names))[-count:]]
+        answers = session.read_all("read events", [get(path, ignore_changes) for path in nodes])
+        return [
+            self._kind.from_json(decode(path, answer[0]))
+            for path, answer in zip(nodes, answers, strict=True)
+            if answer is not None
+        ]
 
     @property
     def _counter(self) -> Read:

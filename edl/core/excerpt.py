@@ -1,7 +1,8 @@
-"""Shorten long texts, such as a script's error message, before they are written to ZooKeeper.
+"""Shorten long texts: before they are written to ZooKeeper, and to the width of a terminal.
 
-The entry points are :func:`excerpt` for one text and :func:`excerpts` for all texts of a JSON
-value. A node of ZooKeeper holds at most 1 MB, and ZooKeeper disconnects a client that sends more.
+The entry points are :func:`excerpt` for one text, such as a script's error message,
+:func:`excerpts` for all texts of a JSON value, and :func:`cropped` for a line on a terminal. A node
+of ZooKeeper holds at most 1 MB, and ZooKeeper disconnects a client that sends more.
 """
 
 from __future__ import annotations
@@ -43,3 +44,12 @@ def excerpts(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: excerpts(one) for key, one in value.items()}
     return [excerpts(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def cropped(text: str, width: int) -> str:
+    """Return ``text`` with at most ``width`` characters, of which the last is then an ellipsis.
+
+    Characters that would move the cursor of a terminal, such as those of colours, become spaces.
+    """
+    shown = text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
+    return shown if len(shown) <= width else f"{shown[: max(0, width - 1)]}…"

@@ -1,0 +1,184 @@
+"""`edl top`: show all jobs, or one job, on the whole terminal until Ctrl-C."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from edl.cli.common import JobArgument, ZooKeeperOption, console
+from edl.client.connection import choose_job, connected
+from edl.client.observing import ObservedJob, ObservedJobs
+from edl.core.duration import rounded
+from edl.core.events import Event
+from edl.core.excerpt import cropped
+from edl.core.job_screen import TextLine, job_screen, pause_s
+from edl.core.job_summary import JobSummary, left_out, summary_lines, without_old
+from edl.core.snapshot import Snapshot
+from edl.core.status import job_status
+from edl.errors import CoordinationError, UnknownJob
+
+REDRAWN_PER_S = 2.0
+EVENTS = 8  # of one job
+STALE_S = 3.0  # without an answer from ZooKeeper: then the age of what is shown is said
+
+
+@dataclass
+class Screen:
+    """What `edl top` shows: lines that a function makes for the size of the terminal, and a foot.
+
+    Attributes:
+        lines: returns the lines for a width and a height.
+        away: why ZooKeeper does not answer; empty if it does.
+        read_at_s: when the lines' content was read, in seconds of ``time.monotonic``.
+    """
+
+    lines: Callable[[int, int], list[TextLine]] = field(default=lambda _w, _h: [])
+    away: str = ""
+    read_at_s: float = 0.0
+
+    def text(self, to: Console, foot: bool = True) -> Text:
+        """Return all lines as one text, cropped to the size of the terminal.
+
+        Args:
+            to: the console of the terminal.
+            foot: whether the last line says how to leave, or since when ZooKeeper is away.
+        """
+        lines = self.lines(to.width, to.height - 1)[: max(1, to.height - 1)]
+        if foot:
+            lines.append(self._foot())
+        texts = [Text(cropped(line.text, to.width), style=line.style) for line in lines]
+        return Text("\n", no_wrap=True).join(texts)
+
+    def _foot(self) -> TextLine:
+        age_s = time.monotonic() - self.read_at_s
+        if self.away:
+            ago = rounded(age_s)
+            return TextLine(f"{ago} old: ZooKeeper is away: {self.away}", "bold red")
+        clock = f"{datetime.now().astimezone():%H:%M:%S}"
+        old = f", {rounded(age_s)} old" if age_s > STALE_S else ""
+        return TextLine(f"{clock}{old}  Ctrl-C leaves", "dim")
+
+
+def top(
+    job: JobArgument = None,
+    zookeeper: ZooKeeperOption = None,
+) -> None:
+    """Show all jobs, or JOB, on the whole terminal, and keep that current until Ctrl-C.
+
+    All jobs: those of `edl run` whose secrets are known here. JOB: its progress, its workers and
+    its newest events, until it ends. If the output is no terminal, it is shown once. The job is not
+    disturbed: at most 200 nodes a second are read from ZooKeeper.
+    """
+    with connected(zookeeper) as session:
+        if job is None:
+            jobs = ObservedJobs(session)
+            _show(lambda: _all_lines(jobs.read(), jobs), lambda: jobs.due_reads, lambda: False)
+            return
+        one = ObservedJob(choose_job(session, job, ended=True))
+
+        def read() -> Callable[[int, int], list[TextLine]]:
+            now = one.read()
+            return _job_lines(now, one.events(EVENTS), session.hosts)
+
+        def over() -> bool:
+            return one.snapshot is not None and one.snapshot.job.state.over
+
+        _show(read, lambda: one.due_reads, over)
+
+
+def _show(
+    read: Callable[[], Callable[[int, int], list[TextLine]]],
+    due_reads: Callable[[], int],
+    over: Callable[[], bool],
+) -> None:
+    """Show what ``read`` returns, again and again until Ctrl-C or ``over``.
+
+    Args:
+        read: reads from ZooKeeper, and returns a function that makes the lines for a width and
+            height.
+        due_reads: returns how many nodes the next call of ``read`` will read.
+        over: returns whether what was read will not change any more.
+    """
+    to = console()
+    screen = Screen(read(), read_at_s=time.monotonic())
+    if to.is_terminal and not to.is_dumb_terminal:
+        with (
+            suppress(KeyboardInterrupt),
+            Live(
+                get_renderable=lambda: screen.text(to),
+                console=to,
+                screen=True,
+                refresh_per_second=REDRAWN_PER_S,
+                vertical_overflow="crop",
+            ),
+        ):
+            while not over():
+                time.sleep(pause_s(due_reads()))
+                _renew(screen, read)
+    to.print(screen.text(to, foot=False), soft_wrap=True)
+
+
+def _renew(screen: Screen, read: Callable[[], Callable[[int, int], list[TextLine]]]) -> None:
+    """Let ``screen`` show what ``read`` returns, or the old lines and why ZooKeeper is away."""
+    try:
+        screen.lines = read()
+    except UnknownJob:
+        raise
+    except CoordinationError as error:
+        screen.away = str(error)
+        return
+    screen.away, screen.read_at_s = "", time.monotonic()
+
+
+def _all_lines(
+    found: Sequence[JobSummary], jobs: ObservedJobs
+) -> Callable[[int, int], list[TextLine]]:
+    """Return a function that makes the lines about all jobs for a width and a height.
+
+    Args:
+        found: the jobs.
+        jobs: what has read them.
+    """
+    shown, more = without_old(found)
+    locked = jobs.locked
+
+    def lines(width: int, height: int) -> list[TextLine]:
+        if not shown:
+            return [TextLine("no job of this user is known here; start one with `edl run`")]
+        rows = summary_lines(shown, time.time(), width)
+        if len(rows) > height:
+            rows = summary_lines(shown, time.time(), width, reasons=False)
+        titled = [TextLine(row, "" if number else "dim") for number, row in enumerate(rows)]
+        room = max(1, height - 1)
+        notes = [left_out(more)] if more else []
+        notes += [f"{locked} not shown: their secrets are not known here"] if locked else []
+        return [*titled[:room], *(TextLine(note, "dim") for note in notes)]
+
+    return lines
+
+
+def _job_lines(
+    now: Snapshot, events: Sequence[Event], zookeeper: str
+) -> Callable[[int, int], list[TextLine]]:
+    """Return a function that makes the lines about one job for a width and a height.
+
+    Args:
+        now: the records of the job.
+        events: its newest events, oldest first.
+        zookeeper: the address of the ZooKeeper that they are from.
+    """
+    status = job_status(now, zookeeper)
+    timed = [(datetime.fromtimestamp(e.time).strftime("%H:%M:%S"), e) for e in events]
+
+    def lines(width: int, height: int) -> list[TextLine]:
+        age_s = (now.job.ended or time.time()) - now.job.created
+        return job_screen(status, timed, age_s, width, height)
+
+    return lines

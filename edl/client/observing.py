@@ -1,0 +1,125 @@
+"""Read a job, or all jobs that this user may open, again and again at little cost.
+
+:class:`ObservedJob` and :class:`ObservedJobs` read only nodes that have changed, and say how many
+nodes the next look will read, so that their user can wait longer before it.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from edl import config
+from edl.coordination.access import Access
+from edl.coordination.job_store import JobStore
+from edl.coordination.lifecycle import job_names, unlock
+from edl.coordination.secrets import candidates
+from edl.coordination.session import Session
+from edl.core.events import Event
+from edl.core.job_summary import JobSummary, in_order, job_summary
+from edl.core.snapshot import Snapshot
+from edl.errors import UnknownJob
+
+FIXED_READS = 3  # of a snapshot: what is read each time, changed or not
+
+
+class ObservedJob:
+    """One job that is read again and again, of which only changed nodes are read.
+
+    Args:
+        store: the records of the job.
+
+    Attributes:
+        snapshot: the job as it was read last; None before that.
+    """
+
+    def __init__(self, store: JobStore) -> None:
+        self.snapshot: Snapshot | None = None
+        self._store = store
+        self._changes = 0
+
+    @property
+    def due_reads(self) -> int:
+        """About how many nodes the next :meth:`read` reads; 0 if it would find nothing new.
+
+        A job that has ended is read again only after a change.
+        """
+        ended = self.snapshot is not None and self.snapshot.job.state.over
+        return 0 if ended and not self._changes else FIXED_READS + self._changes
+
+    def read(self) -> Snapshot:
+        """Return a snapshot of the job, which is read from ZooKeeper only if reads are due.
+
+        Raises:
+            UnknownJob: the job does not exist any more, or another one has taken its name.
+            CoordinationError: ZooKeeper is away.
+        """
+        if self.snapshot is None or self.due_reads:
+            self._changes = 0
+            self.snapshot = self._store.snapshot(self._count)
+        return self.snapshot
+
+    def events(self, count: int) -> list[Event]:
+        """Return the ``count`` newest events of the job, oldest first.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+        """
+        return self._store.events.newest(count, self._count)
+
+    def _count(self) -> None:
+        self._changes += 1
+
+
+class ObservedJobs:
+    """All jobs in a ZooKeeper that a secret known here opens, to be read again and again.
+
+    Jobs of other users, and of which no secret is known here, are left out.
+
+    Args:
+        session: a session that is connected; this object lets it open the jobs.
+
+    Attributes:
+        locked: the number of jobs that were left out at the last :meth:`read`.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.locked = 0
+        self._session = session
+        self._jobs: dict[str, ObservedJob] = {}
+        self._closed: dict[str, list[Access]] = {}  # name -> what was tried in vain
+
+    @property
+    def due_reads(self) -> int:
+        """About how many nodes the next :meth:`read` reads."""
+        return 1 + sum(job.due_reads for job in self._jobs.values())
+
+    def read(self) -> list[JobSummary]:
+        """Read the jobs and return their summaries: those that run first, then the newest first.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+        """
+        names = job_names(self._session)
+        self._jobs = {name: job for name, job in self._jobs.items() if name in names}
+        self._open([name for name in names if name not in self._jobs])
+        found = []
+        for name, job in list(self._jobs.items()):
+            with suppress(UnknownJob):
+                found.append(job_summary(job.read()))
+                continue
+            del self._jobs[name]  # it was deleted just now, or another job has taken its name
+        self.locked = len(names) - len(found)
+        return in_order(found)
+
+    def _open(self, names: list[str]) -> None:
+        """Open the jobs called ``names`` whose secrets are known here; try each secret once."""
+        given = config.load().secret
+        known = {
+            name: [Access(name, one) for one in candidates(config.state_dir(), name, given)]
+            for name in names
+        }
+        new = {name: tried for name, tried in known.items() if tried != self._closed.get(name, [])}
+        self._closed = known
+        if new:
+            opened = unlock(self._session, [one for tried in new.values() for one in tried])
+            self._jobs |= {name: ObservedJob(JobStore(self._session, name)) for name in opened}

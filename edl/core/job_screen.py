@@ -1,0 +1,172 @@
+"""Lay out one job as lines of text for a screen of any size, as `edl top JOB` shows it.
+
+:func:`job_screen` returns them; a job of a thousand workers is shown by host, not by worker.
+:func:`pause_s` limits how often a job is read for it.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edl.core.duration import rounded
+from edl.core.events import Event, EventKind
+from edl.core.plural import counted, workers
+from edl.core.records import Stage
+from edl.core.remaining import bar, estimated_remaining_s, trained_fraction
+from edl.core.status import JobStatus, MemberStatus
+
+LEAST_PAUSE_S = 1.0
+READS_PER_S = 200.0  # from ZooKeeper, at most
+_BAR = 60  # characters
+_EVENTS = 8  # lines, at most
+_HEAD = 7  # lines above the workers, about
+# Events of which a person should know more: `edl explain` says what to do.
+_BAD = frozenset(
+    {
+        EventKind.EVICTED,
+        EventKind.STALLED,
+        EventKind.PAUSED,
+        EventKind.WORKER_FAILED,
+        EventKind.WORKER_FROZEN,
+        EventKind.LOG_FAILED,
+        EventKind.SLOW_WORKER,
+        EventKind.SLOT_DISABLED,
+        EventKind.CHECKPOINT_FAILED,
+        EventKind.CHECKPOINT_REFUSED,
+        EventKind.STATE_DIFFERS,
+        EventKind.JOB_FAILED,
+    }
+)
+
+
+@dataclass(frozen=True)
+class TextLine:
+    """One line of a screen.
+
+    Attributes:
+        text: the text, which may be longer than the screen is wide.
+        style: the name of its style for rich, such as "bold"; empty for plain text.
+    """
+
+    text: str
+    style: str = ""
+
+
+def pause_s(reads: int) -> float:
+    """Return how many seconds to wait before ``reads`` nodes are read again from ZooKeeper.
+
+    It is one second, or longer if more than 200 nodes (``READS_PER_S``) a second would be read.
+    """
+    return max(LEAST_PAUSE_S, reads / READS_PER_S)
+
+
+def job_screen(
+    status: JobStatus, events: Sequence[tuple[str, Event]], age_s: float, width: int, height: int
+) -> list[TextLine]:
+    """Return the lines that show one job: its progress, its workers and its newest events.
+
+    Args:
+        status: the status of the job.
+        events: the newest events, oldest first, each with its time as text.
+        age_s: how many seconds ago the job was started.
+        width: the width of the screen in columns.
+        height: the height of the screen in lines; the result has at most about as many.
+    """
+    lines = _head(status, age_s, width)
+    room = max(3, height - len(lines) - min(len(events), _EVENTS) - 3)
+    lines += [TextLine(""), *_worker_lines(status, room)]
+    left = height - len(lines) - 1
+    newest = list(events)[-max(1, min(left, _EVENTS)) :] if events else []
+    if newest:
+        lines.append(TextLine(""))
+    for clock, event in newest:
+        style = "red" if event.kind in _BAD else ""
+        lines.append(TextLine(f"{clock} {event.kind}: {event.reason}", style))
+    return lines
+
+
+def _head(status: JobStatus, age_s: float, width: int) -> list[TextLine]:
+    """Return the lines about the job as a whole; only the reason is broken to ``width`` columns.
+
+    Args:
+        status: the status of the job.
+        age_s: how many seconds ago the job was started.
+        width: the width of the screen in columns.
+    """
+    wanted = sum((status.desired or status.assigned).values())
+    lines = [TextLine(f"{status.job}  {status.state}  {rounded(age_s)}", "bold")]
+    fraction = trained_fraction(status)
+    if fraction is not None:
+        left_s = None if status.state.over else estimated_remaining_s(status)
+        left = "" if left_s is None else f"  {rounded(left_s)} left"
+        behind = f" {int(100 * fraction)}%{left}"
+        trained, rest = bar(fraction, max(8, min(_BAR, width - len(behind))))
+        lines.append(TextLine(f"{trained}{rest}{behind}", "green"))
+    epoch = f"epoch {status.epoch}, " if status.epoch_total or status.epoch_done else ""
+    speed = f"{status.samples_per_s:,.0f} samples/s"
+    lines.append(TextLine(f"{epoch}step {status.step:,}, {speed}"))
+    leads = f"{status.leader or 'nobody'} leads"
+    lines.append(
+        TextLine(
+            f"{workers(status.world_size)} of {wanted}, generation {status.generation}, {leads}"
+        )
+    )
+    if status.slowest is not None:
+        slow = f"{status.slowest} is slow: {status.slowest_s:.3g} s a step, others"
+        lines.append(TextLine(f"{slow} {status.others_s:.3g} s", "yellow"))
+    style = "red" if status.state.over and status.exit_code else "yellow"
+    lines += [TextLine(text, style) for text in textwrap.wrap(status.reason, width)[:3]]
+    return lines
+
+
+def _worker_lines(status: JobStatus, room: int) -> list[TextLine]:
+    """Return a table of the workers in at most ``room`` lines: by worker if they fit, else by host.
+
+    ``status`` is the status of the job. If not all hosts fit either, those with workers that are
+    not active come first, and a last line says how many hosts are left out.
+    """
+    members = sorted(status.members, key=lambda m: (m.rank is None, m.rank or 0, m.id))
+    if not members:
+        return [TextLine("no workers", "dim")]
+    if len(members) + 1 <= room:
+        return _table(
+            [
+                ("RANK", "WORKER", "STAGE", "HOST"),
+                *(
+                    ("-" if m.rank is None else str(m.rank), m.id, str(m.stage), m.host)
+                    for m in members
+                ),
+            ]
+        )
+    return _host_lines(members, room)
+
+
+def _host_lines(members: Sequence[MemberStatus], room: int) -> list[TextLine]:
+    """Return a table of the number of workers in each stage by host, in at most ``room`` lines."""
+    by_host: dict[str, Counter[Stage]] = {}
+    for member in members:
+        by_host.setdefault(member.host, Counter())[member.stage] += 1
+    stages = [stage for stage in Stage if any(counts[stage] for counts in by_host.values())]
+    names = sorted(by_host, key=lambda host: (set(by_host[host]) == {Stage.ACTIVE}, host))
+    shown = names if len(names) + 2 <= room else names[: max(1, room - 3)]
+    total = sum(by_host.values(), Counter())
+    rows = [("HOST", *(str(stage).upper() for stage in stages))]
+    rows += [(host, *(str(by_host[host][stage] or "-") for stage in stages)) for host in shown]
+    rows.append((counted(len(names), "host"), *(str(total[stage]) for stage in stages)))
+    lines = _table(rows)
+    if more := len(names) - len(shown):
+        lines.insert(-1, TextLine(f"… {counted(more, 'more host')}", "dim"))
+    return lines
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[TextLine]:
+    """Return ``rows`` as lines with aligned columns; the first row, the titles, is dim."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    texts = [
+        "  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    return [TextLine(text, "" if number else "dim") for number, text in enumerate(texts)]

@@ -1,0 +1,48 @@
+"""Estimate what part of a job is trained and how long the rest takes, and draw a progress bar.
+
+:func:`estimated_remaining_s` and :func:`trained_fraction` take a job's progress; :func:`bar` returns text.
+"""
+
+from __future__ import annotations
+
+from edl.core.progress import JobProgress, TrainingStatus
+
+FILLED, EMPTY = "━", "─"  # two characters, so that a bar can be read without colours
+
+
+def estimated_remaining_s(status: TrainingStatus) -> float | None:
+    """Return the seconds until the end of the job at its present speed; None if nobody knows.
+
+    The result is None if the number of samples to train is not known, or if no sample was trained
+    in the last seconds. ``status`` is the progress of the job as its leader reports it.
+    """
+    if status.left is None or status.samples_per_s <= 0:
+        return None
+    return status.left / status.samples_per_s
+
+
+def trained_fraction(progress: JobProgress) -> float | None:
+    """Return the part of the job that is trained, from 0 to 1; None if nobody knows.
+
+    It is the part of the whole training if the number of samples to train is known, else that of
+    the present epoch. ``progress`` is the progress of the job.
+    """
+    total, done = progress.epoch_total, progress.epoch_done
+    if not total:
+        return None
+    if progress.left is None:
+        return min(1.0, done / total)
+    trained = progress.epoch * total + done
+    whole = trained + progress.left
+    return trained / whole if whole else 1.0
+
+
+def bar(fraction: float, width: int) -> tuple[str, str]:
+    """Return the two parts of a progress bar as text: what is trained, and what is not.
+
+    Args:
+        fraction: the part that is trained, from 0 to 1.
+        width: the number of characters of both parts together.
+    """
+    filled = min(width, int(width * max(0.0, fraction)))
+    return FILLED * filled, EMPTY * (width - filled)
