@@ -25,6 +25,7 @@ from edl.core.cluster.manifest_schema import manifest_schema
 from edl.core.cluster.queue_status import QueueStatus
 from edl.core.cluster.scheduler_hints import PerfParams, SchedHints, SchedulerHints
 from edl.core.cluster.throughput_curve import ThroughputPoint
+from edl.core.event_explanations import EXPLANATIONS
 from edl.core.events import DETAILS, EventKind, SwitchParts
 from edl.core.host.exit_codes import EXIT_CODES, MEANINGS, AgentResult
 from edl.core.job_spec import JobSettings
@@ -69,6 +70,15 @@ def events() -> str:
         for before, one in zip([None, *kinds], kinds, strict=False)
     )
     return _table(("kind", "written by", "when", "details"), rows)
+
+
+def event_explanations() -> str:
+    """Return the table of what each kind of event means to a person, as `edl explain` says it."""
+    rows = (
+        (f"`{kind}`", str(one.severity), one.meaning, one.why, one.advice)
+        for kind, one in EXPLANATIONS.items()
+    )
+    return _table(("kind", "severity", "meaning", "why", "what to do"), rows)
 
 
 def switch_parts() -> str:
@@ -354,6 +364,7 @@ TABLES = {
     "cluster-job": cluster_job,
     "cluster-job-details": cluster_job_details,
     "commands": commands,
+    "event-explanations": event_explanations,
     "events": events,
     "job-life": job_life,
     "job-summary": job_summary,

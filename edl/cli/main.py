@@ -46,6 +46,7 @@ VERBS = {  # module of edl.cli, and the function or the group of verbs in it
     "undrain": ("cluster.undrain", "undrain"),
     "delete": ("delete", "delete"),
     "events": ("events", "events"),
+    "explain": ("explain", "explain"),
     "history": ("cluster.history", "history"),
     "hints": ("cluster.hints", "hints"),
     "logs": ("logs", "logs"),

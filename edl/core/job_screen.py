@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edl.core.duration import rounded
-from edl.core.events import Event, EventKind
+from edl.core.event_explanations import EXPLANATIONS, Severity
+from edl.core.events import Event
 from edl.core.plural import counted, workers
 from edl.core.records import Stage
 from edl.core.remaining import bar, estimated_remaining_s, trained_fraction
@@ -23,23 +24,7 @@ READS_PER_S = 200.0  # from ZooKeeper, at most
 _BAR = 60  # characters
 _EVENTS = 8  # lines, at most
 _HEAD = 7  # lines above the workers, about
-# Events of which a person should know more: `edl explain` says what to do.
-_BAD = frozenset(
-    {
-        EventKind.EVICTED,
-        EventKind.STALLED,
-        EventKind.PAUSED,
-        EventKind.WORKER_FAILED,
-        EventKind.WORKER_FROZEN,
-        EventKind.LOG_FAILED,
-        EventKind.SLOW_WORKER,
-        EventKind.SLOT_DISABLED,
-        EventKind.CHECKPOINT_FAILED,
-        EventKind.CHECKPOINT_REFUSED,
-        EventKind.STATE_DIFFERS,
-        EventKind.JOB_FAILED,
-    }
-)
+_STYLES = {Severity.NORMAL: "", Severity.WARNING: "yellow", Severity.ERROR: "red"}
 
 
 @dataclass(frozen=True)
@@ -76,15 +61,19 @@ def job_screen(
         height: the height of the screen in lines; the result has at most about as many.
     """
     lines = _head(status, age_s, width)
-    room = max(3, height - len(lines) - min(len(events), _EVENTS) - 3)
+    room = max(3, height - len(lines) - min(len(events), _EVENTS) - 4)
     lines += [TextLine(""), *_worker_lines(status, room)]
-    left = height - len(lines) - 1
+    left = height - len(lines) - 2
     newest = list(events)[-max(1, min(left, _EVENTS)) :] if events else []
     if newest:
         lines.append(TextLine(""))
+    worst = ""
     for clock, event in newest:
-        style = "red" if event.kind in _BAD else ""
-        lines.append(TextLine(f"{clock} {event.kind}: {event.reason}", style))
+        severity = EXPLANATIONS[event.kind].severity
+        worst = event.kind if severity is Severity.ERROR else worst
+        lines.append(TextLine(f"{clock} {event.kind}: {event.reason}", _STYLES[severity]))
+    if worst:
+        lines.append(TextLine(f"`edl explain {worst}`: what to do", "dim"))
     return lines
 
 

@@ -1,6 +1,7 @@
 """Estimate what part of a job is trained and how long the rest takes, and draw a progress bar.
 
-:func:`estimated_remaining_s` and :func:`trained_fraction` take a job's progress; :func:`bar` returns text.
+:func:`estimated_remaining_s` and :func:`trained_fraction` take a job's progress, and :func:`bar`
+returns text.
 """
 
 from __future__ import annotations

@@ -60,7 +60,10 @@ def test_a_small_job() -> None:
         ["1", "w1", "active", "host0"],
         ["-", "w2", "preparing", "host0"],
     ]
-    assert lines[-1] == "12:00:01 worker_failed: w1 was killed by SIGKILL"
+    assert lines[-2:] == [
+        "12:00:01 worker_failed: w1 was killed by SIGKILL",
+        "`edl explain worker_failed`: what to do",
+    ]
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 24), (40, 15), (200, 60)])
@@ -69,7 +72,7 @@ def test_a_job_of_any_size_fits(workers: int, hosts: int, width: int, height: in
     lines = texts(status(workers, hosts, preparing=workers // 4), width, height, failures=20)
     assert len(lines) <= height
     assert len(lines[1]) <= width
-    assert lines[-1].startswith("12:00:01 worker_failed"), "the newest event is seen"
+    assert lines[-2].startswith("12:00:01 worker_failed"), "the newest event is seen"
 
 
 def test_a_large_job_is_shown_by_host_with_those_first_that_are_not_complete() -> None:

@@ -1,0 +1,78 @@
+"""`edl explain`: say what a kind of event means, why it happens, and what to do."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from typing import Annotated
+
+import typer
+
+from edl.core.event_explanations import EXPLANATIONS, Severity
+from edl.core.events import EventKind
+from edl.errors import UsageError, nearest, some
+
+_TITLES = {
+    Severity.ERROR: "Somebody should act:",
+    Severity.WARNING: "The job goes on, but look:",
+    Severity.NORMAL: "A healthy job has these, too:",
+}
+
+
+def explain(
+    event: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[EVENT]",
+            help="Kind of the event, such as worker_failed. Default: all kinds are listed.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Say what a kind of event means, why it happens, and what to do. Needs no job."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 80
+    for line in explanation_lines(event, width) if event else overview_lines(width):
+        typer.echo(line)
+
+
+def explanation_lines(name: str, width: int) -> list[str]:
+    """Return the explanation of the events called ``name`` as lines of at most ``width`` columns.
+
+    Hyphens in the name count as underscores, and capital letters as small ones.
+
+    Raises:
+        UsageError: there is no such kind of event.
+    """
+    word = name.replace("-", "_").lower()
+    if word not in tuple(EventKind):
+        known = some(nearest(word, list(EventKind))[:3])
+        raise UsageError(f"there is no event {name!r} (like it: {known}); `edl explain` lists all")
+    found = EXPLANATIONS[EventKind(word)]
+    parts = {"meaning": found.meaning, "why": found.why, "what to do": found.advice}
+    lines = [f"{word} ({found.severity})"]
+    for title, text in parts.items():
+        lines += ["", title, *_indented(text, width)]
+    return lines
+
+
+def overview_lines(width: int) -> list[str]:
+    """Return all kinds of events with their meanings, the gravest first, in ``width`` columns."""
+    lines: list[str] = []
+    for severity, title in _TITLES.items():
+        lines += [*([""] if lines else []), title]
+        for kind, one in EXPLANATIONS.items():
+            if one.severity is severity:
+                lines += [f"  {kind}", *_indented(one.meaning, width, "      ")]
+    return lines
+
+
+def _indented(text: str, width: int, indent: str = "  ") -> list[str]:
+    """Return ``text`` as lines of at most ``width`` columns, each after ``indent``."""
+    return textwrap.wrap(
+        text,
+        max(width, 20),
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+    )
