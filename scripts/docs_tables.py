@@ -18,6 +18,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import typer
 
 from edl.cli.main import app
+from edl.cli.verbs import EXAMPLES
 from edl.core.cluster.job_life import TRANSITIONS
 from edl.core.cluster.job_status import ClusterJobDetails, ClusterJobStatus
 from edl.core.cluster.manifest import ArrivalProfile, BatchRange, JobManifest, PolicyHints
@@ -278,7 +279,16 @@ def _command(path: str, verb: Any) -> str:
     words += [f"[{_call(p)}]" for p in shared]
     text = " ".join((verb.help or "").split())
     bullets = [f"- `{_call(p)}`: {_help(p)}" for p in own]
-    return "\n".join([f"### {path}", "", f"`{' '.join(words)}`", "", text, "", *bullets]).rstrip()
+    shown = ["", "```sh", *_examples(path.removeprefix("edl ")), "```"]
+    return "\n".join(
+        [f"### {path}", "", f"`{' '.join(words)}`", "", text, "", *bullets]
+    ).rstrip() + "\n".join(["", *shown])
+
+
+def _examples(name: str) -> list[str]:
+    """Return the examples of a command as lines of a shell, each with what it does."""
+    width = max(len(typed) for typed, _ in EXAMPLES[name])
+    return [f"{typed.ljust(width)}  # {what}" for typed, what in EXAMPLES[name]]
 
 
 def _call(option: Any, some: list[str] | None = None) -> str:

@@ -20,6 +20,7 @@ from typer.core import TyperGroup, TyperOption
 
 from edl import config
 from edl.cli.ending import SENTENCES, complain
+from edl.cli.verbs import GROUPS, SUMMARIES, epilog
 from edl.errors import ConfigError
 
 VERBS = {  # module of edl.cli, and the function or the group of verbs in it
@@ -79,7 +80,7 @@ class Verbs(TyperGroup):
 
         ``ctx``, the context of typer, is not used.
         """
-        return list(VERBS)
+        return [name for names in GROUPS.values() for name in names]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return the command named ``cmd_name``, also by its old name; None if there is none.
@@ -88,6 +89,16 @@ class Verbs(TyperGroup):
         """
         name = OLD_VERBS.get(cmd_name, cmd_name)
         return command_named(name) if name in VERBS else None
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands with a line for each into ``formatter``, in groups.
+
+        No command is imported for it. ``ctx``, the context of typer, is not used.
+        """
+        width = max(map(len, SUMMARIES))
+        for title, names in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), SUMMARIES[name]) for name in names])
 
 
 @cache
@@ -106,10 +117,18 @@ def command_named(name: str) -> Any:
         found = one
     command: Any = typer.main.get_command(found)
     command.name = name
+    _give_examples(command, name)
     _let_know_secret(command)
     _take_job_by_option(command)
     _take_old_options(command)
     return command
+
+
+def _give_examples(command: Any, name: str) -> None:
+    """Add examples to the help of ``command``, which is called ``name``, and of its subcommands."""
+    command.epilog = epilog(name)
+    for one, subcommand in getattr(command, "commands", {}).items():
+        _give_examples(subcommand, f"{name} {one}")
 
 
 def _take_old_options(command: Any) -> None:
@@ -199,6 +218,7 @@ app = typer.Typer(
     name="edl",
     cls=Verbs,
     help="Elastic training for Horovod: workers join and leave while the others train on.",
+    epilog="`edl COMMAND --help` shows the options of a command, with examples.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

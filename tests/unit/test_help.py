@@ -1,0 +1,76 @@
+"""The help: each command is in one group, with a line and with examples that can be typed."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from edl.cli.main import VERBS, app
+from edl.cli.verbs import EXAMPLES, GROUPS, SUMMARIES
+
+
+def commands(path: str = "", command: Any = None) -> Iterator[tuple[str, Any]]:
+    """All commands with their names, and those of groups of commands with both names."""
+    command = command or get_command(app)
+    if not hasattr(command, "list_commands"):
+        yield path, command
+        return
+    for name in command.list_commands(None):
+        yield from commands(f"{path} {name}".strip(), command.get_command(None, name))
+
+
+def test_each_command_is_in_one_group_and_has_a_line() -> None:
+    listed = [name for names in GROUPS.values() for name in names]
+    assert sorted(listed) == sorted(VERBS)
+    assert SUMMARIES.keys() == VERBS.keys()
+    assert all(len(line) <= 60 and line.endswith(".") for line in SUMMARIES.values())
+
+
+def test_each_command_has_examples_that_can_be_typed() -> None:
+    found = dict(commands())
+    assert EXAMPLES.keys() == found.keys()
+    for name, command in found.items():
+        options = {option for one in command.params for option in one.opts}
+        for typed, what in EXAMPLES[name]:
+            assert typed.startswith(f"edl {name}"), typed
+            words = shlex.split(typed.split(" python ")[0].split(" && ")[0].split(" < ")[0])
+            given = {word.partition("=")[0] for word in words if word.startswith("-")}
+            assert given <= options | {"--resume", "--job"}, f"{typed}: {given - options}"
+            assert len(typed) <= 74
+            assert what
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_the_help_has_the_groups_and_fits(width: int) -> None:
+    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": str(width)}).output
+    lines = shown.splitlines()
+    assert [line for line in lines if line in {f"{title}:" for title in GROUPS}] == [
+        f"{title}:" for title in GROUPS
+    ]
+    assert all(len(line) <= width for line in lines)
+
+
+def test_the_help_of_a_command_ends_with_its_examples() -> None:
+    shown = CliRunner().invoke(app, ["scale", "--help"]).output
+    assert shown.rstrip().endswith("edl scale digits --np 4\n        grow or shrink to 4 workers")
+
+
+def test_the_help_imports_no_command() -> None:
+    code = (
+        "import sys\n"
+        "from edl.cli.main import invoke\n"
+        "assert invoke(['--help']) == 0\n"
+        "print([one for one in sys.modules if one.partition('.')[0] in"
+        " ('kazoo', 'rich', 'numpy', 'matplotlib', 'yaml')])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
