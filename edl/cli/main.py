@@ -57,6 +57,7 @@ VERBS = {  # module of edl.cli, and the function or the group of verbs in it
     "build-horovod": ("build_horovod", "build_horovod"),
     "checkpoint": ("checkpoint", "app"),
     "simulate": ("simulation.simulate", "simulate"),
+    "completion": ("completion", "completion"),
     "zookeeper": ("zookeeper", "app"),
     "cluster": ("cluster.cluster", "app"),
     "secret": ("cluster.secret", "app"),
@@ -90,6 +91,17 @@ class Verbs(TyperGroup):
         name = OLD_VERBS.get(cmd_name, cmd_name)
         return command_named(name) if name in VERBS else None
 
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Return the completions of a word that was begun with ``incomplete``: commands, options.
+
+        No command is imported for it. ``ctx`` is the context of typer.
+        """
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        from edl.cli.completion import items
+
+        return items({name: SUMMARIES[name] for name in self.list_commands(ctx)}, incomplete)
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands with a line for each into ``formatter``, in groups.
 
@@ -118,10 +130,32 @@ def command_named(name: str) -> Any:
     command: Any = typer.main.get_command(found)
     command.name = name
     _give_examples(command, name)
+    _complete_values(command)
     _let_know_secret(command)
     _take_job_by_option(command)
     _take_old_options(command)
     return command
+
+
+def _complete_values(command: Any) -> None:
+    """Let a shell complete names of jobs and clusters, and events, in ``command`` and subcommands.
+
+    The parameters are known by their words in the help, such as JOB.
+    """
+    for one in getattr(command, "commands", {}).values():
+        _complete_values(one)
+    for parameter in command.params:
+        word = parameter.metavar or ""
+        word = "CLUSTER" if "--cluster" in parameter.opts else word
+        word = "JOB" if "--job" in parameter.opts else word
+        if any(known in word for known in ("JOB", "EVENT", "CLUSTER")):
+
+            def complete(_context: Any, incomplete: str, word: str = word) -> list[Any]:
+                from edl.cli.completion import items, known_values
+
+                return items(known_values(word), incomplete)
+
+            parameter.shell_complete = complete
 
 
 def _give_examples(command: Any, name: str) -> None:
@@ -253,6 +287,10 @@ def invoke(arguments: Sequence[str]) -> int:
     """
 
     def run() -> int:
+        if "_EDL_COMPLETE" in config.environment():
+            from edl.cli.completion import completion_begins
+
+            completion_begins()
         code = app(args=list(arguments), prog_name="edl", standalone_mode=False)
         return code if isinstance(code, int) else 0
 

@@ -21,7 +21,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "Repair": ("doctor", "build-horovod", "chaos"),
     "Set up": (
-        *("zookeeper", "cluster", "host", "queue", "tenant", "secret", "agent", "simulate"),
+        *("zookeeper", "cluster", "host", "queue", "tenant", "secret", "agent", "simulate", "completion"),
     ),
 }
 """The titles of the help -> the names of the commands, in the order to show."""
@@ -65,6 +65,7 @@ SUMMARIES: Mapping[str, str] = {
     "tenant": "Tenants of a cluster, who have jobs of their own.",
     "secret": "Secrets that the jobs of a cluster read.",
     "agent": "Keep the workers of a job on this host, for programs.",
+    "completion": "Let the shell complete commands and jobs at Tab.",
     "simulate": "Simulate many jobs on one cluster.",
 }
 
@@ -142,6 +143,10 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("edl checkpoint export checkpoints/ model.safetensors", "the model of the newest one"),
     ),
     "simulate": (("edl simulate --list", "policies and workloads that there are"),),
+    "completion": (
+        ('eval "$(edl completion bash)"', "in ~/.bashrc; zsh likewise in ~/.zshrc"),
+        ("edl completion fish > ~/.config/fish/completions/edl.fish", "for fish"),
+    ),
     "zookeeper start": (
         ("edl zookeeper start", "for jobs on this machine"),
         ("edl zookeeper start --address 10.1.0.7 --port 2181", "for several hosts"),

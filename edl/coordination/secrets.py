@@ -98,6 +98,17 @@ def stored(state: Path, names: Iterable[str], of: str = JOBS) -> set[str]:
     return {name for name in names if (state / of / name / "secrets").exists()}
 
 
+def known_names(state: Path, of: str = JOBS) -> list[str]:
+    """Return the names of all jobs for which ``state`` has a secret, in alphabetical order.
+
+    ``state`` is the state directory of edl. With ``of=CLUSTERS`` they are names of clusters.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    return sorted(path.parent.name for path in (state / of).glob("*/secrets"))
+
+
 def _directory(state: Path, job: str, of: str) -> Path:
     """Return the directory with the secrets of ``job``; create it if missing.
 
