@@ -37,9 +37,7 @@ def completion(
     Names of jobs are those that were started or joined by this user on this machine, so that no
     ZooKeeper is asked.
     """
-    script = _TYPER.get_completion_script(
-        prog_name="edl", complete_var=VARIABLE, shell=shell.value
-    )
+    script = _TYPER.get_completion_script(prog_name="edl", complete_var=VARIABLE, shell=shell.value)
     typer.echo(script)
 
 

@@ -8,6 +8,7 @@ the job, `edl agent` with codes of its own (:mod:`edl.core.host.exit_codes`).
 from __future__ import annotations
 
 import logging
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -68,6 +69,7 @@ VERBS = {  # module of edl.cli, and the function or the group of verbs in it
 # Names of older versions, which work for one release more and are in no help.
 OLD_VERBS = {"lend": "borrow"}
 OLD_OPTIONS = {"--lent-file": "--borrowed-file"}
+LEAST_COLUMNS = 52  # that typer writes for by itself
 
 
 class Verbs(TyperGroup):
@@ -75,6 +77,18 @@ class Verbs(TyperGroup):
 
     For example, `edl status` does not wait for the plotting library that `edl profile` imports.
     """
+
+    def make_context(
+        self, info_name: Any, args: list[str], parent: Any = None, **extra: Any
+    ) -> Any:
+        """Return the context of a call, as typer does; texts fit a terminal of under 52 columns.
+
+        Typer itself writes no fewer than 50. The arguments are those of typer.
+        """
+        columns = shutil.get_terminal_size().columns
+        if columns < LEAST_COLUMNS:
+            extra.setdefault("terminal_width", columns - 2)
+        return super().make_context(info_name, args, parent, **extra)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands, without old names, in the order of the help text.

@@ -21,7 +21,17 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "Repair": ("doctor", "build-horovod", "chaos"),
     "Set up": (
-        *("zookeeper", "cluster", "host", "queue", "tenant", "secret", "agent", "simulate", "completion"),
+        *(
+            "zookeeper",
+            "cluster",
+            "host",
+            "queue",
+            "tenant",
+            "secret",
+            "agent",
+            "simulate",
+            "completion",
+        ),
     ),
 }
 """The titles of the help -> the names of the commands, in the order to show."""

@@ -20,7 +20,9 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     announce(config.state_dir(), "lab", "0" * 64, CLUSTERS)
 
 
-def completed(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
+def completed(
+    line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> list[str]:
     """Return what bash is told of ``line``, whose last word is being typed."""
     monkeypatch.setenv("_EDL_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", line)

@@ -30,7 +30,7 @@ def test_there_is_no_explanation_of_anything_else() -> None:
     assert {one.severity for one in EXPLANATIONS.values()} == set(Severity)
 
 
-@pytest.mark.parametrize("width", [24, 40, 80])
+@pytest.mark.parametrize("width", [30, 40, 80])
 def test_what_is_printed_fits(width: int) -> None:
     lines = explanation_lines("Worker-Failed", width)
     assert lines[0] == "worker_failed (error)"
