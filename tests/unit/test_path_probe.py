@@ -25,12 +25,14 @@ class Disk:
     def __init__(self) -> None:
         self.there: set[str] = set()
         self.hanging: set[str] = set()
+        self.hangs = threading.Event()
         self.goes_on = threading.Event()
         self.looks: list[str] = []
 
     def exists(self, path: str) -> bool:
         self.looks.append(path)
         if path in self.hanging:
+            self.hangs.set()
             assert self.goes_on.wait(30.0)
         return path in self.there
 
@@ -74,6 +76,7 @@ def test_a_look_that_does_not_end_holds_up_no_other(clock: Clock, disk: Disk) ->
     probe = PathProbe(disk.exists)
     disk.there, disk.hanging = {"/a", "/dead"}, {"/dead"}
     assert probe.answers(["/dead"], wait_s=0.0) == {}
+    assert disk.hangs.wait(30.0)
     clock.now_s += HANGS_S
     assert answered(probe, "/a") == {"/a": True}
     assert probe.answers(["/dead", "/a"], wait_s=0.0) == {"/a": True}
