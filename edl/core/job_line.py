@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from edl.core.duration import rounded
+from edl.core.excerpt import cropped
 from edl.core.plural import workers
 from edl.core.remaining import bar, estimated_remaining_s, trained_fraction
 from edl.core.snapshot import Snapshot
@@ -13,7 +14,7 @@ from edl.core.snapshot import Snapshot
 Part = tuple[str, str]
 """A text, and the name of its style for rich; empty for none."""
 
-_BARS = (24, 16, 8)  # characters; the first that fits
+_BARS = (24, 16, 8, 0)  # characters; the first that fits
 _GAP = "  "
 
 
@@ -22,7 +23,8 @@ def job_line(job: str, snapshot: Snapshot | None, width: int | None = None) -> l
 
     Of a job that trains, these are a progress bar, the part that is trained, the time left, the
     size of the ring, samples/s, epoch, step and generation; from the end, those that do not fit are
-    left out. Until the job has its first ring, the line says how many workers are ready.
+    left out; a terminal that is too narrow for the time left gets the beginning, with an ellipsis.
+    Until the job has its first ring, the line says how many workers are ready.
 
     Args:
         job: the name of the job.
@@ -31,7 +33,7 @@ def job_line(job: str, snapshot: Snapshot | None, width: int | None = None) -> l
     """
     if snapshot is None or snapshot.generation is None:
         ready = sum(m.stage != "preparing" for m in snapshot.members) if snapshot else 0
-        return [(f"{job}{_GAP}starting, {workers(ready)} ready", "dim")]
+        return _cropped([(f"{job}{_GAP}starting, {workers(ready)} ready", "dim")], width)
     facts = _facts(snapshot)
     for size in _BARS if width is not None else _BARS[:1]:
         parts = [(job, "bold"), *_progress(snapshot, size)]
@@ -41,7 +43,7 @@ def job_line(job: str, snapshot: Snapshot | None, width: int | None = None) -> l
         if width is not None and _length(parts) + len(_GAP) + len(fact) > width:
             break
         parts.append((f"{_GAP}{fact}", ""))
-    return parts
+    return _cropped(parts, width)
 
 
 def _progress(snapshot: Snapshot, size: int) -> list[Part]:
@@ -49,7 +51,7 @@ def _progress(snapshot: Snapshot, size: int) -> list[Part]:
 
     There are none if nobody knows what part of the job is trained, as of a stream.
     """
-    status = snapshot.status
+    status = snapshot.current_status
     fraction = trained_fraction(status)
     if fraction is None:
         return []
@@ -57,15 +59,15 @@ def _progress(snapshot: Snapshot, size: int) -> list[Part]:
     left_s = estimated_remaining_s(status)
     left = "" if left_s is None else f"{_GAP}{rounded(left_s)} left"
     of = "" if status.left is not None else f" of epoch {status.epoch}"
-    text = f" {int(100 * fraction)}%{of}{left}"
+    text = f"{' ' * bool(size)}{int(100 * fraction)}%{of}{left}"
     return [(_GAP, ""), (trained, "green"), (rest, "bright_black"), (text, "")]
 
 
 def _facts(snapshot: Snapshot) -> list[str]:
     """Return what the line says behind the progress, the most important first."""
     assert snapshot.generation is not None
-    status = snapshot.status
-    size = len(snapshot.generation.members)
+    status = snapshot.current_status
+    size = len(snapshot.generation.members) if snapshot.members else 0
     wanted = "" if size == snapshot.assigned.np else f"{size} of "
     facts = [
         f"{wanted}{workers(snapshot.assigned.np)}",
@@ -76,6 +78,16 @@ def _facts(snapshot: Snapshot) -> list[str]:
     elif status.epoch_done:
         facts.append(f"epoch {status.epoch} {status.epoch_done} samples")  # of a stream
     return [*facts, f"step {status.step}", f"generation {snapshot.generation.number}"]
+
+
+def _cropped(parts: list[Part], width: int | None) -> list[Part]:
+    """Return ``parts``, or, if they are longer than ``width``, their beginning as one plain part.
+
+    The part then ends with an ellipsis. A ``width`` of None is no limit.
+    """
+    if width is None or _length(parts) <= width:
+        return parts
+    return [(cropped("".join(text for text, _ in parts), width), "")]
 
 
 def _length(parts: list[Part]) -> int:

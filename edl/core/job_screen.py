@@ -15,7 +15,7 @@ from edl.core.duration import rounded
 from edl.core.event_explanations import EXPLANATIONS, Severity
 from edl.core.events import Event
 from edl.core.plural import counted, workers
-from edl.core.records import Stage
+from edl.core.records import JobState, Stage
 from edl.core.remaining import bar, estimated_remaining_s, trained_fraction
 from edl.core.status import JobStatus, MemberStatus
 
@@ -86,8 +86,9 @@ def _head(status: JobStatus, age_s: float, width: int) -> list[TextLine]:
         width: the width of the screen in columns.
     """
     wanted = sum((status.desired or status.assigned).values())
+    size = status.world_size if status.members else 0  # the ring of workers that all died stays
     lines = [TextLine(f"{status.job}  {status.state}  {rounded(age_s)}", "bold")]
-    fraction = trained_fraction(status)
+    fraction = trained_fraction(status, status.state is JobState.FINISHED)
     if fraction is not None:
         left_s = None if status.state.over else estimated_remaining_s(status)
         left = "" if left_s is None else f"  {rounded(left_s)} left"
@@ -98,17 +99,23 @@ def _head(status: JobStatus, age_s: float, width: int) -> list[TextLine]:
     speed = f"{status.samples_per_s:,.0f} samples/s"
     lines.append(TextLine(f"{epoch}step {status.step:,}, {speed}"))
     leads = f"{status.leader or 'nobody'} leads"
-    lines.append(
-        TextLine(
-            f"{workers(status.world_size)} of {wanted}, generation {status.generation}, {leads}"
-        )
-    )
+    lines.append(TextLine(f"{workers(size)} of {wanted}, generation {status.generation}, {leads}"))
     if status.slowest is not None:
         slow = f"{status.slowest} is slow: {status.slowest_s:.3g} s a step, others"
         lines.append(TextLine(f"{slow} {status.others_s:.3g} s", "yellow"))
-    style = "red" if status.state.over and status.exit_code else "yellow"
+    style = _reason_style(status, wanted)
     lines += [TextLine(text, style) for text in textwrap.wrap(status.reason, width)[:3]]
     return lines
+
+
+def _reason_style(status: JobStatus, wanted: int) -> str:
+    """Return the style of a job's reason: plain if it trains with all of the ``wanted`` workers.
+
+    ``status`` is the status of the job.
+    """
+    if status.state.over:
+        return "red" if status.exit_code else ""
+    return "" if status.world_size == wanted and status.samples_per_s > 0 else "yellow"
 
 
 def _worker_lines(status: JobStatus, room: int) -> list[TextLine]:

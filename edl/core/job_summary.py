@@ -35,7 +35,7 @@ class JobSummary(Record):
     name: Annotated[str, "name of the job"]
     state: Annotated[JobState, "its state, as in `edl status --json`"]
     reason: Annotated[str, "why, or what the leader does or waits for"]
-    np: Annotated[int, "workers that train; 0 when the job is over"]
+    np: Annotated[int, "workers that train; 0 when the job is over or no worker is alive"]
     wanted_np: Annotated[int, "workers that are wanted"]
     hosts: Annotated[int, "hosts with an agent; 0 under horovodrun"]
     step: Annotated[int, "complete steps"]
@@ -43,7 +43,7 @@ class JobSummary(Record):
     fraction: Annotated[
         float | None,
         "part of the job that is trained, from 0 to 1, or of the epoch if nobody knows how many "
-        "epochs there are; null: nobody knows",
+        "epochs there are; 1 when it has finished; null: nobody knows",
     ]
     samples_per_s: Annotated[float, "of all workers together, over the last 3 s"]
     remaining_s: Annotated[
@@ -61,12 +61,12 @@ def job_summary(snapshot: Snapshot) -> JobSummary:
         name=now.job,
         state=now.state,
         reason=now.reason,
-        np=now.world_size,
+        np=now.world_size if now.members else 0,
         wanted_np=sum((now.desired or now.assigned).values()),
         hosts=len(now.hosts),
         step=now.step,
         epoch=now.epoch,
-        fraction=trained_fraction(now),
+        fraction=trained_fraction(now, now.state is JobState.FINISHED),
         samples_per_s=0.0 if over else now.samples_per_s,
         remaining_s=None if over else estimated_remaining_s(now),
         created_s=snapshot.job.created,

@@ -22,12 +22,19 @@ def estimated_remaining_s(status: TrainingStatus) -> float | None:
     return status.left / status.samples_per_s
 
 
-def trained_fraction(progress: JobProgress) -> float | None:
+def trained_fraction(progress: JobProgress, finished: bool = False) -> float | None:
     """Return the part of the job that is trained, from 0 to 1; None if nobody knows.
 
     It is the part of the whole training if the number of samples to train is known, else that of
-    the present epoch. ``progress`` is the progress of the job.
+    the present epoch.
+
+    Args:
+        progress: the progress of the job, as its leader reported it last.
+        finished: whether the job has finished. The result is 1 then; the last report may be from
+            some steps before the end, or the script may have stopped early.
     """
+    if finished:
+        return 1.0
     total, done = progress.epoch_total, progress.epoch_done
     if not total:
         return None

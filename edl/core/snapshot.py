@@ -82,6 +82,11 @@ class Snapshot:
             f"are waited for, at most {limit_s:g} s"
         )
 
+    @property
+    def current_status(self) -> TrainingStatus:
+        """The progress as the leader has reported it, with a speed of 0 if no worker is alive."""
+        return self.status if self.members else replace(self.status, samples_per_s=0.0)
+
     @cached_property
     def switched(self) -> bool:
         """Whether at least one member of the newest generation has entered it; False without one.

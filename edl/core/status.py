@@ -115,7 +115,7 @@ def job_status(snapshot: Snapshot, zookeeper: str) -> JobStatus:
     job, generation, leader = snapshot.job, snapshot.generation, snapshot.leader
     alive = {member.id for member in snapshot.members}
     leads = leader is not None and leader.worker in alive
-    training = {**vars(snapshot.status), "reason": _reason(snapshot)}
+    training = {**vars(snapshot.current_status), "reason": _reason(snapshot)}
     return JobStatus(
         **training,
         job=job.name,

@@ -9,7 +9,7 @@ from made import make_job, wanted
 
 from edl.core.job_line import job_line
 from edl.core.progress import TrainingStatus
-from edl.core.records import Generation, RingMember
+from edl.core.records import Generation, Member, RingMember
 from edl.core.snapshot import Snapshot
 
 KNOWN = TrainingStatus(
@@ -21,6 +21,7 @@ def snapshot(status: TrainingStatus = KNOWN, np: int = 3) -> Snapshot:
     ring = tuple(RingMember(n, "a", n, "127.0.0.1", 1) for n in range(2))
     return Snapshot(
         job=make_job(),
+        members=tuple(Member(n, "a", n, "127.0.0.1", 1, 1, f"t-{n}") for n in range(2)),
         generation=Generation(5, 3, ring, 1, (), (), ""),
         status=status,
         **wanted({"a": np}),
@@ -46,6 +47,8 @@ def test_the_whole_line() -> None:
         (60, f"digits  {'━' * 18}{'─' * 6} 75%  128s left"),
         (40, f"digits  {'━' * 12}{'─' * 4} 75%  128s left"),
         (32, f"digits  {'━' * 6}{'─' * 2} 75%  128s left"),
+        (24, "digits  75%  128s left"),
+        (16, "digits  75%  12…"),
     ],
 )
 def test_a_narrow_terminal_gets_what_fits(width: int, shown: str) -> None:
@@ -66,6 +69,12 @@ def test_what_nobody_knows_is_left_out() -> None:
     assert line(snapshot(own_place)).endswith("0 samples/s  step 7  generation 5")
 
 
+def test_when_all_workers_have_died_nobody_knows_the_time_left() -> None:
+    dead = line(replace(snapshot(), members=()))
+    assert " 75%  0 of 3 workers  0 samples/s  epoch 1 " in dead
+
+
 def test_before_the_first_ring() -> None:
     assert line(None) == "digits  starting, 0 workers ready"
     assert line(replace(snapshot(), generation=None), 40) == "digits  starting, 0 workers ready"
+    assert line(None, 20) == "digits  starting, 0…"

@@ -91,6 +91,28 @@ def test_a_job_that_is_over_or_has_no_workers() -> None:
     assert lines[-1] == "no workers"
 
 
+@pytest.mark.parametrize(
+    ("job", "style"),
+    [
+        (status(3), ""),
+        (status(3, preparing=1), "yellow"),
+        (status(3, samples_per_s=0.0), "yellow"),
+        (status(0, state=JobState.FAILED, exit_code=1), "red"),
+        (status(0, state=JobState.STOPPED, exit_code=0), ""),
+    ],
+)
+def test_a_reason_is_coloured_where_a_job_does_not_train_as_wanted(
+    job: JobStatus, style: str
+) -> None:
+    lines = job_screen(job, [], 65.0, 80, 24)
+    assert [line.style for line in lines if line.text == job.reason] == [style]
+
+
+def test_a_job_whose_workers_have_all_died_has_none() -> None:
+    lines = texts(status(3, members=()), failures=0)
+    assert "0 workers of 3, generation 5, w0 leads" in lines
+
+
 def test_a_large_job_is_read_more_seldom() -> None:
     assert pause_s(3) == pause_s(200) == 1.0
     assert pause_s(1000) == 5.0

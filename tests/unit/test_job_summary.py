@@ -75,6 +75,13 @@ def test_a_job_that_is_over_has_no_rest_and_no_speed() -> None:
     summary = job_summary(snapshot(JobState.STOPPED))
     assert (summary.np, summary.samples_per_s, summary.remaining_s) == (0, 0.0, None)
     assert summary.fraction == 0.5
+    assert job_summary(snapshot(JobState.FINISHED)).fraction == 1.0, "the report is older"
+
+
+def test_a_job_whose_workers_have_all_died_has_no_speed_and_nobody_knows_the_rest() -> None:
+    dead = job_summary(replace(snapshot(), members=()))
+    assert (dead.np, dead.samples_per_s, dead.remaining_s) == (0, 0.0, None)
+    assert (dead.state, dead.fraction) == (JobState.RUNNING, 0.5)
 
 
 def test_those_that_run_come_first_then_the_newest() -> None:
