@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import socket
@@ -17,7 +18,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from edl import config
-from edl.cli.common import check_own_name, worker_number
+from edl.cli.common import check_own_name, console, worker_number
 from edl.cli.events import aligned
 from edl.cli.live import LiveLine
 from edl.cli.main import app, invoke
@@ -423,6 +424,13 @@ def test_status_says_what_is_slow_and_what_is_free() -> None:
         "epoch 2: 64 of 128 samples (50%), step 7, the last one 6 s ago, 100 samples/s; "
         "2 of 3 workers; w1 leads; running: w2 is preparing; 2 of 3 train"
     )
+
+
+def test_output_in_an_encoding_without_such_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, encoding="ascii", write_through=True))
+    console().print("━─ 42%")
+    assert raw.getvalue() == b"?? 42%\n"
 
 
 def test_the_live_line() -> None:
