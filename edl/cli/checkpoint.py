@@ -23,6 +23,7 @@ from edl.errors import CheckpointError, UsageError
 app = typer.Typer(
     help="The checkpoints of a job: list them, look into one, take out the weights.",
     no_args_is_help=True,
+    add_completion=False,
     rich_markup_mode=None,
 )
 SourceArgument = Annotated[

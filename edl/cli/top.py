@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from edl.cli.common import JobArgument, ZooKeeperOption, console
+from edl.cli.common import ZooKeeperOption, console
 from edl.client.connection import choose_job, connected
 from edl.client.observing import ObservedJob, ObservedJobs
 from edl.core.duration import rounded
@@ -67,7 +69,12 @@ class Screen:
 
 
 def top(
-    job: JobArgument = None,
+    job: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[JOB]", help="Name of one job. Default: all jobs.", show_default=False
+        ),
+    ] = None,
     zookeeper: ZooKeeperOption = None,
 ) -> None:
     """Show all jobs, or JOB, on the whole terminal, and keep that current until Ctrl-C.

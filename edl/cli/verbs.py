@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Run": ("run", "join", "submit", "resume", "checkpoint"),
+    "Run": ("run", "join", "submit", "resume"),
     "Look": (
         *("list", "top", "status", "events", "explain", "logs", "leader", "wait", "show"),
-        *("history", "hints"),
+        *("history", "hints", "checkpoint"),
     ),
     "Change": (
         *("scale", "migrate", "drain", "undrain", "policy", "profile", "borrow", "reclaim"),
@@ -21,17 +21,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "Repair": ("doctor", "build-horovod", "chaos"),
     "Set up": (
-        *(
-            "zookeeper",
-            "cluster",
-            "host",
-            "queue",
-            "tenant",
-            "secret",
-            "agent",
-            "simulate",
-            "completion",
-        ),
+        *("zookeeper", "cluster", "host", "queue", "tenant", "secret", "agent", "simulate"),
+        "completion",
     ),
 }
 """The titles of the help -> the names of the commands, in the order to show."""
@@ -41,7 +32,6 @@ SUMMARIES: Mapping[str, str] = {
     "join": "Offer this host's slots to a job.",
     "submit": "Submit a job to a cluster.",
     "resume": "Let a halted job of a cluster go on.",
-    "checkpoint": "List checkpoints, look into one, take the model out.",
     "list": "List all jobs, with progress and time left.",
     "top": "Show all jobs, or one, on the whole terminal.",
     "status": "Show who leads, who trains, how far the job is.",
@@ -53,6 +43,7 @@ SUMMARIES: Mapping[str, str] = {
     "show": "Show all that is known of a job of a cluster.",
     "history": "Show jobs of a cluster, also old ones.",
     "hints": "Show how fast a job trains, for schedulers.",
+    "checkpoint": "List checkpoints, look into one, take the model out.",
     "scale": "Change the number of workers.",
     "migrate": "Move workers to another host.",
     "drain": "Let a worker or a host leave.",
@@ -91,7 +82,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
     "list": (
         ("edl list", "the jobs of the cluster, or of `edl run`"),
-        ("edl list --state failed", "only those"),
+        ("edl list --state failed", "only those that have failed"),
         ("edl list --cluster ''", "those of `edl run` where a cluster is known"),
     ),
     "top": (
@@ -112,7 +103,10 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
     "migrate": (("edl migrate digits --from a --to b", "move the workers of host a to host b"),),
     "profile": (("edl profile digits", "measure it with fewer and fewer workers"),),
-    "policy": (("edl policy explain digits", "what it has measured, and what it wants"),),
+    "policy": (
+        ("edl policy set policy.toml digits", "this file decides from now on"),
+        ("edl policy explain digits", "what it has measured, and what it wants"),
+    ),
     "stop": (("edl stop digits", "end it after the step that runs"),),
     "submit": (
         ("edl submit job.yaml", "return at once"),

@@ -15,6 +15,7 @@ from edl.errors import CoordinationError
 app = typer.Typer(
     help="A ZooKeeper of this user: for jobs on this machine, or with an address for several.",
     no_args_is_help=True,
+    add_completion=False,
     rich_markup_mode=None,
 )
 WARNING = (

@@ -62,6 +62,13 @@ def test_the_help_of_a_command_ends_with_its_examples() -> None:
     assert shown.rstrip().endswith("edl scale digits --np 4\n        grow or shrink to 4 workers")
 
 
+def test_a_group_of_commands_installs_no_completion_of_its_own() -> None:
+    root = get_command(app)
+    groups = [root, *(root.get_command(None, name) for name in root.list_commands(None))]
+    for group in groups:
+        assert "--install-completion" not in {name for one in group.params for name in one.opts}
+
+
 def test_the_help_imports_no_command() -> None:
     code = (
         "import sys\n"
