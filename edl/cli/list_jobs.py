@@ -15,7 +15,7 @@ from edl.client.cluster.access import NO_CLUSTER, known_store
 from edl.client.cluster.client import STATES, Cluster
 from edl.client.connection import connected
 from edl.client.observing import ObservedJobs
-from edl.core.job_summary import JobSummary, left_out, summary_lines, without_old
+from edl.core.job_summary import JobSummary, hidden_jobs_note, newest_jobs, summary_lines
 from edl.core.plural import counted
 from edl.core.records import JobState
 from edl.errors import UsageError
@@ -85,7 +85,7 @@ def _show_own(found: Sequence[JobSummary], locked: int, state: str | None, as_js
         for job in jobs:
             typer.echo(json.dumps(job.to_json()))
         return
-    shown, more = without_old(jobs) if state is None else (jobs, 0)
+    shown, more = newest_jobs(jobs) if state is None else (jobs, 0)
     width = console().width if console().is_terminal else None
     if not shown:
         such = f"job is {state}" if state else "job is known here; start one with `edl run`"
@@ -93,7 +93,7 @@ def _show_own(found: Sequence[JobSummary], locked: int, state: str | None, as_js
     for line in summary_lines(shown, time.time(), width) if shown else ():
         typer.echo(line)
     if more:
-        typer.echo(left_out(more))
+        typer.echo(hidden_jobs_note(more, "edl list --json"))
     if locked:
         typer.echo(f"{counted(locked, 'job')} not shown: the secret is not known here")
 
@@ -108,7 +108,6 @@ def _show_of_cluster(cluster: Cluster, queue: str | None, state: str | None, as_
         as_json: whether each is printed as JSON.
     """
     from edl.cli.cluster.table import job_table, newest_ended  # PyYAML
-    from edl.cli.cluster.table import left_out as left_out_of_cluster
 
     with cluster:
         jobs, name = cluster.list(queue, state), cluster.name
@@ -125,4 +124,4 @@ def _show_of_cluster(cluster: Cluster, queue: str | None, state: str | None, as_
     for line in job_table(shown, time.time(), width):
         typer.echo(line.rstrip())
     if more:
-        typer.echo(left_out_of_cluster(more))
+        typer.echo(hidden_jobs_note(more, "edl list --state ended"))

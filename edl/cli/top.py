@@ -20,28 +20,29 @@ from edl.client.observing import ObservedJob, ObservedJobs
 from edl.core.duration import rounded
 from edl.core.events import Event
 from edl.core.excerpt import cropped
-from edl.core.job_screen import TextLine, job_screen, pause_s
-from edl.core.job_summary import JobSummary, left_out, summary_lines, without_old
+from edl.core.job_screen import MOST_EVENTS, TextLine, job_screen, jobs_screen, pause_s
+from edl.core.job_summary import JobSummary
 from edl.core.snapshot import Snapshot
 from edl.core.status import job_status
 from edl.errors import CoordinationError, UnknownJob
 
 REDRAWN_PER_S = 2.0
-EVENTS = 8  # of one job
 STALE_S = 3.0  # without an answer from ZooKeeper: then the age of what is shown is said
+Lines = Callable[[int, int], list[TextLine]]
+"""A function that returns the lines to show for a width and a height of the terminal."""
 
 
 @dataclass
 class Screen:
-    """What `edl top` shows: lines that a function makes for the size of the terminal, and a foot.
+    """What `edl top` shows: lines for the size of the terminal, and a foot.
 
     Attributes:
-        lines: returns the lines for a width and a height.
+        lines: returns the lines.
         away: why ZooKeeper does not answer; empty if it does.
         read_at_s: when the lines' content was read, in seconds of ``time.monotonic``.
     """
 
-    lines: Callable[[int, int], list[TextLine]] = field(default=lambda _w, _h: [])
+    lines: Lines = field(default=lambda _w, _h: [])
     away: str = ""
     read_at_s: float = 0.0
 
@@ -86,13 +87,15 @@ def top(
     with connected(zookeeper) as session:
         if job is None:
             jobs = ObservedJobs(session)
-            _show(lambda: _all_lines(jobs.read(), jobs), lambda: jobs.due_reads, lambda: False)
+            _show(
+                lambda: _all_lines(jobs.read(), jobs.locked), lambda: jobs.due_reads, lambda: False
+            )
             return
         one = ObservedJob(choose_job(session, job, ended=True))
 
-        def read() -> Callable[[int, int], list[TextLine]]:
+        def read() -> Lines:
             now = one.read()
-            return _job_lines(now, one.events(EVENTS), session.hosts)
+            return _job_lines(now, one.events(MOST_EVENTS), session.hosts)
 
         def over() -> bool:
             return one.snapshot is not None and one.snapshot.job.state.over
@@ -101,15 +104,14 @@ def top(
 
 
 def _show(
-    read: Callable[[], Callable[[int, int], list[TextLine]]],
+    read: Callable[[], Lines],
     due_reads: Callable[[], int],
     over: Callable[[], bool],
 ) -> None:
     """Show what ``read`` returns, again and again until Ctrl-C or ``over``.
 
     Args:
-        read: reads from ZooKeeper, and returns a function that makes the lines for a width and
-            height.
+        read: reads from ZooKeeper, and returns what makes the lines.
         due_reads: returns how many nodes the next call of ``read`` will read.
         over: returns whether what was read will not change any more.
     """
@@ -132,7 +134,7 @@ def _show(
     to.print(screen.text(to, foot=False), soft_wrap=True)
 
 
-def _renew(screen: Screen, read: Callable[[], Callable[[int, int], list[TextLine]]]) -> None:
+def _renew(screen: Screen, read: Callable[[], Lines]) -> None:
     """Let ``screen`` show what ``read`` returns, or the old lines and why ZooKeeper is away."""
     try:
         screen.lines = read()
@@ -144,36 +146,17 @@ def _renew(screen: Screen, read: Callable[[], Callable[[int, int], list[TextLine
     screen.away, screen.read_at_s = "", time.monotonic()
 
 
-def _all_lines(
-    found: Sequence[JobSummary], jobs: ObservedJobs
-) -> Callable[[int, int], list[TextLine]]:
+def _all_lines(found: Sequence[JobSummary], locked: int) -> Lines:
     """Return a function that makes the lines about all jobs for a width and a height.
 
     Args:
         found: the jobs.
-        jobs: what has read them.
+        locked: the number of jobs whose secrets are not known here.
     """
-    shown, more = without_old(found)
-    locked = jobs.locked
-
-    def lines(width: int, height: int) -> list[TextLine]:
-        if not shown:
-            return [TextLine("no job of this user is known here; start one with `edl run`")]
-        rows = summary_lines(shown, time.time(), width)
-        if len(rows) > height:
-            rows = summary_lines(shown, time.time(), width, reasons=False)
-        titled = [TextLine(row, "" if number else "dim") for number, row in enumerate(rows)]
-        room = max(1, height - 1)
-        notes = [left_out(more)] if more else []
-        notes += [f"{locked} not shown: their secrets are not known here"] if locked else []
-        return [*titled[:room], *(TextLine(note, "dim") for note in notes)]
-
-    return lines
+    return lambda width, height: jobs_screen(found, locked, time.time(), width, height)
 
 
-def _job_lines(
-    now: Snapshot, events: Sequence[Event], zookeeper: str
-) -> Callable[[int, int], list[TextLine]]:
+def _job_lines(now: Snapshot, events: Sequence[Event], zookeeper: str) -> Lines:
     """Return a function that makes the lines about one job for a width and a height.
 
     Args:

@@ -15,7 +15,7 @@ from edl.coordination.lifecycle import job_names, unlock
 from edl.coordination.secrets import candidates
 from edl.coordination.session import Session
 from edl.core.events import Event
-from edl.core.job_summary import JobSummary, in_order, job_summary
+from edl.core.job_summary import JobSummary, job_summary, sorted_jobs
 from edl.core.snapshot import Snapshot
 from edl.errors import UnknownJob
 
@@ -109,7 +109,7 @@ class ObservedJobs:
                 continue
             del self._jobs[name]  # it was deleted just now, or another job has taken its name
         self.locked = len(names) - len(found)
-        return in_order(found)
+        return sorted_jobs(found)
 
     def _open(self, names: list[str]) -> None:
         """Open the jobs called ``names`` whose secrets are known here; try each secret once."""

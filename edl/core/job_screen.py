@@ -1,7 +1,7 @@
-"""Lay out one job as lines of text for a screen of any size, as `edl top JOB` shows it.
+"""Lay out one job, or all jobs, as lines for a screen of any size, as `edl top` shows them.
 
-:func:`job_screen` returns them; a job of a thousand workers is shown by host, not by worker.
-:func:`pause_s` limits how often a job is read for it.
+:func:`job_screen` returns the lines of one job, and :func:`jobs_screen` those of all jobs; a job of
+a thousand workers is shown by host, not by worker. :func:`pause_s` limits how often jobs are read.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from edl.core.duration import rounded
 from edl.core.event_explanations import EXPLANATIONS, Severity
 from edl.core.events import Event
+from edl.core.job_summary import JobSummary, hidden_jobs_note, newest_jobs, summary_lines
 from edl.core.plural import counted, workers
 from edl.core.records import JobState, Stage
 from edl.core.remaining import bar, estimated_remaining_s, trained_fraction
@@ -21,8 +22,8 @@ from edl.core.status import JobStatus, MemberStatus
 
 LEAST_PAUSE_S = 1.0
 READS_PER_S = 200.0  # from ZooKeeper, at most
+MOST_EVENTS = 8  # that are shown
 _BAR = 60  # characters
-_EVENTS = 8  # lines, at most
 _HEAD = 7  # lines above the workers, about
 _STYLES = {Severity.NORMAL: "", Severity.WARNING: "yellow", Severity.ERROR: "red"}
 
@@ -61,10 +62,10 @@ def job_screen(
         height: the height of the screen in lines; the result has at most about as many.
     """
     lines = _head(status, age_s, width)
-    room = max(3, height - len(lines) - min(len(events), _EVENTS) - 4)
+    room = max(3, height - len(lines) - min(len(events), MOST_EVENTS) - 4)
     lines += [TextLine(""), *_worker_lines(status, room)]
     left = height - len(lines) - 2
-    newest = list(events)[-max(1, min(left, _EVENTS)) :] if events else []
+    newest = list(events)[-max(1, min(left, MOST_EVENTS)) :] if events else []
     if newest:
         lines.append(TextLine(""))
     worst = ""
@@ -75,6 +76,40 @@ def job_screen(
     if worst:
         lines.append(TextLine(f"`edl explain {worst}`: what to do", "dim"))
     return lines
+
+
+def jobs_screen(
+    jobs: Sequence[JobSummary], locked: int, now_s: float, width: int, height: int
+) -> list[TextLine]:
+    """Return the lines that show all jobs: a row and the reason of each, or a row if they fit so.
+
+    If not all rows fit either, a line says how many jobs are not shown.
+
+    Args:
+        jobs: the jobs, in the order to show.
+        locked: the number of further jobs, whose secrets are not known here.
+        now_s: the time, in seconds since 1970.
+        width: the width of the screen in columns.
+        height: the height of the screen in lines.
+    """
+    shown, ended = newest_jobs(jobs)
+    notes = [hidden_jobs_note(ended, "edl list --json")] if ended else []
+    if locked:
+        notes.append(f"{counted(locked, 'job')} not shown: the secret is not known here")
+    rows = ["no job of this user is known here; start one with `edl run`"]
+    room = max(2, height - len(notes))
+    if shown:
+        rows = summary_lines(shown, now_s, width)
+        if len(rows) > room:
+            rows = summary_lines(shown, now_s, width, reasons=False)
+    if hidden := max(0, len(rows) - room):
+        rows = rows[: room - 1]
+        notes.insert(0, f"… {counted(hidden + 1, 'more job')}")
+    titled = bool(shown)
+    lines = [
+        TextLine(row, "" if number or not titled else "dim") for number, row in enumerate(rows)
+    ]
+    return [*lines, *(TextLine(note, "dim") for note in notes)]
 
 
 def _head(status: JobStatus, age_s: float, width: int) -> list[TextLine]:

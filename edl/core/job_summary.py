@@ -74,25 +74,27 @@ def job_summary(snapshot: Snapshot) -> JobSummary:
     )
 
 
-def in_order(jobs: Sequence[JobSummary]) -> list[JobSummary]:
+def sorted_jobs(jobs: Sequence[JobSummary]) -> list[JobSummary]:
     """Return ``jobs`` in the order to show: those that run first, then the newest first."""
     return sorted(jobs, key=lambda job: (job.state.over, -job.created_s, job.name))
 
 
-def without_old(jobs: Sequence[JobSummary]) -> tuple[list[JobSummary], int]:
-    """Return ``jobs`` without all but 10 of those that have ended, and how many are left out.
+def newest_jobs(jobs: Sequence[JobSummary]) -> tuple[list[JobSummary], int]:
+    """Return the jobs that run and the 10 newest that have ended, and the number of the others.
 
-    ``jobs`` are in the order of :func:`in_order`, so the ones that were started last stay.
+    ``jobs`` are in the order of :func:`sorted_jobs`.
     """
     running = [job for job in jobs if not job.state.over]
     ended = [job for job in jobs if job.state.over]
     return running + ended[:_ENDED_SHOWN], len(ended[_ENDED_SHOWN:])
 
 
-def left_out(count: int) -> str:
-    """Return the sentence that says that ``count`` jobs that have ended are not shown."""
-    more = counted(count, "more job")
-    return f"{more} {verb(count, 'has', 'have')} ended"
+def hidden_jobs_note(count: int, command: str) -> str:
+    """Return the sentence that says that ``count`` jobs that have ended are not shown.
+
+    ``command`` is the command that shows all of them.
+    """
+    return f"{counted(count, 'more job')} {verb(count, 'has', 'have')} ended: `{command}`"
 
 
 def summary_lines(

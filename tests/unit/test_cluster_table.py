@@ -11,7 +11,6 @@ from edl.cli.cluster.table import (
     details_text,
     event_line,
     job_table,
-    left_out,
     newest_ended,
     state_line,
 )
@@ -24,6 +23,7 @@ from edl.core.cluster.live_model import ThroughputSource
 from edl.core.cluster.manifest import BatchRange, JobManifest
 from edl.core.cluster.records import Goal, JobReasons, Wanted
 from edl.core.cluster.throughput_curve import ThroughputPoint
+from edl.core.job_summary import hidden_jobs_note
 
 NOW_S = 1000.0
 MANIFEST = JobManifest("digits", ("python", "train.py"), 1, 4, cwd="/w")
@@ -90,8 +90,11 @@ class TestTable:
             "digits"
         ]
         assert more == 2
-        assert left_out(more) == "2 more jobs have ended: `edl list --state ended`"
-        assert left_out(1).startswith("1 more job has ended")
+        assert (
+            hidden_jobs_note(more, "edl list --state ended")
+            == "2 more jobs have ended: `edl list --state ended`"
+        )
+        assert hidden_jobs_note(1, "edl list").startswith("1 more job has ended")
 
 
 def test_one_job_in_full() -> None:

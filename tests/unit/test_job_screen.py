@@ -8,7 +8,8 @@ import pytest
 from made import make_job, wanted
 
 from edl.core.events import Event, WorkerFailedDetails
-from edl.core.job_screen import job_screen, pause_s
+from edl.core.job_screen import job_screen, jobs_screen, pause_s
+from edl.core.job_summary import JobSummary
 from edl.core.progress import TrainingStatus
 from edl.core.records import Generation, Host, JobState, Leader, Member, RingMember, Stage
 from edl.core.snapshot import Snapshot
@@ -116,3 +117,35 @@ def test_a_job_whose_workers_have_all_died_has_none() -> None:
 def test_a_large_job_is_read_more_seldom() -> None:
     assert pause_s(3) == pause_s(200) == 1.0
     assert pause_s(1000) == 5.0
+
+
+def summary(number: int, state: JobState = JobState.RUNNING) -> JobSummary:
+    return JobSummary(
+        f"j{number}", state, f"reason {number}", 2, 2, 1, 7, 0, 0.5, 10.0, 9.0, float(number), 0.0
+    )
+
+
+def all_texts(jobs: list[JobSummary], height: int, locked: int = 0) -> list[str]:
+    return [line.text for line in jobs_screen(jobs, locked, 100.0, 80, height)]
+
+
+def test_all_jobs_with_their_reasons_where_they_fit() -> None:
+    jobs = [summary(1), summary(2)]
+    titles, *rows = all_texts(jobs, height=5)
+    assert titles.startswith("JOB")
+    assert [row.split()[0] for row in rows] == ["j1", "reason", "j2", "reason"]
+    assert [row.split()[0] for row in all_texts(jobs, height=4)] == ["JOB", "j1", "j2"]
+
+
+def test_jobs_that_are_not_shown_are_counted() -> None:
+    jobs = [summary(number) for number in range(20)]
+    lines = all_texts(jobs, height=10, locked=2)
+    assert len(lines) == 10
+    assert lines[-2:] == ["… 13 more jobs", "2 jobs not shown: the secret is not known here"]
+    assert [line.split()[0] for line in lines[1:-2]] == [f"j{number}" for number in range(7)]
+    ended = [summary(number, JobState.STOPPED) for number in range(12)]
+    assert all_texts(ended, height=40)[-1] == "2 more jobs have ended: `edl list --json`"
+
+
+def test_without_jobs() -> None:
+    assert all_texts([], 10) == ["no job of this user is known here; start one with `edl run`"]

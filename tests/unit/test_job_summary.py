@@ -9,10 +9,10 @@ from made import make_job, wanted
 
 from edl.core.job_summary import (
     JobSummary,
-    in_order,
     job_summary,
+    newest_jobs,
+    sorted_jobs,
     summary_lines,
-    without_old,
 )
 from edl.core.progress import TrainingStatus
 from edl.core.records import Generation, Host, JobState, Member, RingMember, Stage
@@ -86,9 +86,9 @@ def test_a_job_whose_workers_have_all_died_has_no_speed_and_nobody_knows_the_res
 
 def test_those_that_run_come_first_then_the_newest() -> None:
     older = replace(RUNNING, name="older", created_s=1.0)
-    assert in_order([FAILED, older, RUNNING]) == [RUNNING, older, FAILED]
+    assert sorted_jobs([FAILED, older, RUNNING]) == [RUNNING, older, FAILED]
     ended = [replace(FAILED, name=f"j{n}", created_s=NOW_S - n) for n in range(12)]
-    assert without_old([RUNNING, *ended]) == ([RUNNING, *ended[:10]], 2)
+    assert newest_jobs([RUNNING, *ended]) == ([RUNNING, *ended[:10]], 2)
 
 
 def test_output_that_is_no_terminal_has_one_line_for_each_job() -> None:

@@ -15,7 +15,7 @@ from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.records import Goal
 from edl.core.cluster.throughput_curve import ThroughputPoint
 from edl.core.duration import rounded
-from edl.core.plural import by_host, counted, verb, workers
+from edl.core.plural import by_host, workers
 from edl.launch.output import wrapped
 
 ENDED_SHOWN = 10  # jobs that have ended, the newest, if the user did not ask for a state
@@ -205,9 +205,3 @@ def _differing(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str,
             both = isinstance(value, Mapping) and isinstance(other, Mapping)
             found[key] = _differing(value, other) if both and other else value
     return found
-
-
-def left_out(count: int) -> str:
-    """Return the sentence that says that ``count`` jobs that have ended are not shown."""
-    more = counted(count, "more job")
-    return f"{more} {verb(count, 'has', 'have')} ended: `edl list --state ended`"
