@@ -27,6 +27,7 @@ setup(
         "filelock>=4.2,<5",
         "msgspec>=0.19,<1",
         "PyYAML>=6,<7",  # job manifests; its events have the lines that messages name
+        "prometheus_client>=0.22,<1",  # of GET /metrics; imported when it is first asked for
         "google-crc32c>=1.5,<2",  # the checksums of TFRecord files and of edl's own indexes
     ],
     extras_require={

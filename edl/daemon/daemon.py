@@ -8,14 +8,12 @@ ZooKeeper is away. While its worker leads, it also runs :class:`edl.leader.leade
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from edl.chaos import endpoints
 from edl.config import Config
@@ -26,7 +24,6 @@ from edl.coordination.job_store import JobStore
 from edl.coordination.lost_job import WorkersLostJob
 from edl.coordination.session import Session
 from edl.core.events import Details, Event, LogFailedDetails, ZookeeperBackDetails
-from edl.core.job.fits import as_json
 from edl.core.job.signature import ScriptOfJob
 from edl.core.job.stall import FOR_GRADIENTS, FOR_NUMBERS
 from edl.core.job_spec import JobSettings
@@ -40,6 +37,7 @@ from edl.core.records import (
     Stage,
 )
 from edl.core.sizes import Sizes
+from edl.daemon.answers import WorkerAnswers
 from edl.daemon.candidate import Candidate
 from edl.daemon.ending import JobEndEndpoint
 from edl.daemon.job_policy import PolicyInZooKeeper
@@ -47,8 +45,7 @@ from edl.daemon.outage import Outage
 from edl.daemon.own_log import OwnLog
 from edl.daemon.pending_writes import PendingWrites
 from edl.errors import ConfigError, CoordinationError, UnknownJob
-from edl.http.client import MODEL_PATH, ask_all, script_of
-from edl.http.server import HttpRequest
+from edl.http.client import ask_all, script_of
 from edl.http.signing import Authenticator, http_key
 from edl.leader.leader import LeaderTerm
 from edl.ring.rendezvous import RendezvousServer
@@ -135,10 +132,13 @@ class Daemon:
         key = http_key(config.secret, config.job)
         self._authenticator = Authenticator(key)
         self._ending = JobEndEndpoint(key, shared.announce)
-        self._server = RendezvousServer(
-            config.own_address, health=self._health, guard=self._authenticator
-        )
         self._watch = ThreadWatch()
+        self._answers = WorkerAnswers(
+            config, shared, self._store, self._pending_writes, self._watch
+        )
+        self._server = RendezvousServer(
+            config.own_address, health=self._answers.health, guard=self._authenticator
+        )
         self._wake = threading.Event()
         self.policy = PolicyInZooKeeper(self._store.policy, lambda: self.away, self._wake.set)
         self._lock = threading.Lock()
@@ -185,7 +185,7 @@ class Daemon:
         if self.settings.chaos:
             endpoints.add_endpoints(self._server, self._session, self._ring)
         self._ending.add_to(self._server)
-        self._server.add_route(MODEL_PATH, self._answer_model, "application/json")
+        self._answers.add_to(self._server)
         self._shared.leads(leader)
         self._shared.policy_is(policy)
         self._server.start()
@@ -485,7 +485,7 @@ class Daemon:
 
     def _announce(self, generation: Generation) -> None:
         """Hand a new generation to the training thread, the rendezvous server and ``/end``."""
-        self._newest = generation.number
+        self._newest = self._answers.newest_generation = generation.number
         # Workers that still wait in an older rendezvous wait in vain: this fails them now.
         self._server.announce(generation.scope)
         self._scope = generation.scope
@@ -576,25 +576,3 @@ class Daemon:
         )
         self._shared.leads(Leader(leadership.term, member.id))
         return term
-
-    def _answer_model(self, _request: HttpRequest) -> tuple[int, bytes]:
-        """Answer an HTTP request for the shapes of the model's tensors and the script's fits.
-
-        The result is (200, a JSON object with the keys ``signature`` (the shapes), ``begun`` (how
-        many fits the script has begun) and ``done`` (the fits that have ended)).
-        """
-        fits = self._shared.fits
-        said = {"signature": self._shared.signature(), "begun": fits.begun}
-        return 200, json.dumps({**said, "done": as_json(fits.done)}).encode()
-
-    def _health(self) -> Mapping[str, Any]:
-        """Return the JSON object for ``GET /health``: worker, run, stage, progress, activity."""
-        member = self._pending_writes.member
-        return {
-            "worker": member.name if member else None,
-            "run": self.run if member else None,
-            "stage": member.stage if member else None,
-            "newest_generation": self._newest,
-            **self._shared.progress.for_others(time.monotonic()),
-            "activity": self._watch.look().to_json(),
-        }

@@ -23,6 +23,7 @@ from edl.http.signing import SCHEME, authorization
 ASK_AT_ONCE = 32
 END_PATH = "/end"
 MODEL_PATH = "/model"
+METRICS_PATH = "/metrics"  # of workers and agents, as Prometheus asks by default
 MODEL_S = 5.0  # for one worker to say what its model is
 END_TOLD_S = 5.0  # for one worker to answer that it knows
 

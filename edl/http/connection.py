@@ -48,6 +48,7 @@ class HttpRequest:
         query: The part of the target after the first "?"; empty without one.
         body: The body; empty without one.
         authorization: The value of the header ``Authorization``; empty without one.
+        accept: The value of the header ``Accept``; empty without one.
     """
 
     method: str
@@ -55,6 +56,7 @@ class HttpRequest:
     query: str
     body: bytes
     authorization: str = ""
+    accept: str = ""
 
     @property
     def target(self) -> str:
@@ -118,7 +120,7 @@ class Connection(asyncio.Protocol):
         self._target = b""
         self._header_bytes = 0
         self._room = TARGET_BYTES + HEADER_BYTES  # bytes that may still arrive
-        self._authorization = b""
+        self._authorization = self._accept = b""
         self._body = bytearray()
         self._complete = False
         self._task: asyncio.Task[None] | None = None
@@ -194,7 +196,7 @@ class Connection(asyncio.Protocol):
             raise _TooLarge(414)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep the header ``Authorization``; refuse too long headers or a too large body.
+        """Keep ``Authorization`` and ``Accept``; refuse too long headers or a too large body.
 
         All headers together may have 32 KiB (``HEADER_BYTES``), and the body, by its
         Content-Length, 16 MiB (``BODY_BYTES``).
@@ -211,6 +213,8 @@ class Connection(asyncio.Protocol):
             raise _TooLarge(431)
         if name.lower() == b"authorization":
             self._authorization = value
+        if name.lower() == b"accept":
+            self._accept = value
         if name.lower() == b"content-length" and value.isdigit() and int(value) > BODY_BYTES:
             raise _TooLarge(413)
 
@@ -245,8 +249,8 @@ class Connection(asyncio.Protocol):
         self._timer.cancel()
         path, _, query = _origin_form(self._target.decode("latin-1")).partition("?")
         method = self._parser.get_method().decode("latin-1")
-        given = self._authorization.decode("latin-1")
-        request = HttpRequest(method, path, query, bytes(self._body), given)
+        given, accept = self._authorization.decode("latin-1"), self._accept.decode("latin-1")
+        request = HttpRequest(method, path, query, bytes(self._body), given, accept)
         self._task = self._loop.create_task(self._answer(request))
 
     async def _answer(self, request: HttpRequest) -> None:

@@ -18,7 +18,7 @@ import json
 import logging
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -40,7 +40,7 @@ class Route:
     """The handler of all paths with one prefix, as :meth:`DaemonServer.add_route` stores it.
 
     Attributes:
-        handler: A function of a request that returns the status and the body of the answer.
+        handler: A function of a request that returns the answer, as :data:`Handler` says.
         content_type: The header ``Content-Type`` of the answers.
         changes: Whether requests change something, so that only signed ones, of any method, are
             handled. If False, GET and HEAD are handled, signed or not.
@@ -51,8 +51,9 @@ class Route:
     changes: bool
 
 
-Handler = Callable[[HttpRequest], tuple[int, bytes]]
-"""Answers a request with status and body. Runs on the loop, so it must not block."""
+Handler = Callable[[HttpRequest], tuple[int, bytes] | Awaitable[Response]]
+"""Answers a request with status and body, or with an awaitable of an answer with a content type of
+its own. Runs on the loop, so it must not block."""
 
 
 class DaemonServer:
@@ -169,9 +170,10 @@ class DaemonServer:
 
         Args:
             prefix: The path, such as "/end", which also stands for "/end/" and "/end/now".
-            handler: A function of a request that returns a pair, status and body. It runs on the
-                server's thread, so it must not block. If it raises, the answer is 500.
-            content_type: The header ``Content-Type`` of the answers.
+            handler: A function of a request that returns a pair, status and body, or an awaitable
+                of a :class:`Response`. It runs on the server's thread, so it must not block. If it
+                raises, the answer is 500.
+            content_type: The header ``Content-Type`` of the answers that are pairs.
             changes: Whether the requests change something. If True, the handler gets requests with
                 any method, but signed ones only; others are answered with 401. If False, it gets
                 requests with the method GET or HEAD, signed or not; others are answered with 405.
@@ -260,7 +262,7 @@ class DaemonServer:
         """
         route = self._route(request.path)
         if route is not None:
-            return self._refusal(route, request) or self._answer_route(route, request)
+            return self._refusal(route, request) or await self._answer_route(route, request)
         return await self.answer_other(request)
 
     def _refusal(self, route: Route, request: HttpRequest) -> Response | None:
@@ -287,7 +289,7 @@ class DaemonServer:
         return Response(401, nonce=guard.nonce())
 
     @staticmethod
-    def _answer_route(route: Route, request: HttpRequest) -> Response:
+    async def _answer_route(route: Route, request: HttpRequest) -> Response:
         """Return the answer of a route's handler to a request; 500, and a log entry, if it raises.
 
         Args:
@@ -295,11 +297,13 @@ class DaemonServer:
             request: The request, which is not refused.
         """
         try:
-            status, body = route.handler(request)
+            answer = route.handler(request)
+            if not isinstance(answer, tuple):
+                return await answer
         except Exception:
             logger.exception("the handler of %s failed", request.path)
             return Response(500, content_type=route.content_type)
-        return Response(status, body, route.content_type)
+        return Response(*answer, route.content_type)
 
     def _route(self, path: str) -> Route | None:
         """Return the route whose prefix is the longest that ``path`` has; None if none fits.

@@ -17,6 +17,7 @@ from edl.core.policy.file import PolicyFile, parse_policy
 from edl.core.policy.ring_report import NO_REPORT, RingReport
 from edl.core.progress import WorkerProgress
 from edl.core.records import END, NO_POLICY, Generation, JobPolicy, JobState, Leader
+from edl.core.step_totals import StepTotals
 from edl.errors import UsageError, WorkerEvicted
 
 
@@ -42,6 +43,7 @@ class SharedState:
             an empty dict before the script has a model.
         fits: the fits (calls of ``fit``) that this worker's script has done and begun, for
             newcomers.
+        step_totals: the times of all steps of this worker, for its metrics.
     """
 
     worker: int = -1
@@ -53,6 +55,7 @@ class SharedState:
     evicted: frozenset[int] = frozenset()  # all workers that the leader has evicted
     signature: Callable[[], Signature] = dict  # of this worker's model, for newcomers
     fits: ScriptFits = NO_FITS  # of this worker's script, for newcomers
+    step_totals: StepTotals = field(default_factory=StepTotals)
     _lock: Condition = field(init=False)
     _generations: dict[int, Generation] = field(default_factory=dict)
     _announced_at: float = 0.0

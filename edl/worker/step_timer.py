@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from edl.core.step.step_record import us
+from edl.core.step_totals import StepTotals
 
 MEDIAN_OF_STEPS = 50
 
@@ -35,10 +36,12 @@ class StepTimer:
 
     Args:
         now_s: returns the time of a monotonic clock, in seconds.
+        totals: counts the times of all steps, for metrics; None: nobody asks for them.
     """
 
-    def __init__(self, now_s: Callable[[], float]) -> None:
+    def __init__(self, now_s: Callable[[], float], totals: StepTotals | None = None) -> None:
         self._now_s = now_s
+        self._totals = totals or StepTotals()
         self.steps_here = 0  # steps completed in this generation
         self.entered_at = 0  # the step after which this generation began
         self.waiting_since = self.ended = self._entered = self._now_s()
@@ -98,6 +101,8 @@ class StepTimer:
             self.first_step_us = us(now - self._entered)
         else:
             self._durations.append(now - self.ended)
+            self._totals.durations.observe(now - self.ended)
+        self._totals.add(self.compute_us, self.data_us, self.reduce_us)
         self.ended = now
 
     @property

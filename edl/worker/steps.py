@@ -75,7 +75,7 @@ class WorkerSteps(ABC):
         self.wants_to_stop = False
         self._shared = shared
         self._switching = switching
-        self.timer = StepTimer(shared.clock.now_s)
+        self.timer = StepTimer(shared.clock.now_s, shared.step_totals)
         self.slowest = Slowest()
         self._size_request = wishes
         self._pending: Any = None  # the handle of this worker's step record that was sent

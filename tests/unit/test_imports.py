@@ -233,6 +233,16 @@ def test_the_api_is_imported_when_it_is_served(module: str) -> None:
 
 
 @in_each(MODULES)
+def test_the_library_for_metrics_is_imported_when_they_are_asked_for(module: str) -> None:
+    """It takes 30 ms, which no worker pays at its start."""
+    if module != "http/exposition.py":
+        assert not any(within(name, "prometheus_client") for name in imports_of(module)), module
+    for node in tree_of(module).body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            assert "prometheus_client" not in ast.unparse(node), module
+
+
+@in_each(MODULES)
 def test_frameworks_are_imported_in_their_own_package_only(module: str) -> None:
     for name in imports_of(module):
         for framework, part in ONLY_IN.items():

@@ -1,0 +1,101 @@
+"""Answer what others ask a worker at its HTTP port: its health, its model and its metrics.
+
+:class:`WorkerAnswers` does it. All of them are open: they need no signature.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from edl import __version__
+from edl.config import Config
+from edl.coordination.job_store import JobStore
+from edl.core.job.fits import as_json
+from edl.core.metric import Sample
+from edl.core.worker_metrics import WorkerFacts, worker_samples
+from edl.daemon.pending_writes import PendingWrites
+from edl.http.client import METRICS_PATH, MODEL_PATH
+from edl.http.exposition import MetricsPage
+from edl.http.server import DaemonServer, HttpRequest
+from edl.worker.activity import ThreadWatch
+from edl.worker.shared_state import SharedState
+
+
+class WorkerAnswers:
+    """The routes of a worker's HTTP port that only tell something about this worker.
+
+    The server's thread calls them. They read what the other threads keep anyway, and wait for
+    nothing.
+
+    Attributes:
+        newest_generation: the number of the newest generation that the daemon has read; it sets it.
+
+    Args:
+        config: the configuration of this process.
+        shared: the state that the daemon thread and the training thread share.
+        store: the job in ZooKeeper; only its run and its session's state are read.
+        pending_writes: knows this worker's member record.
+        watch: knows what the training thread does.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        shared: SharedState,
+        store: JobStore,
+        pending_writes: PendingWrites,
+        watch: ThreadWatch,
+    ) -> None:
+        self.newest_generation = 0
+        self._config = config
+        self._shared = shared
+        self._store = store
+        self._pending_writes = pending_writes
+        self._watch = watch
+
+    def add_to(self, server: DaemonServer) -> None:
+        """Add the routes for the model and the metrics to ``server``, which knows the health."""
+        server.add_route(MODEL_PATH, self._model, "application/json")
+        server.add_route(METRICS_PATH, MetricsPage(self._metrics))
+
+    def health(self) -> Mapping[str, Any]:
+        """Return the JSON object for ``GET /health``: worker, run, stage, progress, activity."""
+        member = self._pending_writes.member
+        return {
+            "worker": member.name if member else None,
+            "run": self._store.nodes.run if member else None,
+            "stage": member.stage if member else None,
+            "newest_generation": self.newest_generation,
+            **self._shared.progress.for_others(time.monotonic()),
+            "activity": self._watch.look().to_json(),
+        }
+
+    def _model(self, _request: HttpRequest) -> tuple[int, bytes]:
+        """Answer an HTTP request for the shapes of the model's tensors and the script's fits.
+
+        The result is (200, a JSON object with the keys ``signature`` (the shapes), ``begun`` (how
+        many fits the script has begun) and ``done`` (the fits that have ended)).
+        """
+        fits = self._shared.fits
+        said = {"signature": self._shared.signature(), "begun": fits.begun}
+        return 200, json.dumps({**said, "done": as_json(fits.done)}).encode()
+
+    def _metrics(self) -> Iterable[Sample]:
+        """Return the values of this worker's metrics at this moment."""
+        leader, worker = self._shared.leader, self._shared.worker
+        return worker_samples(
+            WorkerFacts(
+                version=__version__,
+                job=self._store.name,
+                host=self._config.host,
+                worker=f"w{worker}" if worker >= 0 else "",
+                leads=leader is not None and leader.worker == worker,
+                connected=self._store.session.connected,
+                progress=self._shared.progress,
+                totals=self._shared.step_totals,
+                now_s=time.monotonic(),
+            )
+        )

@@ -1,0 +1,135 @@
+"""Write metrics in the formats that Prometheus reads, for the route ``GET /metrics``.
+
+The library ``prometheus_client`` is imported when metrics are first asked for, in a thread of its
+own: it takes 30 ms of processor time, for which the event loop must go on to answer others. So a
+process that nobody scrapes pays nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import threading
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING
+
+from edl.core.metric import Histogram, Metric, MetricType, Sample
+from edl.http.connection import HttpRequest, Response
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric as Family
+
+_LIBRARY = ("prometheus_client.core", "prometheus_client.exposition")
+_loading = threading.Lock()
+
+
+class MetricsPage:
+    """The handler of ``GET /metrics``; give it to :meth:`edl.http.server.DaemonServer.add_route`.
+
+    The answer is in OpenMetrics if the client asks for that, else in the text format of Prometheus.
+    It also has the usual metrics of a process: its processor time, memory and open files.
+
+    Args:
+        samples: returns the values of all metrics at this moment. It runs on the event loop's
+            thread, so it must not block.
+    """
+
+    def __init__(self, samples: Callable[[], Iterable[Sample]]) -> None:
+        self._samples = samples
+
+    def __call__(self, request: HttpRequest) -> Awaitable[Response]:
+        """Return an awaitable of the answer to ``request``, whose header Accept is looked at."""
+        return self._answer(request.accept)
+
+    async def _answer(self, accept: str) -> Response:
+        """Return the metrics in the format that ``accept``, a header of that name, asks for."""
+        await asyncio.to_thread(_load)
+        body, content_type = exposition([*self._samples()], accept)
+        return Response(200, body, content_type)
+
+
+def _load() -> None:
+    """Import the library, unless it is imported."""
+    with _loading:
+        for name in _LIBRARY:
+            importlib.import_module(name)
+
+
+def exposition(samples: Iterable[Sample], accept: str = "") -> tuple[bytes, str]:
+    """Return metrics as text, and the content type of that text.
+
+    Args:
+        samples: the values; those of one metric need not stand together.
+        accept: the header ``Accept`` of the client, which chooses the format.
+    """
+    from prometheus_client import CollectorRegistry, ProcessCollector
+    from prometheus_client.exposition import choose_encoder
+
+    by_metric: dict[Metric, list[Sample]] = {}
+    for sample in samples:
+        by_metric.setdefault(sample.metric, []).append(sample)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(by_metric))  # type: ignore[arg-type]  # it has what is called
+    ProcessCollector(registry=registry)
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type
+
+
+class _Collector:
+    """A collector of the library that gives values that are there already.
+
+    Args:
+        samples: the values of each metric.
+    """
+
+    def __init__(self, samples: dict[Metric, list[Sample]]) -> None:
+        self._samples = samples
+
+    def collect(self) -> Iterable[Family]:
+        """Yield each metric with its values, as the library's registry asks for them."""
+        for metric, samples in self._samples.items():
+            yield _family(metric, samples)
+
+
+def _family(metric: Metric, samples: list[Sample]) -> Family:
+    """Return a metric and its values as an object of the library.
+
+    Args:
+        metric: the metric.
+        samples: its values, one for each combination of labels.
+    """
+    from prometheus_client import core
+
+    name, labels, help = metric.name, metric.labels, metric.help
+    if metric.type is MetricType.HISTOGRAM:
+        buckets = core.HistogramMetricFamily(name, help, labels=labels)
+        for one in samples:
+            assert isinstance(one.value, Histogram)
+            buckets.add_metric(one.labels, *_cumulated(one.value))
+        return buckets
+    numbers = [(one.labels, one.value) for one in samples if not isinstance(one.value, Histogram)]
+    if metric.type is MetricType.INFO:
+        told = core.InfoMetricFamily(name.removesuffix("_info"), help)
+        for values, _ in numbers:
+            told.add_metric((), dict(zip(labels, values, strict=True)))
+        return told
+    counts = metric.type is MetricType.COUNTER
+    kind = core.CounterMetricFamily if counts else core.GaugeMetricFamily
+    family = kind(name, help, labels=labels)
+    for values, value in numbers:
+        family.add_metric(values, value)
+    return family
+
+
+def _cumulated(values: Histogram) -> tuple[list[tuple[str, float]], float]:
+    """Return the buckets of a histogram as Prometheus has them, and the sum of its values.
+
+    Each bucket is its limit as a text, and how many values are not above that.
+    """
+    from prometheus_client.utils import floatToGoString
+
+    total, buckets = 0, []
+    for bound, count in zip((*values.bounds, float("inf")), values.counts, strict=True):
+        total += count
+        buckets.append((floatToGoString(bound), float(total)))
+    return buckets, values.sum
