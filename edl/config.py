@@ -74,6 +74,10 @@ class Config:
     leave_within_s: float | None = None  # for the workers of a host to leave, after a signal to
     # its agent; None: as long as it takes
 
+    metrics_port: int | None = setting(
+        None, "where an agent serves the job's metrics; 0: at any port", least=0, most=65535
+    )
+
     # no answer for this long, from a worker in whose ring no step completes and that has left
     # ZooKeeper: it is frozen, and its agent ends it; three times as long when it has not left
     frozen_s: float = 10.0

@@ -29,12 +29,15 @@ from edl.core.cluster.throughput_curve import ThroughputPoint
 from edl.core.event_explanations import EXPLANATIONS
 from edl.core.events import DETAILS, EventKind, SwitchParts
 from edl.core.host.exit_codes import EXIT_CODES, MEANINGS, AgentResult
+from edl.core.job_metrics import JOB_METRICS
 from edl.core.job_spec import JobSettings
 from edl.core.job_summary import JobSummary
+from edl.core.metric import Metric
 from edl.core.progress import TrainingStatus
 from edl.core.settings import row
 from edl.core.sizes import Sizes
 from edl.core.status import JobStatus, MemberStatus
+from edl.core.worker_metrics import WORKER_METRICS
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 BLOCK = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -126,6 +129,27 @@ def _sentence(record: type) -> str:
     """Return the docstring in one line, as the middle of a row: when the event is logged."""
     text = " ".join((inspect.getdoc(record) or "").split()).removesuffix(".")
     return text.removeprefix("An event logged ").removeprefix("when ")
+
+
+# --- metrics
+
+
+def worker_metrics() -> str:
+    """Return the table of the metrics of a worker."""
+    return _metrics(WORKER_METRICS)
+
+
+def job_metrics() -> str:
+    """Return the table of the metrics that an agent gives of its job."""
+    return _metrics(JOB_METRICS)
+
+
+def _metrics(declared: tuple[Metric, ...]) -> str:
+    rows = (
+        (f"`{one.name}`", one.type, ", ".join(f"`{label}`" for label in one.labels), one.help)
+        for one in declared
+    )
+    return _table(("metric", "type", "labels", "meaning"), rows)
 
 
 # --- settings
@@ -377,6 +401,7 @@ TABLES = {
     "event-explanations": event_explanations,
     "events": events,
     "job-life": job_life,
+    "job-metrics": job_metrics,
     "job-summary": job_summary,
     "manifest": manifest,
     "manifest-batch": manifest_batch,
@@ -392,6 +417,7 @@ TABLES = {
     "status": status,
     "switch-parts": switch_parts,
     "throughput-point": throughput_point,
+    "worker-metrics": worker_metrics,
 }
 
 if __name__ == "__main__":

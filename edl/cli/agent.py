@@ -11,6 +11,7 @@ from edl.cli.common import (
     AddressOption,
     HostOption,
     InterfaceOption,
+    MetricsPortOption,
     ZooKeeperOption,
     check_own_name,
 )
@@ -44,6 +45,7 @@ def agent(
     host: HostOption = None,
     address: AddressOption = None,
     network_interface: InterfaceOption = None,
+    metrics_port: MetricsPortOption = None,
     zookeeper: ZooKeeperOption = None,
     quiet: Annotated[
         bool,
@@ -62,6 +64,7 @@ def agent(
             host=host,
             address=address,
             network_interface=network_interface,
+            metrics_port=metrics_port,
             zookeeper=zookeeper,
         )
         line.knows(host=settings.host)

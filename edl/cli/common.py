@@ -70,6 +70,15 @@ AddressOption = Annotated[
     str | None,
     typer.Option("--address", help="Where other hosts reach this one.", show_default=False),
 ]
+MetricsPortOption = Annotated[
+    int | None,
+    typer.Option(
+        "--metrics-port",
+        metavar="PORT",
+        help="Serve the job's metrics for Prometheus there; 0: at any port. Default: not at all.",
+        show_default=False,
+    ),
+]
 InterfaceOption = Annotated[
     str | None,
     typer.Option(

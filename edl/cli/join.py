@@ -12,6 +12,7 @@ from edl.cli.common import (
     BorrowedFileOption,
     HostOption,
     InterfaceOption,
+    MetricsPortOption,
     ZooKeeperOption,
     check_own_name,
 )
@@ -53,6 +54,7 @@ def join(
     host: HostOption = None,
     address: AddressOption = None,
     network_interface: InterfaceOption = None,
+    metrics_port: MetricsPortOption = None,
     zookeeper: ZooKeeperOption = None,
     as_json: LastLineOption = False,
 ) -> None:
@@ -65,6 +67,7 @@ def join(
             host=host,
             address=address,
             network_interface=network_interface,
+            metrics_port=metrics_port,
             zookeeper=zookeeper,
             borrowed_file=borrowed_file,
         )

@@ -14,6 +14,7 @@ from edl.cli.common import (
     BorrowedFileOption,
     HostOption,
     InterfaceOption,
+    MetricsPortOption,
     ZooKeeperOption,
     check_own_name,
     console,
@@ -67,6 +68,7 @@ def run(
     host: HostOption = None,
     address: AddressOption = None,
     network_interface: InterfaceOption = None,
+    metrics_port: MetricsPortOption = None,
     or_join: Annotated[
         bool,
         typer.Option(
@@ -115,6 +117,7 @@ def run(
             host=host,
             address=address,
             network_interface=network_interface,
+            metrics_port=metrics_port,
             zookeeper=zookeeper,
             borrowed_file=borrowed_file,
             resume=_resume(resume, resume_auto, resume_from),

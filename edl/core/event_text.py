@@ -46,3 +46,9 @@ def without_step_s(parts: SwitchParts) -> float:
 def _ms(seconds: float) -> str:
     """Return ``seconds`` as a whole number of milliseconds, without a unit."""
     return f"{1000.0 * seconds:.0f}"
+
+
+def longest_stall(switch: SwitchDetails) -> SwitchParts | None:
+    """Return the parts of the old worker that ``switch`` held up longest; None if it had none."""
+    old = [parts for parts in switch.workers.values() if parts.role == "old"]
+    return max(old, key=lambda parts: parts.stall_s, default=None)

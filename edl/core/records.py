@@ -262,6 +262,7 @@ class Host(Record):
             here nor in ``devices`` is free for other jobs.
         machine: a name of the machine and the pid namespace of the agent, so that a process there
             can say whether the agent has died; empty: not known.
+        metrics_port: the port on which the agent serves the metrics of the job; 0: it serves none.
     """
 
     name: str
@@ -274,6 +275,7 @@ class Host(Record):
     devices: tuple[int, ...] = ()  # on which it may start workers
     busy: tuple[int, ...] = ()  # that living processes use
     machine: str = ""
+    metrics_port: int = 0
 
 
 @dataclass(frozen=True)

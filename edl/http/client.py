@@ -24,6 +24,7 @@ ASK_AT_ONCE = 32
 END_PATH = "/end"
 MODEL_PATH = "/model"
 METRICS_PATH = "/metrics"  # of workers and agents, as Prometheus asks by default
+TARGETS_PATH = "/targets"  # of agents: where all metrics of the job are
 MODEL_S = 5.0  # for one worker to say what its model is
 END_TOLD_S = 5.0  # for one worker to answer that it knows
 

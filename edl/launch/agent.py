@@ -75,12 +75,11 @@ class Agent(Supervisor[AgentState]):
         joined: whether the first SIGINT, SIGTERM or SIGHUP makes this host leave the job, and other
             hosts replace its workers, instead of ending the job. It stays if too few workers would
             be left. A second signal kills the workers on this host in any case.
-        ends_job: whether a signal ends the job, even with ``joined``, if no worker is desired on
-            any other host.
-        on_snapshot: called with the job's records each time the agent has read them; None to call
-            nothing.
+        ends_job: whether a signal ends the job, even with ``joined``, if no other host has workers.
+        on_snapshot: called with the job's records each time the agent has read them.
         stack_signal: the number of the signal at which workers write their stacks; 0 for none.
-        meanwhile: a context manager that is entered while ``run()`` runs; None for none.
+        on_event: called with each event of the job that the agent reads.
+        meanwhile: entered while ``run()`` runs; gives the port of the metrics, 0 for none.
         borrowed_file: the file with the number of slots of this host that the job borrows, which
             need not exist; None if the user has named no file.
         reclaim_s: the time in seconds in which borrowed slots must be free, if a request to give
@@ -104,9 +103,10 @@ class Agent(Supervisor[AgentState]):
         np: int = 0,
         joined: bool = False,
         ends_job: bool = False,
-        on_snapshot: Callable[[Snapshot], None] | None = None,
+        on_snapshot: Callable[[Snapshot], None] = lambda _: None,
         stack_signal: int = 0,
-        meanwhile: AbstractContextManager[None] | None = None,
+        on_event: Callable[[Event], None] = lambda _: None,
+        meanwhile: AbstractContextManager[int] | None = None,
         borrowed_file: Path | None = None,
         reclaim_s: float = 30.0,
         leave_within_s: float | None = None,
@@ -138,7 +138,8 @@ class Agent(Supervisor[AgentState]):
         self._joined = joined
         self._ends_job = ends_job
         self._on_snapshot = on_snapshot
-        self._meanwhile = meanwhile or nullcontext()
+        self._on_event = on_event
+        self._meanwhile = meanwhile or nullcontext(0)
         self._leaves = LeaseTerms(within_s=leave_within_s)
         self._borrowed = BorrowedSlots(store, host.name, borrowed_file, reclaim_s, self._say_once)
         self._written: Host | None = None  # what our node says
@@ -152,7 +153,8 @@ class Agent(Supervisor[AgentState]):
     @contextmanager
     def _around(self) -> Iterator[None]:
         owner = nullcontext() if self._joined else written_down(self._logs, self._host.pid)
-        with self._output, self._meanwhile, owner, self._borrowed.signals():
+        with self._output, self._meanwhile as port, owner, self._borrowed.signals():
+            self._host = replace(self._host, metrics_port=port)
             self._await_former()
             yield
 
@@ -280,8 +282,7 @@ class Agent(Supervisor[AgentState]):
             if process.worker is not None:
                 self._output.name(process.attempt_id, process.name)
                 self._workers.name(process.attempt_id, process.name)
-        if self._on_snapshot is not None:
-            self._on_snapshot(snapshot)
+        self._on_snapshot(snapshot)
 
     def _show_events(self, snapshot: Snapshot, now: float) -> None:
         for line in self._headlines.take(self._new_events(), snapshot.desired.np, now):
@@ -290,6 +291,7 @@ class Agent(Supervisor[AgentState]):
     def _new_events(self) -> Iterator[Event]:
         for event in super()._new_events():
             self._newest_step = max(self._newest_step, event.step)
+            self._on_event(event)
             yield event
 
     def _follow(self, snapshot: Snapshot, now: float) -> None:

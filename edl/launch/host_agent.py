@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from edl.launch.address import own_address
 from edl.launch.agent import Agent
 from edl.launch.command import check_command
 from edl.launch.job_garbage_collector import JobGarbageCollector
+from edl.launch.job_metrics import JobMetrics
 from edl.launch.machine import machine_name
 from edl.launch.output import Output
 from edl.launch.workers import EVENTS, log_directory
@@ -299,6 +301,22 @@ def _agent(
     secret = session.access.secret
     state, run = config.state_dir(), store.nodes.run
     keep(state, job.name, secret)
+    collector = JobGarbageCollector(
+        store, state, Retention(settings.keep_jobs, settings.keep_jobs_s)
+    )
+    metrics = JobMetrics(
+        here.address,
+        settings.metrics_port,
+        session.hosts,
+        lambda: session.connected,
+        display.output.note,
+    )
+
+    def on_snapshot(snapshot: Snapshot) -> None:
+        metrics.on_snapshot(snapshot)
+        if display.on_snapshot is not None:
+            display.on_snapshot(snapshot)
+
     return Agent(
         store,
         here,
@@ -316,15 +334,21 @@ def _agent(
         joined=role.joined,
         ends_job=role.ends_job,
         of_run=role.of_run,
-        on_snapshot=display.on_snapshot,
+        on_snapshot=on_snapshot,
+        on_event=metrics.on_event,
         stack_signal=settings.stack_signal,
-        meanwhile=JobGarbageCollector(
-            store, state, Retention(settings.keep_jobs, settings.keep_jobs_s)
-        ),
+        meanwhile=_beside(collector, metrics),
         borrowed_file=Path(settings.borrowed_file).absolute() if settings.borrowed_file else None,
         reclaim_s=settings.reclaim_s,
         leave_within_s=settings.leave_within_s,
     )
+
+
+@contextmanager
+def _beside(collector: JobGarbageCollector, metrics: JobMetrics) -> Iterator[int]:
+    """Remove old jobs and serve metrics during the ``with`` block; give the port of the metrics."""
+    with collector, metrics as port:
+        yield port
 
 
 def _keep_events(events: str, state: Path, job: str) -> None:

@@ -2,10 +2,35 @@
 
 from __future__ import annotations
 
-import pytest
+from collections import Counter
+from dataclasses import replace
+from typing import Any
 
-from edl.core.metric import Histogram, Metric, MetricType, Sample, counter, gauge, histogram
-from edl.core.progress import WorkerProgress
+import pytest
+from made import make_job
+
+from edl.core.events import (
+    Details,
+    Event,
+    GenerationDetails,
+    SwitchDetails,
+    SwitchParts,
+)
+from edl.core.job_metrics import JOB_METRICS, KINDS, EventCounts, job_samples, scrape_targets
+from edl.core.metric import (
+    BUILD_INFO,
+    Histogram,
+    Metric,
+    MetricType,
+    Sample,
+    counter,
+    gauge,
+    histogram,
+)
+from edl.core.progress import TrainingStatus, WorkerProgress
+from edl.core.records import Generation, Host, Member, RingMember, Stage
+from edl.core.snapshot import Snapshot
+from edl.core.status import job_status
 from edl.core.step_totals import StepTotals
 from edl.core.worker_metrics import WORKER_METRICS, WorkerFacts, worker_samples
 from edl.http.exposition import exposition
@@ -100,7 +125,7 @@ def test_open_metrics_for_a_client_that_asks_for_it() -> None:
     assert 'edl_worker_info{edl_job="digits",host="a",worker="w3"} 1.0' in lines
 
 
-@pytest.mark.parametrize("metric", WORKER_METRICS, ids=lambda one: one.name)
+@pytest.mark.parametrize("metric", {*WORKER_METRICS, *JOB_METRICS}, ids=lambda one: one.name)
 def test_names_follow_the_rules_of_prometheus(metric: Metric) -> None:
     suffixes = {MetricType.COUNTER: "_total", MetricType.INFO: "_info"}
     assert metric.name.startswith("edl_")
@@ -108,3 +133,137 @@ def test_names_follow_the_rules_of_prometheus(metric: Metric) -> None:
         assert metric.name.endswith(suffix) == (metric.type is kind)
     assert not metric.help.endswith(".")
     assert metric.help[0].isupper() or metric.help[0].isdigit()
+
+
+# --- of a job
+
+
+def event(details: Details, generation: int = 2) -> Event:
+    return Event(0.0, generation, 72, "why", details)
+
+
+def change(
+    joined: tuple[str, ...] = (), left: tuple[str, ...] = (), repair: bool = False, **more: Any
+) -> GenerationDetails:
+    return GenerationDetails(1, ("w0", "w1"), joined, left, repair, **more)
+
+
+@pytest.mark.parametrize(
+    ("details", "kind"),
+    [
+        (change(joined=("w0", "w1"), repair=True), "start"),
+        (change(joined=("w2",)), "join"),
+        (change(left=("w2",)), "leave"),
+        (change(joined=("w3",), left=("w2",)), "migrate"),
+        (change(left=("w2",), repair=True), "crash"),
+        (change(repair=True, failures={"w1": "the ring broke"}), "crash"),
+        (change(), "rebuild"),
+    ],
+)
+def test_a_new_ring_counts_by_what_led_to_it(details: GenerationDetails, kind: str) -> None:
+    counts = EventCounts()
+    counts.add(event(details))
+    samples = counts.samples()
+    assert value(samples, "edl_membership_changes_total", kind) == 1
+    assert sum(value(samples, "edl_membership_changes_total", one) for one in KINDS) == 1
+    assert value(samples, "edl_events_total", "generation") == 1
+
+
+def test_a_stall_is_that_of_the_old_worker_that_waited_longest() -> None:
+    """As `edl run` says it; a newcomer's time is its own."""
+    counts = EventCounts()
+    counts.add(event(change(joined=("w2",)), 3))
+    old = SwitchParts("old", wait_s=0.05, init_s=0.125, stall_s=0.2)
+    workers = {"w0": SwitchParts(stall_s=0.1), "w1": old, "w2": SwitchParts("new", stall_s=9.0)}
+    counts.add(event(SwitchDetails(3, workers), 3))
+    samples = counts.samples()
+    [stalls] = [one for one in samples if one.metric.name == "edl_stall_seconds"]
+    assert isinstance(stalls.value, Histogram)
+    assert (stalls.labels, sum(stalls.value.counts), stalls.value.sum) == (("join",), 1, 0.2)
+    assert value(samples, "edl_stall_part_seconds_total", "join", "init") == 0.125
+
+
+def test_the_first_ring_held_nobody_up() -> None:
+    counts = EventCounts()
+    counts.add(event(SwitchDetails(1, {"w0": SwitchParts("new", stall_s=1.0)})))
+    assert not [one for one in counts.samples() if one.metric.name == "edl_stall_seconds"]
+
+
+def member(worker: int, stage: Stage = Stage.ACTIVE) -> Member:
+    return Member(worker, "a", worker, "10.0.0.5", 4000 + worker, 100 + worker, "t", stage=stage)
+
+
+RING = Generation(
+    number=4,
+    term=1,
+    members=(RingMember(0, "a", 0, "10.0.0.5", 4000), RingMember(1, "a", 1, "10.0.0.5", 4001)),
+    state_source=0,
+    joined=(),
+    left=(2,),
+    reason="w2 left",
+)
+STATUS = TrainingStatus(
+    step=9, epoch_done=30, epoch_total=120, samples_per_s=8.5, updated_at_s=100.0, quiet_s=2.0
+)
+HOSTS = (Host("a", 3, "10.0.0.5", metrics_port=9400), Host("b", 1, "10.0.0.6"))
+NOW = Snapshot(
+    make_job(),
+    HOSTS,
+    (member(0), member(1), member(2, Stage.PREPARING)),
+    generation=RING,
+    status=STATUS,
+)
+
+
+def test_a_job_tells_what_its_status_says() -> None:
+    status = job_status(NOW, "zk:2181")
+    samples = job_samples(status, EventCounts(), True)
+    assert value(samples, "edl_job_info", status.job) == 1
+    assert value(samples, "edl_job_state", "running") == 1
+    assert value(samples, "edl_job_state", "failed") == 0
+    assert value(samples, "edl_job_steps_total") == status.step == 9
+    assert value(samples, "edl_ring_workers") == status.world_size == 2
+    assert value(samples, "edl_samples_per_second") == status.samples_per_s == 8.5
+    assert value(samples, "edl_epoch_progress_ratio") == 0.25
+    assert value(samples, "edl_last_step_timestamp_seconds") == 98.0
+    assert value(samples, "edl_slots") == 4
+    stages = Counter(str(one.stage) for one in status.members)
+    for stage, count in stages.items():
+        assert value(samples, "edl_workers", stage) == count
+
+
+def test_what_nobody_knows_is_left_out() -> None:
+    """Rather than being 0, which would be wrong."""
+    names = {one.metric.name for one in job_samples(job_status(NOW, "zk"), EventCounts(), True)}
+    assert not names & {
+        *("edl_remaining_samples", "edl_batch_size", "edl_gradient_noise_scale"),
+        "edl_straggler_ratio",
+    }
+
+
+def test_each_metric_of_a_job_can_have_a_value() -> None:
+    """And no metric is given that is not declared."""
+    full = replace(
+        job_status(NOW, "zk"),
+        max_np=4, left=7.0, global_batch=64, noise_scale=128.0,
+        slowest="w1", slowest_s=0.5, others_s=0.25,
+    )
+    counts = EventCounts()
+    counts.add(event(change(joined=("w2",))))
+    counts.add(event(SwitchDetails(1, {"w0": SwitchParts(stall_s=1.0)})))
+    samples = job_samples(full, counts, True)
+    assert {one.metric for one in samples} | {BUILD_INFO} == set(JOB_METRICS)
+    assert value(samples, "edl_straggler_ratio", "w1") == 2.0
+    exposition(samples, OPEN_METRICS)
+
+
+def test_prometheus_finds_agents_with_a_port_and_all_workers() -> None:
+    found = scrape_targets(NOW)
+    assert found[0] == {
+        "targets": ["10.0.0.5:9400"],
+        "labels": {"edl_job": NOW.job.name, "host": "a"},
+    }
+    assert [one["labels"].get("worker") for one in found] == [None, "w0", "w1", "w2"]
+    first = NOW.members[0]
+    assert found[1]["targets"] == [f"{first.address}:{first.port}"]
+    assert found[1]["labels"]["host"] == first.host

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from edl.core.event_text import without_step_s
+from edl.core.event_text import longest_stall, without_step_s
 from edl.core.events import (
     EndedDetails,
     Event,
@@ -22,7 +22,6 @@ from edl.core.events import (
     EvictedDetails,
     GenerationDetails,
     SwitchDetails,
-    SwitchParts,
 )
 from edl.core.host.process import LAST_LINE, UNSTARTED_EXIT, how
 from edl.core.plural import counted
@@ -194,7 +193,7 @@ class Headlines:
         if planned is None or planned.generation > event.generation:
             return []  # it was told already, without what it has cost
         self._planned = None
-        return [_line(planned) + _stood_still(details.workers)]
+        return [_line(planned) + _stood_still(details)]
 
     def _crash(self, wanted: int, seconds: float | None) -> list[str]:
         """Return the lines about the last crash, and forget the crash.
@@ -258,17 +257,15 @@ def _for(cause: str, count: int) -> str:
     return f"were {cause[4:]}" if count > 1 and cause.startswith("was ") else cause
 
 
-def _stood_still(workers: Mapping[str, SwitchParts]) -> str:
+def _stood_still(switch: SwitchDetails) -> str:
     """Return the clause "; the others stood still for 0.18 s", or an empty text if none paused.
 
-    The time is the longest pause among the workers that were in the ring before the switch, too.
-
-    Args:
-        workers: the parts of the switch (its times, and whether the worker is old or new) by the
-            worker's name.
+    The time is the longest pause among the workers that were in the ring before ``switch``, too.
     """
-    longest = max((parts.stall_s for parts in workers.values() if parts.role == "old"), default=0.0)
-    return f"; the others stood still for {_seconds(longest)}" if longest else ""
+    longest = longest_stall(switch)
+    if longest is None or not longest.stall_s:
+        return ""
+    return f"; the others stood still for {_seconds(longest.stall_s)}"
 
 
 def _seconds(seconds: float) -> str:

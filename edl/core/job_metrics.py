@@ -1,0 +1,230 @@
+"""Declare the metrics of a whole job that each of its agents gives, and return their values.
+
+They are the fields of a :class:`edl.core.status.JobStatus`, as `edl status` shows them, and counts
+of the job's events (:class:`EventCounts`), as `edl events` shows them. All agents of a job give the
+same values, so take their maximum over the agents, not their sum.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from edl.core.event_text import longest_stall
+from edl.core.events import Event, GenerationDetails, SwitchDetails
+from edl.core.metric import (
+    BUILD_INFO,
+    ZOOKEEPER_CONNECTED,
+    Histogram,
+    Sample,
+    counter,
+    gauge,
+    histogram,
+    info,
+    one_of,
+)
+from edl.core.records import JobState, Stage
+from edl.core.snapshot import Snapshot
+from edl.core.status import JobStatus
+
+STALL_BOUNDS_S = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+KINDS = ("start", "join", "leave", "migrate", "crash", "rebuild")
+PARTS = ("detect", "wait", "shutdown", "init", "broadcast", "first_step")
+KEPT = 100  # generations whose kind is kept until the event of their switch comes
+
+JOB_INFO = info("edl_job_info", "The name of the job; always 1", "edl_job")
+JOB_STATE = gauge("edl_job_state", "1 for the state that the job is in, 0 for the others", "state")
+WORKERS = gauge("edl_workers", "Workers that are in ZooKeeper, by stage", "stage")
+RING_WORKERS = gauge("edl_ring_workers", "Workers in the newest ring; 0 when the job is over")
+DESIRED = gauge("edl_desired_workers", "Workers that are wanted, on all hosts together")
+MIN_WORKERS = gauge("edl_min_workers", "With fewer workers the job pauses")
+MAX_WORKERS = gauge("edl_max_workers", "More workers are not started")
+SLOTS = gauge("edl_slots", "Slots of all hosts that have an agent")
+DISABLED_SLOTS = gauge("edl_disabled_slots", "Slots in which no worker is started any more")
+BORROWED = gauge("edl_borrowed_workers", "Workers that are wanted in borrowed slots")
+GENERATION = gauge("edl_generation", "Number of the newest ring; it rises with each change of it")
+TERM = gauge("edl_term", "Number of the newest leader's term; it rises with each new leader")
+HAS_LEADER = gauge("edl_has_leader", "1 while the worker that leads is in ZooKeeper, else 0")
+STEPS = counter("edl_job_steps_total", "Steps that the job has completed, as its leader says")
+EPOCH = gauge("edl_epoch", "Number of the epoch, from 0")
+EPOCH_PROGRESS = gauge(
+    "edl_epoch_progress_ratio", "Part of the epoch's samples that is trained, from 0 to 1"
+)
+REMAINING = gauge("edl_remaining_samples", "Samples to train until the end of the job, if known")
+UNTRAINED = counter(
+    "edl_untrained_samples_total",
+    "Samples that were not trained because the script left an epoch before its end",
+)
+SPEED = gauge("edl_samples_per_second", "Samples that all workers train in a second, over 3 s")
+LAST_STEP = gauge(
+    "edl_last_step_timestamp_seconds",
+    "When the job completed its newest step, in seconds since 1970, by the leader's clock",
+)
+BATCH = gauge("edl_batch_size", "Samples of a batch of all workers together, if edl knows it")
+NOISE = gauge("edl_gradient_noise_scale", "Gradient noise scale in samples, if it is measured")
+STRAGGLER = gauge(
+    "edl_straggler_ratio",
+    "How much longer than the others' median the slowest worker computes; only while one does",
+    "worker",
+)
+EVENTS = counter("edl_events_total", "Events of the job, as `edl events` shows them", "kind")
+CHANGES = counter(
+    "edl_membership_changes_total",
+    "New rings by what led to them: `start`, `join`, `leave`, `migrate` (both), `crash` (a ring "
+    "broke), `rebuild` (none of these)",
+    "kind",
+)
+STALL = histogram(
+    "edl_stall_seconds",
+    "How long a change of the ring held its old workers up, the longest of them",
+    "kind",
+)
+STALL_PARTS = counter(
+    "edl_stall_part_seconds_total",
+    "Time of these stalls by part: `wait`, `shutdown`, `init` and `broadcast` are the stall; "
+    "`detect` is before it, `first_step` after it",
+    "kind",
+    "part",
+)
+
+JOB_METRICS = (
+    *(BUILD_INFO, JOB_INFO, JOB_STATE, WORKERS, RING_WORKERS, DESIRED, MIN_WORKERS, MAX_WORKERS),
+    *(SLOTS, DISABLED_SLOTS, BORROWED, GENERATION, TERM, HAS_LEADER, STEPS, EPOCH, EPOCH_PROGRESS),
+    *(REMAINING, UNTRAINED, SPEED, LAST_STEP, BATCH, NOISE, STRAGGLER, EVENTS, CHANGES, STALL),
+    *(STALL_PARTS, ZOOKEEPER_CONNECTED),
+)
+
+
+class EventCounts:
+    """Counts of a job's events, as metrics: by kind, and how long changes of the ring took.
+
+    Give each event to :meth:`add`, in their order.
+    """
+
+    def __init__(self) -> None:
+        self._events: Counter[str] = Counter()
+        self._changes: Counter[str] = Counter()
+        self._stalls: dict[str, Histogram] = {}
+        self._parts: Counter[tuple[str, str]] = Counter()
+        self._kinds: dict[int, str] = {}
+
+    def add(self, event: Event) -> None:
+        """Count ``event``, an event of the job that was not given before."""
+        self._events[event.kind] += 1
+        if isinstance(event.details, GenerationDetails):
+            kind = kind_of_change(event.details)
+            self._changes[kind] += 1
+            self._kinds[event.generation] = kind
+            if len(self._kinds) > KEPT:
+                self._kinds.pop(next(iter(self._kinds)))
+        elif isinstance(event.details, SwitchDetails):
+            self._add_stall(event.details, self._kinds.get(event.generation, "rebuild"))
+
+    def _add_stall(self, switch: SwitchDetails, kind: str) -> None:
+        """Count how long a switch held up the old worker that waited longest, if it had any."""
+        longest = longest_stall(switch)
+        if longest is None:
+            return
+        self._stalls.setdefault(kind, Histogram(STALL_BOUNDS_S)).observe(longest.stall_s)
+        for part in PARTS:
+            self._parts[kind, part] += getattr(longest, f"{part}_s")
+
+    def samples(self) -> list[Sample]:
+        """Return the values of the metrics about events."""
+        return [
+            *(EVENTS(count, kind) for kind, count in self._events.copy().items()),
+            *(CHANGES(self._changes[kind], kind) for kind in KINDS),
+            *(STALL(values, kind) for kind, values in self._stalls.copy().items()),
+            *(STALL_PARTS(spent, *labels) for labels, spent in self._parts.copy().items()),
+        ]
+
+
+def kind_of_change(new: GenerationDetails) -> str:
+    """Return one of :data:`KINDS`: what led to the generation that ``new`` describes."""
+    if new.repair:
+        return "crash" if new.failures or new.left else "start"
+    if new.joined and new.left:
+        return "migrate"
+    return "join" if new.joined else "leave" if new.left else "rebuild"
+
+
+def job_samples(status: JobStatus, counts: EventCounts, connected: bool) -> list[Sample]:
+    """Return the values of the metrics of a job.
+
+    Values that nobody knows, such as the remaining samples of a stream, are left out.
+
+    Args:
+        status: the status of the job.
+        counts: counts of the job's events.
+        connected: whether this process is connected to ZooKeeper.
+    """
+    stages = Counter(member.stage for member in status.members)
+    return [
+        JOB_INFO(1, status.job),
+        *one_of(JOB_STATE, [*JobState], status.state),
+        *(WORKERS(stages[stage], stage) for stage in Stage),
+        RING_WORKERS(status.world_size),
+        DESIRED(sum((status.desired or status.assigned).values())),
+        MIN_WORKERS(status.min_np),
+        SLOTS(sum(status.hosts.values())),
+        DISABLED_SLOTS(len(status.disabled_slots)),
+        BORROWED(sum(status.borrowed.values())),
+        GENERATION(status.generation),
+        TERM(status.term),
+        HAS_LEADER(int(status.leader is not None)),
+        STEPS(status.step),
+        EPOCH(status.epoch),
+        UNTRAINED(status.untrained),
+        SPEED(status.samples_per_s),
+        ZOOKEEPER_CONNECTED(int(connected)),
+        *_known(status),
+        *counts.samples(),
+    ]
+
+
+def _known(status: JobStatus) -> list[Sample]:
+    """Return the values that not every job has, as far as this one has them.
+
+    ``status`` is the status of the job.
+    """
+    found = []
+    if status.max_np is not None:
+        found.append(MAX_WORKERS(status.max_np))
+    if status.epoch_total:
+        found.append(EPOCH_PROGRESS(status.epoch_done / status.epoch_total))
+    if status.left is not None:
+        found.append(REMAINING(status.left))
+    if status.updated_at_s and status.step:
+        found.append(LAST_STEP(status.updated_at_s - status.quiet_s))
+    if status.global_batch:
+        found.append(BATCH(status.global_batch))
+    if status.noise_scale is not None:
+        found.append(NOISE(status.noise_scale))
+    if status.slowest is not None and status.others_s:
+        found.append(STRAGGLER(status.slowest_s / status.others_s, status.slowest))
+    return found
+
+
+def scrape_targets(snapshot: Snapshot) -> list[Mapping[str, Any]]:
+    """Return where the metrics of a job are, as Prometheus' HTTP service discovery reads it.
+
+    These are all workers that are in ZooKeeper, and the agents that serve metrics. Each has the
+    labels ``edl_job``, ``host`` and, for a worker, ``worker``. ``snapshot`` has the job's records.
+    """
+    job = snapshot.job.name
+    agents = [
+        _target(host.address, host.metrics_port, edl_job=job, host=host.name)
+        for host in snapshot.hosts
+        if host.metrics_port
+    ]
+    workers = [
+        _target(one.address, one.port, edl_job=job, host=one.host, worker=one.name)
+        for one in snapshot.members
+    ]
+    return agents + workers
+
+
+def _target(address: str, port: int, **labels: str) -> Mapping[str, Any]:
+    """Return one target with its labels, as :func:`scrape_targets` lists it."""
+    return {"targets": [f"{address}:{port}"], "labels": labels}
