@@ -65,7 +65,7 @@ missing_packages() {
 sys.exit(not (pathlib.Path(sysconfig.get_path("include")) / "Python.h").is_file())' || echo python3-dev
 }
 
-# What only tests run: hosts with ssh, and the recipes for Slurm and systemd.
+# What only tests run: hosts with ssh, and the recipes for Slurm, systemd and Prometheus.
 missing_test_packages() {
     local PATH=$PATH:/usr/sbin:/sbin
     command -v openssl >/dev/null || echo openssl
@@ -75,6 +75,7 @@ missing_test_packages() {
     command -v sbatch >/dev/null || echo slurm-client
     command -v slurmctld >/dev/null || echo slurmctld # it starts nothing without a configuration
     command -v slurmd >/dev/null || echo slurmd
+    command -v promtool >/dev/null || echo prometheus # see stop_service
 }
 
 install_packages() {
@@ -91,6 +92,18 @@ install_packages() {
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
         apt-get -o Acquire::Retries=5 install --yes --no-install-recommends "$@" ||
         die "apt-get could not install: $*"
+    case " $* " in
+        *" prometheus "*) stop_service prometheus "${as_root[@]}" ;;
+    esac
+}
+
+# Debian starts the service of a package that it installs, and tests start a server of their own.
+stop_service() {
+    local name=$1
+    shift
+    command -v systemctl >/dev/null || return 0
+    "$@" systemctl stop "$name" 2>/dev/null || true # no systemd runs in a container
+    "$@" systemctl disable "$name" 2>/dev/null || true
 }
 
 # --- in the background: one line that goes on, in place of what apt-get and pip print ---------
