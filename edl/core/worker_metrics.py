@@ -71,7 +71,7 @@ WORKER_METRICS = (
 
 
 @dataclass(frozen=True)
-class WorkerFacts:
+class WorkerSnapshot:
     """What a worker knows of itself at one moment, from which its metrics are made.
 
     Attributes:
@@ -97,7 +97,7 @@ class WorkerFacts:
     now_s: float
 
 
-def worker_samples(facts: WorkerFacts) -> list[Sample]:
+def worker_samples(facts: WorkerSnapshot) -> list[Sample]:
     """Return the values of all metrics of a worker; ``facts`` is what they are made of."""
     progress, totals = facts.progress, facts.totals
     return [

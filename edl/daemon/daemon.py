@@ -37,13 +37,13 @@ from edl.core.records import (
     Stage,
 )
 from edl.core.sizes import Sizes
-from edl.daemon.answers import WorkerAnswers
 from edl.daemon.candidate import Candidate
 from edl.daemon.ending import JobEndEndpoint
 from edl.daemon.job_policy import PolicyInZooKeeper
 from edl.daemon.outage import Outage
 from edl.daemon.own_log import OwnLog
 from edl.daemon.pending_writes import PendingWrites
+from edl.daemon.worker_endpoints import WorkerEndpoints
 from edl.errors import ConfigError, CoordinationError, UnknownJob
 from edl.http.client import ask_all, script_of
 from edl.http.signing import Authenticator, http_key
@@ -133,11 +133,11 @@ class Daemon:
         self._authenticator = Authenticator(key)
         self._ending = JobEndEndpoint(key, shared.announce)
         self._watch = ThreadWatch()
-        self._answers = WorkerAnswers(
+        self._endpoints = WorkerEndpoints(
             config, shared, self._store, self._pending_writes, self._watch
         )
         self._server = RendezvousServer(
-            config.own_address, health=self._answers.health, guard=self._authenticator
+            config.own_address, health=self._endpoints.health, guard=self._authenticator
         )
         self._wake = threading.Event()
         self.policy = PolicyInZooKeeper(self._store.policy, lambda: self.away, self._wake.set)
@@ -185,7 +185,7 @@ class Daemon:
         if self.settings.chaos:
             endpoints.add_endpoints(self._server, self._session, self._ring)
         self._ending.add_to(self._server)
-        self._answers.add_to(self._server)
+        self._endpoints.add_to(self._server)
         self._shared.leads(leader)
         self._shared.policy_is(policy)
         self._server.start()
@@ -485,7 +485,7 @@ class Daemon:
 
     def _announce(self, generation: Generation) -> None:
         """Hand a new generation to the training thread, the rendezvous server and ``/end``."""
-        self._newest = self._answers.newest_generation = generation.number
+        self._newest = self._endpoints.newest_generation = generation.number
         # Workers that still wait in an older rendezvous wait in vain: this fails them now.
         self._server.announce(generation.scope)
         self._scope = generation.scope

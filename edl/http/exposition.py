@@ -23,7 +23,7 @@ _LIBRARY = ("prometheus_client.core", "prometheus_client.exposition")
 _loading = threading.Lock()
 
 
-class MetricsPage:
+class MetricsHandler:
     """The handler of ``GET /metrics``; give it to :meth:`edl.http.server.DaemonServer.add_route`.
 
     The answer is in OpenMetrics if the client asks for that, else in the text format of Prometheus.

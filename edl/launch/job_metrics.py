@@ -23,7 +23,7 @@ from edl.core.snapshot import Snapshot
 from edl.core.status import job_status
 from edl.errors import RingError
 from edl.http.client import METRICS_PATH, TARGETS_PATH
-from edl.http.exposition import MetricsPage
+from edl.http.exposition import MetricsHandler
 from edl.http.server import DaemonServer, HttpRequest
 
 
@@ -62,7 +62,7 @@ class JobMetrics(AbstractContextManager[int]):
         if self._port is None:
             return 0
         server = DaemonServer(self._address, self._port, health=dict)
-        server.add_route(METRICS_PATH, MetricsPage(self._samples))
+        server.add_route(METRICS_PATH, MetricsHandler(self._samples))
         server.add_route(TARGETS_PATH, self._targets)
         try:
             server.start()

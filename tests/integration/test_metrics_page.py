@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import pytest
 
 from edl.core.metric import Sample, counter
-from edl.http.exposition import MetricsPage
+from edl.http.exposition import MetricsHandler
 from edl.http.server import DaemonServer
 
 pytestmark = pytest.mark.integration
@@ -26,7 +26,7 @@ def get(port: int, **headers: str) -> tuple[str, str]:
 
 def test_the_client_chooses_the_format() -> None:
     with DaemonServer(HERE) as server:
-        server.add_route("/metrics", MetricsPage(lambda: [STEPS(7)]))
+        server.add_route("/metrics", MetricsHandler(lambda: [STEPS(7)]))
         kind, text = get(server.port, Accept="application/openmetrics-text;version=1.0.0")
         assert kind.startswith("application/openmetrics-text")
         assert "edl_steps_total 7.0" in text
@@ -40,6 +40,6 @@ def test_an_error_is_an_answer() -> None:
         raise ValueError("no metrics")
 
     with DaemonServer(HERE) as server:
-        server.add_route("/metrics", MetricsPage(fail))
+        server.add_route("/metrics", MetricsHandler(fail))
         with pytest.raises(urllib.error.HTTPError, match="500"):
             get(server.port)

@@ -32,7 +32,7 @@ from edl.core.records import Generation, Host, Member, RingMember, Stage
 from edl.core.snapshot import Snapshot
 from edl.core.status import job_status
 from edl.core.step_totals import StepTotals
-from edl.core.worker_metrics import WORKER_METRICS, WorkerFacts, worker_samples
+from edl.core.worker_metrics import WORKER_METRICS, WorkerSnapshot, worker_samples
 from edl.http.exposition import exposition
 from edl.worker.step_timer import StepTimer
 
@@ -45,8 +45,8 @@ def value(samples: list[Sample], name: str, *labels: str) -> float:
     return found.value
 
 
-def facts(progress: WorkerProgress, totals: StepTotals, now_s: float = 0.0) -> WorkerFacts:
-    return WorkerFacts("1.2", "digits", "a", "w3", True, True, progress, totals, now_s)
+def facts(progress: WorkerProgress, totals: StepTotals, now_s: float = 0.0) -> WorkerSnapshot:
+    return WorkerSnapshot("1.2", "digits", "a", "w3", True, True, progress, totals, now_s)
 
 
 def test_a_histogram_counts_a_value_at_a_limit_below_it() -> None:

@@ -1,6 +1,6 @@
 """Answer what others ask a worker at its HTTP port: its health, its model and its metrics.
 
-:class:`WorkerAnswers` does it. All of them are open: they need no signature.
+:class:`WorkerEndpoints` does it. All of them are open: they need no signature.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from edl.config import Config
 from edl.coordination.job_store import JobStore
 from edl.core.job.fits import as_json
 from edl.core.metric import Sample
-from edl.core.worker_metrics import WorkerFacts, worker_samples
+from edl.core.worker_metrics import WorkerSnapshot, worker_samples
 from edl.daemon.pending_writes import PendingWrites
 from edl.http.client import METRICS_PATH, MODEL_PATH
-from edl.http.exposition import MetricsPage
+from edl.http.exposition import MetricsHandler
 from edl.http.server import DaemonServer, HttpRequest
 from edl.worker.activity import ThreadWatch
 from edl.worker.shared_state import SharedState
 
 
-class WorkerAnswers:
+class WorkerEndpoints:
     """The routes of a worker's HTTP port that only tell something about this worker.
 
     The server's thread calls them. They read what the other threads keep anyway, and wait for
@@ -59,7 +59,7 @@ class WorkerAnswers:
     def add_to(self, server: DaemonServer) -> None:
         """Add the routes for the model and the metrics to ``server``, which knows the health."""
         server.add_route(MODEL_PATH, self._model, "application/json")
-        server.add_route(METRICS_PATH, MetricsPage(self._metrics))
+        server.add_route(METRICS_PATH, MetricsHandler(self._metrics))
 
     def health(self) -> Mapping[str, Any]:
         """Return the JSON object for ``GET /health``: worker, run, stage, progress, activity."""
@@ -87,7 +87,7 @@ class WorkerAnswers:
         """Return the values of this worker's metrics at this moment."""
         leader, worker = self._shared.leader, self._shared.worker
         return worker_samples(
-            WorkerFacts(
+            WorkerSnapshot(
                 version=__version__,
                 job=self._store.name,
                 host=self._config.host,
