@@ -245,8 +245,13 @@ def test_each_metric_of_a_job_can_have_a_value() -> None:
     """And no metric is given that is not declared."""
     full = replace(
         job_status(NOW, "zk"),
-        max_np=4, left=7.0, global_batch=64, noise_scale=128.0,
-        slowest="w1", slowest_s=0.5, others_s=0.25,
+        max_np=4,
+        left=7.0,
+        global_batch=64,
+        noise_scale=128.0,
+        slowest="w1",
+        slowest_s=0.5,
+        others_s=0.25,
     )
     counts = EventCounts()
     counts.add(event(change(joined=("w2",))))
