@@ -69,7 +69,7 @@ def exposition(samples: Iterable[Sample], accept: str = "") -> tuple[bytes, str]
     for sample in samples:
         by_metric.setdefault(sample.metric, []).append(sample)
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(by_metric))  # type: ignore[arg-type]  # it has what is called
+    registry.register(_Collector(by_metric))
     ProcessCollector(registry=registry)
     encode, content_type = choose_encoder(accept)
     return encode(registry), content_type
@@ -126,10 +126,8 @@ def _cumulated(values: Histogram) -> tuple[list[tuple[str, float]], float]:
 
     Each bucket is its limit as a text, and how many values are not above that.
     """
-    from prometheus_client.utils import floatToGoString
-
     total, buckets = 0, []
-    for bound, count in zip((*values.bounds, float("inf")), values.counts, strict=True):
+    for bound, count in zip((*map(str, values.bounds), "+Inf"), values.counts, strict=True):
         total += count
-        buckets.append((floatToGoString(bound), float(total)))
+        buckets.append((bound, float(total)))
     return buckets, values.sum
