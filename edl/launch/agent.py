@@ -72,20 +72,16 @@ class Agent(Supervisor[AgentState]):
         greeting: the line that is shown once this host is registered.
         limits: the time limits of the agent, such as for the start of a worker.
         np: the number of workers that this host requests once it is registered; 0 for none.
-        joined: whether the first SIGINT, SIGTERM or SIGHUP makes this host leave the job, and other
-            hosts replace its workers, instead of ending the job. It stays if too few workers would
-            be left. A second signal kills the workers on this host in any case.
+        joined: whether the first SIGINT, SIGTERM or SIGHUP makes this host leave the job, if enough
+            workers stay, instead of ending the job. A second signal kills the workers here.
         ends_job: whether a signal ends the job, even with ``joined``, if no other host has workers.
         on_snapshot: called with the job's records each time the agent has read them.
         stack_signal: the number of the signal at which workers write their stacks; 0 for none.
         on_event: called with each event of the job that the agent reads.
         meanwhile: entered while ``run()`` runs; gives the port of the metrics, 0 for none.
-        borrowed_file: the file with the number of slots of this host that the job borrows, which
-            need not exist; None if the user has named no file.
-        reclaim_s: the time in seconds in which borrowed slots must be free, if a request to give
-            them back does not say it.
-        leave_within_s: how many seconds the workers may take to leave after a signal; None for no
-            limit.
+        borrowed_file: the file with the number of borrowed slots of this host; None: there is none.
+        reclaim_s: the seconds in which borrowed slots must be free, unless a request says others.
+        leave_within_s: the seconds that workers have to leave after a signal; None: no limit.
         of_run: whether this agent has joined one run of the job and no other. It then never writes
             a lost job again, and ends when the job's workers were placed on other hosts.
     """
