@@ -367,9 +367,7 @@ class Member(Record):
     stage: Stage = Stage.PREPARING
     generation: int = 0  # the ring it is in; 0: none yet
     broken: RingFailure | None = None
-    newest_generation: int = (
-        0  # a newcomer's: it has taken note of this generation, and waits for a later one
-    )
+    newest_generation: int = 0  # a newcomer's: it has noted this one, and waits for a later one
     fits: int = 0  # a newcomer's: it is ready for the fit that follows so many
     device: int | None = None
 
