@@ -13,13 +13,13 @@ from benchmarks.cluster_jobs.costs import Costs
 from benchmarks.cluster_jobs.live import LiveRun, PolicyChoice
 from benchmarks.cluster_jobs.profiling import Profiles
 from benchmarks.cluster_jobs.workload import BATCH, HOSTS, MOST, SLOTS, WorkloadJob
-from edl.core.cluster.live_model import LiveModel, speed_samples
+from edl.core.cluster.live_model import LiveModel, StepTimeModels, speed_samples
 from edl.core.cluster.manifest import PolicyHints
 from edl.core.cluster.policies import with_parameters
 from edl.core.cluster.records import ClusterRecord
 from edl.core.cluster.state import ClusterPolicy, Node, TrainingModel
 from edl.core.cluster.view import JobMeasurements
-from edl.core.policy.step_time import StepTimeSample, fit
+from edl.core.policy.step_time import StepTimeSample
 from edl.simulator.engine import Rules, simulate
 from edl.simulator.resize import ResizeCost
 from edl.simulator.results import Result
@@ -62,13 +62,13 @@ class MeasuredWork:
         hints = PolicyHints(throughput={str(n): BATCH / each for n, each in self.step_s.items()})
         samples = speed_samples(JobMeasurements(), hints, BATCH)
         return LiveModel(
-            step_time=fit(samples),
             samples=samples,
             left=max(0.0, self.steps - progress) * BATCH,
             left_slot_s=0.0,
             fewest=1,
             noise_scale=None,
             smallest_batch=BATCH,
+            models=StepTimeModels(),
         )
 
     def observed(self, slots: tuple[int, ...], batch: int, epoch: int) -> Observation:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from cluster_world import Batches, Hints, Request
 
+from edl.core.cluster import live_model as module
 from edl.core.cluster.job_life import JobLife, LifeState
-from edl.core.cluster.live_model import LEAST_SERVICE_S, batch_of, live_model
+from edl.core.cluster.live_model import LEAST_SERVICE_S, StepTimeModels, batch_of, live_model
 from edl.core.cluster.throughput_curve import throughput_curve
 from edl.core.cluster.view import JobMeasurements, JobView
-from edl.core.policy.step_time import StepTimeSample
+from edl.core.policy.step_time import StepTime, StepTimeSample
+from edl.core.policy.step_time_fits import fit_all
 
 
 def job(
@@ -34,6 +37,46 @@ def test_a_measured_size_is_predicted_as_it_was_measured() -> None:
     assert model.step_s((2,), 64) == pytest.approx(0.6)
     assert model.step_s((2, 2), 64) == pytest.approx(0.5)
     assert model.step_s((3,), 64) < 0.9
+
+
+def test_models_that_are_read_together_are_fitted_together_and_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So a decision about a thousand jobs fits few models, and these at the cost of a few."""
+    fitted: list[int] = []
+
+    def counted(many: Sequence[Sequence[StepTimeSample]]) -> list[StepTime]:
+        fitted.append(len(many))
+        return fit_all(many)
+
+    monkeypatch.setattr(module, "fit_all", counted)
+    monkeypatch.setattr(module, "_FITTED", {})
+
+    def steps(drift: float) -> list[tuple[StepTimeSample, ...]]:
+        """Return what three jobs have measured, and measure again a little later."""
+        times = [(StepTimeSample(2, 1, 32, step_s * drift)) for step_s in (0.5, 0.6, 0.7)]
+        return [(one,) for one in times]
+
+    for drift in (1.0, 1.001):
+        models = StepTimeModels()
+        found = [live_model(job(steps=one), 0.0, models) for one in steps(drift)]
+        for model, step_s in zip(found, (0.5, 0.6, 0.7), strict=True):
+            assert model.step_s((2,), 64) == pytest.approx(step_s * drift), "exact where measured"
+    assert fitted == [3]
+
+
+def test_no_model_is_fitted_that_no_policy_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "fit_all", None)
+    live_model(job(steps=(StepTimeSample(2, 1, 32, 0.123),)), 0.0)
+
+
+def test_old_models_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_FITTED", {})
+    monkeypatch.setattr(module, "FITTED", 4)
+    for number in range(5):
+        steps = (StepTimeSample(2, 1, 32, 1.0 + number),)
+        assert live_model(job(steps=steps), 0.0).step_s((2,), 64) == pytest.approx(1.0 + number)
+    assert len(module._FITTED) == 3
 
 
 def test_a_curve_counts_where_nothing_was_measured() -> None:

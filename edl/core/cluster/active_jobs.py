@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from edl.core.cluster.devices import DeviceTable
 from edl.core.cluster.job_life import LifeResult, LifeState
-from edl.core.cluster.live_model import batch_of, live_model
+from edl.core.cluster.live_model import StepTimeModels, batch_of, live_model
 from edl.core.cluster.path_checks import PathCheck
 from edl.core.cluster.state import ClusterJob
 from edl.core.cluster.view import ClusterView, JobView
@@ -74,12 +74,13 @@ class ActiveJob:
         """
         return -self.job.wanted.priority, len(self.hosts), self.labels
 
-    def cluster_job(self, now_s: float) -> ClusterJob:
+    def cluster_job(self, now_s: float, models: StepTimeModels | None = None) -> ClusterJob:
         """Return the job as the value that a cluster policy reads.
 
         Args:
             now_s: the time, in seconds since 1970, up to which the slot-seconds that the job has
                 had count.
+            models: fits the models of all jobs that the policy is asked about together.
         """
         job, sizes = self.job, self.job.manifest.allowed_sizes
         batch, limit = batch_of(job), job.manifest.batch
@@ -92,7 +93,7 @@ class ActiveJob:
             max_slots=self.most,
             batch=batch,
             batches=(limit.min, limit.max) if chosen and limit is not None else (batch, batch),
-            model=live_model(job, now_s),
+            model=live_model(job, now_s, models),
             attained_slot_s=job.life.attained_s(now_s),
             preemptible=not self.is_fixed,
             steps=job.measured.steps,

@@ -15,6 +15,7 @@ from typing import Any
 
 from edl.core.cluster.active_jobs import ActiveJob
 from edl.core.cluster.job_life import LifeState
+from edl.core.cluster.live_model import StepTimeModels
 from edl.core.cluster.stable_placing import JobSize, place_stably, trimmed
 from edl.core.cluster.state import Allocation, ClusterPolicy, ClusterState, Node, slot_count
 from edl.core.cluster.validity import violation
@@ -151,7 +152,7 @@ def _ask(request: AllocationRequest) -> Decision:
     breaks a rule, the result has only that ``problem``.
     """
     cluster, left = request.cluster, dict(request.nodes)
-    answer, most = Decision(), request.most
+    answer, most, models = Decision(), request.most, StepTimeModels()
     silent = [host.name for host in cluster.hosts if host.offer is None]
     order = sorted(request.active, key=lambda one: one.group)
     for group, members in groupby(order, key=lambda one: one.group):
@@ -168,7 +169,7 @@ def _ask(request: AllocationRequest) -> Decision:
         key = f"{-group[0]}/{group[2]}"
         key = f"{request.queue}:{key}" if request.queue else key
         state = ClusterState(
-            jobs=[one.cluster_job(request.now_s) for one in jobs],
+            jobs=[one.cluster_job(request.now_s, models) for one in jobs],
             nodes=[Node(host, slots, kind_of(cluster, host)) for host, slots in usable.items()],
             present={one.job.name: tuple(one.present.items()) for one in jobs if one.present},
             now_s=request.now_s,

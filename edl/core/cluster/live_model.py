@@ -21,14 +21,18 @@ its user has given. If neither is known, the job has as much service left as:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from edl.core.cluster.state import EXACT, StepTimeError
 from edl.core.cluster.view import JobHints, JobMeasurements, JobView
-from edl.core.policy.step_time import StepTime, StepTimeSample, fit
+from edl.core.policy.step_time import StepTime, StepTimeSample
+from edl.core.policy.step_time_fits import fit_all
 
+FITTED = 20_000  # models that are kept, twice as many as a cluster may have jobs
+ROUNDED_TO = 0.01  # of the logarithms of times and batches to which a model is fitted
 LEAST_SERVICE_S = 60.0  # of a job that has just begun, and may be any length
 LEAST_LEFT_S = 1.0  # of a job that takes longer than its user has said
 UNKNOWN_SPEED = StepTime(each_sample_s=1.0)
@@ -39,23 +43,28 @@ class LiveModel:
     """The known speed and remaining work of a live job, a :class:`~.state.TrainingModel`.
 
     Attributes:
-        step_time: the fitted model of a step's time.
-        samples: the step times that the model was fitted to; empty: nothing is known of the job's
+        samples: the step times that the model is fitted to; empty: nothing is known of the job's
             speed.
         left: the samples left to train; None: not known.
         left_slot_s: where ``left`` is not known: the slot-seconds that are left.
         fewest: the fewest slots that the job may have, on which ``left_slot_s`` would be spent.
         noise_scale: the noise scale of the gradients, in samples; None: not known.
         smallest_batch: the smallest global batch of the job, in samples.
+        models: fits the models of this job and of others, which are read together.
     """
 
-    step_time: StepTime
     samples: tuple[StepTimeSample, ...]
     left: float | None
     left_slot_s: float
     fewest: int
     noise_scale: float | None
     smallest_batch: int
+    models: StepTimeModels = field(repr=False, compare=False)
+
+    @cached_property
+    def step_time(self) -> StepTime:
+        """The fitted model of a step's time."""
+        return self.models.model(self.samples) if self.samples else UNKNOWN_SPEED
 
     @property
     def error(self) -> StepTimeError:
@@ -96,13 +105,16 @@ class LiveModel:
         return self.left_slot_s / self.fewest / self.step_s((self.fewest,), batch)
 
 
-def live_model(job: JobView, now_s: float) -> LiveModel:
+def live_model(job: JobView, now_s: float, models: StepTimeModels | None = None) -> LiveModel:
     """Return the model of a live job's speed and remaining work, from what is known of both.
 
     Args:
         job: the job, with its measurements and its user's estimates.
         now_s: the time, in seconds since 1970.
+        models: fits the models of several jobs together, when one of them is read; None: this one
+            is fitted alone.
     """
+    models = models or StepTimeModels()
     measured, hints = job.measured, job.manifest.hints
     batch = batch_of(job)
     samples = speed_samples(measured, hints, batch)
@@ -110,14 +122,15 @@ def live_model(job: JobView, now_s: float) -> LiveModel:
     if left is None and hints.steps is not None:
         left = max(0.0, float(hints.steps - measured.done_steps)) * batch
     limit = job.manifest.batch
+    models.add(samples)
     return LiveModel(
-        step_time=_fitted(samples) if samples else UNKNOWN_SPEED,
         samples=samples,
         left=left,
         left_slot_s=_left_slot_s(job, now_s),
         fewest=job.min_slots,
         noise_scale=measured.noise_scale,
         smallest_batch=limit.min if limit is not None else batch,
+        models=models,
     )
 
 
@@ -176,10 +189,66 @@ def sourced_samples(
     return tuple(found)
 
 
-@lru_cache(maxsize=4096)
-def _fitted(samples: tuple[StepTimeSample, ...]) -> StepTime:
-    """Return the model that explains ``samples`` best; the same samples are fitted once."""
-    return fit(samples)
+class StepTimeModels:
+    """The models of the step times of several jobs, fitted together when one of them is read.
+
+    A job measures its step time all the time, and each mean differs a little from the last one. So
+    the times and batches are rounded to 1 % for the fit, and models are kept by what they were
+    fitted to: most jobs of a decision have the model of the last one.
+    """
+
+    def __init__(self) -> None:
+        self._added: dict[tuple[StepTimeSample, ...], None] = {}
+
+    def add(self, samples: tuple[StepTimeSample, ...]) -> None:
+        """Let the model of ``samples`` be fitted with the others."""
+        self._added[samples] = None
+
+    def model(self, samples: tuple[StepTimeSample, ...]) -> StepTime:
+        """Return the model that explains ``samples`` best."""
+        key = _rounded(samples)
+        found = _FITTED.get(key)
+        if found is None:
+            asked = dict.fromkeys(_rounded(one) for one in (*self._added, samples) if one)
+            new = [one for one in asked if one not in _FITTED]
+            fitted = dict(zip(new, fit_all(new), strict=True))
+            self._added = {}
+            found = fitted[key]
+            _keep(fitted)
+        return found
+
+
+_FITTED: dict[tuple[StepTimeSample, ...], StepTime] = {}
+
+
+def _keep(fitted: Mapping[tuple[StepTimeSample, ...], StepTime]) -> None:
+    """Keep fitted models, by the rounded samples; if they are too many, without the older half."""
+    _FITTED.update(fitted)
+    if len(_FITTED) > FITTED:
+        for key in list(_FITTED)[: FITTED // 2]:
+            _FITTED.pop(key, None)
+
+
+@lru_cache(maxsize=FITTED)
+def _rounded(samples: tuple[StepTimeSample, ...]) -> tuple[StepTimeSample, ...]:
+    """Return ``samples`` with times and batches rounded to powers of 1.01.
+
+    A batch of a whole number of samples stays as it is.
+    """
+    return tuple(
+        StepTimeSample(
+            one.workers,
+            one.hosts,
+            one.batch if float(one.batch).is_integer() else _rounded_value(one.batch),
+            _rounded_value(one.step_s),
+        )
+        for one in samples
+    )
+
+
+def _rounded_value(value: float) -> float:
+    """Return the power of e^0.01, which is 1.01, that is nearest to ``value``."""
+    return math.exp(round(math.log(value) / ROUNDED_TO) * ROUNDED_TO)
 
 
 @lru_cache(maxsize=4096)

@@ -107,12 +107,22 @@ class StepTime(Record):
     def step_s(self, workers: int, hosts: int, batch: float) -> float:
         """Return the predicted time of a step in seconds.
 
+        It is one item of :meth:`steps_s`, without arrays: for one step they cost thirty times as
+        much.
+
         Args:
             workers: the number of workers, at least 1.
             hosts: the number of hosts that they are on.
             batch: the number of samples of each worker in the step.
         """
-        return float(self.steps_s(np.array([workers]), np.array([hosts]), np.array([batch]))[0])
+        compute_s, reduce_s = self.compute_s + self.each_sample_s * batch, 0.0
+        if workers > 1 and hosts > 1:
+            reduce_s = self.far_reduce_s + self.each_far_worker_s * (workers - 2)
+        elif workers > 1:
+            reduce_s = self.reduce_s + self.each_worker_s * (workers - 2)
+        longest_s, gamma = max(compute_s, reduce_s), self.overlap
+        powers = (compute_s / longest_s) ** gamma + (reduce_s / longest_s) ** gamma
+        return float(longest_s * powers ** (1.0 / gamma))
 
     def steps_s(self, workers: Vector, hosts: Vector, batch: Vector) -> Vector:
         """Return the predicted times of many steps in seconds, as an array.
@@ -125,8 +135,8 @@ class StepTime(Record):
             batch: the numbers of samples of each worker.
         """
         values = self._vector()
-        compute, reduce = _parts(values, _setups(workers, hosts, batch))
-        longest, powers = _powers(compute, reduce, values[GAMMA])
+        compute, reduce = parts_of_steps(values, setups_of_steps(workers, hosts, batch))
+        longest, powers = overlapped(compute, reduce, values[GAMMA])
         return np.asarray(longest * powers ** (1.0 / values[GAMMA]))
 
     def throughput(self, workers: int, hosts: int, batch: float) -> float:
@@ -238,7 +248,7 @@ def fit(measured: Sequence[StepTimeSample], options: FitOptions = LIVE) -> StepT
     return StepTime(*(float(value) for value in values))
 
 
-class _Setups(NamedTuple):
+class Setups(NamedTuple):
     """The inputs of the formula for the time of many steps, as arrays with one item for each step.
 
     Attributes:
@@ -254,7 +264,7 @@ class _Setups(NamedTuple):
     more: Vector
 
 
-def _setups(workers: Vector, hosts: Vector, batch: Vector) -> _Setups:
+def setups_of_steps(workers: Vector, hosts: Vector, batch: Vector) -> Setups:
     """Return the inputs of the formula for the time of many steps.
 
     The arguments are arrays of one shape, with one item for each step: the number of ``workers``,
@@ -262,10 +272,10 @@ def _setups(workers: Vector, hosts: Vector, batch: Vector) -> _Setups:
     """
     far = np.where((workers > 1) & (hosts > 1), 1.0, 0.0)
     near = np.where(workers > 1, 1.0 - far, 0.0)
-    return _Setups(batch, near, far, np.maximum(workers - 2.0, 0.0))
+    return Setups(batch, near, far, np.maximum(workers - 2.0, 0.0))
 
 
-def _parts(values: Vector, setups: _Setups) -> tuple[Vector, Vector]:
+def parts_of_steps(values: Vector, setups: Setups) -> tuple[Vector, Vector]:
     """Return the compute times and the reduction times of many steps, in seconds.
 
     Returns:
@@ -281,7 +291,7 @@ def _parts(values: Vector, setups: _Setups) -> tuple[Vector, Vector]:
     return compute, near + far
 
 
-def _powers(compute: Vector, reduce: Vector, gamma: float) -> tuple[Vector, Vector]:
+def overlapped(compute: Vector, reduce: Vector, gamma: float | Vector) -> tuple[Vector, Vector]:
     """Return two terms of each step's time: t and (T_compute / t)^gamma + (T_reduce / t)^gamma.
 
     t is the larger one of the step's T_compute and T_reduce. The step takes t times the gamma-th
@@ -313,7 +323,8 @@ class Objective:
         hosts = np.array([one.hosts for one in measured])
         step_s = np.array([one.step_s for one in measured])
         compute_s = np.array([one.compute_s for one in measured if one.compute_s is not None])
-        self.setups = _setups(workers, hosts, np.array([one.batch for one in measured], float))
+        batches = np.array([one.batch for one in measured], float)
+        self.setups = setups_of_steps(workers, hosts, batches)
         self._has_compute = np.array([one.compute_s is not None for one in measured])
         self._log_step, self._log_compute = np.log(step_s), np.log(compute_s)
         self._loss = options.loss
@@ -364,7 +375,7 @@ class Objective:
         values = self.values(inner)
         compute, step = self._differences(values)
         weighted = self._weights[0] * compute, self._weights[1] * step
-        return np.concatenate([*weighted, _penalties(values)])
+        return np.concatenate([*weighted, fit_penalties(values)])
 
     def derivatives(self, inner: Vector) -> Vector:
         """Return the matrix of the derivatives of each error (row) by each parameter (column).
@@ -387,14 +398,14 @@ class Objective:
         rows = np.zeros((len(of_compute) + len(batch) + 3, GAMMA + 1))
         rows[: len(of_compute), :ALPHA_R] = self._weights[0] * of_compute
         gamma = values[GAMMA]
-        by_compute, by_gamma = _step_derivatives(compute, reduce, gamma)
+        by_compute, by_gamma = step_derivatives(compute, reduce, gamma)
         gamma_by_inner = (gamma - 1.0) * (MOST_OVERLAP - gamma) / (MOST_OVERLAP - 1.0)
         step = rows[len(of_compute) : -3]
         step[:, :ALPHA_R] = by_compute[:, None] * shares[:, :ALPHA_R]
         step[:, ALPHA_R:GAMMA] = (1.0 - by_compute)[:, None] * shares[:, ALPHA_R:]
         step[:, GAMMA] = by_gamma * gamma_by_inner
         step *= self._weights[1]
-        _, near_growth, far_growth = _penalties(values)
+        _, near_growth, far_growth = fit_penalties(values)
         rows[-3, GAMMA] = np.sqrt(OVERLAP_PENALTY) * gamma_by_inner
         rows[-2, [ALPHA_R, BETA_R]] = -near_growth, near_growth
         rows[-1, [ALPHA_N, BETA_N]] = -far_growth, far_growth
@@ -423,7 +434,7 @@ class Objective:
             (an item for each step whose compute time was measured, an item for each step).
         """
         compute, reduce = self._floored_parts(values)
-        longest, powers = _powers(compute, reduce, values[GAMMA])
+        longest, powers = overlapped(compute, reduce, values[GAMMA])
         log_step = np.log(longest) + np.log(powers) / values[GAMMA]
         log_compute = np.log(compute[self._has_compute])
         return log_compute - self._log_compute, log_step - self._log_step
@@ -434,11 +445,11 @@ class Objective:
         The reduction time is at least :data:`TINY` (1e-8), so that it has a logarithm. ``values``
         are the seven parameters, in the order of :class:`StepTime`.
         """
-        compute, reduce = _parts(values, self.setups)
+        compute, reduce = parts_of_steps(values, self.setups)
         return compute, np.maximum(reduce, TINY)
 
 
-def _free(setups: _Setups, workers: Vector, separable: bool) -> npt.NDArray[np.bool_]:
+def _free(setups: Setups, workers: Vector, separable: bool) -> npt.NDArray[np.bool_]:
     """Return which of the seven parameters are fitted, as a mask in the order of :class:`StepTime`.
 
     The other parameters keep the values of :func:`_first`.
@@ -468,7 +479,7 @@ def _two_sizes(workers: Vector) -> bool:
 
 
 def _first(
-    setups: _Setups,
+    setups: Setups,
     step_s: Vector,
     compute_s: Vector | None,
     free: npt.NDArray[np.bool_],
@@ -504,7 +515,9 @@ def _first(
     return np.array([*compute, *reduce, overlap])
 
 
-def _step_derivatives(compute: Vector, reduce: Vector, gamma: float) -> tuple[Vector, Vector]:
+def step_derivatives(
+    compute: Vector, reduce: Vector, gamma: float | Vector
+) -> tuple[Vector, Vector]:
     """Return the derivatives of log T_step by log T_compute and by gamma, as two arrays.
 
     The arrays have one item for each step. T_step is the time of a step, T_compute its compute
@@ -523,7 +536,7 @@ def _step_derivatives(compute: Vector, reduce: Vector, gamma: float) -> tuple[Ve
     return powers[0] / total, slope / gamma - np.log(total) / gamma**2
 
 
-def _penalties(values: Vector) -> Vector:
+def fit_penalties(values: Vector) -> Vector:
     """Return the square roots of the three penalties that a fit adds to its squared errors.
 
     They are those of gamma, of beta_r / alpha_r and of beta_n / alpha_n. ``values`` are the seven
