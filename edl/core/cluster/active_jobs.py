@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from edl.core.cluster.devices import DeviceTable
-from edl.core.cluster.job_life import LifeResult, LifeState
+from edl.core.cluster.job_life import JobLife, LifeResult, LifeState
 from edl.core.cluster.live_model import StepTimeModels, batch_of, live_model
 from edl.core.cluster.path_checks import PathCheck
 from edl.core.cluster.state import ClusterJob
@@ -156,9 +156,7 @@ def find_active_jobs(
             waiting[queue] += waits
         else:
             obstacles[job.name] = found_one
-    for host, slots in nodes.items():
-        found = _within(found, host, slots, table)
-    return found, obstacles
+    return _within_hosts(found, nodes, table), obstacles
 
 
 def obstacle(job: JobView, cluster: ClusterView, now_s: float) -> str | None:
@@ -202,16 +200,18 @@ class _HostChoice:
         hosts: the hosts that have its labels, and are not known to lack its files.
         labels: a text that only jobs with the same hosts have; empty if they are all.
         check: what the hosts have said of its files.
+        room: the slots that it could have, on all hosts together.
     """
 
     limits: Mapping[str, int]
     hosts: tuple[str, ...]
     labels: str
     check: PathCheck
+    room: int
 
 
 class _HostChoices:
-    """The hosts that each job can use; those of many waiting jobs are the same.
+    """The hosts that each job can use; those of most jobs are the same.
 
     Args:
         cluster: the cluster.
@@ -224,31 +224,37 @@ class _HostChoices:
         self._cluster = cluster
         self._table = table
         self._kept: dict[tuple[object, object], _HostChoice] = {}
+        self._silent = [host for host in cluster.hosts if host.offer is None]
 
     def of(self, job: JobView) -> _HostChoice:
         """Return the hosts that ``job`` can use.
 
         Jobs with the same labels and the same required paths get the same object, but not a job
-        with limits of its own on hosts, or with devices.
+        that may have more, or fewer, slots on its own hosts than other such jobs: those where it
+        has devices, or a limit of its own.
         """
-        if job.life.limits or self._table.of_job(job.name):
-            return self._choose(job)
         key = tuple(job.manifest.labels.items()), tuple(job.manifest.required_paths)
         found = self._kept.get(key)
         if found is None:
-            found = self._kept[key] = self._choose(job)
-        return found
+            found = self._kept[key] = self._choose(replace(job, name="", life=JobLife()))
+        if job.manifest.labels and any(job.name in host.assigned.jobs for host in self._silent):
+            return self._choose(job)  # it may use that host, whose labels are not known now
+        names = {*job.life.limits, *self._table.of_job(job.name)}
+        own = {host: self.nodes[host] for host in names if host in self.nodes}
+        limits = _limits(job, self._cluster, self._table, own, found.check)
+        if all(found.limits.get(host) == limits.get(host) for host in own):
+            return found
+        return self._choose(job)
 
     def _choose(self, job: JobView) -> _HostChoice:
         """Compute the hosts that ``job`` can use, and return them as a new object; keep nothing.
 
-        :meth:`of` decides whether other jobs get the same object. If the job can use no host, the
-        ``limits`` of the result are empty.
+        If the job can use no host, the ``limits`` of the result are empty.
         """
         check = self._cluster.path_checks.of(job.manifest)
         limits = _limits(job, self._cluster, self._table, self.nodes, check)
         hosts, labels = _hosts_of(job, self._cluster, self.nodes, limits, check)
-        return _HostChoice(limits, hosts, labels, check)
+        return _HostChoice(limits, hosts, labels, check, sum(limits.values()))
 
 
 def _active(
@@ -263,8 +269,8 @@ def _active(
         choices: the hosts that each job can use.
     """
     choice = choices.of(job)
-    limits, check = choice.limits, choice.check
-    sizes, room = job.manifest.allowed_sizes, sum(limits.values())
+    limits, check, room = choice.limits, choice.check, choice.room
+    sizes = job.manifest.allowed_sizes
     most = sizes.below(room)
     if _waits_for_answers(job, cluster, table.now_s, check):
         return f"waits: {check.told}"
@@ -349,6 +355,25 @@ def _hosts_of(
     return hosts, "" if len(hosts) == len(nodes) else text
 
 
+def _within_hosts(
+    active: list[ActiveJob], nodes: Mapping[str, int], table: DeviceTable
+) -> list[ActiveJob]:
+    """Return the active jobs, changed so that they have at most the slots of each host together.
+
+    Args:
+        active: the jobs that may get slots, in the order of submission.
+        nodes: host -> the slots that can be counted on.
+        table: the devices, and the run that each belongs to.
+    """
+    present: Counter[str] = Counter()
+    for one in active:
+        present.update(one.present)
+    for host, slots in nodes.items():
+        if present[host] > slots:
+            active = _within(active, host, slots, table)
+    return active
+
+
 def _within(active: list[ActiveJob], host: str, slots: int, table: DeviceTable) -> list[ActiveJob]:
     """Return the active jobs, changed so that they have together at most ``slots`` on ``host``.
 
@@ -362,8 +387,6 @@ def _within(active: list[ActiveJob], host: str, slots: int, table: DeviceTable) 
         slots: the slots there that can be counted on.
         table: the devices, and the run that each belongs to.
     """
-    if sum(one.present.get(host, 0) for one in active) <= slots:
-        return active
     found = []
     for one in active:
         entry = table.entries(one.job.name, one.job.life.run).get(host)

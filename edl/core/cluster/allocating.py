@@ -99,9 +99,10 @@ def _digest(
         policy: the policy, whose text has its parameters.
         now_s: the time, in seconds since 1970.
     """
+    limits = _OwnLimits(nodes)
     jobs = [
         (
-            (one.job.order, one.group, one.most, one.why_fixed, _own_limits(one, nodes)),
+            (one.job.order, one.group, one.most, one.why_fixed, limits.of(one)),
             profile_progress(one.job, cluster.allocation, now_s),
         )
         for one in active
@@ -125,15 +126,29 @@ def _within_queue(one: ActiveJob, answer: Decision, cluster: ClusterView) -> Act
     return replace(one, most=sum(answer.targets.get(one.job.name, {}).values()))
 
 
-def _own_limits(one: ActiveJob, nodes: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Return (host, limit) for the hosts where a job may have fewer slots than can be counted on.
+class _OwnLimits:
+    """A finder of the hosts where jobs may have fewer slots than can be counted on.
 
     Args:
-        one: the job; hosts without its labels are left out.
         nodes: host -> the slots that can be counted on.
     """
-    limits = [(host, one.limits.get(host, 0)) for host in one.hosts]
-    return [(host, limit) for host, limit in limits if limit < nodes[host]]
+
+    def __init__(self, nodes: Mapping[str, int]) -> None:
+        self._nodes = nodes
+        self._kept: dict[tuple[int, int], list[tuple[str, int]]] = {}  # of the same objects
+
+    def of(self, one: ActiveJob) -> list[tuple[str, int]]:
+        """Return (host, limit) for such hosts; hosts without the job's labels are left out.
+
+        Most jobs of a cluster share one object with their limits, which is looked at once.
+        """
+        key = id(one.limits), id(one.hosts)
+        found = self._kept.get(key)
+        if found is None:
+            limits = [(host, one.limits.get(host, 0)) for host in one.hosts]
+            found = [(host, limit) for host, limit in limits if limit < self._nodes[host]]
+            self._kept[key] = found
+        return found
 
 
 def _recorded(

@@ -67,6 +67,21 @@ class _Nodes:
         free = self.free[node] - (self.avoided.get(node, 0) if spare else 0)
         return max(0, min(free, job.limits.get(node, 0) - placed.get(node, 0)))
 
+    def rooms(self, job: JobSize, placed: Slots, spare: bool) -> dict[str, int]:
+        """Return how many slots a job can get, above 0, on its own nodes; if on none, on others.
+
+        Args:
+            job: the job, with its limit for each node.
+            placed: the slots that it has got by now.
+            spare: whether to leave alone slots of jobs that are served later.
+        """
+        free = [node for node, count in self.free.items() if count > 0]
+        for nodes in ([node for node in free if node in placed], free):
+            found = ((node, self.room(job, placed, node, spare)) for node in nodes)
+            if rooms := {node: count for node, count in found if count}:
+                return rooms
+        return {}
+
     def take(self, placed: dict[str, int], node: str, count: int) -> None:
         """Take ``count`` of the free slots of ``node`` for a job; there must be so many.
 
@@ -182,16 +197,15 @@ def _grow(job: JobSize, placed: dict[str, int], nodes: _Nodes, spare: bool) -> N
         spare: whether slots of jobs that are served later are left alone.
     """
     while (lacking := job.size - sum(placed.values())) > 0:
-        room = {node: nodes.room(job, placed, node, spare) for node in nodes.free}
-        open_nodes = [node for node in room if room[node]]
-        if not open_nodes:
+        room = nodes.rooms(job, placed, spare)
+        if not room:
             return
 
-        def rank(node: str, room: Slots = room, lacking: int = lacking) -> tuple[bool, bool, int]:
+        def rank(node: str, room: Slots = room, lacking: int = lacking) -> tuple[bool, int]:
             enough = room[node] >= lacking
-            return node not in placed, not enough, room[node] if enough else -room[node]
+            return not enough, room[node] if enough else -room[node]
 
-        node = min(open_nodes, key=rank)
+        node = min(room, key=rank)
         nodes.take(placed, node, min(lacking, room[node]))
 
 

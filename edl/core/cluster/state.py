@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from edl.core.policy.step_time import StepTimeSample
@@ -171,12 +172,12 @@ class ClusterState:
     now_s: float
     state: PolicyState
 
-    @property
+    @cached_property
     def slots(self) -> int:
         """The number of slots of all nodes together."""
         return total(self.nodes)
 
-    @property
+    @cached_property
     def per_node(self) -> int:
         """The number of slots of the largest node; 1 if no node is up."""
         return max((node.slots for node in self.nodes), default=1)
