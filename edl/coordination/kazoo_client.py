@@ -79,3 +79,7 @@ class Client(KazooClient):  # type: ignore[misc]
     @last_zxid.setter
     def last_zxid(self, zxid: int) -> None:
         self._last_zxid = zxid
+
+    def prove(self, credential: str) -> Any:
+        """Begin to prove an identity, "user:password"; return kazoo's pending result at once."""
+        return self.add_auth_async("digest", credential)

@@ -47,7 +47,7 @@ from kazoo.retry import KazooRetry
 from edl.coordination.access import Access
 from edl.coordination.kazoo_client import Client, QuietLog
 from edl.coordination.multi_read import UNKNOWN, can_be_read_together, read_together, watch_together
-from edl.coordination.reads import Issue
+from edl.coordination.reads import Issue, exists
 from edl.coordination.watched_reads import InOrder, WatchedReads
 from edl.errors import AccessDenied, ConfigError, CoordinationError, ZooKeeperUnreachable
 
@@ -283,7 +283,8 @@ class Session:
         """Prove to ZooKeeper that this process knows the secrets of jobs, which opens their nodes.
 
         From then on the session may read and write these jobs and those proved before. What it
-        creates is closed to all sessions that do not know the last secret of ``known``.
+        creates is closed to all sessions that do not know the last secret of ``known``. No other
+        thread may send requests in this session meanwhile.
 
         Args:
             *known: The identity of each job (or cluster).
@@ -291,10 +292,15 @@ class Session:
         Raises:
             CoordinationError: ZooKeeper is away.
         """
-        for access in known:
-            self.call("authenticate", partial(_prove, access=access), repeat=True)
-            self.access, self.client.default_acl = access, access.acl
-            self._identities[access] = None
+        if not known:
+            return
+        # ZooKeeper answers a proof before earlier requests, and kazoo takes that for the answer to
+        # the oldest one, which ends its thread. So those whose caller had an error are awaited.
+        self.call("authenticate", exists("/"), repeat=True)
+        proofs = [partial(Client.prove, credential=access.credential) for access in known]
+        self._answers_to("authenticate", proofs, (), repeat=True)
+        self._identities.update(dict.fromkeys(known))
+        self.access, self.client.default_acl = known[-1], known[-1].acl
 
     @property
     def identities(self) -> tuple[Access, ...]:
@@ -558,11 +564,6 @@ _STATES: Mapping[str, str] = {
     KazooState.SUSPENDED: "suspended",
     KazooState.LOST: "lost",
 }
-
-
-def _prove(client: KazooClient, access: Access) -> Any:
-    """Begin to prove the identity ``access``; return kazoo's asynchronous result at once."""
-    return client.add_auth_async("digest", access.credential)
 
 
 def _request_timeout_s(session_timeout_s: float) -> float:

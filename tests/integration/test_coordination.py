@@ -16,9 +16,12 @@ from known import DIGITS
 from made import make_job
 
 from edl.client.connection import in_session_of_job
+from edl.coordination.access import Access
 from edl.coordination.job_store import JobStore
 from edl.coordination.lifecycle import current_run, list_jobs
 from edl.coordination.local_server import start_local, stop_local
+from edl.coordination.reads import children, get
+from edl.coordination.secrets import new_secret
 from edl.coordination.session import Session
 from edl.coordination.wire import encode
 from edl.core.events import DesiredDetails, Event, EventKind, EvictedDetails
@@ -41,6 +44,7 @@ from edl.core.records import (
     Stage,
 )
 from edl.errors import (
+    AccessDenied,
     ConfigError,
     CoordinationError,
     JobExists,
@@ -721,3 +725,21 @@ class TestWatches:
         store.set_job_state(JobState.STOPPING, "stop")
         wait_until(lambda: woken)
         assert len(woken) == 1
+
+
+def test_an_identity_is_proved_after_all_answers_have_come(zk_hosts: str) -> None:
+    """ZooKeeper answers a proof before earlier requests, which the client would mix up.
+
+    An error is raised by the first answer, and the answers to the other reads come later.
+    """
+    mine, other = Access("mine", new_secret()), Access("other", new_secret())
+    with Session(zk_hosts, access=mine) as owner, Session(zk_hosts, access=other) as session:
+        owner.client.create("/closed", b"x" * 100_000)
+        for number in range(50):
+            with pytest.raises(AccessDenied):
+                session.read_all("read", [get("/closed"), *[children("/")] * 10])
+            session.identify(Access(f"j{number}", new_secret()))
+        session.identify(mine)
+        assert len(session.read_all("read", [get("/closed")])[0][0]) == 100_000
+        assert session.epoch == 1
+        owner.client.delete("/closed")
