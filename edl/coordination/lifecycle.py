@@ -18,7 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
-from kazoo.client import TransactionRequest
+from kazoo.client import KazooClient, TransactionRequest
+from kazoo.exceptions import NoNodeError
 
 from edl import config
 from edl.coordination.access import SHARED, Access
@@ -79,12 +80,12 @@ def create_job(
     """
     if session.access is None or session.access.job != paths.name:
         raise CoordinationError(f"job {paths.name} can only be created with a secret of its own")
-    session.call("create a job", lambda c: c.ensure_path_async(JOBS, acl=SHARED), repeat=True)
     for _ in range(ATTEMPTS):
         try:
-            if run is not None and current_run(session, paths) == run:
+            runs, root = session.read_all("read a job", [children(paths.run), children(paths.root)])
+            if run is not None and _token(paths, runs) == run:
                 return run
-            old = _living_or_leftovers(session, paths)
+            old = [] if root is None else _living_or_leftovers(session, paths)
         except AccessDenied:
             raise AccessDenied(
                 paths.name,
@@ -101,8 +102,11 @@ def create_job(
             sizes = Desired(hosts, reason="the job starts", at_s=job.created, batch=batch)
             build = partial(_replace, paths, old, token, job, sizes, assigned, policy)
             session.transact(f"create job {paths.name}", build)
-        except Refused:
-            continue  # somebody was faster, or a node of the old job appeared: look again
+        except Refused as refused:
+            if isinstance(refused.error, NoNodeError):  # it may be the first job of all
+                ensure = partial(KazooClient.ensure_path_async, path=JOBS, acl=SHARED)
+                session.call("create a job", ensure, repeat=True)
+            continue  # or somebody was faster, or a node of the old job appeared: look again
         return token
     raise CoordinationError(f"job {paths.name} could not be created: it changed {ATTEMPTS} times")
 
@@ -262,7 +266,14 @@ def current_run(session: Session, paths: JobPaths) -> str | None:
         session: The session to read with.
         paths: The paths of the job.
     """
-    names = session.read_all("read a job", [children(paths.run)])[0]
+    return _token(paths, session.read_all("read a job", [children(paths.run)])[0])
+
+
+def _token(paths: JobPaths, names: Iterable[str] | None) -> str | None:
+    """Return the token among the names of the children of a job's node ``run``; None without one.
+
+    ``names`` is None if there is no such node.
+    """
     tokens = [child for child in names or () if f"{paths.run}/{child}" != paths.creator]
     return tokens[0] if tokens else None
 
