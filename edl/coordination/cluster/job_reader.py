@@ -1,19 +1,20 @@
 """Read the nodes of the jobs of a cluster, of which there may be thousands.
 
-Answers, reads and parsed records are kept, so a leader that looks at a large cluster again and
-again reads and parses only what has changed.
+What was read is kept until it changes, so a leader that looks at a large cluster again and again
+looks only at what has changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from edl.coordination.cluster.nodes import ClusterNodes
+from edl.coordination.cluster.work_queue import WorkQueue
 from edl.coordination.nodes import Values, content, record
-from edl.coordination.reads import OnChange, Read, children, get, ignore_changes
+from edl.coordination.reads import OnChange, children, get
 from edl.core.cluster.job_life import JobLife
 from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.measured_throughput import MeasuredThroughput
@@ -21,6 +22,7 @@ from edl.core.cluster.records import Wanted
 from edl.core.cluster.view import JobView
 
 PASSES = 20  # over nodes that others change meanwhile
+FEW_PASSES, PASSES_S = 5, 0.5  # after so many, and so long, others write without a pause
 
 Answers = tuple[Any, Any, Any]
 """The answers to the reads of manifest, wanted and life of one job: (data, stat) of each."""
@@ -61,8 +63,22 @@ class StoredJob:
         )
 
 
+class OptionalNodes(NamedTuple):
+    """The nodes of a job that it need not have.
+
+    Attributes:
+        secret: The secret of its runs; None: it has none yet.
+        measured: What its former runs have measured; None: nothing.
+    """
+
+    secret: str | None
+    measured: MeasuredThroughput | None
+
+
 class JobReader:
     """A reader of the jobs of one cluster, which keeps what it has read with a watch.
+
+    One thread at a time calls the methods that watch.
 
     Args:
         nodes: The nodes of the cluster.
@@ -73,81 +89,65 @@ class JobReader:
     def __init__(self, nodes: ClusterNodes, changed: Callable[[], None]) -> None:
         self.nodes = nodes
         self.paths = nodes.paths
-        self._changed = changed
-        self._reads: dict[str, tuple[Read, ...]] = {}  # those that set a watch, by job
-        self._stored: dict[str, tuple[Answers, StoredJob]] = {}  # as they were read last
+        self._changed_jobs = WorkQueue(changed)
+        self._stored: dict[str, StoredJob] = {}  # as they were read last, with watches
+        self._changed_optional = WorkQueue()
+        self._optional: dict[str, OptionalNodes] = {}  # by job
 
     def read(self, names: Iterable[str]) -> tuple[StoredJob, ...]:
         """Read the jobs called ``names`` that exist, and return them in the order of submission."""
-        return self._read_jobs(
-            names, lambda name: tuple(get(path) for path in self._job_paths(name))
-        )
+        return tuple(sorted(self._read_jobs(names, None), key=lambda job: job.order))
 
     def watched(self, names: Sequence[str]) -> tuple[StoredJob, ...]:
         """Return the jobs called ``names`` that exist; only those that have changed are read.
 
         They are in the order of submission.
         """
-        if len(self._reads) > 2 * len(names):
-            self._reads = {}
-        found = self._read_jobs(names, lambda name: self._reads_of(name)[:-1])
-        there = {job.name for job in found}
-        self._stored = {name: kept for name, kept in self._stored.items() if name in there}
-        return found
-
-    def _reads_of(self, name: str) -> tuple[Read, ...]:
-        """Return the reads that watch manifest, wanted, life and children of the job ``name``."""
-        found = self._reads.get(name)
-        if found is None:
-            gets = (get(path, self._changed) for path in self._job_paths(name))
-            found = (*gets, children(self.paths.job(name), ignore_changes))
-            self._reads[name] = found
-        return found
+        known = set(names)
+        self._changed_jobs.keep_only(known)
+        due = known - self._stored.keys() | self._changed_jobs.take() & known
+        try:
+            found = self._read_jobs(due, self._changed_jobs.wake)
+        except BaseException:
+            self._changed_jobs.put_back(due)
+            raise
+        kept = {n: job for n, job in self._stored.items() if n in known and n not in due}
+        self._stored = kept | {job.name: job for job in found}
+        return tuple(sorted(self._stored.values(), key=lambda job: job.order))
 
     def _read_jobs(
-        self, names: Iterable[str], reads_of: Callable[[str], Sequence[Read]]
-    ) -> tuple[StoredJob, ...]:
-        """Return the jobs called ``names`` that exist, in the order of submission.
+        self, names: Iterable[str], wake_of: Callable[[str], Callable[[], None]] | None
+    ) -> list[StoredJob]:
+        """Return the jobs called ``names`` that exist, in any order.
 
         A job that is replaced while it is read is read again, as its nodes are of two submissions;
         after ``PASSES`` (20) times it is left out.
 
         Args:
             names: The names of the jobs, in any order.
-            reads_of: Returns the reads of manifest, wanted and life of a job.
+            wake_of: Returns what is called when a node of a job changes that was read. None: the
+                nodes are not watched.
         """
         found: list[StoredJob] = []
         rest = sorted(names)
         for _ in range(PASSES):
-            parts = [reads_of(name) for name in rest]
+            wakes = [None if wake_of is None else wake_of(name) for name in rest]
+            parts = [
+                [get(path, wake) for path in self._job_paths(name)]
+                for name, wake in zip(rest, wakes, strict=True)
+            ]
             answers = self.nodes.read(*(read for part in parts for read in part))
             torn = []
             for name, part, three in zip(rest, parts, in_threes(answers), strict=True):
                 if None in three:
                     continue
                 if three[0][1].czxid == three[1][1].czxid == three[2][1].czxid:
-                    found.append(self._parsed(name, part, three))
+                    found.append(_stored_job(name, [read.path for read in part], three))
                 else:
                     torn.append(name)
             if not (rest := torn):
                 break
-        return tuple(sorted(found, key=lambda job: job.order))
-
-    def _parsed(self, name: str, reads: Sequence[Read], answers: Answers) -> StoredJob:
-        """Return the job ``name``; it is parsed only if it has changed since it was read last.
-
-        Args:
-            name: The name of the job.
-            reads: The reads of manifest, wanted and life, in this order.
-            answers: Their answers.
-        """
-        kept = self._stored.get(name)
-        if kept is not None and kept[0] == answers:  # mostly the same objects
-            return kept[1]
-        job = _stored_job(name, [read.path for read in reads], answers)
-        if reads[0].wake is not None:
-            self._stored[name] = answers, job
-        return job
+        return found
 
     def _job_paths(self, name: str) -> tuple[str, str, str]:
         """Return the paths of manifest, wanted and life, in this order, of the job ``name``."""
@@ -169,25 +169,66 @@ class JobReader:
             CoordinationError: ZooKeeper is away.
         """
         names = list(jobs)
-        wake = ignore_changes if watch else None
-        if watch:
-            reads = [self._reads_of(name)[-1] for name in names]
+        if not watch:
+            found = self._read_optional(names, None)
         else:
-            reads = [children(self.paths.job(name)) for name in names]
-        there = list(zip(names, self.nodes.read(*reads), strict=True))
-        secrets, measured = (
-            self._of_jobs(node, [name for name, nodes in there if node in (nodes or ())], wake)
-            for node in ("secret", "measured")
-        )
+            found = self._optional = self._watched_optional(set(names))
         return (
-            {name: str(values["secret"]) for name, values in secrets.items()},
-            {name: MeasuredThroughput.from_json(values) for name, values in measured.items()},
+            {name: one.secret for name, one in found.items() if one.secret is not None},
+            {name: one.measured for name, one in found.items() if one.measured is not None},
         )
 
-    def _of_jobs(self, node: str, names: Sequence[str], wake: OnChange) -> dict[str, Values]:
-        """Return the values of the node called ``node`` of each of the jobs ``names``, by job."""
+    def _watched_optional(self, names: set[str]) -> dict[str, OptionalNodes]:
+        """Return the optional nodes of the jobs ``names`` that exist; changed ones are read."""
+        self._changed_optional.keep_only(names)
+        due = names - self._optional.keys() | self._changed_optional.take() & names
+        try:
+            found = self._read_optional(sorted(due), self._changed_optional.wake)
+        except BaseException:
+            self._changed_optional.put_back(due)
+            raise
+        kept = {n: one for n, one in self._optional.items() if n in names and n not in due}
+        return kept | found
+
+    def _read_optional(
+        self, names: Sequence[str], wake_of: Callable[[str], Callable[[], None]] | None
+    ) -> dict[str, OptionalNodes]:
+        """Return the secrets of jobs, and what their former runs have measured, by job.
+
+        A job that does not exist is left out: none of its nodes could be watched.
+
+        Args:
+            names: The names of the jobs.
+            wake_of: Returns what is called when something changes that was read of a job. None:
+                nothing is watched.
+        """
+        wakes = {name: None if wake_of is None else wake_of(name) for name in names}
+        reads = [children(self.paths.job(name), wakes[name]) for name in names]
+        answers = zip(names, self.nodes.read(*reads), strict=True)
+        there = {name: nodes for name, nodes in answers if nodes is not None}
+        secrets, measured = (
+            self._of_jobs(node, [name for name, nodes in there.items() if node in nodes], wakes)
+            for node in ("secret", "measured")
+        )
+        found = {}
+        for name in there:
+            steps = measured.get(name)
+            found[name] = OptionalNodes(
+                str(secrets[name]["secret"]) if name in secrets else None,
+                MeasuredThroughput.from_json(steps) if steps else None,
+            )
+        return found
+
+    def _of_jobs(
+        self, node: str, names: Sequence[str], wakes: Mapping[str, OnChange]
+    ) -> dict[str, Values]:
+        """Return the values of the node called ``node`` of each of the jobs ``names``, by job.
+
+        ``wakes`` has what is called when it changes, by job; None: it is not watched.
+        """
         paths = [f"{self.paths.job(name)}/{node}" for name in names]
-        answers = self.nodes.read(*(get(path, wake) for path in paths))
+        reads = (get(path, wakes[name]) for path, name in zip(paths, names, strict=True))
+        answers = self.nodes.read(*reads)
         found = zip(names, paths, answers, strict=True)
         contents = {name: content(path, answer) for name, path, answer in found}
         return {name: values for name, values in contents.items() if values}

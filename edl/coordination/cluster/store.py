@@ -15,7 +15,13 @@ from typing import Any
 
 from edl.coordination.cluster.events import ClusterEvents
 from edl.coordination.cluster.hosts import ClusterHosts
-from edl.coordination.cluster.job_reader import PASSES, JobReader, StoredJob
+from edl.coordination.cluster.job_reader import (
+    FEW_PASSES,
+    PASSES,
+    PASSES_S,
+    JobReader,
+    StoredJob,
+)
 from edl.coordination.cluster.jobs import ClusterJobs
 from edl.coordination.cluster.leader import ClusterLeader
 from edl.coordination.cluster.nodes import ClusterNodes
@@ -27,8 +33,6 @@ from edl.coordination.nodes import content, record
 from edl.coordination.reads import OnChange, children, get
 from edl.core.cluster.records import AllocationRecord, ClusterRecord, QueueRecord
 from edl.core.cluster.view import HostView
-
-FEW_PASSES, PASSES_S = 5, 0.5  # so many are enough if they take so long: jobs are submitted
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ class ClusterStore:
         Whatever changes while it is read is read again, up to ``PASSES`` (20) times, or fewer if
         they take long. If others write without a pause, the last pass may have values of somewhat
         different times. What only the leader writes is of one time even then, if this process is
-        the leader.
+        the leader. One thread at a time calls this method.
 
         Raises:
             UsageError: this is a tenant.
