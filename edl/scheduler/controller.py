@@ -20,7 +20,7 @@ from edl.coordination.access import Access
 from edl.coordination.cluster.format import check_format, check_settings
 from edl.coordination.cluster.job_reader import StoredJob
 from edl.coordination.cluster.nodes import open_cluster
-from edl.coordination.cluster.runs import RunReader, cluster_view
+from edl.coordination.cluster.runs import JobViews, RunReader, cluster_view
 from edl.coordination.cluster.store import ClusterSnapshot, ClusterStore
 from edl.coordination.cluster.writer import (
     ClusterWriter,
@@ -278,6 +278,7 @@ class LeaderRecords:
         kept: what former runs have measured, by name of the job.
         runs: the records of the present or last run, by name of the job.
         mark: marks the hosts that are not lent any more.
+        views: the views of jobs that former turns have made.
         unreadable: job -> why the records of its run cannot be read, in a sentence.
     """
 
@@ -286,12 +287,15 @@ class LeaderRecords:
     kept: Mapping[str, MeasuredThroughput]
     runs: Mapping[str, RunRecords]
     mark: Callable[[ClusterView], ClusterView]
+    views: JobViews
     unreadable: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def view(self) -> ClusterView:
         """The records that were read, as the :class:`ClusterView` from which a plan is made."""
-        return self.mark(cluster_view(self.snapshot, self.runs, self.kept, self.unreadable))
+        view = cluster_view(self.snapshot, self.runs, self.kept, self.unreadable, self.views)
+        self.views.keep_only({job.name for job in self.snapshot.jobs})
+        return self.mark(view)
 
 
 class ControllerTerm:
@@ -321,6 +325,7 @@ class ControllerTerm:
         self._writer = ClusterWriter(store, leadership)
         self._reader = RunReader(session, wake)
         self._runs = RunWriter(session)
+        self._views = JobViews()
         self._reasons = ReasonWriter(self._writer)
         self._tenants = TenantRequests(store, self._writer, wake)
         self._policies = policies
@@ -399,7 +404,8 @@ class ControllerTerm:
         secrets, kept = self._store.jobs.secrets_and_measured(names)
         mark = self._leases.marked if self._leases is not None else _unmarked
         runs = self._reader.read(secrets)
-        return LeaderRecords(snapshot, secrets, kept, runs, mark, self._reader.unreadable)
+        unreadable = self._reader.unreadable
+        return LeaderRecords(snapshot, secrets, kept, runs, mark, self._views, unreadable)
 
     def _write(self, read: LeaderRecords, found: ClusterPlan, events: Events) -> bool:
         """Write the plan ``found`` and its ``events``; return whether all of it was written.

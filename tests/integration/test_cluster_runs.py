@@ -17,12 +17,14 @@ from edl.coordination.fenced_session import FencedSession
 from edl.coordination.job_store import JobStore
 from edl.coordination.secrets import new_secret
 from edl.coordination.session import Session
+from edl.coordination.wire import encode
 from edl.core.cluster.job_life import JobLife
 from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.orders import CreateRun, Order, PlaceRun, StopRun
 from edl.core.cluster.records import ClusterRecord, Wanted
 from edl.core.cluster.view import AgentView, RunView
-from edl.core.records import Host, Job, JobState, RequestedBy
+from edl.core.progress import TrainingStatus
+from edl.core.records import Generation, Host, Job, JobState, RequestedBy, RingMember
 from edl.errors import CoordinationError, LeadershipLost
 from edl.scheduler.runs import RunWriter
 
@@ -51,7 +53,8 @@ class Leader:
         assert leadership is not None
         self.changes = 0
         self.runs.lead(leadership)
-        self.reader, self.writer = RunReader(self.runs, self.changed), RunWriter(self.runs)
+        self.reader = RunReader(self.runs, self.changed)
+        self.writer = RunWriter(self.runs)
 
     def changed(self) -> None:
         self.changes += 1
@@ -161,6 +164,38 @@ def test_nothing_is_read_again_that_has_not_changed(leader: Leader, job: JobStor
     assert run is not None
     assert run.state is JobState.STOPPING
     assert sum(asked) == 1
+
+
+def test_how_far_a_run_is_that_trains_is_read_now_and_then(leader: Leader, job: JobStore) -> None:
+    """A thousand runs write that all the time, and each change of one wakes the leader."""
+    now_s = [0.0]
+    reader = RunReader(leader.runs, clock=lambda: now_s[0])
+
+    def done_steps() -> int:
+        leader.catches_up()
+        return reader.read({"j": SECRET}, progress_s=10.0)["j"].status.step
+
+    def trains(step: int) -> None:
+        status = TrainingStatus(step=step, median_step_s=0.1)
+        job.session.client.set(job.paths.status, encode(status.to_json()))
+
+    leader.does(CreateRun("j", ONE, {"a": (0,)}))
+    members = (RingMember(0, "a", 0, "here", 1),)
+    first = Generation(1, 1, members, 0, (0,), (), "the job starts")
+    job.session.client.set(job.paths.generation, encode(first.to_json()))
+    assert done_steps() == 0
+    trains(1)
+    assert done_steps() == 1, "what does not train yet is read at once"
+    trains(2)
+    assert done_steps() == 1
+    now_s[0] += 10.0
+    assert done_steps() == 2
+    trains(3)
+    job.set_job_state(JobState.STOPPING, "a test")
+    assert done_steps() == 3, "as it may be over soon"
+    leader.does(StopRun("j", ONE, False))
+    leader.does(CreateRun("j", TWO, {"a": (0,)}))
+    assert done_steps() == 0, "it is of another run"
 
 
 def test_a_deposed_leader_changes_no_run(leader: Leader, zk_hosts: str) -> None:

@@ -7,17 +7,19 @@ secrets of jobs, one after another, and no node of the cluster may be created in
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from edl.coordination.access import Access
-from edl.coordination.cluster.job_reader import StoredJob
+from edl.coordination.cluster.job_reader import FEW_PASSES, PASSES, PASSES_S, StoredJob
 from edl.coordination.cluster.store import ClusterSnapshot
+from edl.coordination.cluster.work_queue import WorkQueue
 from edl.coordination.nodes import content, record, record_or_none
 from edl.coordination.paths import JobPaths
-from edl.coordination.reads import OnChange, Read, acl, children, exists, get, ignore_changes
+from edl.coordination.reads import OnChange, Read, acl, children, exists, get
 from edl.coordination.session import Session
 from edl.core.cluster.job_life import LifeState
 from edl.core.cluster.measured_throughput import MeasuredThroughput, measurements
@@ -30,36 +32,66 @@ from edl.errors import AccessDenied, CoordinationError
 
 logger = logging.getLogger(__name__)
 
-PASSES = 20  # over nodes that others change meanwhile
 NOTHING_MEASURED = MeasuredThroughput()
 CLOSED: list[Any] = [()]  # in place of answers; the last one, a job's agents, is empty
+
+
+class _Progress(NamedTuple):
+    """How far a run was, and how fast, when that was read last.
+
+    Attributes:
+        about: The answers to the reads of the job's record and of the names of its runs by then.
+        answers: The answers to the reads of its status and of what it has measured.
+        read_s: When they were read, by the clock of the reader.
+    """
+
+    about: list[Any]
+    answers: list[Any]
+    read_s: float
 
 
 class RunReader:
     """A reader of the runs of jobs, which reads again only what has changed.
 
+    How far a run is, and how fast, changes all the time while it trains. So that of a run that
+    trains may be some seconds old: otherwise each change of one job would let the leader read the
+    progress of all others.
+
     Args:
         session: The session to read with, which is that in which the leader writes into runs.
         on_change: Called when something has changed that a plan follows from; it runs on the
             connection thread, so it must not block. None: nobody is called.
+        clock: Returns the time in seconds; only differences count.
 
     Attributes:
         unreadable: Job -> why the records of its run could not be read last, in a sentence. The
             code of a job has all rights on these records, and may write what it likes.
     """
 
-    def __init__(self, session: Session, on_change: OnChange = None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        on_change: OnChange = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._session = session
-        self._on_change = on_change
-        self._changes = 0
+        self._clock = clock
+        self._progress_s = 0.0
         self._opened: dict[str, tuple[int, str]] = {}  # job -> (czxid of its root, secret)
         self._closed: dict[str, tuple[int, str]] = {}  # the same of jobs with another secret
+        self._proved: dict[str, str] = {}  # job -> the secret that the session has proved
+        self._runs: dict[str, tuple[str, RunRecords | None]] = {}  # job -> secret, run as last read
+        self._progress: dict[str, _Progress] = {}  # of jobs whose runs train
+        self._changed_jobs = WorkQueue(on_change)
+        self._changed_progress = WorkQueue()
+        self._behind: set[str] = set()  # jobs whose progress has changed since it was read
         self.unreadable: dict[str, str] = {}
 
-    def read(self, secrets: Mapping[str, str]) -> dict[str, RunRecords]:
+    def read(self, secrets: Mapping[str, str], progress_s: float = 0.0) -> dict[str, RunRecords]:
         """Return the present runs of jobs, as they are at one time; jobs without one are left out.
 
-        So are those whose records cannot be read; ``unreadable`` says why.
+        So are those whose records cannot be read; ``unreadable`` says why. If others write without
+        a pause, some of them may be as they were a moment ago.
 
         The record ``assigned`` of each job is read before the records of its agents, as
         :mod:`edl.core.cluster.view` demands.
@@ -67,53 +99,136 @@ class RunReader:
         Args:
             secrets: The secret of each job to read, by name. A job in ZooKeeper that has another
                 secret is a stranger's, and left out.
+            progress_s: The age, in seconds, up to which the progress of a run that trains is not
+                read again, unless the record of the job changes.
 
         Raises:
             CoordinationError: ZooKeeper is away.
         """
-        found: dict[str, RunRecords] = {}
-        for _ in range(PASSES):
-            before = self._changes
-            found = self._pass(secrets)
-            if self._changes == before:  # no watch has fired, so all of it is still so
+        self._forget_all_but(secrets)
+        self._progress_s = progress_s
+        self._behind |= self._changed_progress.take()
+        began_s, due = time.monotonic(), self._due(secrets)
+        for number in range(PASSES):
+            due |= self._changed_jobs.take()
+            try:
+                self._read_jobs({name: secrets[name] for name in sorted(due) if name in secrets})
+            except BaseException:
+                self._changed_jobs.put_back(due)
+                raise
+            due = set()
+            if not self._changed_jobs.any:  # no watch has fired, so all of it is still so
                 break
-        return found
+            if number >= FEW_PASSES and time.monotonic() - began_s >= PASSES_S:
+                break
+        return {name: run for name, (_, run) in self._runs.items() if run is not None}
 
-    def _changed(self) -> None:
-        """Count a change of what was read, and tell ``on_change``; on the connection thread."""
-        self._changes += 1
-        if self._on_change is not None:
-            self._on_change()
+    def _forget_all_but(self, names: Container[str]) -> None:
+        """Forget what was read of jobs whose names are not in ``names``."""
+        by_job: tuple[dict[str, Any], ...] = (
+            *(self._proved, self._opened, self._closed),
+            *(self._runs, self._progress, self.unreadable),
+        )
+        for known in by_job:
+            for name in [name for name in known if name not in names]:
+                del known[name]
+        self._behind = {name for name in self._behind if name in names}
+        self._changed_jobs.keep_only(names)
+        self._changed_progress.keep_only(names)
+
+    def _due(self, secrets: Mapping[str, str]) -> set[str]:
+        """Return the jobs to read, though no watch on their records has fired.
+
+        They are the jobs that were not read with this secret yet, those that could not be read, and
+        those whose progress has changed, if that was read some time ago. ``secrets`` has the secret
+        of each job, by name.
+        """
+        new = {name for name, secret in secrets.items() if self._secret_read(name) != secret}
+        now_s = self._clock()
+        older = {name for name in self._behind if not self._is_fresh(name, now_s)}
+        return {*new, *self.unreadable, *older}
+
+    def _secret_read(self, job: str) -> str | None:
+        """Return the secret with which ``job`` was read last; None: it was not read."""
+        return self._runs[job][0] if job in self._runs else None
 
     def _read(self, *reads: Any) -> list[Any]:
         return self._session.read_all("read runs of jobs", reads)
 
-    def _pass(self, secrets: Mapping[str, str]) -> dict[str, RunRecords]:
-        """Read the runs of jobs once, and return them by name of the job.
+    def _read_jobs(self, secrets: Mapping[str, str]) -> None:
+        """Read the runs of jobs, and keep what was found.
 
         Nodes that are watched and have not changed come from the session's cache. ``secrets`` has
         the secret of each job to read, by name.
         """
-        names = self._open(secrets)
-        jobs = [JobPaths(name) for name in names]
+        for name, secret in secrets.items():
+            self._runs[name] = secret, None
+            self.unreadable.pop(name, None)
+        jobs = [JobPaths(name) for name in self._open(secrets)]
+        self._behind -= secrets.keys() - {paths.name for paths in jobs}
         groups = self._answers([self._reads(paths) for paths in jobs])
         reads = [
-            [get(f"{paths.hosts}/{name}", self._changed) for name in sorted(group[-1] or ())]
+            [
+                get(f"{paths.hosts}/{name}", self._changed_jobs.wake(paths.name))
+                for name in sorted(group[-1] or ())
+            ]
             for paths, group in zip(jobs, groups, strict=True)
         ]
         agents = self._answers(reads)
-        found: dict[str, RunRecords] = {}
-        self.unreadable = {}
+        groups = self._with_progress(jobs, groups)
         for paths, group, asked, own in zip(jobs, groups, reads, agents, strict=True):
+            name = paths.name
             try:
                 run = _records(paths, group, asked, own)
             except Exception as error:  # whatever the job's code has written
-                logger.debug("the records of job %s", paths.name, exc_info=True)
-                self.unreadable[paths.name] = f"the records of its run cannot be read: {error}"
-                continue
-            if run is not None:
-                found[paths.name] = run
+                logger.debug("the records of job %s", name, exc_info=True)
+                self.unreadable[name] = f"the records of its run cannot be read: {error}"
+                run = None
+            self._runs[name] = secrets[name], run
+            if run is None or not run.trains:
+                self._progress.pop(name, None)
+
+    def _with_progress(self, jobs: list[JobPaths], groups: list[list[Any]]) -> list[list[Any]]:
+        """Return the answers to the reads of each job, with its status and its measurements.
+
+        These two are read again only if they are due.
+
+        Args:
+            jobs: The paths of the jobs.
+            groups: The answers to :meth:`_reads` of each; those of a closed job stay as they are.
+        """
+        now_s = self._clock()
+        due = [
+            (paths, group)
+            for paths, group in zip(jobs, groups, strict=True)
+            if group is not CLOSED and not self._is_of_now(paths.name, group[:2], now_s)
+        ]
+        self._behind.difference_update(paths.name for paths, _ in due)
+        wakes = [self._changed_progress.wake(paths.name) for paths, _ in due]
+        reads = [
+            [get(paths.status, wake), get(paths.learned, wake)]
+            for (paths, _), wake in zip(due, wakes, strict=True)
+        ]
+        for (paths, group), answers in zip(due, self._answers(reads), strict=True):
+            self._progress[paths.name] = _Progress(group[:2], answers, now_s)
+        found = []
+        for paths, group in zip(jobs, groups, strict=True):
+            answers = CLOSED if group is CLOSED else self._progress[paths.name].answers
+            found.append(CLOSED if answers is CLOSED else [*group, *answers])
         return found
+
+    def _is_fresh(self, job: str, now_s: float) -> bool:
+        """Return whether the progress of ``job``, whose run trains, need not be read again yet."""
+        known = self._progress.get(job)
+        return known is not None and now_s - known.read_s < self._progress_s
+
+    def _is_of_now(self, job: str, about: list[Any], now_s: float) -> bool:
+        """Return whether the progress of ``job`` that was read last can be taken once more.
+
+        It cannot once the run has ended, or is another one: ``about`` has the present answers to
+        the reads of the job's record and of the names of its runs.
+        """
+        return self._is_fresh(job, now_s) and self._progress[job].about == about
 
     def _answers(self, groups: list[list[Read]]) -> list[list[Any]]:
         """Return the answers to the reads of each job.
@@ -131,44 +246,57 @@ class RunReader:
         return [[next(answers) for _ in one] for one in groups]
 
     def _reads(self, paths: JobPaths) -> list[Read]:
-        """Return the reads of a job's nodes, without its agents' nodes, in a fixed order.
+        """Return the reads of a job's nodes, but for its agents and its progress, in fixed order.
 
         The record ``assigned`` comes before the list of agents, as the plan demands.
         """
-        wake, quiet = self._changed, ignore_changes
+        wake = self._changed_jobs.wake(paths.name)
         return [
             get(paths.job, wake),
             children(paths.run, wake),
             get(paths.assigned, wake),
             get(paths.desired, wake),
             get(paths.generation, wake),
-            get(paths.status, quiet),
-            get(paths.learned, quiet),
             children(paths.hosts, wake),
         ]
 
     def _open(self, secrets: Mapping[str, str]) -> list[str]:
-        """Prove the secrets of the jobs that exist; return the names of the jobs that they open."""
+        """Prove the secrets of jobs; return the names of those that exist and that they open."""
         names = sorted(secrets)
-        stats = self._read(*(exists(JobPaths(name).root, self._changed) for name in names))
-        marks = {
-            name: (stat.czxid, secrets[name])
-            for name, stat in zip(names, stats, strict=True)
-            if stat is not None
-        }
-        new = [
+        new = [name for name in names if self._proved.get(name) != secrets[name]]
+        self._session.identify(*(Access(name, secrets[name]) for name in new))
+        self._proved.update((name, secrets[name]) for name in new)
+        wakes = map(self._changed_jobs.wake, names)
+        roots = [get(JobPaths(name).root, wake) for name, wake in zip(names, wakes, strict=True)]
+        answers = [answer for (answer,) in self._answers([[root] for root in roots])]
+        found = dict(zip(names, answers, strict=True))
+        self._watch_absent({name: answer for name, answer in found.items() if not answer})
+        marks = {name: (one[1].czxid, secrets[name]) for name, one in found.items() if one}
+        unknown = [
             name
             for name, mark in marks.items()
             if mark not in (self._opened.get(name), self._closed.get(name))
         ]
-        known = [Access(name, secrets[name]) for name in new]
-        self._session.identify(*known)
-        acls = self._session.read_open("read ACLs", [acl(JobPaths(name).root) for name in new])
-        for access, answer in zip(known, acls, strict=True):
+        reads = [acl(JobPaths(name).root) for name in unknown]
+        acls = self._session.read_open("read ACLs", reads)
+        for name, answer in zip(unknown, acls, strict=True):
+            access = Access(name, secrets[name])
             opens = answer is not None and access.opens(answer[0])
             kept = self._opened if opens else self._closed
-            kept[access.job] = marks[access.job]
+            kept[name] = marks[name]
         return [name for name, mark in marks.items() if self._opened.get(name) == mark]
+
+    def _watch_absent(self, jobs: Mapping[str, Any]) -> None:
+        """Watch the roots of jobs that could not be read, for only ``exists`` watches such a node.
+
+        Args:
+            jobs: Job -> the answer to the read of its root: None without a node, else it is closed.
+        """
+        wakes = map(self._changed_jobs.wake, jobs)
+        roots = (JobPaths(name).root for name in jobs)
+        stats = self._read(*(exists(*one) for one in zip(roots, wakes, strict=True)))
+        missing = zip(jobs.items(), stats, strict=True)
+        self._changed_jobs.put_back(name for (name, one), stat in missing if one is None and stat)
 
 
 def _records(
@@ -178,7 +306,8 @@ def _records(
 
     Args:
         paths: The paths of the job.
-        answers: The answers to :meth:`RunReader._reads`, in that order.
+        answers: The answers to :meth:`RunReader._reads`, in that order, and those to the reads of
+            its status and its measurements.
         asked: The read of each agent's node.
         agents: The answers to these.
 
@@ -190,7 +319,7 @@ def _records(
     """
     if answers is CLOSED or agents is CLOSED:
         raise CoordinationError("a node is closed to the job's own secret")
-    job, runs, assigned, desired, generation, status, learned, _ = answers
+    job, runs, assigned, desired, generation, _, status, learned = answers
     tokens = [name for name in runs or () if f"{paths.run}/{name}" != paths.creator]
     if not tokens or None in (job, assigned):
         return None
@@ -216,6 +345,7 @@ def cluster_view(
     runs: Mapping[str, RunRecords],
     kept: Mapping[str, MeasuredThroughput] = MappingProxyType({}),
     unreadable: Mapping[str, str] = MappingProxyType({}),
+    views: JobViews | None = None,
 ) -> ClusterView:
     """Return the jobs, hosts and settings of a cluster as the plan reads them, put together.
 
@@ -226,12 +356,14 @@ def cluster_view(
         kept: what former runs have measured, by name of the job.
         unreadable: job -> why the records of its run cannot be read. It counts as if it had what
             its hosts have for it.
+        views: the views that were made before, of which those are taken that have not changed; None
+            makes all anew.
     """
-    jobs = []
+    jobs, of = [], job_view if views is None else views.of
     for job in snapshot.jobs:
         why = unreadable.get(job.name, "")
         try:
-            view = job_view(job, runs.get(job.name), kept.get(job.name, NOTHING_MEASURED))
+            view = of(job, runs.get(job.name), kept.get(job.name, NOTHING_MEASURED))
         except Exception as error:  # whatever the job's code has written
             logger.debug("the records of job %s", job.name, exc_info=True)
             why = f"the records of its run make no sense: {error!r}"
@@ -258,6 +390,28 @@ def job_view(job: StoredJob, run: RunRecords | None, kept: MeasuredThroughput) -
         return job.view
     _, measured = measurements(kept, run, job.order)
     return replace(job.view, run=None if run is None else run.view, measured=measured)
+
+
+class JobViews:
+    """The views of jobs that were made last, for a leader that looks at a cluster again and again.
+
+    A view is taken again if it was made from the same objects: readers of records keep these as
+    long as the records have not changed.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[str, tuple[StoredJob, RunRecords | None, MeasuredThroughput, JobView]] = {}
+
+    def of(self, job: StoredJob, run: RunRecords | None, kept: MeasuredThroughput) -> JobView:
+        """Return a job as a plan reads it; see :func:`job_view`."""
+        made = self._made.get(job.name)
+        if made is None or not (made[0] is job and made[1] is run and made[2] is kept):
+            made = self._made[job.name] = job, run, kept, job_view(job, run, kept)
+        return made[3]
+
+    def keep_only(self, names: Container[str]) -> None:
+        """Forget the views of jobs that are not called by one of ``names``."""
+        self._made = {name: made for name, made in self._made.items() if name in names}
 
 
 def _unreadable_view(job: StoredJob, hosts: Iterable[HostView], why: str) -> JobView:

@@ -42,6 +42,11 @@ class RunRecords:
     agents: tuple[Host, ...] = ()
 
     @property
+    def trains(self) -> bool:
+        """Whether a ring of the run has trained a step."""
+        return self.generation is not None and _has_trained(self.status)
+
+    @property
     def view(self) -> RunView:
         """The run as a :class:`RunView`, the shorter form that the plan of the cluster reads."""
         return RunView(
@@ -49,7 +54,7 @@ class RunRecords:
             state=self.job.state,
             reason=self.job.reason,
             exit_code=self.job.exit_code,
-            trains=self.generation is not None and _has_trained(self.status),
+            trains=self.trains,
             devices={host: tuple(own) for host, own in sorted(self.assigned.devices.items())},
             version=self.version,
             agents={
