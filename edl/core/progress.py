@@ -98,6 +98,11 @@ class WorkerProgress(JobProgress):
     counted_at: float = 0.0
     updated_at: float = 0.0
 
+    @property
+    def trains(self) -> bool:
+        """Whether the worker has completed a step in its ring."""
+        return self.generation > 0 and (self.median_step_s > 0 or self.samples_total > 0)
+
     def for_others(self, now_s: float) -> dict[str, Any]:
         """Return the progress as JSON values for other processes, whose clocks differ.
 
@@ -118,6 +123,24 @@ class WorkerProgress(JobProgress):
             samples=self.samples_total,
             at_s=self.counted_at,
         )
+
+
+def is_status_due(
+    progress: WorkerProgress, told_generation: int, passed_s: float, period_s: float
+) -> bool:
+    """Return whether the leader of a job writes the status now.
+
+    It does so once in each period, and at once when a new ring has trained a step: by that a
+    cluster knows that the job has started, and in a large cluster the period is long.
+
+    Args:
+        progress: the newest progress that the leader knows of.
+        told_generation: the generation of the ring of which the last status told that it trains.
+        passed_s: the time since the last status, in seconds.
+        period_s: the period, in seconds.
+    """
+    begins = progress.trains and progress.generation != told_generation
+    return begins or passed_s >= period_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,8 +166,8 @@ class TrainingStatus(JobProgress):
     policy: Annotated[str, "what the job's policy says of its size; empty: it has none"] = ""
     updated_at_s: Annotated[
         float,
-        "when the leader wrote step, epoch and rates, in seconds since 1970; at most every "
-        "`status_period_s`; 0: never",
+        "when the leader wrote step, epoch and rates, in seconds since 1970: every "
+        "`status_period_s`, and when a new ring has trained; 0: never",
     ] = 0.0
 
     @classmethod

@@ -37,7 +37,7 @@ from edl.core.job.membership import decide
 from edl.core.job.ring_failure import broke
 from edl.core.job.stall import Activity
 from edl.core.policy.ring_report import RingReport
-from edl.core.progress import TrainingStatus, WorkerProgress
+from edl.core.progress import TrainingStatus, WorkerProgress, is_status_due
 from edl.core.snapshot import Snapshot
 from edl.leader.failure_detector import FailureDetector
 from edl.leader.policy_loop import PolicyLoop
@@ -102,6 +102,7 @@ class LeaderTerm:
         self._ages = AgeTracker(clock())
         self._reason = ""
         self._status_at = 0.0
+        self._told_generation = 0  # whose ring the last status said to train
         self._rate = _Rate()
         self._policy_says = ""
         self._limits = Limits(
@@ -310,17 +311,20 @@ class LeaderTerm:
     def _put_status(self, snapshot: Snapshot) -> None:
         """Write the summary of the training to ZooKeeper, if it is due.
 
-        It is due every ``status_period_s`` seconds, a setting of the job. Then all but the newest
-        2,000 events, and old evictions, are removed, too. If this leader knows of no progress, and
-        there is a former summary, that is written again with speed 0 and the new reason, and
-        nothing is removed. ``snapshot`` is the state of the job in ZooKeeper.
+        It is due every ``status_period_s`` seconds, a setting of the job, and when a new ring has
+        trained a step. Then all but the newest 2,000 events, and old evictions, are removed, too.
+        If this leader knows of no progress, and there is a former summary, that is written again
+        with speed 0 and the new reason, and nothing is removed. ``snapshot`` is the state of the
+        job in ZooKeeper.
         """
-        now = self._clock()
-        if now - self._status_at < self._config.job_settings.status_period_s:
-            return
-        self._status_at = now
+        now, period_s = self._clock(), self._config.job_settings.status_period_s
         report = self._detector.newest_report
         worker, progress = report.worker, report.progress
+        if not is_status_due(progress, self._told_generation, now - self._status_at, period_s):
+            return
+        self._status_at = now
+        if progress.trains:
+            self._told_generation = progress.generation
         reason = self._stall or self._reason
         if progress.generation == 0 and snapshot.status.updated_at_s:
             # A newcomer leads a job whose workers are all dead: how far they were remains true.

@@ -359,8 +359,9 @@ class ControllerTerm:
         if found.writes and not self._write(read, found, events):
             return 0.0  # something has changed: look again
         self._tell(events)
-        self._carry_out(read, found)
         lives = {job.name: job.life for job in read.snapshot.jobs} | dict(found.lives)
+        self._runs.count = sum(life.state.has_run for life in lives.values())
+        self._carry_out(read, found)
         tell_s = self._reasons.tell(found.reasons, lives, now_s, found.surplus)
         tell_s = min(tell_s, self._tenants.serve(read.snapshot.hosts, found, lives, now_s))
         if self._leases is not None:

@@ -20,7 +20,7 @@ from edl.coordination.paths import JobPaths
 from edl.coordination.reads import children
 from edl.coordination.session import Session
 from edl.core.cluster.orders import CreateRun, Order, PlaceRun, StopRun
-from edl.core.cluster.run_records import RunRecords, resume_setting
+from edl.core.cluster.run_records import RunRecords, resume_setting, status_period_s
 from edl.core.records import Job, JobState
 from edl.errors import AccessDenied, UnknownJob, UsageError
 
@@ -33,9 +33,13 @@ class RunWriter:
     Args:
         session: A session all of whose transactions are fenced by the term
             (:class:`edl.coordination.fenced_session.FencedSession`).
+
+    Attributes:
+        count: How many runs the cluster has; each new one writes its status the less often.
     """
 
     def __init__(self, session: Session) -> None:
+        self.count = 0
         self._session = session
 
     def carry_out(
@@ -97,7 +101,10 @@ class RunWriter:
         """
         hosts = {host: len(devices) for host, devices in order.devices.items()}
         spec = job.manifest.job_spec(resume_setting(job.manifest, job.order, last))
-        spec = replace(spec, np=sum(hosts.values()))
+        settings = spec.settings
+        period_s = status_period_s(settings.status_period_s, self.count)
+        settings = replace(settings, status_period_s=period_s)
+        spec = replace(spec, np=sum(hosts.values()), settings=settings)
         record = Job(name=order.job, spec=spec, created=time.time(), reserved=True)
         store = JobStore(self._session, order.job)
         batch = order.batch or 0

@@ -10,7 +10,7 @@ import pytest
 from edl.core.cluster.job_life import run_order, run_token
 from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.measured_throughput import MeasuredThroughput, measurements
-from edl.core.cluster.run_records import RunRecords, resume_setting
+from edl.core.cluster.run_records import RunRecords, resume_setting, status_period_s
 from edl.core.cluster.view import AgentView, JobMeasurements
 from edl.core.job_spec import JobSpec
 from edl.core.policy.observation import SizeMeasurement
@@ -134,3 +134,9 @@ def test_a_run_that_was_to_continue_and_died_before_that_lets_the_next_one_conti
     second = replace(second, job=replace(second.job, spec=spec))
     assert resume_setting(manifest, 3, second) == "auto"
     assert resume_setting(manifest, 4, second) == ""
+
+
+def test_a_thousand_runs_write_as_many_statuses_a_second_as_fifty() -> None:
+    assert status_period_s(0.5, runs=50) == 0.5
+    assert status_period_s(0.5, runs=1000) == 10.0
+    assert status_period_s(30.0, runs=1000) == 30.0

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from edl.core.progress import WorkerProgress, is_status_due
 from edl.core.step.batching import Batching
 from edl.core.step.source import Source
 from edl.core.step.step_record import StepRecord, StepRecords
@@ -227,3 +228,15 @@ def test_a_worker_that_asks_for_other_batches_is_refused() -> None:
     other.attach(Source(100, Batching(5), True, 7, 0), 1)
     with pytest.raises(DataError, match=r"batch_size=5. The job: batch_size=4"):
         other.take_over(root.header(), Receive.ALL)
+
+
+def test_a_status_is_written_in_each_period_and_as_soon_as_a_new_ring_trains() -> None:
+    starts = WorkerProgress(generation=1)
+    trains = replace(starts, samples_total=64)
+    assert not is_status_due(starts, told_generation=0, passed_s=9.0, period_s=10.0)
+    assert is_status_due(starts, told_generation=0, passed_s=10.0, period_s=10.0)
+    assert is_status_due(trains, told_generation=0, passed_s=0.0, period_s=10.0)
+    assert not is_status_due(trains, told_generation=1, passed_s=9.0, period_s=10.0)
+    assert is_status_due(replace(trains, generation=2), 1, passed_s=0.0, period_s=10.0)
+    alone = WorkerProgress(median_step_s=0.1)
+    assert not is_status_due(alone, told_generation=0, passed_s=9.0, period_s=10.0), "no ring"

@@ -11,6 +11,7 @@ from edl.core.policy.scaling_profile import ScalingProfile
 from edl.core.progress import TrainingStatus
 from edl.core.records import Assigned, Desired, Generation, Host, Job
 
+STATUSES_PER_S = 100.0  # written by all runs of a cluster together, once there are many
 RESUME = "auto"  # the setting of a run that continues from the newest checkpoint, if there is one
 
 
@@ -78,6 +79,16 @@ def _has_trained(status: TrainingStatus) -> bool:
     """
     sample = status.progress_sample
     return status.median_step_s > 0 or (sample is not None and sample.samples > 0)
+
+
+def status_period_s(own_s: float, runs: int) -> float:
+    """Return how often a new run writes its status, in seconds, so that all together write few.
+
+    Args:
+        own_s: how often its manifest lets it do so.
+        runs: how many runs the cluster has.
+    """
+    return max(own_s, runs / STATUSES_PER_S)
 
 
 def resume_setting(manifest: JobManifest, order: int, last: RunRecords | None) -> str:
