@@ -35,9 +35,16 @@ class FencedSession(Session):
             CoordinationError: ZooKeeper is away.
         """
         # Another server of ZooKeeper than that of the election may be some writes behind.
-        path = leadership.node.rpartition("/")[0]
-        self.call("catch up", lambda client: client.sync_async(path), repeat=True)
+        self.catch_up()
         self._leadership = leadership
+
+    def catch_up(self) -> None:
+        """Return when all can be read in this session that any session has written before the call.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+        """
+        self.call("catch up", lambda client: client.sync_async("/"), repeat=True)
 
     def transact(self, what: str, build: Callable[[TransactionRequest], None]) -> list[Any]:
         """Do all operations of a transaction, or none of them; return their results in order.

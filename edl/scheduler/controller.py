@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from edl.coordination.access import Access
 from edl.coordination.cluster.format import check_format, check_settings
 from edl.coordination.cluster.job_reader import StoredJob
 from edl.coordination.cluster.nodes import open_cluster
-from edl.coordination.cluster.runs import JobViews, RunReader, cluster_view
+from edl.coordination.cluster.runs import JobViews, cluster_view
 from edl.coordination.cluster.store import ClusterSnapshot, ClusterStore
 from edl.coordination.cluster.writer import (
     ClusterWriter,
@@ -54,6 +54,7 @@ from edl.scheduler.fleet.lease_keeper import LeaseKeeper
 from edl.scheduler.liveness import LivenessProbe, LivenessServer
 from edl.scheduler.policy_runner import PolicyRunner
 from edl.scheduler.reason_writer import ReasonWriter
+from edl.scheduler.run_sessions import RunSessions
 from edl.scheduler.runs import RunWriter
 from edl.scheduler.tenant_requests import TenantRequests
 from edl.scheduler.wakeup import Wakeup
@@ -111,7 +112,6 @@ class Controller:
         self._wakeup = Wakeup()
         self._stopping = False
         self._session = Session(hosts, SESSION_S, connect_timeout_s)
-        self._run_session = FencedSession(hosts, SESSION_S, connect_timeout_s)
         self._term: ControllerTerm | None = None
         self._policies = PolicyRunner(say)
         self._probe = LivenessProbe()
@@ -135,15 +135,12 @@ class Controller:
             stack.callback(self._policies.close)
             stack.callback(self._end_term)
             port = stack.enter_context(LivenessServer(self._about.address)).port
-            for session in (self._session, self._run_session):
-                stack.enter_context(session)
-                session.add_listener(lambda _: self._wakeup.set())
+            stack.enter_context(self._session).add_listener(lambda _: self._wakeup.set())
             store = ClusterStore(
                 open_cluster(self._session, self._access),
                 by=f"the controller {self._about.controller}",
                 on_change=self._wakeup.set,
             )
-            self._run_session.identify(self._access)
             about = replace(self._about, port=port)
             election = store.leader.election(about.controller, about.to_json())
             while not self._stopping:
@@ -208,7 +205,8 @@ class Controller:
 
     def _lengthen_sessions(self) -> None:
         """Ask for longer sessions if one was lost."""
-        for session in (self._session, self._run_session):
+        of_runs = [] if self._term is None else self._term.run_sessions.sessions
+        for session in (self._session, *of_runs):
             wanted_s = min(MOST_SESSION_S, SESSION_S * 2.0 ** max(0, session.epoch - 1))
             if wanted_s > session.session_timeout_s:
                 session.ask_for(wanted_s)
@@ -221,10 +219,10 @@ class Controller:
             leadership: the leadership that this controller has won; the term writes only while it
                 lasts.
         """
-        self._run_session.lead(leadership)
         self._end_term()
+        sessions = RunSessions(partial(self._connect, leadership), self._wakeup.set)
         term = ControllerTerm(
-            store, leadership, self._run_session, self._wakeup.set, self._say, self._policies
+            store, leadership, sessions, self._wakeup.set, self._say, self._policies
         )
         term.begin(self._about)
         if self._lender is not None:
@@ -235,8 +233,28 @@ class Controller:
         self._say_once(f"leads cluster {self._access.job} in term {leadership.term}")
         return term
 
+    def _connect(self, leadership: Leadership) -> FencedSession:
+        """Open a session in which runs are read and written during the term of ``leadership``.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+        """
+        timeout_s, connect_s = self._session.session_timeout_s, self._session.connect_timeout_s
+        session = FencedSession(self._session.hosts, timeout_s, connect_s)
+        session.start()
+        try:
+            session.add_listener(lambda _: self._wakeup.set())
+            session.identify(self._access)
+            session.lead(leadership)
+        except CoordinationError:
+            session.close()
+            raise
+        return session
+
     def _end_term(self) -> None:
         """Lead no more: drop the term, if there is one, and order nothing of the engine."""
+        if self._term is not None:
+            self._term.run_sessions.close()
         self._term = None
         if self._runner is not None:
             self._runner.stop()  # the next term's waits for it
@@ -304,7 +322,7 @@ class ControllerTerm:
     Args:
         store: The records of the cluster, in a session that has proved the cluster's secret.
         leadership: The term that this controller has won; nothing is written when it is over.
-        session: The session in which runs are read and written, fenced by the term.
+        run_sessions: The sessions in which runs are read and written, fenced by the term.
         wake: Called when something has changed that a plan follows from.
         say: Shows a sentence to whoever has started this process.
         policies: Gives the policy of the cluster.
@@ -314,7 +332,7 @@ class ControllerTerm:
         self,
         store: ClusterStore,
         leadership: Leadership,
-        session: FencedSession,
+        run_sessions: RunSessions,
         wake: Callable[[], None],
         say: Say,
         policies: PolicyRunner,
@@ -323,8 +341,8 @@ class ControllerTerm:
         self._store = store
         self._say = say
         self._writer = ClusterWriter(store, leadership)
-        self._reader = RunReader(session, wake)
-        self._runs = RunWriter(session)
+        self.run_sessions = run_sessions
+        self._runs = RunWriter(run_sessions.session_of)
         self._views = JobViews()
         self._reasons = ReasonWriter(self._writer)
         self._tenants = TenantRequests(store, self._writer, wake)
@@ -404,8 +422,8 @@ class ControllerTerm:
         names = [job.name for job in snapshot.jobs]
         secrets, kept = self._store.jobs.secrets_and_measured(names)
         mark = self._leases.marked if self._leases is not None else _unmarked
-        runs = self._reader.read(secrets)
-        unreadable = self._reader.unreadable
+        runs = self.run_sessions.read(secrets)
+        unreadable = self.run_sessions.unreadable
         return LeaderRecords(snapshot, secrets, kept, runs, mark, self._views, unreadable)
 
     def _write(self, read: LeaderRecords, found: ClusterPlan, events: Events) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from edl.coordination.access import Access
@@ -31,16 +32,16 @@ class RunWriter:
     """The writer of the runs of a cluster's jobs, during one term of the leader.
 
     Args:
-        session: A session all of whose transactions are fenced by the term
-            (:class:`edl.coordination.fenced_session.FencedSession`).
+        session_of: Returns the session in which a job is written, by its name. All its transactions
+            are fenced by the term (:class:`edl.coordination.fenced_session.FencedSession`).
 
     Attributes:
         count: How many runs the cluster has; each new one writes its status the less often.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session_of: Callable[[str], Session]) -> None:
         self.count = 0
-        self._session = session
+        self._session_of = session_of
 
     def carry_out(
         self, order: Order, job: StoredJob, secret: str, last: RunRecords | None = None
@@ -60,14 +61,14 @@ class RunWriter:
             LeadershipLost: the term is over; nothing was written.
             CoordinationError: ZooKeeper is away; it may have been carried out or not.
         """
-        access = Access(order.job, secret)
-        self._session.identify(access)
+        session = self._session_of(order.job)
+        session.identify(Access(order.job, secret))
         try:
             if isinstance(order, CreateRun):
-                return self._create(order, job, last)
+                return self._create(session, order, job, last)
             if isinstance(order, PlaceRun):
-                return self._place(order)
-            return self._stop(order)
+                return self._place(session, order)
+            return self._stop(session, order)
         except UsageError as error:
             return str(error)
 
@@ -80,9 +81,10 @@ class RunWriter:
             LeadershipLost: the term is over.
             CoordinationError: ZooKeeper is away.
         """
-        self._session.identify(Access(job, secret))
+        session = self._session_of(job)
+        session.identify(Access(job, secret))
         try:
-            delete_ended(self._session, JobPaths(job))
+            delete_ended(session, JobPaths(job))
         except AccessDenied:
             return True  # a stranger has the name
         except UsageError as error:
@@ -90,10 +92,13 @@ class RunWriter:
             return False
         return True
 
-    def _create(self, order: CreateRun, job: StoredJob, last: RunRecords | None) -> str:
+    def _create(
+        self, session: Session, order: CreateRun, job: StoredJob, last: RunRecords | None
+    ) -> str:
         """Write the records of a new run of a job, which its agents then join; return "".
 
         Args:
+            session: the session of the job.
             order: the token of the run, its devices by host and its global batch.
             job: the job as the cluster has it, with its manifest.
             last: the records of the run that the job's node has now; the new run may continue from
@@ -106,15 +111,17 @@ class RunWriter:
         settings = replace(settings, status_period_s=period_s)
         spec = replace(spec, np=sum(hosts.values()), settings=settings)
         record = Job(name=order.job, spec=spec, created=time.time(), reserved=True)
-        store = JobStore(self._session, order.job)
+        store = JobStore(session, order.job)
         batch = order.batch or 0
         store.create(record, hosts, devices=order.devices, run=order.run, batch=batch)
         return ""
 
-    def _place(self, order: PlaceRun) -> str:
+    @staticmethod
+    def _place(session: Session, order: PlaceRun) -> str:
         """Write the devices and the global batch that a run is to use from now on.
 
         Args:
+            session: the session of the job.
             order: the run, its new devices by host, and the version of the record that they
                 replace.
 
@@ -122,21 +129,21 @@ class RunWriter:
             Why the order was refused, with nothing written: others have changed the record
             meanwhile. "" if it was written.
         """
-        nodes = JobNodes(self._session, order.job)
+        nodes = JobNodes(session, order.job)
         nodes.belong_to(order.run)
         why = order.reason or "the cluster gives it other slots"
         if place_run(nodes, order.devices, order.version, why, order.batch or 0):
             return ""
         return f"the slots of job {order.job} were changed by others"
 
-    def _stop(self, order: StopRun) -> str:
+    def _stop(self, session: Session, order: StopRun) -> str:
         """Write into the record of a run that it is to stop, or that it has stopped; return "".
 
         The run becomes STOPPING, to save a checkpoint, if the order says so and an agent or worker
         of it is registered; else it becomes STOPPED at once. If the job's node has another run or
         none, nothing is written.
         """
-        store = JobStore(self._session, order.job)
+        store = JobStore(session, order.job)
         store.nodes.belong_to(order.run)
         try:
             if order.checkpoint and self._has_processes(store):

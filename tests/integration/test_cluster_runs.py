@@ -54,7 +54,7 @@ class Leader:
         self.changes = 0
         self.runs.lead(leadership)
         self.reader = RunReader(self.runs, self.changed)
-        self.writer = RunWriter(self.runs)
+        self.writer = RunWriter(lambda _: self.runs)
 
     def changed(self) -> None:
         self.changes += 1
@@ -223,7 +223,7 @@ def test_a_deposed_leader_changes_no_run(leader: Leader, zk_hosts: str) -> None:
 def test_without_a_term_nothing_is_written(zk_hosts: str) -> None:
     writes = pytest.raises(CoordinationError, match="writes for no leader")
     with FencedSession(zk_hosts, 2.0) as session, writes:
-        RunWriter(session).carry_out(CreateRun("j", ONE, {"a": (0,)}), JOB, SECRET)
+        RunWriter(lambda _: session).carry_out(CreateRun("j", ONE, {"a": (0,)}), JOB, SECRET)
 
 
 def test_a_strangers_job_of_that_name(leader: Leader, zk_hosts: str) -> None:
