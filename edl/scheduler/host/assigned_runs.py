@@ -8,6 +8,7 @@ from edl.coordination.access import Access
 from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.lifecycle import current_run
 from edl.coordination.paths import JobPaths
+from edl.coordination.reads import exists, ignore_changes
 from edl.coordination.session import Session
 from edl.core.cluster.manifest import JobManifest
 from edl.errors import AccessDenied, CoordinationError, UnknownJob
@@ -33,6 +34,10 @@ class AssignedRuns:
         store: the records of the cluster.
         connect: opens the other session, and starts it.
         paths: says whether this host has what a job needs; also an attribute.
+
+    Attributes:
+        on_created: called when a run has been created for which :meth:`start_of` had to wait; it
+            must not block.
     """
 
     def __init__(
@@ -40,8 +45,10 @@ class AssignedRuns:
     ) -> None:
         self._store = store
         self.paths = paths
+        self.on_created: Callable[[], None] = ignore_changes
         self._connect = connect
         self._session: Session | None = None
+        self._awaited: set[tuple[str, str]] = set()  # jobs and their runs, watched in the session
 
     def start_of(self, job: str, run: str) -> StartOfRun | str:
         """Return what the agent of a run is started with, or a sentence why it cannot start now.
@@ -55,6 +62,8 @@ class AssignedRuns:
         Raises:
             CoordinationError: ZooKeeper is away.
         """
+        if self._waits_for(job, run):
+            return NOT_CREATED
         try:
             manifest = self._store.jobs.get(job).manifest
             secret = self._store.jobs.secret(job)
@@ -66,23 +75,55 @@ class AssignedRuns:
             return f"its records cannot be read: {error}"  # they are of a newer edl, for example
         if secret is None:
             return NOT_CREATED
-        there = self.paths.answers(manifest.required_paths)
-        for path, what in manifest.required_paths.items():
-            if not there.get(path, False):
-                return f"this host lacks {what}" if path in there else NOT_LOOKED.format(what)
-        secrets = self._secrets_of(manifest)
+        secrets = self._lacks(manifest) or self._secrets_of(manifest)
         if isinstance(secrets, str):
             return secrets
         try:
             if self._current_run(job, secret) != run:
+                self._awaited.add((job, run))
+            if self._waits_for(job, run):
                 return NOT_CREATED
         except AccessDenied:
             return f"the name {job} is taken by a job that has another secret"
         return StartOfRun(run, manifest, secret, secrets)
 
+    def _waits_for(self, job: str, run: str) -> bool:
+        """Return whether a run that was not there when it was asked for has not been created yet.
+
+        :attr:`on_created` is called when it is. Until then nothing is asked of ZooKeeper: while a
+        controller creates a thousand runs, hosts wait for most of them.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+        """
+        if (job, run) not in self._awaited:
+            return False
+        session = self._session
+        if session is None or not session.connected:
+            self._awaited.clear()  # they are asked for in another session
+            return False
+        node = exists(f"{JobPaths(job).run}/{run}", self._created)
+        if session.read_all("wait for a run", [node])[0] is None:
+            return True
+        self._awaited.discard((job, run))
+        return False
+
+    def _created(self) -> None:
+        """Call :attr:`on_created`; it runs on kazoo's connection thread."""
+        self.on_created()
+
+    def _lacks(self, manifest: JobManifest) -> str:
+        """Return which path that ``manifest`` requires is not here, as a sentence; empty: none."""
+        there = self.paths.answers(manifest.required_paths)
+        for path, what in manifest.required_paths.items():
+            if not there.get(path, False):
+                return f"this host lacks {what}" if path in there else NOT_LOOKED.format(what)
+        return ""
+
     def close(self) -> None:
         """End the session for the nodes of jobs; the next :meth:`start_of` opens another one."""
         session, self._session = self._session, None
+        self._awaited.clear()
         if session is not None:
             session.close()
 

@@ -48,7 +48,7 @@ from edl.scheduler.wakeup import Wakeup
 logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
-SOON_S = 0.2  # after something was done, or while a run is not created yet
+SOON_S = 0.2  # after something was done
 MISSING_S = 5.0  # before it is looked again whether data is there
 ONE_SIGNAL_S = 0.5  # signals that come closer together are one: a group and its leader got it
 TAKEN_BACK_S = 10.0  # for the leader to take back what a leaving host had
@@ -120,7 +120,7 @@ class HostKeeper:
             CoordinationError: ZooKeeper was away when the host was to be registered.
         """
         self._session.add_listener(lambda state: self.wake())
-        self._agents.on_exit = self._runs.paths.on_answer = self.wake
+        self._agents.on_exit = self._runs.paths.on_answer = self._runs.on_created = self.wake
         with handled(TO_END, self._on_signal):
             self._register_first()
             self._say(
@@ -202,7 +202,7 @@ class HostKeeper:
         self._agents.remove_secrets(assigned, found)
         if decision.starts:
             self._agents.prune((job, entry.run) for job, entry in assigned.jobs.items())
-        if decision.starts or decision.signals or NOT_CREATED in obstacles.values():
+        if decision.starts or decision.signals:
             return SOON_S
         if decision.next_s is not None:
             return min(POLL_S, max(0.0, decision.next_s - now_s))
