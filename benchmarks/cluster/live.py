@@ -40,7 +40,7 @@ from edl.launch.parent import die_with_parent
 from edl.scheduler.host.run_processes import find_processes, host_mark
 
 MARK = "EDL_TEST_MARK"
-START_S = 60.0
+START_S = 180.0
 SHORT_S, PAUSE_S = 1.0, 0.2  # after so short a life, so long a pause before the next start
 END_S = 90.0  # for a host or a controller to end after SIGTERM
 
@@ -70,6 +70,11 @@ class Supervised:
         """Start it, and keep it running from now on."""
         self._thread.start()
         return self
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages."""
+        return self.log.stem
 
     @property
     def pid(self) -> int | None:
@@ -165,6 +170,8 @@ class LiveCluster:
         environment: variables for all processes, besides those of this process.
         policy: the policy of the cluster.
         name: the name of the cluster.
+        options: further options of `edl cluster start`.
+        enter: words before each command, which run it elsewhere, as in a network namespace.
 
     Attributes:
         controllers: the controllers, in the order of their first start.
@@ -178,11 +185,13 @@ class LiveCluster:
         environment: Mapping[str, str] | None = None,
         policy: str = "fifo",
         name: str = "lab",
+        options: Sequence[str] = (),
+        enter: Sequence[str] = (),
     ) -> None:
         self.directory, self.zookeeper, self.name = directory, zookeeper, name
         self.controllers: list[Supervised] = []
         self.hosts: dict[str, Supervised] = {}
-        self._policy = policy
+        self._policy, self._options, self._enter = policy, options, enter
         self._mark = uuid.uuid4().hex
         own = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "EDL_"))}
         self._environment = own | {
@@ -205,7 +214,7 @@ class LiveCluster:
     def start_controller(self) -> Supervised:
         """Start one more controller; return when it has connected, and the cluster exists."""
         number = len(self.controllers) + 1
-        words = ("cluster", "start", "--name", self.name, "--policy", self._policy)
+        words = ("cluster", "start", "--name", self.name, "--policy", self._policy, *self._options)
         one = self._start(f"controller-{number}", words, "controllers")
         self.controllers.append(one)
         until(lambda: f"cluster {self.name} is" in one.output, "a controller", lambda: one.output)
@@ -249,14 +258,7 @@ class LiveCluster:
 
     def left(self) -> list[psutil.Process]:
         """Return all processes of the cluster that live, by their mark."""
-        found, wanted = [], f"{MARK}={self._mark}".encode()
-        for pid in psutil.pids():
-            with contextlib.suppress(OSError, psutil.Error):
-                if pid != os.getpid() and wanted in Path(f"/proc/{pid}/environ").read_bytes():
-                    one = psutil.Process(pid)
-                    if one.status() != psutil.STATUS_ZOMBIE:
-                        found.append(one)
-        return found
+        return processes_with(f"{MARK}={self._mark}")
 
     def end(self) -> dict[str, int | None]:
         """Let the hosts leave, then the controllers; return their exit codes by name.
@@ -286,7 +288,7 @@ class LiveCluster:
         self, stem: str, words: Sequence[str], state: str, own: Mapping[str, str] | None = None
     ) -> Supervised:
         """Start a command of `edl` and keep it running."""
-        command = [sys.executable, "-m", "edl.cli.main", *words]
+        command = [*self._enter, sys.executable, "-m", "edl.cli.main", *words]
         environment = self._environment | {
             "XDG_STATE_HOME": str(self.directory / state),
             "XDG_CACHE_HOME": str(self.directory / "cache"),
@@ -323,6 +325,18 @@ class LiveCluster:
         assert secret is not None, f"job {job} has no run"
         with Session(self.zookeeper, 10.0, access=Access(job, secret)) as session:
             yield JobStore(session, job)
+
+
+def processes_with(variable: str) -> list[psutil.Process]:
+    """Return the living processes of which the environment has, or contains, ``NAME=value``."""
+    found, wanted = [], variable.encode()
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError, psutil.Error):
+            if pid != os.getpid() and wanted in Path(f"/proc/{pid}/environ").read_bytes():
+                one = psutil.Process(pid)
+                if one.status() != psutil.STATUS_ZOMBIE:
+                    found.append(one)
+    return found
 
 
 def until(

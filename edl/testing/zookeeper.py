@@ -179,12 +179,18 @@ class Server:
 
 
 @contextmanager
-def ensemble(directory: Path, size: int) -> Iterator[tuple[Server, ...]]:
-    """Start an ensemble of ``size`` ZooKeeper servers for the time of a ``with`` block.
+def ensemble(
+    directory: Path, size: int, address: str = "127.0.0.1"
+) -> Iterator[tuple[Server, ...]]:
+    """Start an ensemble of ZooKeeper servers for the time of a ``with`` block.
 
-    The block gets a tuple of the servers, which all serve clients then, on free ports of 127.0.0.1.
-    At its end they are killed. They keep their files in ``zoo1``, ``zoo2``, ... under
-    ``directory``. With ``size`` 1 it is a standalone server.
+    The block gets a tuple of the servers, which all serve clients then, on ports that were free on
+    127.0.0.1. At its end they are killed.
+
+    Args:
+        directory: the directory in which they keep their files, in ``zoo1``, ``zoo2``, ...
+        size: the number of servers; with 1 it is a standalone server.
+        address: the address of this machine for clients.
 
     Raises:
         AssertionError: a server does not serve within START_S (60) seconds.
@@ -194,8 +200,9 @@ def ensemble(directory: Path, size: int) -> Iterator[tuple[Server, ...]]:
     peers = [
         f"server.{number}=127.0.0.1:{next(ports)}:{next(ports)}" for number in range(1, size + 1)
     ]
+    peers = peers if size > 1 else []
     servers = [
-        Server(directory / f"zoo{number}", port, number=number, peers=peers if size > 1 else ())
+        Server(directory / f"zoo{number}", port, address, number=number, peers=peers)
         for number, port in enumerate(clients, 1)
     ]
     with ExitStack() as stack:

@@ -30,7 +30,7 @@ import subprocess
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -162,8 +162,7 @@ class Net:
 
         def run() -> None:
             with open(f"/run/netns/{self._namespace(host)}") as namespace:
-                if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
-                    raise OSError(ctypes.get_errno(), "setns")
+                _enter_network(namespace.fileno())
             results.append(function())
 
         thread = threading.Thread(target=run)  # only this thread changes its namespace
@@ -171,6 +170,22 @@ class Net:
         thread.join(30)
         assert results, f"no answer on host {host}"
         return results[0]
+
+    @contextlib.contextmanager
+    def visited(self, host: str) -> Iterator[None]:
+        """Let this thread be on ``host``: its sockets, and the threads and processes it starts.
+
+        The name of the machine and the files in /etc stay as they are here.
+        """
+        with (
+            open("/proc/thread-self/ns/net") as home,
+            open(f"/run/netns/{self._namespace(host)}") as namespace,
+        ):
+            _enter_network(namespace.fileno())
+            try:
+                yield
+            finally:
+                _enter_network(home.fileno())
 
     def listening(self, host: str) -> set[tuple[str, int]]:
         """Where processes on ``host`` listen: addresses and ports."""
@@ -261,6 +276,12 @@ class Net:
                 while waiting and waiting[0][0] <= time.monotonic():
                     _, _, target, packet = heapq.heappop(waiting)
                     _write(target, packet)
+
+
+def _enter_network(namespace: int) -> None:
+    """Move this thread into the network namespace of an open file."""
+    if ctypes.CDLL(None, use_errno=True).setns(namespace, CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), "setns")
 
 
 def _tun(interface: str) -> int:

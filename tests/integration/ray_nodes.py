@@ -5,6 +5,8 @@
     with RayNodes(net, ("a", "b")) as ray:        # a is the head
         ray.kill_gcs()
         ray.start_gcs()                           # with the state that it had
+        ray.kill_raylet("b")                      # and so the actors there
+        ray.start_raylet("b")
 
 A token keeps strangers out, and the state of the head is on disk (RocksDB).
 """
@@ -60,6 +62,7 @@ class RayNodes:
             "RAY_AUTH_TOKEN": uuid.uuid4().hex,
             "RAY_gcs_storage": "rocksdb",
             "RAY_gcs_storage_path": str(self.directory / "gcs"),
+            "RAY_gcs_rpc_server_reconnect_timeout_s": "600",  # then a raylet ends itself; not 60 s
             "RAY_USAGE_STATS_ENABLED": "0",
         }
         self._restarted: list[subprocess.Popen[bytes]] = []
@@ -68,7 +71,7 @@ class RayNodes:
     def __enter__(self) -> Self:
         try:
             for host in self._hosts:
-                self._start(host)
+                self._start(host, head=host == self._hosts[0])
         except BaseException:
             self._end()
             raise
@@ -79,7 +82,8 @@ class RayNodes:
 
     def kill_gcs(self) -> None:
         """Kill the process that knows the actors; ``start_gcs`` starts it as it was started."""
-        gcs = self._gcs_server()
+        gcs = self.gcs()
+        assert gcs is not None, "no gcs_server lives"
         self._gcs = gcs.cmdline(), gcs.environ()
         gcs.kill()
         gcs.wait(10)
@@ -97,15 +101,38 @@ class RayNodes:
             )
         self._restarted.append(restarted)
 
-    def _gcs_server(self) -> psutil.Process:
-        for one in self._net.processes(self._hosts[0]):
-            with contextlib.suppress(psutil.Error):
-                if "gcs_server" in Path(one.cmdline()[0]).name:
-                    return one
-        raise AssertionError("no gcs_server lives")
+    def gcs(self) -> psutil.Process | None:
+        """Return the process that knows the actors; None if none lives."""
+        return self._daemon(self._hosts[0], "gcs_server")
 
-    def _start(self, host: str) -> None:
-        head = host == self._hosts[0]
+    def raylet(self, host: str) -> psutil.Process | None:
+        """Return the process that keeps a node; None if none lives."""
+        return self._daemon(host, "raylet")
+
+    def kill_raylet(self, host: str) -> None:
+        """Kill the process that keeps a node, if it lives: the actors of the node end, too."""
+        raylet = self.raylet(host)
+        if raylet is not None:
+            raylet.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                raylet.wait(10)
+
+    def start_raylet(self, host: str) -> None:
+        """Start a node of Ray again, as a new one; the GCS must live."""
+        for one in self._net.processes(host):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if any(word.endswith("/log_monitor.py") for word in one.cmdline()):
+                    one.kill()  # that of the former node
+        self._start(host, head=False)
+
+    def _daemon(self, host: str, name: str) -> psutil.Process | None:
+        for one in self._net.processes(host):
+            with contextlib.suppress(psutil.Error, IndexError):
+                if Path(one.cmdline()[0]).name == name:
+                    return one
+        return None
+
+    def _start(self, host: str, head: bool) -> None:
         own, first = self._net.address(host), self._net.address(self._hosts[0])
         where = [f"--port={PORT}", "--head", f"--temp-dir={self.directory}"]
         words = [

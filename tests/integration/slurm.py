@@ -152,11 +152,9 @@ class Slurm:
         return done.stdout.split().count("idle")
 
     def _start(self, program: str, *words: str) -> subprocess.Popen[bytes]:
-        path = shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
-        assert path, f"{program} is not installed; `make setup` does it"
         with (self.directory / f"{program}-{words[-1]}.log").open("ab") as log:
             daemon = subprocess.Popen(
-                [*self._enter, path, *words, "-f", self.configuration],
+                self._command(program, *words),
                 env=os.environ | self.environment,
                 cwd=self.directory,
                 stdin=subprocess.DEVNULL,
@@ -166,6 +164,12 @@ class Slurm:
             )
         self._daemons.append(daemon)
         return daemon
+
+    def _command(self, program: str, *words: str) -> list[str]:
+        """Return the command of a daemon."""
+        path = shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+        assert path, f"{program} is not installed; `make setup-tests` does it"
+        return [*self._enter, path, *words, "-f", str(self.configuration)]
 
     def _kill(self) -> None:
         """End the daemons, and what they have started."""

@@ -99,7 +99,7 @@ def test_hosts_come_and_go_and_jobs_do_not_notice_that_the_gcs_is_killed(tmp_pat
             for verb, size in (("halt", 4), ("resume", 2)):
                 lab.machine.run(f"edl {verb} y")
                 lab.until(lambda size=size: lab.size("x") == size)
-            time.sleep(4)  # Ray's raylets give up a lost GCS after 60 s
+            time.sleep(4)
             lab.ray.start_gcs()
             time.sleep(4)
         assert lab.shown("x")["runs"] == 1
