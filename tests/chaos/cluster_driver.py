@@ -7,21 +7,21 @@ it. The same seed makes the same choices; what there is to choose from depends o
 from __future__ import annotations
 
 import contextlib
-import heapq
 import itertools
 import os
 import random
 import signal
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fleet_cluster import SLOTS, Engine, FleetCluster
 from paths import SCRIPTS
+from restores import Restores
 
 from benchmarks.cluster.live import LiveCluster, Supervised
 from edl.client import Cluster
@@ -69,11 +69,14 @@ KILLS = {
     "edl host that leaves": 1.0,
     "controller that resigns": 0.5,
 }
+# Where an engine lends the hosts: all jobs are halted for a while, so that hosts go and come again.
+LULL = {"lull": 1.5}
 POLICIES = ("fifo", "max_min", "elastic_tiresias", "edl")
 MOST_JOBS = 7  # that have not ended
 BATCH = 4
 ANSWER_S = 120.0  # for ZooKeeper to answer a user who tries again and again
 SETTINGS = JobSettings(session_timeout_s=3.0, max_restarts=1000, state_check_steps=1)
+ENVIRONMENT = {"HOROVOD_CYCLE_TIME": "5", "OMP_NUM_THREADS": "1"}
 RETRIES = 1000  # kills of all workers at once are failures of a run
 
 
@@ -94,10 +97,18 @@ class Choice:
     size: float
 
 
-def choices(seed: int, mean_pause_s: float) -> Iterator[Choice]:
-    """Draw what is done, without end."""
+def choices(
+    seed: int, mean_pause_s: float, more: Mapping[str, float] | None = None
+) -> Iterator[Choice]:
+    """Draw what is done, without end.
+
+    Args:
+        seed: the seed of the choices.
+        mean_pause_s: how long to wait before each, in seconds, on average.
+        more: what may be done besides VERBS and KILLS, by name, and how often.
+    """
     chance = random.Random(seed)
-    weights = VERBS | KILLS
+    weights = VERBS | KILLS | dict(more or {})
     while True:
         pause_s = chance.uniform(0.0, 2.0 * mean_pause_s)
         [action] = chance.choices(list(weights), list(weights.values()))
@@ -128,45 +139,6 @@ class Submission:
     order: int | None = None
 
 
-class Restores:
-    """Does later what ends a trouble: starts a server, wakes a process."""
-
-    def __init__(self) -> None:
-        self._waiting: list[tuple[float, int, Callable[[], object]]] = []
-        self._numbers = itertools.count()
-        self._changed = threading.Condition()
-        self._is_closing = False
-        self._thread = threading.Thread(target=self._run, name="restores", daemon=True)
-        self._thread.start()
-
-    def later(self, after_s: float, restore: Callable[[], object]) -> None:
-        """Call ``restore`` after so many seconds."""
-        with self._changed:
-            due_s = time.monotonic() + after_s
-            heapq.heappush(self._waiting, (due_s, next(self._numbers), restore))
-            self._changed.notify_all()
-
-    def finish(self) -> None:
-        """Do all that is left now, and end."""
-        with self._changed:
-            self._is_closing = True
-            self._changed.notify_all()
-        self._thread.join(60.0)
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._is_closing and not self._is_due():
-                    self._changed.wait(0.05)
-                if not self._waiting:
-                    return
-                _, _, restore = heapq.heappop(self._waiting)
-            restore()
-
-    def _is_due(self) -> bool:
-        return bool(self._waiting) and self._waiting[0][0] <= time.monotonic()
-
-
 @dataclass
 class Driver:
     """Does what was drawn, on one cluster.
@@ -175,6 +147,7 @@ class Driver:
         lab: the cluster.
         servers: the servers of its ZooKeeper.
         store: the records, in a session that only this driver uses.
+        throttle: the file that throttles the counting jobs as long as it exists.
         log: the file with what was done.
         counts: how often each action was done.
         submissions: all that were acknowledged, in order.
@@ -185,6 +158,7 @@ class Driver:
     lab: LiveCluster
     servers: Sequence[Server]
     store: ClusterStore
+    throttle: Path
     log: Path
     frozen: set[int] = field(default_factory=set)
     counts: Counter[str] = field(default_factory=Counter)
@@ -195,10 +169,23 @@ class Driver:
         self._restores = Restores()
         self._up = dict.fromkeys(range(len(self.servers)), True)
         self._away: set[str] = set()  # hosts whose processes were all killed
+        self._quiet: tuple[float, list[Submission]] | None = None  # until when, which are halted
+
+    @property
+    def engine(self) -> Engine | None:
+        """The engine that lends the hosts; None: they come by themselves."""
+        return self.lab.engine if isinstance(self.lab, FleetCluster) else None
+
+    @property
+    def more_choices(self) -> Mapping[str, float]:
+        """What may be done besides VERBS and KILLS, by name, and how often."""
+        return LULL | dict(self.engine.weights) if self.engine is not None else {}
 
     def do(self, choice: Choice) -> bool:
         """Do what was drawn; return whether there was anything to do it to."""
-        if choice.action in VERBS:
+        if self._quiet is not None and time.monotonic() >= self._quiet[0]:
+            self._end_lull()
+        if choice.action in VERBS | LULL:
             done = getattr(self, f"_{choice.action}")(choice)
         else:
             done = self._strike(choice)
@@ -215,11 +202,26 @@ class Driver:
     def calm(self) -> None:
         """End all trouble: everything lives, and no host is drained."""
         self._restores.finish()
+        if self._quiet is not None:
+            self._end_lull()
+        if self.engine is not None:
+            self.engine.calm()
         for host in self.lab.hosts:
-            self.acknowledged(lambda client, host=host: client.hosts.undrain(host))
+            self._of_host("undrain", host)
         self.note("calm")
 
     # --- users
+
+    def claim_all(self) -> Submission:
+        """Submit a job that needs all slots of all hosts, for a moment; return its submission."""
+        slots = SLOTS * len(self.lab.hosts)
+        one, name = Submission("all", Path()), "all"
+        command = (sys.executable, str(STANDIN), "--steps", "20")
+        manifest = JobManifest(name, command, slots, slots, cwd="/", settings=SETTINGS)
+        manifest = replace(manifest, retries=RETRIES)
+        self.acknowledged(lambda client: client.submit(manifest, key=name))
+        self.submissions.append(one)
+        return one
 
     def acknowledged(self, ask: Callable[[Cluster], T]) -> T:
         """Ask until there is an answer, with a new client each time; return it.
@@ -282,12 +284,13 @@ class Driver:
             own = {"samples": samples, "epochs": epochs, "batch-size": BATCH, "out": directory}
             own |= {"checkpoint": directory / "saved", "every": 2.0}
             words = tuple(word for key, value in own.items() for word in (f"--{key}", str(value)))
-            command = (sys.executable, str(STEP_LOG), str(directory), str(COUNTING), *words)
+            command = (sys.executable, str(STEP_LOG), str(directory), str(self.throttle))
+            command = (*command, str(COUNTING), *words)
             checkpoint = str(directory / "saved") if choice.pick > 0.6 else ""
         settings = JobSettings(**{**vars(SETTINGS), "template": choice.size > 0.4})
         manifest = JobManifest(
             name, command, least, most, cwd="/", checkpoint=checkpoint, settings=settings,
-            retries=RETRIES,
+            retries=RETRIES, env=ENVIRONMENT,
         )  # fmt: skip
         return one, manifest
 
@@ -297,6 +300,10 @@ class Driver:
         if one is None:
             return ""
         more = (int(4 * choice.size) - 2,) if goal is None else ()
+        return self._want_of(one, verb, goal, *more)
+
+    def _want_of(self, one: Submission, verb: str, goal: Goal | None, *more: int) -> str:
+        """Ask for something else of this job; return what was done."""
         one.asking = True
         try:
             self.acknowledged(lambda client: getattr(client, verb)(one.name, *more))
@@ -323,16 +330,38 @@ class Driver:
         return self._want(choice, "priority", self.living(), None)
 
     def _drain(self, choice: Choice) -> str:
-        host = _picked(sorted(self.lab.hosts), choice.pick)
-        assert host is not None
-        self.acknowledged(lambda client: client.hosts.drain(host))
-        return host
+        return self._of_host("drain", _picked(sorted(self.lab.hosts), choice.pick))
 
     def _undrain(self, choice: Choice) -> str:
-        host = _picked(sorted(self.lab.hosts), choice.pick)
+        return self._of_host("undrain", _picked(sorted(self.lab.hosts), choice.pick))
+
+    def _of_host(self, verb: str, host: str | None) -> str:
+        """Drain a host, or undo it; return what was done."""
         assert host is not None
-        self.acknowledged(lambda client: client.hosts.undrain(host))
+        try:
+            self.acknowledged(lambda client: getattr(client.hosts, verb)(host))
+        except UsageError as error:  # it was never lent
+            return f"{host} refused: {error}"
         return host
+
+    def _lull(self, choice: Choice) -> str:
+        """Halt all jobs for a while."""
+        running = [one for one in self.living() if one.goal is Goal.RUN]
+        if self._quiet is not None or not running:
+            return ""
+        halted = [one for one in running if self._want_of(one, "halt", Goal.HALT)]
+        away_s = 20.0 + 15.0 * choice.size
+        self._quiet = time.monotonic() + away_s, halted
+        return f"{', '.join(one.name for one in halted)}, for {away_s:.0f} s"
+
+    def _end_lull(self) -> None:
+        """Resume the jobs of a lull that are still to be halted."""
+        assert self._quiet is not None
+        _, halted = self._quiet
+        self._quiet = None
+        for one in halted:
+            if one.goal is Goal.HALT and not one.is_replaced:
+                self._want_of(one, "resume", Goal.RUN)
 
     def _policy(self, choice: Choice) -> str:
         policy = _picked(POLICIES, choice.pick)
@@ -344,6 +373,9 @@ class Driver:
 
     def _strike(self, choice: Choice) -> str:
         """Kill or freeze something; return what."""
+        if self.engine is not None and choice.action in self.engine.weights:
+            one = choice
+            return self.engine.strike(one.action, one.pick, one.size, self._restores.later)
         victims: Mapping[str, Callable[[Choice], str]] = {
             "leading controller": self._kill_leader,
             "controller": lambda one: self._kill_kept(one, self.lab.controllers),
@@ -375,13 +407,13 @@ class Driver:
     def _kill_kept(self, choice: Choice, kept: Sequence[Supervised]) -> str:
         one = _picked(kept, choice.pick)
         pid = one.kill() if one is not None else None
-        return f"{one.log.stem}, process {pid}" if one is not None and pid else ""
+        return f"{one.name}, process {pid}" if one is not None and pid else ""
 
     def _end_kept(self, choice: Choice, kept: Sequence[Supervised]) -> str:
         """Let something end by SIGTERM; it is started again when it has ended."""
         one = _picked(kept, choice.pick)
         pid = one.send(signal.SIGTERM) if one is not None else None
-        return f"{one.log.stem}, process {pid}" if one is not None and pid else ""
+        return f"{one.name}, process {pid}" if one is not None and pid else ""
 
     def _kill_process(self, choice: Choice, processes: Sequence[RunProcess]) -> str:
         one = _picked(processes, choice.pick)
@@ -471,7 +503,8 @@ class Driver:
         return f"{host}, for {away_s:.0f} s"
 
     def _hosts(self) -> list[Supervised]:
-        return [one for name, one in sorted(self.lab.hosts.items()) if name not in self._away]
+        hosts = [one for name, one in sorted(self.lab.hosts.items()) if name not in self._away]
+        return hosts if self.engine is None else [one for one in hosts if one.pid is not None]
 
     def _processes(self) -> list[RunProcess]:
         return [one for host in sorted(self.lab.hosts) for one in self.lab.processes(host)]

@@ -6,7 +6,8 @@ device is assigned twice; no token of a run is started twice.
 
 At the end: each job has ended, or is halted, as its user has last asked; each sample of a counting
 job was counted once an epoch; no run of a job has trained after its next run had begun; all devices
-are free; when the hosts have left, no process is left, and no node of a process.
+are free; when the hosts have left, no process is left, and no node of a process. Of borrowed hosts,
+a last job has got all slots; then neither the cluster nor the engine has a lease.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from cluster_driver import Submission
+from fleet_cluster import FleetCluster
 
 from benchmarks.cluster.live import LiveCluster
 from edl.coordination.access import Access
@@ -221,14 +223,54 @@ class Judge:
             )
             if job.life.state not in ends:
                 found.append(f"job {one.name}, of which {one.goal} is wanted, is {job.life}")
+        lent = isinstance(self._lab, FleetCluster)
+        return found if lent else found + self._not_free(now)
+
+    def _not_free(self, now: ClusterSnapshot) -> list[str]:
+        """Return which hosts have something of a job, or do not offer what they are to offer.
+
+        A host that comes by itself is to offer its slots, and one that is borrowed has been given
+        back.
+        """
+        lent = isinstance(self._lab, FleetCluster)
+        found = []
         for host in now.hosts:
             if host.assigned.jobs:
                 found.append(f"host {host.name} has {host.assigned} and reports {host.report}")
-            if host.offer is None or host.drained:
+            if (host.offer is None) != lent or host.drained:
                 found.append(f"host {host.name} offers {host.offer}, drained: {host.drained}")
             if living := self._lab.processes(host.name):
                 found.append(f"host {host.name} has {living}")
         return found
+
+    def wait_for_the_hosts(self, within_s: float) -> None:
+        """Wait until all borrowed hosts are given back: cluster and engine have no lease any more.
+
+        Raises:
+            AssertionError: that is not so in time.
+        """
+        assert isinstance(self._lab, FleetCluster)
+        deadline_s = time.monotonic() + within_s
+        rest: list[str] = []
+        while time.monotonic() < deadline_s:
+            assert not self.wrong, self.wrong
+            with contextlib.suppress(CoordinationError), self._lab.store() as store:
+                table, _ = store.leases()
+                rest = self._not_free(store.snapshot()) + [
+                    f"lease {name}: {one}" for name, one in table.leases.items()
+                ]
+                rest += [f"stray lease {name}" for name in table.strays]
+                rest = rest or [f"lent: {one}" for one in self._lab.engine.leases()]
+                if not rest:
+                    return
+            time.sleep(0.5)
+        story = self._lab.engine.story()
+        raise AssertionError(f"after {within_s:g} s without jobs: {'; '.join(rest)}\n{story}")
+
+    def count_leases(self) -> int:
+        """Return how many leases there have been."""
+        with self._lab.store() as store:
+            return store.leases()[0].last
 
     def check_ends(self, frozen: Container[int]) -> dict[str, int]:
         """Check how each job has ended; return the numbers of jobs by how they have.

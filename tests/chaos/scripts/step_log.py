@@ -1,10 +1,10 @@
 """Run another script as a job of a cluster does, and log what it trains.
 
-    step_log.py DIRECTORY SCRIPT [ARGUMENT ...]
+    step_log.py DIRECTORY THROTTLE SCRIPT [ARGUMENT ...]
 
 Each worker appends a line for each of its steps to DIRECTORY/<pid>.<run>.steps: when (monotonic, in
 nanoseconds, the same clock for all processes of the machine), the number of complete steps, the
-generation.
+generation. The file THROTTLE slows them down as long as it exists (edl.testing.throttle).
 """
 
 import os
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from edl import config, failpoints
 from edl.framework import process
+from edl.testing import throttle
 
 
 def log(failpoint: str) -> None:
@@ -27,7 +28,8 @@ def log(failpoint: str) -> None:
 
 directory = Path(sys.argv[1])
 run = config.load().run
+os.environ[throttle.FILE] = sys.argv[2]
 failpoints.subscribe(log)
-del sys.argv[:2]
+del sys.argv[:3]
 sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
 runpy.run_path(sys.argv[0], run_name="__main__")
