@@ -1,6 +1,6 @@
 # The one entry for people and CI. `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-tests demo test test-unit test-processes lint format types docs unit property contract integration chaos soak cluster-soak churn interleavings short-jobs elections gpu bench cluster-jobs cluster-api figures tables scenarios clean
+.PHONY: help setup setup-tests demo test test-unit test-processes lint format types docs unit property contract integration chaos soak cluster-soak fleet-outages churn interleavings short-jobs elections gpu bench cluster-jobs cluster-api figures tables scenarios clean
 
 PYTHON_BIN := .venv/bin/python
 PYTEST := $(PYTHON_BIN) -m pytest
@@ -68,8 +68,11 @@ chaos: setup-tests ## kills, stops and cuts at chosen and at seeded random momen
 soak: setup ## half an hour of faults, and nothing grows; ARGS="--minutes 5 --framework tensorflow-fit"
 	PYTHONPATH=tests/integration $(PYTHON_BIN) tests/chaos/soak.py $(ARGS)
 
-cluster-soak: setup ## half an hour of users and kills on a live cluster; ARGS="--minutes 5 --seed 2"
+cluster-soak: setup-tests ## half an hour of users and kills on a live cluster; ARGS="--minutes 5 --seed 2 --fleet slurm"
 	PYTHONPATH=.:tests/integration $(PYTHON_BIN) tests/chaos/cluster_soak.py $(ARGS)
+
+fleet-outages: setup-tests ## ten minutes of slot moves while Slurm's and then Ray's head is killed all the time; needs root; ARGS="--minutes 2 --fleet ray"
+	PYTHONPATH=.:tests/integration $(PYTHON_BIN) tests/chaos/fleet_outages.py $(ARGS)
 
 churn: setup ## workers spawned and killed all the time, 2,000 kills; ARGS="--kills 100 --seed 2"
 	PYTHONPATH=tests/integration $(PYTHON_BIN) tests/chaos/churn.py $(ARGS)
