@@ -152,9 +152,10 @@ class RayEngine:
             )
         except subprocess.TimeoutExpired:
             return {"nodes": [], "names": ["Ray does not answer"], "free": []}
-        if done.returncode:
+        answers = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        if done.returncode or not answers:  # Ray's library prints warnings, too
             return {"nodes": [], "names": [done.stderr[-500:]], "free": []}
-        found: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
+        found: dict[str, list[str]] = json.loads(answers[-1])
         return found
 
     def _kill_gcs(self, away_s: float, later: Later) -> str:

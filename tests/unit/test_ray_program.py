@@ -54,9 +54,18 @@ class Actor:
 
 @dataclass
 class StandInRay:
-    """The calls of Ray that the program makes, and the actors."""
+    """The calls of Ray that the program makes.
+
+    Attributes:
+        actors: the actors by name.
+        forgets: whether Ray forgets what it was told to kill.
+        killed: the names of the actors that it was told to kill.
+        exceptions: the classes of Ray's errors.
+    """
 
     actors: dict[str, Actor] = field(default_factory=dict)
+    forgets: bool = False
+    killed: list[str] = field(default_factory=list)
     exceptions: Any = field(
         default_factory=lambda: SimpleNamespace(
             RayError=RayError,
@@ -91,7 +100,9 @@ class StandInRay:
         return asked.answer
 
     def kill(self, actor: Actor) -> None:
-        del self.actors[actor.name]
+        self.killed.append(actor.name)
+        if not self.forgets:
+            del self.actors[actor.name]
 
 
 @pytest.fixture
@@ -159,3 +170,49 @@ def test_a_host_that_runs_is_told_again(ray: StandInRay) -> None:
     calls.give_back("l1", 60.0)
     calls.give_back("l1", 0.0)
     assert ray.actors["l1"].signals == 2
+
+
+def test_what_has_ended_is_remembered_with_its_first_reason(ray: StandInRay) -> None:
+    ray.forgets = True  # it lists the actor for a while
+    ray.actors["l1"] = Actor("l1", answer=("n1", 0, ""))
+    calls = program(ray)
+    ended = {"l1": ("ended", "n1", "completed")}
+    assert calls.leases() == ended
+    for later in (RayActorError("it was killed"), None):
+        ray.actors["l1"].answer = later
+        assert calls.leases() == ended
+
+
+def test_an_actor_that_ray_has_not_killed_is_killed_again(ray: StandInRay) -> None:
+    """Its head died: the actor would keep its node from all later leases."""
+    ray.forgets = True
+    ray.actors["l1"] = Actor("l1", answer=("n1", 0, ""))
+    calls = program(ray)
+    calls.leases()
+    calls.leases()
+    assert ray.killed == ["l1", "l1"]
+
+
+def test_a_lease_that_was_asked_for_again_is_not_taken_for_the_ended_one(ray: StandInRay) -> None:
+    """Another controller led meanwhile, which did not know the end."""
+    ray.actors["l1"] = Actor("l1", answer=("n1", 0, ""))
+    calls = program(ray)
+    calls.leases()
+    ray.actors["l1"] = Actor("l1", answer=("n1", None, ""))
+    assert calls.leases() == {"l1": RUNNING}
+    ray.actors.clear()
+    assert calls.leases() == {"l1": ("ended", "n1", "its actor has died")}
+
+
+def test_an_actor_that_dies_before_it_is_killed(ray: StandInRay, monkeypatch: Any) -> None:
+    ray.actors["l1"] = Actor("l1", answer=("n1", 0, ""))
+    calls, found = program(ray), iter([ray.actors["l1"]])
+
+    def get_actor(name: str) -> Actor:
+        try:
+            return next(found)
+        except StopIteration:
+            raise ValueError(name) from None
+
+    monkeypatch.setattr(ray, "get_actor", get_actor)
+    assert calls.leases() == {"l1": ("ended", "n1", "completed")}

@@ -101,20 +101,24 @@ class RayCalls:
         """Return (state, host, why) of each lease, also of those that ended lately."""
         names = self._ray.util.list_named_actors()
         for name in names:
-            if name not in self._asked and name not in self._ended:
+            # One that has ended, too: Ray may have forgotten that it was to kill the actor, and
+            # another controller may have asked for the lease again.
+            if name not in self._asked:
                 with contextlib.suppress(ValueError):  # it has died meanwhile
                     self._actors[name] = self._ray.get_actor(name)
                     self._asked[name] = self._actors[name].state.remote()
         for known in (self._asked, self._actors):
             for name in known.keys() - set(names):
                 del known[name]
+        for name in self._hosts.keys() - set(names):
+            self._end(name, self._hosts[name], "its actor has died")
         waiting = list(self._asked.values())
         if waiting:
             self._ray.wait(waiting, num_returns=len(waiting), timeout=ANSWER_S)
         found = {name: self._one(name) for name in list(self._asked)}
         for name in list(self._ended)[:-ENDED_KEPT]:
             del self._ended[name]
-        return found | self._ended
+        return self._ended | found
 
     def ask(self, name: str, words: Sequence[str], environment: Mapping[str, str]) -> None:
         """Create the actor of a lease, unless it is there."""
@@ -144,7 +148,7 @@ class RayCalls:
 
         An actor that has answered once and does not now is taken to run: its node may be busy. So
         is one that lives by Ray's word. If Ray says neither that it lives nor that it waits, the
-        state is not known.
+        state is not known. A lease that has ended lives again only by an answer.
         """
         asked = self._asked[name]
         done, _ = self._ray.wait([asked], timeout=0)
@@ -159,8 +163,12 @@ class RayCalls:
             else:
                 self._hosts[name], self._logs[name] = host, log
                 if code is not None:
-                    self._ray.kill(self._ray.get_actor(name))
+                    with contextlib.suppress(ValueError):  # it has died meanwhile
+                        self._ray.kill(self._ray.get_actor(name))
                     return self._end(name, host, f"failed with {code}" if code else "completed")
+                self._ended.pop(name, None)
+        if name in self._ended:
+            return self._ended[name]
         word = LIVES if name in self._hosts else self._word(self._actors[name])
         if word in WAITS:
             return "asked", "", f"waits for a node with {RESOURCE}"
@@ -180,9 +188,9 @@ class RayCalls:
             return ""
 
     def _end(self, name: str, host: str, why: str) -> tuple[str, str, str]:
-        """Remember that a lease has ended, and return its state."""
-        self._ended[name] = "ended", host, why
-        return self._ended[name]
+        """Remember that a lease has ended, and return its state; the first reason counts."""
+        self._hosts.pop(name, None)
+        return self._ended.setdefault(name, ("ended", host, why))
 
 
 def answer_requests(ray: Any) -> None:
