@@ -648,6 +648,7 @@ def test_after_failures_the_next_lease_waits_longer_and_comes_alone() -> None:
     assert loan.turn(9).ask == ()
     assert loan.turn(1).ask == ("l4",)
     assert loan.table.why == why
+    assert loan.turn(100).ask == (), "l4 has not come yet"
     loan.engine["l4"] = HostLease(ENDED)
     loan.turn(1)
     assert loan.turn(19).ask == ()

@@ -19,7 +19,8 @@ leader writes the table that it returns, and only then asks the engine. Its rule
    as soon as no job has slots there, and another one is asked for in its place.
 5. **A failure rests.** After a lease that came to nothing the next one waits 10, 20, 40 ... and at
    most 300 s. So the engine is not asked again and again if it lends a drained machine each time.
-   Leases that were asked for together, or before the failure was known, fail once only.
+   Leases that were asked for together, or before the failure was known, fail once only. After the
+   rest one lease is asked for, and no further one before its host has come.
 6. **What hosts lack is remembered.** If a host of the engine lacks a file that a job needs, none is
    asked for on behalf of such jobs for an hour, so that hosts do not come and go in vain
    (:mod:`edl.core.cluster.missing_paths`).
@@ -212,6 +213,11 @@ def _hosts_of(cluster: ClusterView, answer: Mapping[str, HostLease]) -> dict[str
     return found
 
 
+def _number(lease: str) -> int:
+    """Return the number in the name of a lease; a later lease has a higher one."""
+    return int(lease.removeprefix(PREFIX))
+
+
 def _leaves(host: HostView | None, otherwise: bool) -> bool:
     """Return whether ``host`` says that it leaves; ``otherwise`` if it is not there."""
     return otherwise if host is None or host.offer is None else host.offer.leaves
@@ -359,6 +365,8 @@ class _Draft:
         if alive >= needed or self._now_s < self._not_before_s:
             return
         # One at a time after a failure, so that a broken partition is not asked for many.
+        if self._failures and self._is_one_coming():
+            return
         room = self._limits.max_hosts - sum(not one.is_over for one in self._leases.values())
         count = min(room, 1 if self._failures else needed - alive)
         if count < 1:
@@ -372,6 +380,13 @@ class _Draft:
             self._ask.append(name)
         slots = counted(self._limits.shape.slots, "slot")
         self._news.append((f"asks for {counted(count, 'host')} with {slots} each: {why}", ""))
+
+    def _is_one_coming(self) -> bool:
+        """Return whether a lease that was asked for after the last failure has no host yet."""
+        return any(
+            one.lease_holds and not one.offered_s and _number(name) > self._failed_to
+            for name, one in self._leases.items()
+        )
 
     def return_surplus(self, needed: int) -> None:
         """Give back what is idle and not needed: what waits in a queue first, then the longest."""
@@ -460,7 +475,7 @@ class _Draft:
 
     def _fail(self, name: str, why: str, host: str) -> None:
         """Note that a lease came to nothing, and let the next one wait."""
-        if not self._failures or int(name.removeprefix(PREFIX)) > self._failed_to:
+        if not self._failures or _number(name) > self._failed_to:
             self._failures += 1
             self._failed_to = self._last
         rest_s = min(MOST_REST_S, FIRST_REST_S * 2.0 ** min(self._failures - 1, 10))
