@@ -2,7 +2,7 @@
 
 While it runs, five times a second: no device has processes of two runs; each process is on a device
 that is assigned to its run; no run has two agents on a host; each acknowledged job is there; no
-device is assigned twice; no token of a run is started twice.
+device is assigned twice; no token of a run is started twice; no more hosts are lent than may be.
 
 At the end: each job has ended, or is halted, as its user has last asked; each sample of a counting
 job was counted once an epoch; no run of a job has trained after its next run had begun; all devices
@@ -149,6 +149,7 @@ class Judge:
                 one.order = job.order
         self._check_devices(now)
         self._check_runs(now)
+        self._check_leases(store)
         secrets, _ = store.jobs.secrets_and_measured([job.name for job in now.jobs], watch=False)
         for name, run in reader.read(secrets).items():
             created = self._created.setdefault(run.token, (name, run.job.created))
@@ -189,6 +190,14 @@ class Judge:
                 self._say(f"job {job.name} had {before} runs: {job.life}")
             if job.life.runs and job.life.run != run_token(job.order, job.life.runs):
                 self._say(f"job {job.name} has a wrong token: {job.life}")
+
+    def _check_leases(self, store: ClusterStore) -> None:
+        """Check that no more hosts are borrowed, or asked for, than may be."""
+        if isinstance(self._lab, FleetCluster):
+            table, _ = store.leader.leases()
+            going = {name: one for name, one in table.leases.items() if not one.is_over}
+            if len(going) > len(self._lab.machines):
+                self._say(f"{len(going)} hosts are borrowed or asked for: {going}")
 
     # --- the end
 
@@ -255,7 +264,7 @@ class Judge:
         while time.monotonic() < deadline_s:
             assert not self.wrong, self.wrong
             with contextlib.suppress(CoordinationError), self._lab.store() as store:
-                table, _ = store.leases()
+                table, _ = store.leader.leases()
                 rest = self._not_free(store.snapshot()) + [
                     f"lease {name}: {one}" for name, one in table.leases.items()
                 ]
