@@ -279,7 +279,7 @@ class Judge:
     def count_leases(self) -> int:
         """Return how many leases there have been."""
         with self._lab.store() as store:
-            return store.leases()[0].last
+            return store.leader.leases()[0].last
 
     def check_ends(self, frozen: Container[int]) -> dict[str, int]:
         """Check how each job has ended; return the numbers of jobs by how they have.

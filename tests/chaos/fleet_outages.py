@@ -96,7 +96,7 @@ class Outages:
         self._engine.calm()
         assert self._offered() == hosts, f"the hosts were {hosts}, and are {self._offered()}"
         with self._lab.store() as store:
-            table, _ = store.leases()
+            table, _ = store.leader.leases()
         assert table.last == len(hosts), f"other hosts were asked for: {table}"
         self._finish()
 
@@ -142,7 +142,7 @@ class Outages:
     def _trains(self, size: int) -> bool:
         """Return whether the first job trains with so many workers, and no other one comes."""
         with self._lab.store() as store:
-            if store.secret("x") is None:
+            if store.jobs.secret("x") is None:
                 return False  # it has no run yet
             with self._lab.run_of(store, "x") as run:
                 now = run.snapshot()
@@ -164,12 +164,12 @@ class Outages:
     def _offered(self) -> list[str]:
         """Return the hosts that offer slots."""
         with self._lab.store() as store:
-            return [host.name for host in store.hosts() if host.offer is not None]
+            return [host.name for host in store.hosts.list() if host.offer is not None]
 
     def _life(self, job: str) -> JobLife:
         """Return the state of a job."""
         with self._lab.store() as store:
-            return store.job(job).life
+            return store.jobs.get(job).life
 
     def _ask(self, ask: Callable[[Cluster], object]) -> None:
         ask(self._lab.client())
