@@ -150,6 +150,31 @@ def test_a_host_comes_for_a_job_and_goes_when_it_is_idle(shell: Shell) -> None:
         assert controller.wait() == 0
 
 
+def test_slurm_lends_another_node_than_the_drained_one(shell: Shell) -> None:
+    """It takes the first one that is free, which would be the drained one again and again."""
+    with lab_of(shell) as lab:
+        controller = lab.start("--host-slots", "2", "--max-hosts", "1", "--idle", "1")
+        end = shell.directory / "end"
+        lab.submit("j", "--until", str(end))
+        lab.until(lambda: lab.shown("j")["state"] == "running", "the job does not run")
+        [first] = lab.hosts()
+        assert shell.edl("drain", first).returncode == 0
+        lab.until(lambda: lab.hosts().keys() - {first}, "no other node is lent")
+        lab.until(lambda: lab.shown("j")["state"] == "running", "the job does not run there")
+        assert "came to nothing" not in controller.output
+        # Nor is a lease that waits bound to what was drained when it was asked for.
+        for name in lab.slurm.nodes:
+            lab.slurm.run("scontrol", "update", f"nodename={name}", "state=drain", "reason=full")
+        [second] = lab.hosts()
+        assert shell.edl("drain", second).returncode == 0
+        lab.until(lambda: lab.queue() == ["PENDING"], "the host is not asked for")
+        lab.slurm.run("scontrol", "update", f"nodename={first}", "state=resume")
+        assert shell.edl("undrain", first).returncode == 0
+        lab.until(lambda: first in lab.hosts(), "the first node is not lent")
+        end.touch()
+        lab.until(lambda: lab.shown("j")["result"] == "finished", "the job does not end")
+
+
 def test_jobs_do_not_notice_that_slurmctld_is_killed_while_slots_move(shell: Shell) -> None:
     """Two jobs share two hosts; one of them comes and goes, so the slots of the other move."""
     with lab_of(shell) as lab:

@@ -634,6 +634,31 @@ def test_a_host_whose_edl_has_another_format_is_refused_in_one_sentence() -> Non
     assert loan.turn(1).ask == ("l2",)
 
 
+def test_the_engine_is_told_which_machines_are_of_no_use() -> None:
+    """It would lend the first one that is free again and again, and no other one."""
+    loan = with_host("a")
+    drained = loan.hosts["n1"] = replace(loan.hosts["n1"], drained=True)
+    found = loan.turn(1)
+    assert (found.ask, found.avoid) == (("l2",), ("n1",))
+    loan.engine["l2"] = HostLease(ASKED, "", "Resources", ("n1",))
+    assert loan.turn(1).ask == ()
+    loan.hosts["n1"] = replace(drained, drained=False)
+    found = loan.turn(1)
+    assert (found.ask, found.avoid) == (("l2",), ()), "it waits, and may have n1 as well"
+    loan.engine["l2"] = HostLease(RUNNING, "n2", "", ("n1",))
+    assert loan.turn(1).ask == (), "it has a host"
+
+
+def test_a_machine_on_which_a_host_outlives_its_lease_is_of_no_use() -> None:
+    loan = with_host("a")
+    loan.engine["l1"] = HostLease(ENDED, "n1", "node_fail")
+    loan.turn(1)
+    assert loan.turn(1).avoid == ("n1",)
+    del loan.hosts["n1"]
+    loan.turn(1)
+    assert loan.turn(1).avoid == ()
+
+
 # --- failures
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ echo "$(basename "$0") $*" >>{calls}
 cat >>{calls}
 if [ -e {broken} ]; then cat {broken} >&2; exit 1; fi
 if [ "$(basename "$0")" = squeue ]; then cat {queue}; fi
+if [ "$(basename "$0")" = sinfo ]; then printf 'n1\nn2\nn3\n'; fi
 """
 
 
@@ -41,7 +43,7 @@ class StandInSlurm:
         self.calls, self.queue, self.broken = (directory / n for n in ("calls", "queue", "broken"))
         self.queue.touch()
         paths = {"calls": self.calls, "queue": self.queue, "broken": self.broken}
-        for name in ("sbatch", "squeue", "scancel"):
+        for name in ("sbatch", "squeue", "scancel", "scontrol", "sinfo"):
             (directory / name).write_text(STANDIN.format(**paths))
             (directory / name).chmod(0o755)
         monkeypatch.setenv("PATH", str(directory), prepend=":")
@@ -119,6 +121,23 @@ def test_slurm_is_asked_for_a_whole_node_once(slurm: StandInSlurm) -> None:
     slurm.queue.write_text("7|edl-lab-x-l1|COMPLETED|n1|None\n")
     slurm.fleet.ask("l1", SHAPE)
     assert "sbatch" in slurm.called
+
+
+def test_slurm_is_told_which_nodes_to_avoid(slurm: StandInSlurm) -> None:
+    shape = replace(SHAPE, avoid=("mine", "n1", "n3"))
+    slurm.fleet.ask("l1", shape)
+    called = slurm.called
+    assert "--comment=edl avoids:mine,n1,n3" in called
+    assert "--exclude=n1,n3" in called, "the other one is no node of Slurm"
+    slurm.queue.write_text("7|edl-lab-x-l1|PENDING||Priority|edl avoids:mine,n1,n3\n")
+    assert slurm.fleet.leases()["l1"].avoid == ("mine", "n1", "n3")
+    slurm.fleet.ask("l1", SHAPE)
+    assert "scontrol update JobId=7 Comment=edl avoids: ExcNodeList=\n" in slurm.called
+    slurm.queue.write_text("7|edl-lab-x-l1|PENDING||Priority|edl avoids:\n")
+    assert slurm.fleet.leases()["l1"].avoid == ()
+    slurm.queue.write_text("7|edl-lab-x-l1|RUNNING|n1|None|edl avoids:\n")
+    slurm.fleet.ask("l1", shape)
+    assert "scontrol" not in slurm.called, "it runs"
 
 
 def test_a_lease_that_runs_is_told_and_one_that_waits_ends(slurm: StandInSlurm) -> None:

@@ -60,12 +60,16 @@ class StandInRay:
         actors: the actors by name.
         forgets: whether Ray forgets what it was told to kill.
         killed: the names of the actors that it was told to kill.
+        free: how many hosts each living node has left, by its id, which is "id of HOST".
+        options: the options of the last actor that was created.
         exceptions: the classes of Ray's errors.
     """
 
     actors: dict[str, Actor] = field(default_factory=dict)
     forgets: bool = False
     killed: list[str] = field(default_factory=list)
+    free: dict[str, float] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     exceptions: Any = field(
         default_factory=lambda: SimpleNamespace(
             RayError=RayError,
@@ -78,11 +82,29 @@ class StandInRay:
         def table(actor: str) -> dict[str, str]:
             return {"State": self.actors[actor].word}
 
-        self.util = SimpleNamespace(list_named_actors=lambda: list(self.actors))
-        self._private = SimpleNamespace(state=SimpleNamespace(actors=table))
+        def available() -> dict[str, dict[str, float]]:
+            return {node: {"edl_host": hosts} for node, hosts in self.free.items()}
+
+        strategies = SimpleNamespace(NodeAffinitySchedulingStrategy=lambda node, **_: node)
+        self.util = SimpleNamespace(
+            list_named_actors=lambda: list(self.actors), scheduling_strategies=strategies
+        )
+        state = SimpleNamespace(actors=table, available_resources_per_node=available)
+        self._private = SimpleNamespace(state=state)
 
     def init(self, **_: object) -> None:
         pass
+
+    def nodes(self) -> list[dict[str, Any]]:
+        hosts = [(node, node.removeprefix("id of ")) for node in self.free]
+        return [{"NodeID": n, "NodeManagerHostname": h, "Alive": True} for n, h in hosts]
+
+    def remote(self, _: object) -> Any:
+        def options(**given: Any) -> Any:
+            self.options = given
+            return SimpleNamespace(remote=lambda *_: None)
+
+        return SimpleNamespace(options=options)
 
     def get_actor(self, name: str) -> Actor:
         if name not in self.actors:
@@ -216,3 +238,17 @@ def test_an_actor_that_dies_before_it_is_killed(ray: StandInRay, monkeypatch: An
 
     monkeypatch.setattr(ray, "get_actor", get_actor)
     assert calls.leases() == {"l1": ("ended", "n1", "completed")}
+
+
+def test_another_node_is_taken_than_those_to_avoid(ray: StandInRay) -> None:
+    ray.free = {"id of n1": 1.0, "id of n2": 0.0, "id of n3": 1.0}
+    calls = program(ray)
+    calls.ask("l1", ["edl"], {})
+    assert "scheduling_strategy" not in ray.options
+    calls.ask("l1", ["edl"], {}, ["n1"])
+    assert ray.options["scheduling_strategy"] == "id of n3"
+    calls.ask("l1", ["edl"], {}, ["n1", "n3"])
+    assert "scheduling_strategy" not in ray.options, "only Ray knows which will be free"
+    ray._private = SimpleNamespace()  # another release of Ray
+    calls.ask("l1", ["edl"], {}, ["n1"])
+    assert "scheduling_strategy" not in ray.options

@@ -37,11 +37,14 @@ class HostLease:
         host: the name of the machine, under which its `edl host` is in the cluster; empty: not
             known yet.
         why: why it waits, has ended or has no known state, in the engine's words; may be empty.
+        avoid: the machines that the engine was told not to lend; None: it cannot be told that of a
+            lease that it has.
     """
 
     state: LeaseState
     host: str = ""
     why: str = ""
+    avoid: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -52,11 +55,13 @@ class Shape:
         slots: the number of slots that its `edl host` offers.
         labels: the labels that it offers.
         kind: the kind of machine that it names, for policies that tell fast from slow ones.
+        avoid: the machines that are of no use now, sorted: the engine is to lend others if it can.
     """
 
     slots: int
     labels: Mapping[str, str] = field(default_factory=dict)
     kind: str = ""
+    avoid: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,8 @@ leader writes the table that it returns, and only then asks the engine. Its rule
 6. **What hosts lack is remembered.** If a host of the engine lacks a file that a job needs, none is
    asked for on behalf of such jobs for an hour, so that hosts do not come and go in vain
    (:mod:`edl.core.cluster.missing_paths`).
+7. **Of use.** The engine is told which machines not to lend: those that take no slots, and those on
+   which an `edl host` of an ended lease lives. It would lend the first free one again and again.
 """
 
 from __future__ import annotations
@@ -70,7 +72,9 @@ class LeaseDecision:
 
     Attributes:
         table: the new table.
-        ask: the names of the leases to ask for, in this order.
+        ask: the names of the leases to ask for, in this order; also of those that wait and were
+            asked for when other machines were to be avoided.
+        avoid: the machines that the engine is to lend for none of them, sorted.
         give_back: the leases to give back.
         news: what has changed, as sentences for the event log, each with the host that it is about
             or an empty text.
@@ -78,6 +82,7 @@ class LeaseDecision:
 
     table: LeaseTable
     ask: tuple[str, ...] = ()
+    avoid: tuple[str, ...] = ()
     give_back: tuple[ReleaseHost, ...] = ()
     news: tuple[tuple[str, str], ...] = ()
 
@@ -240,6 +245,7 @@ class _Draft:
         self._now_s = now_s
         self._hosts = _hosts_of(cluster, answer)
         self._cluster = cluster
+        self._avoid = self._to_avoid(table)
         self._leases: dict[str, LeaseRecord] = {}
         self._strays: dict[str, float] = {}
         self._last = table.last
@@ -266,6 +272,8 @@ class _Draft:
         elif lease is None or lease.state is LeaseState.ENDED:
             self._end(name, record, host, lease.why if lease is not None else "")
         else:
+            if lease.state is LeaseState.ASKED and lease.avoid not in (None, self._avoid):
+                self._ask.append(name)
             self._go_on(name, self._heard(record, lease, host), host)
 
     def _heard(self, record: LeaseRecord, lease: HostLease, host: HostView | None) -> LeaseRecord:
@@ -409,12 +417,16 @@ class _Draft:
             self._leave(name, replace(record, back_s=self._now_s), self._hosts.get(name))
 
     def return_useless(self) -> None:
-        """Give back each host that takes no slots and has none of jobs, whether or not needed."""
+        """Give back each host that takes no slots and has none of jobs, whether or not needed.
+
+        It is a failure if that was so when it came: the engine lends it again and again.
+        """
         for name, record in list(self._leases.items()):
             why = self._why_useless(record)
             if record.back_s or record.is_over or not record.idle_s or not why:
                 continue
-            if self._now_s - (record.offered_s or self._now_s) < SOON_S:
+            former = self._table.leases.get(name)
+            if former is None or not former.offered_s:
                 self._fail(name, why, record.host)
             else:
                 self._note(f"{name} is given back", why, record.host)
@@ -438,6 +450,12 @@ class _Draft:
             f"edl {offer.version} on {host.name} writes records of format {offer.format}, and the "
             f"cluster has format {FORMAT}; install {right} there"
         )
+
+    def _to_avoid(self, table: LeaseTable) -> tuple[str, ...]:
+        """Return the names of the machines that are of no use to the cluster now, sorted."""
+        useless = {host.name for host in self._cluster.hosts if self._useless(host)}
+        occupied = {one.host for one in table.leases.values() if one.is_over and one.host}
+        return tuple(sorted(useless | occupied))
 
     def _waits_again(self, record: LeaseRecord) -> bool:
         """Return whether the engine has taken a host back and will lend one again by itself."""
@@ -471,7 +489,9 @@ class _Draft:
             wanted=needed,
             missing=self.missing,
         )
-        return LeaseDecision(table, tuple(self._ask), tuple(self._back), tuple(self._news))
+        return LeaseDecision(
+            table, tuple(self._ask), self._avoid, tuple(self._back), tuple(self._news)
+        )
 
     def _fail(self, name: str, why: str, host: str) -> None:
         """Note that a lease came to nothing, and let the next one wait."""

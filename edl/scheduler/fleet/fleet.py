@@ -39,11 +39,13 @@ class Fleet(Protocol):
         """
 
     def ask(self, lease: str, shape: Shape) -> None:
-        """Ask the engine for a host; do nothing if it has a lease of that name that has not ended.
+        """Ask the engine for a host, if it has no lease of that name that has not ended.
+
+        A lease that waits is told which machines to avoid now, if the engine can be told that.
 
         Args:
             lease: the name of the lease.
-            shape: what kind of host.
+            shape: what kind of host, and which machines to avoid.
 
         Raises:
             LeaseRefused: the engine says no.

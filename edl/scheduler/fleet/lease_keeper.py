@@ -90,7 +90,8 @@ class LeaseKeeper:
             self._read = (found.table, version + 1)
             for what, _ in news:
                 self._say(what)
-        self._runner.order(answer.number, found.ask, self._limits.shape, found.give_back)
+        shape = replace(self._limits.shape, avoid=found.avoid)
+        self._runner.order(answer.number, found.ask, shape, found.give_back)
 
     def _table(self) -> tuple[LeaseTable, int]:
         """Return the record of the leases and its version; leases of another engine are left out.

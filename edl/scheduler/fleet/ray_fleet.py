@@ -63,9 +63,12 @@ class RayFleet:
         }
 
     def ask(self, lease: str, shape: Shape) -> None:
-        """Create the actor of ``lease``, unless there is one; see :class:`Fleet`."""
-        words = self._command.words(lease, shape)
-        self._call("ask", name=lease, words=words, environment=dict(self._command.environment))
+        """Create the actor of ``lease``, unless there is one; see :class:`Fleet`.
+
+        An actor that waits for a node is not told later which nodes to avoid.
+        """
+        words, kept = self._command.words(lease, shape), dict(self._command.environment)
+        self._call("ask", name=lease, words=words, environment=kept, avoid=shape.avoid)
 
     def give_back(self, lease: str, within_s: float) -> None:
         """Let the `edl host` of ``lease`` leave; see :class:`Fleet`."""

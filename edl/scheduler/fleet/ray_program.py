@@ -22,7 +22,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 RESOURCE = "edl_host"  # a node that lends itself has 1 of it
@@ -120,11 +120,44 @@ class RayCalls:
             del self._ended[name]
         return self._ended | found
 
-    def ask(self, name: str, words: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Create the actor of a lease, unless it is there."""
+    def ask(
+        self,
+        name: str,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        avoid: Collection[str] = (),
+    ) -> None:
+        """Create the actor of a lease, unless it is there.
+
+        Args:
+            name: the name of the lease.
+            words: the command of `edl host`.
+            environment: its environment.
+            avoid: the hosts that are of no use: another node is taken if one is free just now.
+        """
         options = {"name": name, "lifetime": "detached", "get_if_exists": True}
         options |= {"resources": {RESOURCE: 1}, "num_cpus": 0, "max_restarts": 0}
+        node = self._other_node(avoid) if avoid else None
+        if node is not None:
+            strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+            options["scheduling_strategy"] = strategy(node, soft=True, _spill_on_unavailable=True)
         self._ray.remote(LeaseActor).options(**options).remote(words, dict(environment))
+
+    def _other_node(self, avoid: Collection[str]) -> str | None:
+        """Return the id of a node that lends itself, is free, and is not to be avoided, if any.
+
+        It is None, too, if this release of Ray does not tell what is free on which node: no public
+        call does.
+        """
+        try:
+            free = self._ray._private.state.available_resources_per_node()
+        except AttributeError:
+            return None
+        for one in self._ray.nodes():
+            node, host = one["NodeID"], one["NodeManagerHostname"]
+            if one["Alive"] and host not in avoid and free.get(node, {}).get(RESOURCE, 0) >= 1:
+                return str(node)
+        return None
 
     def give_back(self, name: str, within_s: float) -> None:
         """Let `edl host` leave; an actor that waits for a node ends.
@@ -213,6 +246,7 @@ def call_ray() -> None:
     """Import Ray, and answer requests."""
     sys.path.pop(0)  # the directory of this file has modules of edl
     import ray
+    import ray.util.scheduling_strategies
 
     answer_requests(ray)
 

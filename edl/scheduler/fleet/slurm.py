@@ -2,7 +2,8 @@
 
 Slurm's own commands are called, as the user of the controller. The name of the batch job has the
 name of the lease, and only that is looked for: nothing is kept here. ``--dependency=singleton``
-lets no two batch jobs of one lease run at the same time, should one be submitted twice.
+lets no two batch jobs of one lease run at the same time, should one be submitted twice. The comment
+of the batch job says which nodes it was told to avoid.
 
 The host has the name of Slurm's node. So an `edl host` of a later lease on that node finds what an
 earlier one has left, and ends it before it offers its slots.
@@ -38,6 +39,7 @@ _STATES = {
     **dict.fromkeys(_ENDED, LeaseState.ENDED),
 }
 _ORDER = (LeaseState.ENDED, LeaseState.ASKED, LeaseState.UNKNOWN, LeaseState.RUNNING)
+_AVOIDS = "edl avoids:"  # the beginning of the comment of a batch job
 # What Slurm's commands say when slurmctld does not answer, or has only just started.
 _AWAY = (
     "Unable to contact slurm controller",
@@ -90,19 +92,26 @@ class SlurmFleet:
         return {name: batches[-1].lease for name, batches in self._batches().items()}
 
     def ask(self, lease: str, shape: Shape) -> None:
-        """Submit the batch job of ``lease``, unless there is one; see :class:`Fleet`."""
+        """Submit the batch job of ``lease``, or update the one that waits; see :class:`Fleet`."""
         batches = self._batches().get(lease, [])
         if any(one.lease.state is not LeaseState.ENDED for one in batches):
+            for one in batches:
+                if one.lease.state is LeaseState.ASKED:
+                    self._update(one.number, shape.avoid)
             return
         self._logs.mkdir(parents=True, exist_ok=True)
         words = ["--parsable", "--nodes=1", "--ntasks=1", "--exclusive", "--requeue"]
         words += ["--open-mode=append", "--dependency=singleton", "--export=NIL", "--chdir=/"]
         words += [f"--job-name={self._prefix}{lease}", f"--output={self._log_of(lease)}"]
+        words += [f"--comment={_AVOIDS}{','.join(shape.avoid)}"]
+        nodes = self._nodes(shape.avoid)
+        words += [f"--exclude={nodes}"] if nodes else []
         script = self._command.script(lease, shape, '"$SLURMD_NODENAME"', SRUN)
         try:
             self._call("sbatch", *words, *self._options, script=script)
         except _Failed as error:
-            raise LeaseRefused(f"sbatch: {error}") from error
+            but = f", without {nodes}" if nodes else ""
+            raise LeaseRefused(f"sbatch{but}: {error}") from error
 
     def give_back(self, lease: str, within_s: float) -> None:
         """Signal the batch job of ``lease``, or cancel it; see :class:`Fleet`."""
@@ -124,6 +133,27 @@ class SlurmFleet:
         except OSError:
             return ""
 
+    def _update(self, number: str, avoid: Sequence[str]) -> None:
+        """Tell Slurm for a batch job that waits which nodes not to take.
+
+        If Slurm cannot do without them, the batch job stays as it is.
+        """
+        words = ("scontrol", "update", f"JobId={number}", f"Comment={_AVOIDS}{','.join(avoid)}")
+        for more in ((f"ExcNodeList={self._nodes(avoid)}",), ()):
+            with contextlib.suppress(_Failed):  # also if it has begun meanwhile
+                self._call(*words, *more)
+                return
+
+    def _nodes(self, names: Sequence[str]) -> str:
+        """Return those of ``names`` that are nodes of Slurm, with commas between them."""
+        if not names:
+            return ""
+        try:
+            nodes = set(self._call("sinfo", "--noheader", "--Node", "--format=%N").split())
+        except _Failed as error:
+            raise FleetUnreachable(f"sinfo: {error}") from error
+        return ",".join(name for name in names if name in nodes)
+
     def _log_of(self, lease: str) -> Path:
         """Return the file of the output of the batch job of ``lease``."""
         return self._logs / f"{lease}.log"
@@ -134,7 +164,7 @@ class SlurmFleet:
         Raises:
             FleetUnreachable: Slurm does not answer.
         """
-        words = ["--noheader", "--me", "--states=all", "--format=%A|%j|%T|%N|%r"]
+        words = ["--noheader", "--me", "--states=all", "--format=%A|%j|%T|%N|%r|%k"]
         try:
             text = self._call("squeue", *words)
         except _Failed as error:
@@ -171,6 +201,13 @@ class SlurmFleet:
         raise _Failed(lines[-1].removeprefix(f"{words[0]}: error: "))
 
 
+def _avoided(comment: str) -> tuple[str, ...] | None:
+    """Return the nodes that a batch job avoids, by its comment; None: the comment is a user's."""
+    if not comment.startswith(_AVOIDS):
+        return None
+    return tuple(filter(None, comment.removeprefix(_AVOIDS).strip().split(",")))
+
+
 class _Failed(Exception):
     """A command of Slurm has ended with an error; the text is its last line."""
 
@@ -179,19 +216,19 @@ def parsed(text: str, prefix: str) -> dict[str, list[_Batch]]:
     """Return the batch jobs that squeue has listed, by lease; of each the one that counts is last.
 
     Args:
-        text: lines of number, name, state, nodes and reason, with ``|`` between them.
+        text: lines of number, name, state, nodes, reason and comment, with ``|`` between them.
         prefix: the beginning of the names of the cluster's batch jobs; others are left out.
     """
     found: dict[str, list[_Batch]] = {}
     for line in text.splitlines():
-        number, name, state, node, why = (*line.split("|", 4), "", "", "", "")[:5]
+        number, name, state, node, why, comment = (*line.split("|", 5), *[""] * 5)[:6]
         if not name.startswith(prefix):
             continue
         kind = _STATES.get(state, LeaseState.UNKNOWN)
         said = why if kind is LeaseState.ASKED and why != "None" else state.lower()
         if kind is LeaseState.UNKNOWN:
             said = f"Slurm calls the state of batch job {number} {state!r}, which edl does not know"
-        lease = HostLease(kind, node, said)
+        lease = HostLease(kind, node, said, _avoided(comment))
         found.setdefault(name.removeprefix(prefix), []).append(_Batch(number, lease))
     for batches in found.values():
         batches.sort(key=lambda one: (_ORDER.index(one.lease.state), int(one.number)))
