@@ -80,6 +80,22 @@ def test_what_nothing_was_measured_of_is_taken_to_cost_nothing() -> None:
         fit([])
 
 
+def test_a_reduction_is_not_told_from_computing_by_the_times_of_several_workers() -> None:
+    """Else one worker, which reduces nothing, would seem to be a thousand times as fast as two."""
+    seen = [StepTimeSample(2, 1, 31.4, 0.125), StepTimeSample(4, 1, 31.7, 0.31)]
+    seen.append(StepTimeSample(4, 2, 31.6, 0.46))  # an epoch's last step has fewer samples
+    found = fit(seen)
+    assert (found.compute_s, found.reduce_s, found.overlap) == (TINY, TINY, 1.0)
+    assert found.step_s(1, 1, 32.0) == pytest.approx(0.127, rel=0.02)
+    for one in seen:
+        step_s = found.step_s(one.workers, one.hosts, one.batch)
+        assert step_s == pytest.approx(one.step_s, rel=0.02)
+    # Either of these tells them apart; the penalty of beta_r / alpha_r makes alpha_r larger.
+    alone = [*seen, StepTimeSample(1, 1, 31.5, 0.1)]
+    for more in (alone, [replace(one, compute_s=0.1) for one in seen]):
+        assert 0.025 < fit(more).reduce_s < 0.07
+
+
 def test_each_assumption_about_what_was_not_measured_can_be_chosen() -> None:
     # With one local batch of 64 samples, of 0.084 s, three quarters are taken to be constant.
     found = fit(made((1, 1, 64.0)), FitOptions(constant_share=0.75))

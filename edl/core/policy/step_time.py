@@ -20,8 +20,10 @@ only measurements that include the compute time. The penalties are those of the 
 
 Parameters about which nothing was measured are taken to cost nothing, so that a policy tries what
 the job has not tried ("prior-driven exploration", section 4.1): the reduction until two workers
-trained together, and what each further worker adds until three did. :class:`FitOptions` has the
-other assumptions: the policies of a live job and the published policy `pollux` differ in them.
+trained together, and what each further worker adds until three did. A live job's reduction is told
+from its computing only by steps of one worker, or by measured compute times. :class:`FitOptions`
+has the other assumptions: the policies of a live job and the published policy `pollux` differ in
+them.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edl.core.policy.least_squares import least_squares
+from edl.core.policy.observation import alike
 from edl.core.record import Record
 
 Vector = npt.NDArray[np.float64]
@@ -192,10 +195,11 @@ class FitOptions:
         far_factor: what the reduction between hosts is assumed to cost at least while the job has
             only trained on one host, as a multiple of its cost on one host; 0: it is assumed to
             cost nothing.
-        separable: whether gamma, beta_r and beta_n are fitted only if the measurements tell them
-            from the other parameters: gamma needs two local batches and a reduction, and each beta
-            two numbers of workers. If False, they are fitted with fewer measurements, and the
-            penalties decide.
+        separable: whether a parameter is fitted only if the measurements tell it from the others.
+            alpha_c needs two local batches that are not :func:`~.observation.alike`, gamma these
+            and a reduction, and each beta two numbers of workers. alpha_r needs a step of one
+            worker, or a compute time; alpha_n one of these, or a step on one host. If False, they
+            are fitted with fewer measurements, and the penalties decide.
         rounds: the largest number of steps of one search for the parameters, above 0; with the
             RMSLE :func:`fit` makes several searches.
         tolerance: a search ends with the first step that lowers the objective by less than this.
@@ -329,7 +333,7 @@ class Objective:
         self._log_step, self._log_compute = np.log(step_s), np.log(compute_s)
         self._loss = options.loss
         self._weights = [1.0, 1.0]
-        self._free = _free(self.setups, workers, options.separable)
+        self._free = _free(self.setups, workers, self._has_compute, options.separable)
         known_s = compute_s if self._has_compute.all() else None
         self._first = _first(self.setups, step_s, known_s, self._free, options.constant_share)
 
@@ -375,7 +379,7 @@ class Objective:
         values = self.values(inner)
         compute, step = self._differences(values)
         weighted = self._weights[0] * compute, self._weights[1] * step
-        return np.concatenate([*weighted, fit_penalties(values)])
+        return np.concatenate([*weighted, fit_penalties(values, self._free)])
 
     def derivatives(self, inner: Vector) -> Vector:
         """Return the matrix of the derivatives of each error (row) by each parameter (column).
@@ -405,7 +409,7 @@ class Objective:
         step[:, ALPHA_R:GAMMA] = (1.0 - by_compute)[:, None] * shares[:, ALPHA_R:]
         step[:, GAMMA] = by_gamma * gamma_by_inner
         step *= self._weights[1]
-        _, near_growth, far_growth = fit_penalties(values)
+        _, near_growth, far_growth = fit_penalties(values, self._free)
         rows[-3, GAMMA] = np.sqrt(OVERLAP_PENALTY) * gamma_by_inner
         rows[-2, [ALPHA_R, BETA_R]] = -near_growth, near_growth
         rows[-1, [ALPHA_N, BETA_N]] = -far_growth, far_growth
@@ -449,7 +453,9 @@ class Objective:
         return compute, np.maximum(reduce, TINY)
 
 
-def _free(setups: Setups, workers: Vector, separable: bool) -> npt.NDArray[np.bool_]:
+def _free(
+    setups: Setups, workers: Vector, has_compute: npt.NDArray[np.bool_], separable: bool
+) -> npt.NDArray[np.bool_]:
     """Return which of the seven parameters are fitted, as a mask in the order of :class:`StepTime`.
 
     The other parameters keep the values of :func:`_first`.
@@ -457,20 +463,22 @@ def _free(setups: Setups, workers: Vector, separable: bool) -> npt.NDArray[np.bo
     Args:
         setups: the inputs of the formula for each measured step.
         workers: the number of workers of each step.
-        separable: whether gamma and the two betas of the reduction are fitted only if the
-            measurements tell them from the other parameters (see :class:`FitOptions`).
+        has_compute: whether the compute time of each step was measured.
+        separable: whether parameters are fitted only if the measurements tell them from the others
+            (see :class:`FitOptions`).
     """
     near, far = setups.near > 0, setups.far > 0
-    batches = len(np.unique(setups.batch)) > 1
     reduces = bool(near.any() or far.any())
-    if separable:
-        more_near, more_far = _two_sizes(workers[near]), _two_sizes(workers[far])
-        overlap = reduces and batches
-    else:
-        third = bool(setups.more.any())
+    if not separable:
+        batches, third = len(np.unique(setups.batch)) > 1, bool(setups.more.any())
         more_near, more_far = bool(near.any()) and third, bool(far.any()) and third
-        overlap = reduces
-    return np.array([batches, True, near.any(), more_near, far.any(), more_far, overlap])
+        return np.array([batches, True, near.any(), more_near, far.any(), more_far, reduces])
+    batches = not alike(float(setups.batch.min()), float(setups.batch.max()))
+    alone = bool(has_compute.any() or (workers == 1).any())
+    two_near = near.any() and alone
+    two_far = far.any() and (alone or near.any())
+    more = _two_sizes(workers[near]), _two_sizes(workers[far])
+    return np.array([batches, True, two_near, more[0], two_far, more[1], reduces and batches])
 
 
 def _two_sizes(workers: Vector) -> bool:
@@ -536,16 +544,21 @@ def step_derivatives(
     return powers[0] / total, slope / gamma - np.log(total) / gamma**2
 
 
-def fit_penalties(values: Vector) -> Vector:
+def fit_penalties(values: Vector, free: npt.NDArray[np.bool_]) -> Vector:
     """Return the square roots of the three penalties that a fit adds to its squared errors.
 
-    They are those of gamma, of beta_r / alpha_r and of beta_n / alpha_n. ``values`` are the seven
-    parameters, in the order of :class:`StepTime`.
+    They are those of gamma, of beta_r / alpha_r and of beta_n / alpha_n. A quotient counts only if
+    both of its parameters are fitted.
+
+    Args:
+        values: the seven parameters, in the order of :class:`StepTime`.
+        free: which of them are fitted, an array of the same shape.
     """
+    near, far = free[[ALPHA_R, ALPHA_N]] & free[[BETA_R, BETA_N]]
     return np.array(
         [
             np.sqrt(OVERLAP_PENALTY) * (values[GAMMA] - 1.0),
-            np.sqrt(GROWTH_PENALTY) * values[BETA_R] / values[ALPHA_R],
-            np.sqrt(GROWTH_PENALTY) * values[BETA_N] / values[ALPHA_N],
+            near * np.sqrt(GROWTH_PENALTY) * values[BETA_R] / values[ALPHA_R],
+            far * np.sqrt(GROWTH_PENALTY) * values[BETA_N] / values[ALPHA_N],
         ]
     )

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from edl.core.policy.least_squares import FIRST_DAMPING, LEAST_DAMPING, MOST_DAMPING
+from edl.core.policy.observation import ALIKE
 from edl.core.policy.step_time import (
     ALPHA_C,
     ALPHA_N,
@@ -41,6 +42,8 @@ from edl.core.policy.step_time import (
     setups_of_steps,
     step_derivatives,
 )
+
+Number = TypeVar("Number", np.float64, np.bool_)
 
 WIDTH = 4  # jobs with up to 4 times as many measurements as others are searched beside these
 BOUND = 20.0  # of a parameter's logarithm, as in a single fit
@@ -167,7 +170,7 @@ class _Fits:
         compute, reduce = _floored_parts(values, steps.setups)
         longest, powers = overlapped(compute, reduce, values[GAMMA])
         log_s = np.log(longest) + np.log(powers) / values[GAMMA]
-        penalties = fit_penalties(values)[:, :, 0].T
+        penalties = fit_penalties(values, _columns(self._free[jobs]))[:, :, 0].T
         return np.concatenate([steps.weight * (log_s - steps.log_s), penalties], axis=1)
 
     def _derivatives(self, inner: Vector, jobs: npt.NDArray[np.int64]) -> Vector:
@@ -192,19 +195,19 @@ class _Fits:
         by_inner = (gamma - 1.0) * (MOST_OVERLAP - gamma) / (MOST_OVERLAP - 1.0)
         step[:, :, GAMMA] = by_gamma * by_inner[:, None]
         step *= steps.weight[:, :, None]
-        _, near_growth, far_growth = fit_penalties(values)[:, :, 0]
+        _, near_growth, far_growth = fit_penalties(values, _columns(self._free[jobs]))[:, :, 0]
         rows[:, -3, GAMMA] = math.sqrt(OVERLAP_PENALTY) * by_inner
         rows[:, -2, ALPHA_R], rows[:, -2, BETA_R] = -near_growth, near_growth
         rows[:, -1, ALPHA_N], rows[:, -1, BETA_N] = -far_growth, far_growth
         return np.asarray(rows * self._free[jobs][:, None, :])
 
 
-def _columns(values: Vector) -> Vector:
+def _columns(values: npt.NDArray[Number]) -> npt.NDArray[Number]:
     """Return the parameters of jobs as the formula takes them: first the parameter, then the job.
 
     ``values`` has a row for each job. The last axis of the result, the step, has one item.
     """
-    return np.asarray(values.T[:, :, None])
+    return values.T[:, :, None]
 
 
 def _floored_parts(values: Vector, setups: Setups) -> tuple[Vector, Vector]:
@@ -223,12 +226,13 @@ def _free(setups: Setups, workers: Vector) -> npt.NDArray[np.bool_]:
         workers: the number of workers of each step.
     """
     near, far = setups.near > 0, setups.far > 0
-    batches = _differ(setups.batch, np.ones_like(near))
-    reduces = (near | far).any(1)
+    batches = setups.batch.max(1) > ALIKE * setups.batch.min(1)
+    reduces, alone = (near | far).any(1), (workers == 1).any(1)
     free = np.zeros((len(workers), PARAMETERS), bool)
     free[:, ALPHA_C], free[:, BETA_C] = batches, True
-    free[:, ALPHA_R], free[:, BETA_R] = near.any(1), _differ(workers, near)
-    free[:, ALPHA_N], free[:, BETA_N] = far.any(1), _differ(workers, far)
+    free[:, ALPHA_R], free[:, BETA_R] = near.any(1) & alone, _differ(workers, near)
+    free[:, ALPHA_N] = far.any(1) & (alone | near.any(1))
+    free[:, BETA_N] = _differ(workers, far)
     free[:, GAMMA] = reduces & batches
     return free
 
