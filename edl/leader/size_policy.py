@@ -78,6 +78,7 @@ class SizePolicy:
         self._policy: PolicyFile | None = None
         self._learned: ScalingProfile | None = None
         self._before: ProgressSample | None = None
+        self._ring = 0, 1  # a generation, and the number of hosts that its workers are on
         self._at_s: float | None = None  # of the last turn in which the job trained
         self._written_s = clock()
         self._said: tuple[int, int, str] | None = None
@@ -236,8 +237,10 @@ class SizePolicy:
         """Add the measurement ``now`` and the time since the last turn to the scaling profile.
 
         The profile is the job's throughput by number of workers. A measurement that equals the last
-        one is not added again, and time counts only while the job has a ring. ``snapshot`` is the
-        state of the job in ZooKeeper; ``now`` is None if no worker has reported any progress.
+        one is not added again, and time counts only while the job has a ring. A ring goes on until
+        the workers of the next generation have met: a measurement counts for the hosts of the ring
+        that made it. ``snapshot`` is the state of the job in ZooKeeper; ``now`` is None if no
+        worker has reported any progress.
 
         Returns:
             The new value of :attr:`learned`.
@@ -249,9 +252,12 @@ class SizePolicy:
             self._learned = self._resumed(self._store.policy.learned())
         learned, now_s = self._learned, self._clock()
         if now is not None and now.generation and now != self._before:
-            members = snapshot.generation.members if snapshot.generation is not None else ()
-            hosts = len({member.host for member in members})
-            learned = learned.with_reading(self._before, now, max(1, hosts))
+            generation = snapshot.generation
+            if generation is not None and generation.number == now.generation:
+                self._ring = now.generation, len({one.host for one in generation.members})
+            measured, hosts = self._ring
+            if measured == now.generation:
+                learned = learned.with_reading(self._before, now, hosts)
             self._before = now
         if snapshot.generation is not None and snapshot.generation.members:
             if self._at_s is not None:

@@ -124,6 +124,17 @@ def test_it_tries_another_size_when_it_knows_the_first() -> None:
     assert outcome.learned.state == {"np": 2, "steps": 10}
 
 
+def test_what_a_ring_does_counts_for_its_own_hosts() -> None:
+    """The next generation is there before its ring is, and one of its two hosts may be gone."""
+    leader, two = Leader(), snapshot(2)
+    assert two.generation is not None
+    here, there = two.generation.members
+    wide = replace(two.generation, members=(here, replace(there, host="b")))
+    leader.trains(replace(two, generation=wide), 3)
+    leader.trains(replace(two, generation=replace(wide, number=3, members=(here, there))), 3)
+    assert {one.hosts for _, one in leader.policy.size.learned.by_batch} == {2}
+
+
 def test_while_a_change_is_under_way_it_waits() -> None:
     leader = Leader()
     leader.trains(snapshot(2), 11)
