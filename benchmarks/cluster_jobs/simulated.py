@@ -20,6 +20,7 @@ from edl.core.cluster.records import ClusterRecord
 from edl.core.cluster.state import ClusterPolicy, Node, TrainingModel
 from edl.core.cluster.view import JobMeasurements
 from edl.core.policy.step_time import StepTimeSample
+from edl.core.step.batching import Batching
 from edl.simulator.engine import Rules, simulate
 from edl.simulator.resize import ResizeCost
 from edl.simulator.results import Result
@@ -60,7 +61,7 @@ class MeasuredWork:
     def model(self, epoch: int, progress: float) -> TrainingModel:
         """Return the model that policies have of a live job with this curve."""
         hints = PolicyHints(throughput={str(n): BATCH / each for n, each in self.step_s.items()})
-        samples = speed_samples(JobMeasurements(), hints, BATCH)
+        samples = speed_samples(JobMeasurements(), hints, Batching(global_batch=BATCH))
         return LiveModel(
             samples=samples,
             left=max(0.0, self.steps - progress) * BATCH,
@@ -68,6 +69,7 @@ class MeasuredWork:
             fewest=1,
             noise_scale=None,
             smallest_batch=BATCH,
+            batching=None,
             models=StepTimeModels(),
         )
 

@@ -9,6 +9,7 @@ from clusters import nodes, run
 from edl.core.cluster.job_life import LifeState
 from edl.core.cluster.policies import policy_named
 from edl.core.cluster.view import JobMeasurements
+from edl.core.step.batching import Batching
 from edl.simulator.timed_work import TimedWork
 from edl.simulator.work import SubmittedJob
 
@@ -45,8 +46,9 @@ def test_jobs_end_when_the_simulator_says(policy: str) -> None:
         for name, (arrival_s, left, np, least, most) in JOBS.items():
             if live.now_s == began_s + arrival_s:
                 hints = Hints(samples_per_s={n: rate(n) for n in range(1, most + 1)})
+                known = JobMeasurements(global_batch=1, batching=Batching(global_batch=1))
                 job = live.submit(name, left, np=np, min=least, max=most, hints=hints)
-                job.measured, job.tells_left = JobMeasurements(global_batch=1), True
+                job.measured, job.tells_left = known, True
         live.round()
     times = {name: job.life.ended_s - job.life.submitted_s for name, job in live.jobs.items()}
     expected = {name: job.end_s - job.arrival_s for name, job in simulated.items()}

@@ -57,7 +57,7 @@ def test_a_heavy_job_counts_as_several() -> None:
     assert sizes(decision) == {"long": 1}
     assert decision.reasons == {
         "short": f"waits: 100 s are left on its fewest slots, {PRICES} 1.49",
-        "long": f"has 1 slot and a batch of 1: 300 s are left, {PRICES} 1.60",
+        "long": f"has 1 slot: 300 s are left, {PRICES} 1.60",
     }
 
 

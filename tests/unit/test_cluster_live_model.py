@@ -16,6 +16,7 @@ from edl.core.cluster.throughput_curve import throughput_curve
 from edl.core.cluster.view import JobMeasurements, JobView
 from edl.core.policy.step_time import StepTime, StepTimeSample
 from edl.core.policy.step_time_fits import fit_all
+from edl.core.step.batching import Batching
 
 
 def job(
@@ -32,7 +33,7 @@ def test_a_measured_size_is_predicted_as_it_was_measured() -> None:
         StepTimeSample(2, 1, 32, 0.6),
         StepTimeSample(4, 2, 16, 0.5),
     )
-    model = live_model(job(steps=steps), 0.0)
+    model = live_model(job(steps=steps, batching=Batching(global_batch=64)), 0.0)
     assert model.step_s((1,), 64) == pytest.approx(0.9)
     assert model.step_s((2,), 64) == pytest.approx(0.6)
     assert model.step_s((2, 2), 64) == pytest.approx(0.5)
@@ -92,6 +93,25 @@ def test_a_curve_counts_where_nothing_was_measured() -> None:
 def test_an_unknown_job_is_taken_to_scale_so_that_more_slots_are_tried() -> None:
     model = live_model(job(), 0.0)
     assert model.step_s((1,), 64) == pytest.approx(4 * model.step_s((2, 2), 64))
+
+
+def test_each_worker_trains_as_many_samples_as_before() -> None:
+    """4 workers that take 0.64 s for 128 samples are faster than 2 that take 0.52 s for 64.
+
+    With 64 samples they would take as long as with 128, as most of their time is not computing.
+    """
+    steps = (
+        StepTimeSample(4, 2, 32, 0.64),
+        StepTimeSample(4, 2, 22, 0.62),
+        StepTimeSample(2, 1, 32, 0.52),
+    )
+    script, own_data, fixed = Batching(32), None, Batching(global_batch=64)
+    for batching, rate in ((script, 128 / 0.64), (own_data, 128 / 0.64), (fixed, 64 / 0.62)):
+        model = live_model(job(steps=steps, batching=batching), 0.0)
+        assert 64 / model.step_s((2, 2), 64) == pytest.approx(rate, rel=0.05)
+        assert model.step_s((2,), 64) == pytest.approx(0.52)
+    within = live_model(job(steps=steps, batching=Batching(32, max_global_batch=64)), 0.0)
+    assert 64 / within.step_s((2, 2), 64) == pytest.approx(64 / 0.62, rel=0.05)
 
 
 def test_what_the_job_says_is_left_is_left() -> None:

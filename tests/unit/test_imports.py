@@ -63,7 +63,7 @@ MAY_IMPORT = {
     "core/job": {"errors", "core", "core/step"},
     "core/host": {"errors", "core", "core/step", "core/job"},
     "core/policy": {"errors", "core", "core/step", "core/job", "schedules"},
-    "core/cluster": {"errors", "core", "core/policy"},
+    "core/cluster": {"errors", "core", "core/step", "core/policy"},
     "simulator": {"errors", "core", "core/policy", "core/cluster", "simulator/published"},
     "simulator/published": {"errors", "core", "core/policy", "core/cluster", "simulator"},
     "http": BASE | CORE,

@@ -3,9 +3,11 @@
 **Speed.** The measured steps of the job, and the sizes of its curve that it has not measured, are
 fitted by the model of a step's time (:mod:`edl.core.policy.step_time`). The model's result is
 corrected by its error at the measurement with the nearest number of workers, so a measured size is
-predicted as it was measured. A job about which nothing is known is taken to train one sample a
-second on each slot, with linear speed-up, so that policies try more slots ("prior-driven
-exploration", Pollux, OSDI 2021, section 4.1).
+predicted as it was measured. On other slots the global batch is as the script sets it: as a rule
+each worker trains as many samples in a step as before, and all workers together train more. A job
+about which nothing is known is taken to train one sample a second on each slot, with linear
+speed-up, so that policies try more slots ("prior-driven exploration", Pollux, OSDI 2021, section
+4.1).
 
 **Work left.** The samples that the job itself says are left; or those of the number of steps that
 its user has given. If neither is known, the job has as much service left as:
@@ -30,6 +32,7 @@ from edl.core.cluster.state import EXACT, StepTimeError
 from edl.core.cluster.view import JobHints, JobMeasurements, JobView
 from edl.core.policy.step_time import StepTime, StepTimeSample
 from edl.core.policy.step_time_fits import fit_all
+from edl.core.step.batching import Batching
 
 FITTED = 20_000  # models that are kept, twice as many as a cluster may have jobs
 ROUNDED_TO = 0.01  # of the logarithms of times and batches to which a model is fitted
@@ -50,6 +53,7 @@ class LiveModel:
         fewest: the fewest slots that the job may have, on which ``left_slot_s`` would be spent.
         noise_scale: the noise scale of the gradients, in samples; None: not known.
         smallest_batch: the smallest global batch of the job, in samples.
+        batching: the sizes of the script's batches; None: the cluster sets the global batch.
         models: fits the models of this job and of others, which are read together.
     """
 
@@ -59,6 +63,7 @@ class LiveModel:
     fewest: int
     noise_scale: float | None
     smallest_batch: int
+    batching: Batching | None
     models: StepTimeModels = field(repr=False, compare=False)
 
     @cached_property
@@ -75,17 +80,22 @@ class LiveModel:
         return _fit_error(self.step_time, self.samples)
 
     def step_s(self, slots: tuple[int, ...], batch: int) -> float:
-        """Return the time of one step in seconds.
+        """Return the time in which ``batch`` samples are trained, in seconds.
+
+        It is the time of one step if the global batch has this size. A script that sets another
+        global batch for so many workers trains ``batch`` samples in more or fewer steps, or in a
+        part of one.
 
         Args:
             slots: the number of the job's slots on each of its nodes.
-            batch: the global batch, in samples.
+            batch: the number of samples.
         """
         workers, hosts = sum(slots), len(slots)
-        step_s = self.step_time.step_s(workers, hosts, batch / workers)
+        step = self.batching.of_all(workers) if self.batching is not None else batch
+        step_s = self.step_time.step_s(workers, hosts, step / workers) * batch / step
         if not self.samples:
             return step_s
-        near = min(self.samples, key=lambda one: _distance(one, workers, hosts, batch))
+        near = min(self.samples, key=lambda one: _distance(one, workers, hosts, step))
         return step_s * near.step_s / self.step_time.step_s(near.workers, near.hosts, near.batch)
 
     def efficiency(self, batch: int) -> float:
@@ -99,7 +109,7 @@ class LiveModel:
         return (self.noise_scale + self.smallest_batch) / (self.noise_scale + batch)
 
     def steps_left(self, batch: int) -> float:
-        """Return the number of steps until the job ends, each with a global batch of ``batch``."""
+        """Return how many times the job will train ``batch`` samples until it ends."""
         if self.left is not None:
             return self.left / batch
         return self.left_slot_s / self.fewest / self.step_s((self.fewest,), batch)
@@ -116,8 +126,8 @@ def live_model(job: JobView, now_s: float, models: StepTimeModels | None = None)
     """
     models = models or StepTimeModels()
     measured, hints = job.measured, job.manifest.hints
-    batch = batch_of(job)
-    samples = speed_samples(measured, hints, batch)
+    batch, batching = batch_of(job), batching_of(job)
+    samples = speed_samples(measured, hints, batching)
     left = measured.left
     if left is None and hints.steps is not None:
         left = max(0.0, float(hints.steps - measured.done_steps)) * batch
@@ -130,6 +140,7 @@ def live_model(job: JobView, now_s: float, models: StepTimeModels | None = None)
         fewest=job.min_slots,
         noise_scale=measured.noise_scale,
         smallest_batch=limit.min if limit is not None else batch,
+        batching=batching if limit is None else None,
         models=models,
     )
 
@@ -144,8 +155,21 @@ def batch_of(job: JobView) -> int:
     return job.measured.global_batch or (limit.min if limit else job.manifest.requested_np)
 
 
+def batching_of(job: JobView) -> Batching:
+    """Return the sizes of the batches of ``job``, by its number of workers.
+
+    If its manifest has a range, the global batch is :func:`batch_of`. Else the sizes are those of
+    the script; of a script that reads its own data each worker trains as many samples in a step as
+    it was measured to do.
+    """
+    if job.manifest.batch is not None:
+        return Batching(global_batch=batch_of(job))
+    steps = job.measured.steps
+    return job.measured.batching or Batching(max(1, round(steps[-1].batch)) if steps else 1)
+
+
 def speed_samples(
-    measured: JobMeasurements, hints: JobHints, batch: int
+    measured: JobMeasurements, hints: JobHints, batching: Batching
 ) -> tuple[StepTimeSample, ...]:
     """Return all known step times of a job: measured ones, then those of curves.
 
@@ -154,9 +178,9 @@ def speed_samples(
     Args:
         measured: the measured step times, and the throughput by number of workers of former runs.
         hints: the user's estimates, with a throughput by number of workers.
-        batch: the global batch of the steps of a curve, in samples.
+        batching: the sizes of the batches in the steps of a curve.
     """
-    return tuple(one for one, _ in sourced_samples(measured, hints, batch))
+    return tuple(one for one, _ in sourced_samples(measured, hints, batching))
 
 
 class ThroughputSource(StrEnum):
@@ -174,7 +198,7 @@ class ThroughputSource(StrEnum):
 
 
 def sourced_samples(
-    measured: JobMeasurements, hints: JobHints, batch: int
+    measured: JobMeasurements, hints: JobHints, batching: Batching
 ) -> tuple[tuple[StepTimeSample, ThroughputSource], ...]:
     """Return the known step times of a job as :func:`speed_samples` does, each with its source."""
     found = [(one, ThroughputSource.MEASURED) for one in measured.steps]
@@ -185,6 +209,7 @@ def sourced_samples(
         known = {one.workers for one, _ in found}
         for np, rate in sorted(curve.items()):
             if np not in known and np > 0 and rate > 0:
+                batch = batching.of_all(np)
                 found.append((StepTimeSample(np, 1, batch / np, batch / rate), source))
     return tuple(found)
 

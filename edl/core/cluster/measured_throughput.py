@@ -17,10 +17,12 @@ from edl.core.policy.observation import alike
 from edl.core.policy.scaling_profile import ScalingProfile
 from edl.core.policy.step_time import StepTimeSample
 from edl.core.record import Record
+from edl.core.step.batching import Batching
 
 MOST_STEPS = 200  # kept of a job, the newest
 # The code of a job may write any number. What policies compute with must not overflow, or be 0.
 MOST = 1e12  # workers, hosts, samples, steps, samples a second
+MOST_WORKERS = 10**6
 LEAST = 1e-9  # samples of a worker in a step, samples a second
 
 
@@ -93,6 +95,7 @@ def measurements(
         done_steps=status.step if 0 <= status.step <= MOST else 0,
         global_batch=status.global_batch if 0 <= status.global_batch <= MOST else 0,
         noise_scale=noise if noise is not None and noise >= 0 else None,
+        batching=_possible(run.learned.batching),
     )
 
 
@@ -104,6 +107,13 @@ def _samples(learned: ScalingProfile) -> tuple[StepTimeSample, ...]:
         if 1 <= workers <= MOST and 1 <= one.hosts <= MOST
         if LEAST <= one.samples_per_s <= MOST and LEAST <= one.batch <= MOST
     )
+
+
+def _possible(batching: Batching | None) -> Batching | None:
+    """Return ``batching``, or None if it has sizes that cannot be."""
+    if batching is None or not 1 <= batching.of_all(1) <= batching.of_all(MOST_WORKERS) <= MOST:
+        return None
+    return batching
 
 
 def _is_same(old: StepTimeSample, new: StepTimeSample) -> bool:

@@ -12,7 +12,13 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
-from edl.core.cluster.live_model import LiveModel, ThroughputSource, live_model, sourced_samples
+from edl.core.cluster.live_model import (
+    LiveModel,
+    ThroughputSource,
+    batching_of,
+    live_model,
+    sourced_samples,
+)
 from edl.core.cluster.throughput_curve import ThroughputPoint, throughput_curve
 from edl.core.cluster.view import JobView
 from edl.core.policy.step_time import StepTime
@@ -102,7 +108,7 @@ def _sched_hints(job: JobView, model: LiveModel) -> SchedHints:
     batch, limit = model.smallest_batch, job.manifest.batch
     measured = [
         one.workers
-        for one, source in sourced_samples(job.measured, job.manifest.hints, batch)
+        for one, source in sourced_samples(job.measured, job.manifest.hints, batching_of(job))
         if source is ThroughputSource.MEASURED
     ]
     return SchedHints(

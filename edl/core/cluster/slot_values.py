@@ -89,7 +89,9 @@ class SlotValues:
             return f"waits: it needs {needs}, and there are fewer"
         if not slots:
             return f"waits: {self.left_s[self.least]:.0f} s are left on its fewest slots, {worth}"
-        has = f"has {counted(slots, 'slot')} and a batch of {self.batches[slots]}"
+        has = f"has {counted(slots, 'slot')}"
+        if len(set(self.job.batches)) > 1:
+            has += f" and a batch of {self.batches[slots]}"
         return f"{has}: {self.left_s[slots]:.0f} s are left, {worth}"
 
 

@@ -80,11 +80,12 @@ class TrainingModel(Protocol):
         """The error of the times that :meth:`step_s` returns, as far as the model knows it."""
 
     def step_s(self, slots: tuple[int, ...], batch: int) -> float:
-        """Return the time of one step in seconds.
+        """Return the time of one step in seconds, or of as many samples if steps have others.
 
         Args:
             slots: the number of the job's slots on each of its nodes.
-            batch: the global batch, in samples.
+            batch: the global batch, in samples. A live job that trains another one on these slots
+                takes this time for ``batch`` samples.
         """
 
     def efficiency(self, batch: int) -> float:

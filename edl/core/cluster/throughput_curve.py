@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from edl.core.cluster.live_model import ThroughputSource, batch_of, live_model, sourced_samples
+from edl.core.cluster.live_model import (
+    ThroughputSource,
+    batch_of,
+    batching_of,
+    live_model,
+    sourced_samples,
+)
 from edl.core.cluster.view import JobView
 from edl.core.record import Record
 
@@ -43,7 +49,7 @@ def throughput_curve(job: JobView, slots: int, now_s: float) -> tuple[Throughput
         newest.
     """
     batch, found = batch_of(job), {}
-    for one, source in sourced_samples(job.measured, job.manifest.hints, batch):
+    for one, source in sourced_samples(job.measured, job.manifest.hints, batching_of(job)):
         measured = one.workers * one.batch / one.step_s
         found[one.workers] = ThroughputPoint(one.workers, one.hosts, measured, source)
     model, sizes = live_model(job, now_s), job.manifest.allowed_sizes

@@ -30,6 +30,7 @@ from edl.core.cluster.records import (
 from edl.core.policy.step_time import StepTimeSample
 from edl.core.records import JobState
 from edl.core.sizes import Sizes
+from edl.core.step.batching import Batching
 
 FIRST_STEP = 1.25  # of the time for the first workers: until their ring has trained a step
 
@@ -251,6 +252,7 @@ class JobMeasurements:
         done_steps: the number of complete steps.
         global_batch: the samples of a step now; 0: not known.
         noise_scale: the noise scale of the gradients, in samples; None: not known.
+        batching: the sizes of the batches as the script gives them; None: not known.
     """
 
     steps: tuple[StepTimeSample, ...] = ()
@@ -259,6 +261,7 @@ class JobMeasurements:
     done_steps: int = 0
     global_batch: int = 0
     noise_scale: float | None = None
+    batching: Batching | None = None
 
 
 @dataclass(frozen=True)
