@@ -244,6 +244,7 @@ class StandInFleet:
         self.done: list[str] = []
         self.away = False
         self.inside = self.most_inside = 0  # calls that go on
+        self.on_ask: Callable[[], None] = lambda: None
         self.answers = threading.Event()
         self.answers.set()
 
@@ -261,6 +262,7 @@ class StandInFleet:
             raise LeaseRefused("no such partition")
         if lease == "broken":
             raise KeyError(lease)
+        self.on_ask()
         self.done.append(f"ask {lease}")
         self.engine[lease] = HostLease(ASKED)
 
@@ -322,6 +324,16 @@ def test_orders_that_follow_from_an_older_answer_are_dropped(leader: Leader) -> 
     leader.runner.order(old, ("late",), SHAPE, ())
     until_done(leader, "ask l1", "l1")
     assert "ask late" not in leader.fleet.done
+
+
+def test_an_answer_from_before_a_lease_was_asked_for_says_nothing_of_it(leader: Leader) -> None:
+    """Its host may offer slots before the engine is asked again."""
+    seen: list[object] = []
+    leader.fleet.on_ask = lambda: seen.append(leader.runner.answer.leases)
+    leader.fleet.engine["l1"] = HostLease(RUNNING, "a")
+    leader.until(lambda: bool(leader.runner.answer.leases))
+    until_done(leader, "ask l2", "l1", "l2")
+    assert seen[-1] == {"l1": HostLease(RUNNING, "a"), "l2": HostLease(UNKNOWN)}
 
 
 def test_a_host_is_told_once_and_ended_as_often_as_it_takes(leader: Leader) -> None:

@@ -35,6 +35,18 @@ class FleetStatus:
     why: str = ""
 
 
+def _with_asked(answer: FleetStatus, ask: Sequence[str]) -> FleetStatus:
+    """Return ``answer`` in which the states of leases that are asked for after it are unknown.
+
+    The host of one may offer slots before the engine is asked again. An answer that does not have
+    the lease would say then that it has ended.
+    """
+    if answer.leases is None:
+        return answer
+    asked = {name: HostLease(LeaseState.UNKNOWN) for name in ask if name not in answer.leases}
+    return replace(answer, leases={**answer.leases, **asked})
+
+
 class FleetRunner:
     """A thread that asks an engine for its leases, and carries out the orders of the leader.
 
@@ -146,6 +158,7 @@ class FleetRunner:
             number, ask, shape, give_back = self._orders
             if number != self._answer.number:
                 return  # others follow
+            self._answer = _with_asked(self._answer, ask)
         self._refused.clear()  # the leader knows of them
         self._failed = ""
         if shape is not None and not all(self._ask(name, shape) for name in ask):
