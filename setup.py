@@ -11,6 +11,7 @@ setup(
     packages=find_packages(include=["edl", "edl.*"]),
     package_data={
         "edl": ["py.typed"],
+        "edl.dashboard": ["static/*", "static/vendor/*"],
         "edl.install": ["patches/*.patch"],
         "edl.simulator.published": ["data/pollux/*", "data/virtualflow/*"],
     },
@@ -35,6 +36,7 @@ setup(
         "tensorflow": ["tensorflow>=2.16", "tensorboard>=2.16"],
         "parquet": ["pyarrow>=15"],
         "api": ["fastapi>=0.115,<1", "uvicorn>=0.30,<1"],  # of `edl cluster start --api`
+        "dashboard": ["starlette>=0.40,<2", "uvicorn>=0.30,<1"],  # of `edl dashboard`
         "plot": ["matplotlib>=3.8,<4"],
         "simulator": ["scipy>=1.13,<2"],  # interpolates the published measurements
         "dev": [

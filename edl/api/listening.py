@@ -1,4 +1,4 @@
-"""Say where the API listens, and whether its packages are installed, without importing them."""
+"""Say where a server listens, and whether its packages are installed, without importing them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ipaddress
 import os
 import re
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -59,25 +60,32 @@ def listen_address(text: str) -> ListenAddress:
     return ListenAddress((match["address"] or LOOPBACK).strip("[]"), int(match["port"]))
 
 
-def check_packages() -> None:
-    """Raise an error if the packages that the API needs are not installed.
+def check_packages(
+    what: str = "the HTTP API", packages: Sequence[str] = PACKAGES, extra: str = "api"
+) -> None:
+    """Raise an error if the packages that a server needs are not installed.
+
+    Args:
+        what: The server, for the message.
+        packages: The packages that it needs.
+        extra: The extra of edl that installs them.
 
     Raises:
         UsageError: one is missing.
     """
-    missing = [name for name in PACKAGES if find_spec(name) is None]
+    missing = [name for name in packages if find_spec(name) is None]
     if missing:
         raise UsageError(
-            f"the HTTP API needs {' and '.join(missing)}; install it: "
-            "pip install 'edl-horovod[api]'"
+            f"{what} needs {' and '.join(missing)}; install it: pip install 'edl-horovod[{extra}]'"
         )
 
 
-def listener(listen: ListenAddress) -> socket.socket:
+def listener(listen: ListenAddress, what: str = "the API") -> socket.socket:
     """Return a socket that listens.
 
     Args:
         listen: The address and the port; with port 0 the system chooses one.
+        what: The server, for the message.
 
     Raises:
         UsageError: nobody can listen there.
@@ -89,5 +97,5 @@ def listener(listen: ListenAddress) -> socket.socket:
         is_known = not isinstance(error, socket.gaierror) and error.errno
         why = os.strerror(error.errno or 0) if is_known else error.strerror
         raise UsageError(
-            f"the API cannot listen at {listen}: {why}; give another [ADDRESS:]PORT"
+            f"{what} cannot listen at {listen}: {why}; give another address or port"
         ) from None

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
 
@@ -13,6 +12,7 @@ import uvicorn
 from edl.api.app import api_app
 from edl.api.authentication import RequestAuthenticator
 from edl.api.cluster_pool import ClusterPool
+from edl.api.embedded_server import EmbeddedServer
 from edl.api.history_routes import HistoryReader
 from edl.api.listening import BACKLOG, ListenAddress, listener
 from edl.api.protocol import LimitProtocol
@@ -38,15 +38,6 @@ class TlsFiles:
 
     certificate: str
     key: str
-
-
-class _Server(uvicorn.Server):
-    """A server of uvicorn that leaves the signals of the process alone."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Change no handler of a signal."""
-        yield
 
 
 def run_server(
@@ -91,7 +82,7 @@ def run_server(
     except (OSError, ssl.SSLError) as error:
         raise UsageError(f"the certificate or its key cannot be used: {error}") from None
     with listener(listen) as opened:
-        server = _Server(config)
+        server = EmbeddedServer(config)
 
         def end(number: int, frame: FrameType | None) -> None:
             server.should_exit = app.state.ends = True

@@ -49,6 +49,7 @@ VERBS = {  # module of edl.cli, and the function or the group of verbs in it
     "delete": ("delete", "delete"),
     "events": ("events", "events"),
     "explain": ("explain", "explain"),
+    "dashboard": ("dashboard", "dashboard"),
     "history": ("cluster.history", "history"),
     "hints": ("cluster.hints", "hints"),
     "logs": ("logs", "logs"),

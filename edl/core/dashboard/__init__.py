@@ -1,0 +1,1 @@
+"""Turn a job's status, events and measurements into the values that a dashboard shows."""

@@ -1,0 +1,143 @@
+"""Choose the events of a job that a page shows: by kind, by words, the newest first."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from edl.core.event_text import cost
+from edl.core.events import Event, EventKind
+from edl.core.record import Record
+
+MOST_EVENTS = 2000  # as many as ZooKeeper keeps
+PAGE = 100
+
+BAD = frozenset(
+    {
+        EventKind.STALLED,
+        EventKind.PAUSED,
+        EventKind.EVICTED,
+        EventKind.WORKER_FAILED,
+        EventKind.WORKER_FROZEN,
+        EventKind.SLOT_DISABLED,
+        EventKind.STATE_DIFFERS,
+        EventKind.CHECKPOINT_FAILED,
+        EventKind.JOB_FAILED,
+    }
+)
+WARNING = frozenset(
+    {
+        EventKind.SLOW_WORKER,
+        EventKind.STRAGGLER,
+        EventKind.LOG_FAILED,
+        EventKind.CHECKPOINT_REFUSED,
+        EventKind.ZOOKEEPER_BACK,
+        EventKind.JOB_RESTORED,
+        EventKind.DATA_SKIPPED,
+        EventKind.RESUMED,
+        EventKind.NO_TEMPLATE,
+        EventKind.EPOCH_LEFT,
+        EventKind.JOB_STOPPED,
+    }
+)
+CHANGE = frozenset({EventKind.GENERATION, EventKind.SWITCH, EventKind.LEADER, EventKind.DESIRED})
+
+
+@dataclass(frozen=True)
+class ShownEvent(Record):
+    """An event as the page lists it.
+
+    Attributes:
+        number: its number in the log.
+        at_s: when it was written, in seconds since 1970.
+        kind: its kind.
+        tone: ``bad``, ``warning``, ``change`` (of workers or leader) or ``plain``.
+        generation: the generation that it is about.
+        step: the newest complete step that its writer knew.
+        reason: what has happened, and why.
+        cost: how long workers stood still; empty if it is no switch.
+    """
+
+    number: int
+    at_s: float
+    kind: str
+    tone: str
+    generation: int
+    step: int
+    reason: str
+    cost: str
+
+
+def tone_of(kind: EventKind) -> str:
+    """Return how serious events of ``kind`` are: ``bad``, ``warning``, ``change`` or ``plain``."""
+    if kind in BAD:
+        return "bad"
+    if kind in WARNING:
+        return "warning"
+    return "change" if kind in CHANGE else "plain"
+
+
+def shown_event(number: int, event: Event) -> ShownEvent:
+    """Return ``event``, which has ``number`` in the log, as the page lists it."""
+    return ShownEvent(
+        number=number,
+        at_s=event.time,
+        kind=str(event.kind),
+        tone=tone_of(event.kind),
+        generation=event.generation,
+        step=event.step,
+        reason=event.reason,
+        cost=cost(event),
+    )
+
+
+@dataclass(frozen=True)
+class EventChoice:
+    """A filter of events.
+
+    Attributes:
+        tones: the tones to show; empty: all.
+        text: words that must all occur in kind or reason, in any case; empty: no limit.
+        before: show only events with a smaller number; None: no limit.
+        limit: the largest number of events.
+    """
+
+    tones: frozenset[str] = frozenset()
+    text: str = ""
+    before: int | None = None
+    limit: int = PAGE
+
+    def matches(self, event: ShownEvent) -> bool:
+        """Return whether ``event`` is to be shown."""
+        if self.tones and event.tone not in self.tones:
+            return False
+        if self.before is not None and event.number >= self.before:
+            return False
+        said = f"{event.kind} {event.reason}".lower()
+        return all(word in said for word in self.text.lower().split())
+
+
+class EventList:
+    """The newest events of a job, at most :data:`MOST_EVENTS`; one thread adds to it at a time."""
+
+    def __init__(self) -> None:
+        self._events: deque[ShownEvent] = deque(maxlen=MOST_EVENTS)
+
+    def add(self, events: Iterable[ShownEvent]) -> None:
+        """Append ``events``, the oldest first; the oldest of too many are dropped."""
+        self._events.extend(events)
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of kept events by tone."""
+        return dict(sorted(Counter(one.tone for one in tuple(self._events)).items()))
+
+    def chosen(self, choice: EventChoice) -> Sequence[ShownEvent]:
+        """Return the events that ``choice`` shows, the newest first."""
+        found: list[ShownEvent] = []
+        for one in reversed(tuple(self._events)):
+            if len(found) >= choice.limit:
+                break
+            if choice.matches(one):
+                found.append(one)
+        return found

@@ -1,0 +1,207 @@
+"""Say in words how a job is: the header of its page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edl.core.dashboard.timeline import GenerationTimeline
+from edl.core.plural import counted, verb, workers
+from edl.core.record import Record
+from edl.core.records import JobState, Stage
+from edl.core.status import JobStatus
+
+QUIET_S = 2.0  # without a step, and five usual steps: then the job stands still
+UNREPORTED_S = 15.0  # after which the leader's report is old
+
+
+@dataclass(frozen=True)
+class JobHeader(Record):
+    """The header of a job's page. Times are in seconds, points in time in seconds since 1970.
+
+    Attributes:
+        job: the name of the job.
+        state: its state.
+        words: how it is, in a few words.
+        tone: ``good``, ``warning`` (it stands still, or changes), ``bad`` or ``over``.
+        reason: why, in a sentence; may be empty.
+        policy: what the job's policy says of its size; empty: it has none.
+        command: the command of the workers.
+        leader: the worker that leads; None: none does.
+        term: the term of the newest leader.
+        generation: the number of the newest generation.
+        np: the workers in that generation.
+        joining: the workers that prepare to join.
+        wanted: the workers that are wanted.
+        min_np: fewer do not train.
+        max_np: more are not started; None: only horovodrun knows.
+        sizes: the numbers of workers that it may have, in words.
+        step: complete steps.
+        epoch: the number of the epoch, from 0.
+        samples_per_s: of all workers together.
+        median_step_s: the usual time of a step.
+        global_batch: samples of a batch of all workers; 0: not known.
+        goodput: the fraction of the time that was not lost; None: no ring yet.
+        lost_s: the seconds lost to switches, pauses and the present stand-still.
+        eta_s: the seconds until the end of the training at the present speed; None: not known.
+        since_s: when the first generation began; 0: it has not.
+        ended_s: when the job's training ended; None: it has not.
+        standing_s: for how long no step has completed that should have; 0: the job trains.
+        zookeeper: where this was read.
+    """
+
+    job: str
+    state: str
+    words: str
+    tone: str
+    reason: str
+    policy: str
+    command: tuple[str, ...]
+    leader: str | None
+    term: int
+    generation: int
+    np: int
+    joining: int
+    wanted: int
+    min_np: int
+    max_np: int | None
+    sizes: str
+    step: int
+    epoch: int
+    samples_per_s: float
+    median_step_s: float
+    global_batch: int
+    goodput: float | None
+    lost_s: float
+    eta_s: float | None
+    since_s: float
+    ended_s: float | None
+    standing_s: float
+    zookeeper: str
+
+
+def job_header(status: JobStatus, timeline: GenerationTimeline, now_s: float) -> JobHeader:
+    """Return the header of a job's page.
+
+    Args:
+        status: the status of the job.
+        timeline: its generations.
+        now_s: the present time, in seconds since 1970.
+    """
+    standing_s = standing(status, now_s)
+    words, tone = state_in_words(status, standing_s, now_s)
+    paused_s = max(0.0, now_s - timeline.paused_since_s) if timeline.paused_since_s else 0.0
+    goodput = timeline.goodput(now_s, standing_s)
+    return JobHeader(
+        job=status.job,
+        state=str(status.state),
+        words=words,
+        tone=tone,
+        reason=status.reason,
+        policy=status.policy,
+        command=status.command,
+        leader=status.leader,
+        term=status.term,
+        generation=status.generation,
+        np=status.world_size,
+        joining=_joining(status),
+        wanted=sum((status.desired or status.assigned).values()),
+        min_np=status.min_np,
+        max_np=status.max_np,
+        sizes=status.sizes,
+        step=status.step,
+        epoch=status.epoch,
+        samples_per_s=0.0 if status.state.over or standing_s else round(status.samples_per_s, 2),
+        median_step_s=status.median_step_s,
+        global_batch=status.global_batch,
+        goodput=None if goodput is None else round(goodput, 4),
+        lost_s=round(timeline.lost_s + max(paused_s, standing_s), 3),
+        eta_s=eta_s(status, standing_s),
+        since_s=timeline.began_s,
+        ended_s=timeline.ended_s if status.state.over else None,
+        standing_s=round(standing_s, 1),
+        zookeeper=status.zookeeper,
+    )
+
+
+def standing(status: JobStatus, now_s: float) -> float:
+    """Return for how long a running job has completed no step that it should have, in seconds.
+
+    It is 0 while the job trains, before its first step and after its end. A job stands still after
+    :data:`QUIET_S` and five usual steps without a step. ``now_s`` is the present time, in seconds
+    since 1970; the age of an old report counts.
+    """
+    if status.state.over or not status.step or not status.updated_at_s:
+        return 0.0
+    age_s = now_s - status.updated_at_s
+    quiet_s = status.quiet_s + (age_s if age_s > UNREPORTED_S else 0.0)
+    return quiet_s if quiet_s >= max(QUIET_S, 5 * status.median_step_s) else 0.0
+
+
+def state_in_words(status: JobStatus, standing_s: float, now_s: float) -> tuple[str, str]:
+    """Return how a job is, in a few words, and the tone in which to say it.
+
+    Args:
+        status: the status of the job.
+        standing_s: for how long it has stood still, in seconds; 0: it does not.
+        now_s: the present time, in seconds since 1970.
+    """
+    state = status.state
+    if state.over:
+        return str(state), "bad" if state is JobState.FAILED else "over"
+    if state is JobState.PAUSED:
+        left, least = status.world_size, status.min_np
+        return f"paused: {workers(left)} {verb(left)} left, it takes {least}", "bad"
+    if state is JobState.STOPPING:
+        return "stopping", "warning"
+    joining = _joining(status)
+    if not status.generation:
+        return (
+            f"starting: {workers(len(status.members))} {_prepare(len(status.members))}",
+            "warning",
+        )
+    if standing_s:
+        return f"no step for {standing_s:.0f} s", "warning" if standing_s < 10 else "bad"
+    age_s = now_s - status.updated_at_s
+    if status.updated_at_s and age_s > UNREPORTED_S:
+        return f"the leader has not reported for {age_s:.0f} s", "warning"
+    if joining:
+        return f"training; {workers(joining)} {verb(joining, 'joins', 'join')}", "good"
+    leaving = sum(one.stage == Stage.LEAVING for one in status.members)
+    if leaving:
+        return f"training; {workers(leaving)} {verb(leaving, 'leaves', 'leave')}", "good"
+    return "training", "good"
+
+
+def eta_s(status: JobStatus, standing_s: float) -> float | None:
+    """Return the seconds until a job ends at its present speed; None: nobody knows.
+
+    ``status`` is the status of the job, and ``standing_s`` is for how long it has stood still.
+    """
+    if status.state.over or status.left is None or standing_s or status.samples_per_s <= 0:
+        return None
+    return round(status.left / status.samples_per_s, 1)
+
+
+def away_in_words(reason: str, since_s: float, now_s: float) -> str:
+    """Return a sentence that ZooKeeper does not answer, and what that means for the page.
+
+    Args:
+        reason: why it does not answer.
+        since_s: since when, in seconds since 1970.
+        now_s: the present time, in seconds since 1970.
+    """
+    age = counted(max(0, round(now_s - since_s)), "second")
+    return (
+        f"ZooKeeper has not answered for {age}: {reason}. The page shows what was known before; "
+        "the workers train on without it."
+    )
+
+
+def _joining(status: JobStatus) -> int:
+    """Return the number of workers that prepare to join, or are ready to."""
+    return sum(one.stage in (Stage.PREPARING, Stage.READY) for one in status.members)
+
+
+def _prepare(count: int) -> str:
+    """Return the verb of ``count`` workers that prepare."""
+    return verb(count, "prepares", "prepare")

@@ -1,0 +1,107 @@
+"""Turn the records and events of a job into the page of that job, in sections.
+
+The server keeps a :class:`JobTrace`, which grows with each event and reading and is bounded, and
+calls :func:`page_sections`. The sections are records or JSON values; the browser gets those that
+have changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from edl.core.dashboard.job_header import job_header, standing
+from edl.core.dashboard.ledger_summary import SavedWork, ledger_summary
+from edl.core.dashboard.scaling_curve import scaling_curve
+from edl.core.dashboard.throughput_history import SpeedSample, ThroughputHistory, step_parts
+from edl.core.dashboard.timeline import GenerationTimeline
+from edl.core.dashboard.worker_table import worker_table
+from edl.core.events import Event, GenerationDetails
+from edl.core.job.profile import Curve
+from edl.core.policy.scaling_profile import ScalingProfile
+from edl.core.snapshot import Snapshot
+from edl.core.status import job_status
+
+
+@dataclass(frozen=True)
+class JobReading:
+    """What was read of a job at one time.
+
+    Attributes:
+        snapshot: its records.
+        learned: what it has measured of its sizes.
+        profile: what `edl profile` has measured; None: nothing.
+        zookeeper: where it was read.
+        at_s: when, in seconds since 1970.
+    """
+
+    snapshot: Snapshot
+    learned: ScalingProfile
+    profile: Curve | None
+    zookeeper: str
+    at_s: float
+
+
+@dataclass(frozen=True)
+class JobTrace:
+    """What a job's events, and readings of its status, have told over time.
+
+    Attributes:
+        timeline: its generations, and the time that was lost.
+        speed: its throughput over time.
+        work: its checkpoints.
+    """
+
+    timeline: GenerationTimeline = field(default_factory=GenerationTimeline)
+    speed: ThroughputHistory = field(default_factory=ThroughputHistory)
+    work: SavedWork = field(default_factory=SavedWork)
+
+    def with_events(self, events: Iterable[Event]) -> JobTrace:
+        """Return the trace with ``events``, which follow those before in the log."""
+        timeline, speed, work = self.timeline, self.speed, self.work
+        for event in events:
+            np = timeline.bands[-1].np if timeline.bands else 0
+            timeline, work = timeline.with_event(event), work.with_event(event)
+            details = event.details
+            if isinstance(details, GenerationDetails) and details.samples_per_s > 0 and np:
+                speed = speed.with_sample(SpeedSample(event.time, details.samples_per_s, np))
+        return replace(self, timeline=timeline, speed=speed, work=work)
+
+    def with_reading(self, reading: JobReading) -> JobTrace:
+        """Return the trace with the throughput of ``reading``, if the job runs."""
+        status = job_status(reading.snapshot, reading.zookeeper)
+        if status.state.over or not status.world_size or not status.updated_at_s:
+            return self
+        rate = 0.0 if standing(status, reading.at_s) else status.samples_per_s
+        sample = SpeedSample(
+            reading.at_s, rate, status.world_size, step_parts(reading.learned.times)
+        )
+        return replace(self, speed=self.speed.with_sample(sample))
+
+
+def page_sections(reading: JobReading, trace: JobTrace) -> dict[str, Any]:
+    """Return the sections of a job's page by name.
+
+    They are ``header``, ``timeline``, ``workers``, ``speed``, ``ledger`` and ``scaling``. The
+    events are no section: the page asks for those that it shows.
+
+    Args:
+        reading: what was read of the job now.
+        trace: what is known of it over time, this reading included.
+    """
+    status = job_status(reading.snapshot, reading.zookeeper)
+    timeline = trace.timeline
+    return {
+        "header": job_header(status, timeline, reading.at_s),
+        "timeline": {
+            "bands": timeline.bands,
+            "marks": timeline.marks,
+            "began_s": timeline.began_s,
+            "ended_s": timeline.ended_s,
+        },
+        "workers": worker_table(status, reading.learned.times),
+        "speed": trace.speed.columns() | {"period_s": trace.speed.period_s},
+        "ledger": ledger_summary(reading.snapshot, trace.work),
+        "scaling": scaling_curve(reading.snapshot, reading.learned, reading.profile),
+    }

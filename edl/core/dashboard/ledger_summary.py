@@ -1,0 +1,94 @@
+"""Say what the ledger has counted of the present epoch, and what a job has lost of its work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from edl.core.events import CheckpointDetails, Event, ResumedDetails
+from edl.core.record import Record
+from edl.core.snapshot import Snapshot
+
+
+@dataclass(frozen=True)
+class SavedWork(Record):
+    """What the events of a job tell of its checkpoints; :meth:`with_event` adds one.
+
+    Attributes:
+        saved: the number of checkpoints written.
+        saved_at_s: when the newest was written, in seconds since 1970; 0: none was.
+        capture_s: for how long it stopped training, in seconds.
+        bytes: its size.
+        resumed: how often the job went on from a checkpoint.
+        lost_steps: the steps that were trained again after all workers had died, at least.
+    """
+
+    saved: int = 0
+    saved_at_s: float = 0.0
+    capture_s: float = 0.0
+    bytes: int = 0
+    resumed: int = 0
+    lost_steps: int = 0
+
+    def with_event(self, event: Event) -> SavedWork:
+        """Return this with what ``event`` tells."""
+        details = event.details
+        if isinstance(details, CheckpointDetails):
+            return replace(
+                self,
+                saved=self.saved + 1,
+                saved_at_s=event.time,
+                capture_s=details.capture_s,
+                bytes=details.bytes,
+            )
+        if isinstance(details, ResumedDetails):
+            lost = details.lost_steps or 0
+            return replace(self, resumed=self.resumed + 1, lost_steps=self.lost_steps + lost)
+        return self
+
+
+@dataclass(frozen=True)
+class LedgerSummary(Record):
+    """What the ledger has counted.
+
+    ``twice`` and ``missed`` are 0 by what each step checks: a step is applied only if all workers
+    have the same ledger, and a ledger gives each sample to one lease. Counted apart are samples
+    that the script leaves out by itself (``untrained``), and steps that are trained again from a
+    checkpoint after the death of all workers (``lost_steps`` of the :class:`SavedWork`).
+
+    Attributes:
+        epoch: the number of the epoch, from 0.
+        once: the samples of this epoch whose gradient is in the model.
+        total: the samples of an epoch; 0: of a stream, or the script keeps its own place.
+        twice: the samples that were counted twice.
+        missed: the samples that were passed over.
+        untrained: the samples of epochs that the script left before their end.
+        left: the samples until the end of the job; None: not known.
+        saved_step: the step of the newest checkpoint; -1: there is none.
+        work: what is known of checkpoints.
+    """
+
+    epoch: int
+    once: int
+    total: int
+    twice: int
+    missed: int
+    untrained: int
+    left: float | None
+    saved_step: int
+    work: SavedWork
+
+
+def ledger_summary(snapshot: Snapshot, work: SavedWork) -> LedgerSummary:
+    """Return what the ledger has counted, from the records of a job and what its events tell."""
+    now = snapshot.status
+    return LedgerSummary(
+        epoch=now.epoch,
+        once=now.epoch_done,
+        total=now.epoch_total,
+        twice=0,
+        missed=0,
+        untrained=now.untrained,
+        left=now.left,
+        saved_step=snapshot.job.saved_step,
+        work=work,
+    )

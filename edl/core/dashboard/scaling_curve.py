@@ -1,0 +1,183 @@
+"""Say what a job gains from another size: R(k), measured and fitted, and what a change costs.
+
+R(k) is the throughput of k workers together, in samples a second. The fitted curve is the model by
+which the job's own size rule decides (:meth:`ScalingProfile.observation`). A change of size stops
+training for ``change_s`` seconds. What is lost then, R(now) * change_s samples, has been made up
+after
+
+    R(now) * change_s / (R(k) - R(now))    seconds, if R(k) > R(now).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from edl.core.job.profile import SAMPLES, Curve
+from edl.core.policy.observation import Observation
+from edl.core.policy.scaling_profile import ScalingProfile
+from edl.core.record import Record
+from edl.core.sizes import Sizes
+from edl.core.snapshot import Snapshot
+
+MOST_SIZES = 64  # of the fitted curve
+BEYOND = 2  # a curve without an end goes on to so many times the largest size known
+
+
+@dataclass(frozen=True)
+class ThroughputPoint(Record):
+    """The throughput at one size.
+
+    Attributes:
+        np: the number of workers.
+        samples_per_s: of all workers together.
+        steps: the steps in which it was measured; 0: it was not.
+    """
+
+    np: int
+    samples_per_s: float
+    steps: int = 0
+
+
+@dataclass(frozen=True)
+class ResizeForecast(Record):
+    """What the job would have of another number of workers.
+
+    Attributes:
+        np: that number.
+        samples_per_s: the throughput that is expected.
+        measured: whether that throughput was measured; else it is fitted.
+        gain: the throughput, relative to the present one.
+        efficiency: the throughput of a worker, relative to the smallest measured size.
+        eta_s: the seconds until the training ends, with the change; None: not known.
+        pays_after_s: the seconds until the cost of the change is made up; None: never.
+    """
+
+    np: int
+    samples_per_s: float
+    measured: bool
+    gain: float
+    efficiency: float | None
+    eta_s: float | None
+    pays_after_s: float | None
+
+
+@dataclass(frozen=True)
+class ScalingCurve(Record):
+    """The throughput of a job by its size.
+
+    Attributes:
+        np: the present number of workers.
+        samples_per_s: the present throughput, measured or fitted; None: not known.
+        measured: what was measured while it trained, the fewest workers first.
+        profiled: what `edl profile` has measured.
+        fitted: the model; empty: none was fitted.
+        change_s: for how long training stands still at a change of size, in seconds.
+        forecasts: what other sizes would bring.
+        data_part: the fraction of a step that workers wait for their data, on average.
+        room: the largest number of workers for which the hosts have slots; None: any.
+    """
+
+    np: int
+    samples_per_s: float | None
+    measured: tuple[ThroughputPoint, ...]
+    profiled: tuple[ThroughputPoint, ...]
+    fitted: tuple[ThroughputPoint, ...]
+    change_s: float
+    forecasts: tuple[ResizeForecast, ...]
+    data_part: float
+    room: int | None
+
+
+def scaling_curve(
+    snapshot: Snapshot, learned: ScalingProfile, profile: Curve | None
+) -> ScalingCurve:
+    """Return the throughput of a job by its size.
+
+    Args:
+        snapshot: the records of the job.
+        learned: what it has measured of its sizes.
+        profile: what `edl profile` has measured; None: nothing.
+    """
+    np = len(snapshot.generation.members) if snapshot.generation is not None else 0
+    filled = [host.slots for host in snapshot.available]
+    slots = sum(filled) or None
+    now = learned.observation(
+        np, snapshot.job.sizes, slots, False, snapshot.status.left, (), filled
+    )
+    rates = _rates(now)
+    return ScalingCurve(
+        np=np,
+        samples_per_s=rates.get(np),
+        measured=tuple(
+            ThroughputPoint(n, round(one.samples_per_s, 2), one.steps)
+            for n, one in sorted(now.seen.items())
+        ),
+        profiled=tuple(
+            ThroughputPoint(one.np, round(one.throughput, 2), one.steps)
+            for one in (profile.points if profile is not None else ())
+            if one.unit == SAMPLES
+        ),
+        fitted=_fitted(now),
+        change_s=round(now.change_s, 3),
+        forecasts=_forecasts(now, rates),
+        data_part=round(learned.data_part, 4),
+        room=slots,
+    )
+
+
+def _sizes(now: Observation) -> list[int]:
+    """Return allowed sizes from 1 worker on, at most :data:`MOST_SIZES`, evenly spread."""
+    seen = max([now.np, *now.seen], default=1)
+    limit = min(now.most, BEYOND * max(seen, now.sizes.min_np, 2))
+    known = _allowed(now.sizes, range(1, max(limit, seen) + 1))
+    every = max(1, -(-len(known) // MOST_SIZES))
+    return sorted({*known[::every], *known[-1:]})
+
+
+def _allowed(sizes: Sizes, numbers: Iterable[int]) -> list[int]:
+    """Return those of ``numbers`` that are allowed sizes."""
+    return [np for np in numbers if sizes.allows(np)]
+
+
+def _rates(now: Observation) -> dict[int, float]:
+    """Return the throughput of each size that was measured, or else is fitted, by size."""
+    fitted = {one.np: one.samples_per_s for one in _fitted(now)}
+    return fitted | {np: one.samples_per_s for np, one in now.seen.items()}
+
+
+def _fitted(now: Observation) -> tuple[ThroughputPoint, ...]:
+    """Return the model's throughput by size; empty if there is no model, or it has no numbers."""
+    if now.model is None:
+        return ()
+    try:
+        return tuple(ThroughputPoint(np, round(now.model.throughput(np), 2)) for np in _sizes(now))
+    except ArithmeticError:
+        return ()
+
+
+def _forecasts(now: Observation, rates: dict[int, float]) -> tuple[ResizeForecast, ...]:
+    """Return what other sizes would bring: the next ones, the limits, and the measured ones."""
+    present = rates.get(now.np)
+    if not present:
+        return ()
+    near = {now.np - 2, now.np - 1, now.np, now.np + 1, now.np + 2, 2 * now.np, now.least}
+    shown = sorted(np for np in near | {now.most} if np in rates and now.sizes.allows(np))
+    least = min(now.seen, default=None)
+    alone = now.seen[least].samples_per_s / least if least else None
+    found = []
+    for np in shown[:9]:
+        rate, change_s = rates[np], 0.0 if np == now.np else now.change_s
+        more = rate - present
+        found.append(
+            ResizeForecast(
+                np=np,
+                samples_per_s=round(rate, 2),
+                measured=np in now.seen,
+                gain=round(rate / present, 4),
+                efficiency=round(rate / np / alone, 4) if alone else None,
+                eta_s=round(now.left / rate + change_s, 1) if now.left and rate > 0 else None,
+                pays_after_s=round(present * change_s / more, 2) if more > 0 else None,
+            )
+        )
+    return tuple(found)

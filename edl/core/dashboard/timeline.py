@@ -1,0 +1,315 @@
+"""Fold a job's events into the time line of its generations, and say how much time was lost.
+
+A generation is one ring of workers that trains. Each has a :class:`GenerationBand` on the time
+line, which begins when the leader writes it and ends when the leader writes the next one. The
+switch into a generation costs training time, its loss:
+
+    loss = max over the old workers of (detect + stall + first step - usual step)
+
+(the fields of :class:`edl.core.events.SwitchParts`). The goodput is the fraction of the time since
+the first generation that was not lost: neither to switches, nor to pauses with too few workers, nor
+to the stand-still that lasts now.
+
+Memory is bounded: of more than :data:`MOST_BANDS` bands the older half is merged in pairs, and the
+parts of a switch are kept for :data:`MOST_SWITCHES` switches, for their slowest workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from edl.core.event_text import without_step_s
+from edl.core.events import (
+    Event,
+    EventKind,
+    GenerationDetails,
+    SwitchDetails,
+    SwitchParts,
+)
+from edl.core.record import Record
+
+MOST_BANDS = 400
+MOST_MARKS = 200
+MOST_SWITCHES = 400
+MOST_WORKERS = 12  # of a switch, those that completed no step for longest
+
+MARKED = frozenset(
+    {
+        EventKind.STALLED,
+        EventKind.PAUSED,
+        EventKind.WORKER_FAILED,
+        EventKind.WORKER_FROZEN,
+        EventKind.EVICTED,
+        EventKind.RESUMED,
+        EventKind.STATE_DIFFERS,
+        EventKind.JOB_FAILED,
+    }
+)
+"""The kinds of events that the time line marks, beside the switches."""
+
+ENDS = frozenset(
+    {
+        EventKind.FINISHED,
+        EventKind.JOB_FINISHED,
+        EventKind.JOB_FAILED,
+        EventKind.JOB_STOPPED,
+    }
+)
+
+
+@dataclass(frozen=True)
+class GenerationBand(Record):
+    """A period of the time line: one generation, or several that were merged.
+
+    Attributes:
+        first: the number of its first generation.
+        last: the number of its last generation.
+        from_s: when it began, in seconds since 1970.
+        to_s: when it ended, in seconds since 1970; None: it is the present one.
+        np: the workers of its last generation.
+        least_np: the smallest number of workers in it.
+        most_np: the largest number of workers in it.
+        cause: why it began: ``start``, ``crash``, ``join``, ``leave``, ``migrate`` (both at once),
+            ``change`` (the same workers), or ``several`` of merged generations.
+        reason: why the leader wrote it; of merged ones that of the last.
+        loss_s: the training time that its switches cost, in seconds; None: not known (yet).
+        paused_s: for how long it had too few workers to train, in seconds.
+    """
+
+    first: int
+    last: int
+    from_s: float
+    to_s: float | None
+    np: int
+    least_np: int
+    most_np: int
+    cause: str
+    reason: str
+    loss_s: float | None = None
+    paused_s: float = 0.0
+
+    def merged(self, later: GenerationBand) -> GenerationBand:
+        """Return the band that covers this one and ``later``, which follows it."""
+        known = [one for one in (self.loss_s, later.loss_s) if one is not None]
+        return replace(
+            later,
+            first=self.first,
+            from_s=self.from_s,
+            least_np=min(self.least_np, later.least_np),
+            most_np=max(self.most_np, later.most_np),
+            cause="several",
+            loss_s=sum(known) if known else None,
+            paused_s=self.paused_s + later.paused_s,
+        )
+
+
+@dataclass(frozen=True)
+class TimelineMark(Record):
+    """An event that the time line shows as a mark.
+
+    Attributes:
+        at_s: when it was logged, in seconds since 1970.
+        kind: the kind of the event.
+        generation: the generation that it is about.
+        reason: what has happened, and why.
+    """
+
+    at_s: float
+    kind: str
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class WorkerLoss(Record):
+    """The parts of one worker's switch.
+
+    Attributes:
+        worker: the name of the worker.
+        without_step_s: for how long it completed no step, in seconds.
+        parts: the seconds of each part.
+    """
+
+    worker: str
+    without_step_s: float
+    parts: SwitchParts
+
+
+@dataclass(frozen=True)
+class SwitchLoss(Record):
+    """The cost of the switch into one generation.
+
+    Attributes:
+        generation: the number of the generation.
+        at_s: when the switch was logged, in seconds since 1970.
+        step: the newest complete step then.
+        reason: what has happened, and why.
+        loss_s: the training time that it cost, in seconds; 0 if all workers were new.
+        size: the number of workers in the new ring.
+        workers: those that completed no step for longest, at most :data:`MOST_WORKERS`.
+    """
+
+    generation: int
+    at_s: float
+    step: int
+    reason: str
+    loss_s: float
+    size: int
+    workers: tuple[WorkerLoss, ...]
+
+
+@dataclass(frozen=True)
+class GenerationTimeline(Record):
+    """The generations of a job in order of time; :meth:`with_event` adds what an event tells.
+
+    Attributes:
+        bands: the generations, the oldest first, without gaps in their numbers.
+        marks: the newest events that are marked, the oldest first.
+        switches: the newest switches, the oldest first.
+        began_s: when the first generation began, in seconds since 1970; 0: there is none.
+        lost_s: the seconds lost to switches and pauses until now.
+        ended_s: when training ended, in seconds since 1970; None: it has not.
+        paused_since_s: since when too few workers are left; None: enough are.
+    """
+
+    bands: tuple[GenerationBand, ...] = ()
+    marks: tuple[TimelineMark, ...] = ()
+    switches: tuple[SwitchLoss, ...] = ()
+    began_s: float = 0.0
+    lost_s: float = 0.0
+    ended_s: float | None = None
+    paused_since_s: float | None = field(default=None)
+
+    def with_event(self, event: Event) -> GenerationTimeline:
+        """Return the time line with what ``event`` tells; events come in the order of the log."""
+        new = self
+        if event.kind in MARKED:
+            mark = TimelineMark(event.time, str(event.kind), event.generation, event.reason)
+            new = replace(new, marks=(*new.marks, mark)[-MOST_MARKS:])
+        if event.kind is EventKind.PAUSED:
+            return replace(new, paused_since_s=new.paused_since_s or event.time)
+        if event.kind in ENDS:
+            return new._ended(event.time)
+        if isinstance(event.details, GenerationDetails):
+            return new._with_generation(event, event.details)
+        if isinstance(event.details, SwitchDetails):
+            return new._with_switch(event, event.details)
+        return new
+
+    def goodput(self, now_s: float, standing_s: float = 0.0) -> float | None:
+        """Return the fraction of the time since the first generation that was not lost, 0 to 1.
+
+        Args:
+            now_s: the present time, in seconds since 1970.
+            standing_s: for how long no step has completed that should have, in seconds.
+
+        Returns:
+            the fraction; None before the first generation.
+        """
+        if not self.bands:
+            return None
+        end_s = now_s if self.ended_s is None else self.ended_s
+        paused_s = max(0.0, end_s - self.paused_since_s) if self.paused_since_s is not None else 0.0
+        lasted_s = end_s - self.began_s
+        if lasted_s <= 0:
+            return None
+        lost_s = self.lost_s + max(paused_s, standing_s)
+        return min(1.0, max(0.0, 1.0 - lost_s / lasted_s))
+
+    def switch_of(self, generation: int) -> SwitchLoss | None:
+        """Return the cost of the switch into ``generation``; None: it is not known any more."""
+        found = [one for one in self.switches if one.generation == generation]
+        return found[-1] if found else None
+
+    def _with_generation(self, event: Event, details: GenerationDetails) -> GenerationTimeline:
+        """Return the time line with a new generation, or with the end of the last one."""
+        np, before = len(details.members), self._closed(event.time)
+        if not np:
+            return replace(before, ended_s=event.time)
+        number = event.generation
+        band = GenerationBand(
+            number, number, event.time, None, np, np, np, _cause(self, details), event.reason
+        )
+        bands = _compact((*before.bands, band))
+        return replace(before, bands=bands, began_s=self.began_s or event.time, ended_s=None)
+
+    def _with_switch(self, event: Event, details: SwitchDetails) -> GenerationTimeline:
+        """Return the time line with the cost of a switch, at the generation that it led to."""
+        loss_s = _loss_s(details)
+        slowest = sorted(
+            details.workers.items(), key=lambda item: (-without_step_s(item[1]), item[0])
+        )
+        workers = tuple(
+            WorkerLoss(name, without_step_s(parts), parts) for name, parts in slowest[:MOST_WORKERS]
+        )
+        number = event.generation
+        switch = SwitchLoss(
+            number, event.time, event.step, event.reason, loss_s, details.world_size, workers
+        )
+        bands, paused_s = list(self.bands), 0.0
+        for at in range(len(bands) - 1, -1, -1):
+            if bands[at].first <= number <= bands[at].last:
+                paused_s = bands[at - 1].paused_s if at else 0.0
+                bands[at] = replace(bands[at], loss_s=(bands[at].loss_s or 0.0) + loss_s)
+                break
+        return replace(
+            self,
+            bands=tuple(bands),
+            switches=(*self.switches, switch)[-MOST_SWITCHES:],
+            # What the workers waited in a pause is a part of their switch after it.
+            lost_s=self.lost_s + max(0.0, loss_s - paused_s),
+        )
+
+    def _ended(self, at_s: float) -> GenerationTimeline:
+        """Return the time line of a job whose training has ended at ``at_s``, or before."""
+        return replace(self._closed(at_s), ended_s=at_s if self.ended_s is None else self.ended_s)
+
+    def _closed(self, at_s: float) -> GenerationTimeline:
+        """Return the time line with its last band ended at ``at_s``, if it had no end."""
+        if not self.bands or self.bands[-1].to_s is not None:
+            return replace(self, paused_since_s=None)
+        paused_s = max(0.0, at_s - self.paused_since_s) if self.paused_since_s is not None else 0.0
+        last = replace(self.bands[-1], to_s=at_s, paused_s=paused_s)
+        return replace(
+            self,
+            bands=(*self.bands[:-1], last),
+            lost_s=self.lost_s + paused_s,
+            paused_since_s=None,
+        )
+
+
+def _loss_s(details: SwitchDetails) -> float:
+    """Return the training time that a switch cost, in seconds: that of its slowest old worker.
+
+    It is 0 if all workers were new, as at the start of a job.
+    """
+    return max(
+        (
+            max(0.0, without_step_s(parts) - parts.median_step_s)
+            for parts in details.workers.values()
+            if parts.role == "old"
+        ),
+        default=0.0,
+    )
+
+
+def _cause(before: GenerationTimeline, details: GenerationDetails) -> str:
+    """Return why a generation began, in a word, from the time line ``before`` it."""
+    if not before.bands:
+        return "start"
+    if details.repair:
+        return "crash"
+    if details.joined and details.left:
+        return "migrate"
+    if details.joined:
+        return "join"
+    return "leave" if details.left else "change"
+
+
+def _compact(bands: tuple[GenerationBand, ...]) -> tuple[GenerationBand, ...]:
+    """Return ``bands``; if there are more than :data:`MOST_BANDS`, the older half in pairs."""
+    if len(bands) <= MOST_BANDS:
+        return bands
+    half = len(bands) // 4 * 2
+    pairs = (bands[at].merged(bands[at + 1]) for at in range(0, half, 2))
+    return (*pairs, *bands[half:])

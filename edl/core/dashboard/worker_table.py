@@ -1,0 +1,192 @@
+"""Lay out the workers of a job beside their median: what each spends its steps with.
+
+The times come from the leader's scaling profile, which has those of the slowest workers. Of a
+worker's reduction, what is longer than the shortest reduction of all is waiting: the worker that
+all others wait for waits for none (:func:`edl.core.policy.stragglers._network`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from edl.core.policy.stragglers import Times
+from edl.core.record import Record
+from edl.core.records import Stage
+from edl.core.status import JobStatus, MemberStatus
+
+MOST_ROWS = 40
+MOST_HOSTS = 24
+
+SLOW_BELOW = 0.8  # of the median speed, as the default of the policy for stragglers has it
+
+
+@dataclass(frozen=True)
+class WorkerRow(Record):
+    """One worker in the table. Times are in seconds a step; None: not known.
+
+    Attributes:
+        worker: its name.
+        host: its host.
+        slot: its slot there.
+        device: its device there; None: it was given none.
+        rank: its rank; None: it is not in the ring.
+        stage: its stage.
+        leads: whether it leads.
+        pid: its process.
+        samples: the samples that it trains in a step.
+        compute_s: computing.
+        data_s: waiting for its batch.
+        reduce_s: reducing the gradients.
+        wait_s: waiting for slower workers.
+        speed: its samples in a second of its own time, relative to the median.
+        note: what is unusual about it, in a few words; empty: nothing.
+    """
+
+    worker: str
+    host: str
+    slot: int
+    device: int | None
+    rank: int | None
+    stage: str
+    leads: bool
+    pid: int
+    samples: float | None = None
+    compute_s: float | None = None
+    data_s: float | None = None
+    reduce_s: float | None = None
+    wait_s: float | None = None
+    speed: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class WorkerTable(Record):
+    """The workers of a job.
+
+    Attributes:
+        rows: the workers that are shown: the unusual and the slow ones first if not all are.
+        total: the number of workers.
+        stages: the number of workers by stage.
+        hosts: the number of workers by host, of at most :data:`MOST_HOSTS` hosts.
+        host_count: the number of hosts.
+        timed: the number of workers whose times are known: the slowest ones.
+        own_s: the median, over the timed workers, of computing and loading in a step; None: none.
+        step_s: the longest step of a timed worker: the length of a full bar; 0: none.
+        evicted: worker -> why it was evicted, the newest few.
+        disabled_slots: slot -> why no worker is started in it.
+    """
+
+    rows: tuple[WorkerRow, ...]
+    total: int
+    stages: Mapping[str, int]
+    hosts: Mapping[str, int]
+    host_count: int
+    timed: int
+    own_s: float | None
+    step_s: float
+    evicted: Mapping[str, str]
+    disabled_slots: Mapping[str, str]
+
+
+def worker_table(status: JobStatus, times: Sequence[Times]) -> WorkerTable:
+    """Return the table of the workers of a job.
+
+    Args:
+        status: the status of the job.
+        times: the mean step times of its slowest workers, as its scaling profile has them; those of
+            workers that are gone are left out.
+    """
+    here = {one.id for one in status.members}
+    known = {f"w{one.worker}": one for one in times if f"w{one.worker}" in here}
+    own_s = median(one.own_s for one in known.values()) if known else None
+    rates = [one.samples / one.own_s for one in known.values() if one.own_s > 0 and one.samples > 0]
+    usual = median(rates) if rates else None
+    least_s = min((one.reduce_s for one in known.values()), default=0.0)
+    rows = [_row(one, status, known.get(one.id), usual, least_s) for one in status.members]
+    if len(rows) > MOST_ROWS:
+        rows = sorted(rows, key=_unusual)[:MOST_ROWS]
+    rows.sort(key=lambda one: (one.rank is None, one.rank or 0, one.worker))
+    hosts = Counter(one.host for one in status.members)
+    return WorkerTable(
+        rows=tuple(rows),
+        total=len(status.members),
+        stages=dict(sorted(Counter(str(one.stage) for one in status.members).items())),
+        hosts=dict(sorted(hosts.items())[:MOST_HOSTS]),
+        host_count=len(hosts),
+        timed=len(known),
+        own_s=own_s,
+        step_s=max((one.own_s + one.reduce_s for one in known.values()), default=0.0),
+        evicted=dict(list(status.evicted.items())[-5:]),
+        disabled_slots=dict(list(status.disabled_slots.items())[:20]),
+    )
+
+
+def _row(
+    member: MemberStatus,
+    status: JobStatus,
+    times: Times | None,
+    usual: float | None,
+    least_s: float,
+) -> WorkerRow:
+    """Return the row of one worker.
+
+    Args:
+        member: the worker.
+        status: the status of its job.
+        times: its mean step times; None: not known.
+        usual: the median of the workers' samples in a second of their own time; None: not known.
+        least_s: the shortest reduction of a worker, in seconds.
+    """
+    row = WorkerRow(
+        worker=member.id,
+        host=member.host,
+        slot=member.slot,
+        device=member.device,
+        rank=member.rank,
+        stage=str(member.stage),
+        leads=member.id == status.leader,
+        pid=member.pid,
+        note=_note(member, None),
+    )
+    if times is None or member.rank is None:
+        return row
+    speed = times.samples / times.own_s / usual if usual and times.own_s > 0 else None
+    measured = {
+        "samples": times.samples,
+        "compute_s": times.compute_s,
+        "data_s": times.data_s,
+        "reduce_s": least_s,
+        "wait_s": max(0.0, times.reduce_s - least_s),
+        "speed": speed,
+        "note": _note(member, speed),
+    }
+    return WorkerRow(**{**vars(row), **measured})
+
+
+def _note(member: MemberStatus, speed: float | None) -> str:
+    """Return what is unusual about a worker, in a few words; empty if nothing is.
+
+    ``speed`` is its speed relative to the median; None: not known.
+    """
+    if member.stage == Stage.PREPARING:
+        return "starts and warms up; the others train on"
+    if member.stage == Stage.READY:
+        return "ready; joins with the next switch"
+    if member.stage == Stage.LEAVING:
+        return "leaves with the next switch"
+    if member.stage == Stage.FINISHED:
+        return "has trained to the end"
+    if member.rank is None:
+        return "not in the newest ring"
+    if speed is not None and speed < SLOW_BELOW:
+        return f"slow: {speed:.2f} of the usual speed"
+    return ""
+
+
+def _unusual(row: WorkerRow) -> tuple[bool, float, str]:
+    """Return the key by which rows are chosen if there are too many: the unusual ones first."""
+    own_s = (row.compute_s or 0.0) + (row.data_s or 0.0)
+    return (not row.note, -own_s, row.worker)

@@ -1,0 +1,1 @@
+"""Serve the web page of a job: `edl dashboard`."""

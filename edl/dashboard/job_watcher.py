@@ -1,0 +1,144 @@
+"""Read a job for its page, in one thread, at a rate that does not depend on the browsers.
+
+Each turn reads what `edl status` and `edl events --follow` read, only the nodes that changed, and
+every :data:`LEARNED_S` seconds what the job has measured. When ZooKeeper does not answer, the page
+keeps what was known and says since when. When the job has ended, it is looked at less often; the
+page stays, also after the job was deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from edl.coordination.job_store import JobStore
+from edl.coordination.reads import ignore_changes
+from edl.core.dashboard.event_page import EventChoice, EventList, ShownEvent, shown_event
+from edl.core.dashboard.job_header import away_in_words
+from edl.core.dashboard.job_page import JobReading, JobTrace, page_sections
+from edl.core.dashboard.timeline import SwitchLoss
+from edl.core.job.profile import Curve
+from edl.core.policy.scaling_profile import ScalingProfile
+from edl.core.snapshot import Snapshot
+from edl.dashboard.published_page import PublishedPage
+from edl.errors import CoordinationError, UnknownJob
+
+logger = logging.getLogger(__name__)
+
+TURN_S = 1.0  # between two looks at a job that runs
+OVER_S = 5.0  # at one that has ended, or is not there
+LEARNED_S = 5.0  # between two looks at what it has measured
+END_S = 15.0  # for a turn to end when the server does
+
+
+class JobWatcher:
+    """The page of one job, kept up to date by a thread; use it as a context manager.
+
+    Any thread may read :attr:`page`, :meth:`events` and :meth:`switch`.
+
+    Args:
+        store: the records of the job.
+        clock: returns the time in seconds since 1970.
+
+    Attributes:
+        page: the newest page.
+    """
+
+    def __init__(self, store: JobStore, clock: Callable[[], float] = time.time) -> None:
+        self._store = store
+        self._clock = clock
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="edl-dashboard", daemon=True)
+        self.page = PublishedPage()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget what is known of the job, because another start of it has begun."""
+        self._created = 0.0
+        self._trace = JobTrace()
+        self._events = EventList()
+        self._last = -1
+        self._learned: ScalingProfile = ScalingProfile()
+        self._profile: Curve | None = None
+        self._learned_due_s = 0.0
+        self._away_since_s: float | None = None
+        self._over = False
+
+    def __enter__(self) -> JobWatcher:
+        self.turn()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join(END_S)
+
+    def events(self, choice: EventChoice) -> Sequence[ShownEvent]:
+        """Return the events that ``choice`` shows, the newest first."""
+        return self._events.chosen(choice)
+
+    def switch(self, generation: int) -> SwitchLoss | None:
+        """Return the cost of the switch into ``generation``; None: it is not known."""
+        return self._trace.timeline.switch_of(generation)
+
+    def turn(self) -> None:
+        """Read the job once, and publish its page; what cannot be read is said there."""
+        now_s = self._clock()
+        try:
+            reading = self._read(now_s)
+        except UnknownJob as error:
+            self._over = True
+            self._publish({"notice": {"tone": "warning", "text": f"{error}. The page stays."}})
+            return
+        except CoordinationError as error:
+            self._away_since_s = self._away_since_s or now_s
+            text = away_in_words(str(error), self._away_since_s, now_s)
+            self._publish({"notice": {"tone": "bad", "text": text}})
+            return
+        self._away_since_s = None
+        self._over = reading.snapshot.job.state.over
+        self._trace = self._trace.with_reading(reading)
+        sections = page_sections(reading, self._trace)
+        events = {"last": self._last, "counts": self._events.counts()}
+        self._publish({**sections, "events": events, "notice": None, "read_s": round(now_s)})
+
+    def _read(self, now_s: float) -> JobReading:
+        """Return what ZooKeeper has of the job at ``now_s``; its new events go into the trace.
+
+        Raises:
+            UnknownJob: the job does not exist any more.
+            CoordinationError: ZooKeeper does not answer.
+        """
+        store = self._store
+        snapshot: Snapshot = store.snapshot(ignore_changes)
+        if snapshot.job.created != self._created:
+            self._forget()
+            self._created = snapshot.job.created
+            self.page = PublishedPage()
+        if now_s >= self._learned_due_s:
+            self._learned, self._profile = store.policy.learned(), store.profile.get()
+            self._learned_due_s = now_s + LEARNED_S
+        found = store.events.read(self._last)
+        if found:
+            self._last = found[-1][0]
+            self._events.add(shown_event(number, event) for number, event in found)
+            self._trace = self._trace.with_events(event for _, event in found)
+        hosts = store.session.hosts
+        return JobReading(snapshot, self._learned, self._profile, hosts, now_s)
+
+    def _publish(self, sections: dict[str, Any]) -> None:
+        """Put ``sections`` into the page."""
+        self.page = self.page.with_sections(sections)
+
+    def _run(self) -> None:
+        """Take turns until the end."""
+        while not self._ends.wait(OVER_S if self._over else TURN_S):
+            try:
+                self.turn()
+            except Exception as error:
+                logger.exception("the page of job %s is not up to date", self._store.name)
+                text = f"the page cannot be brought up to date, a defect of edl: {error!r}"
+                self._publish({"notice": {"tone": "bad", "text": text}})

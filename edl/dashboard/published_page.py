@@ -1,0 +1,64 @@
+"""Keep the newest page as JSON, and give each browser the sections that it does not have yet."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+
+@dataclass(frozen=True)
+class PageSection:
+    """One section of the page.
+
+    Attributes:
+        content: the section as JSON.
+        version: the version of the page that changed it last.
+    """
+
+    content: bytes
+    version: int
+
+
+@dataclass(frozen=True)
+class PublishedPage:
+    """The newest page: its sections, each with the version that changed it.
+
+    Attributes:
+        instance: a random text that another server, or another start of the job, does not have; a
+            browser that has another one gets the whole page.
+        version: the version of the page; it grows with each change.
+        sections: the sections by name.
+    """
+
+    instance: str = field(default_factory=lambda: secrets.token_hex(8))
+    version: int = 0
+    sections: Mapping[str, PageSection] = field(default_factory=dict)
+
+    def with_sections(self, sections: Mapping[str, Any]) -> PublishedPage:
+        """Return the page with ``sections`` in place of those of these names; others stay."""
+        version, new = self.version + 1, dict(self.sections)
+        for name, value in sections.items():
+            content = msgspec.json.encode(value)
+            if name not in new or new[name].content != content:
+                new[name] = PageSection(content, version)
+        changed = any(one.version == version for one in new.values())
+        return replace(self, version=version, sections=new) if changed else self
+
+    def patch(self, instance: str = "", since: int = 0) -> bytes:
+        """Return, as JSON, the sections that changed after version ``since`` of ``instance``.
+
+        The object has the keys ``instance``, ``version`` and ``sections``. For another instance it
+        has all sections.
+        """
+        known = since if instance == self.instance else 0
+        parts = ",".join(
+            f'"{name}":{one.content.decode()}'
+            for name, one in self.sections.items()
+            if one.version > known
+        )
+        head = f'"instance":"{self.instance}","version":{self.version}'
+        return f'{{{head},"sections":{{{parts}}}}}'.encode()

@@ -1,0 +1,86 @@
+// Charts by uPlot as components: they keep their canvas over updates, and follow width and theme.
+
+import { Component } from "./vendor/preact.mjs";
+import { html } from "./html.mjs";
+
+/** Return the value of a custom property of the style sheet, such as "--ink". */
+export function colour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+const HEIGHT = 190;
+
+/**
+ * A chart. Properties: `make()` returns uPlot's options without size, `data` its columns, `label`
+ * says in words what the chart shows.
+ */
+export class Chart extends Component {
+  componentDidMount() {
+    this.theme = matchMedia("(prefers-color-scheme: dark)");
+    this.onTheme = () => this.draw();
+    this.theme.addEventListener("change", this.onTheme);
+    this.sizes = new ResizeObserver(() => this.resize());
+    this.sizes.observe(this.base);
+    this.draw();
+  }
+
+  componentWillUnmount() {
+    this.theme.removeEventListener("change", this.onTheme);
+    this.sizes.disconnect();
+    this.plot?.destroy();
+  }
+
+  // uPlot owns what is below the element.
+  shouldComponentUpdate(next) {
+    if (next.label !== this.props.label) this.base.setAttribute("aria-label", next.label);
+    this.latest = next;
+    if (next.data !== this.props.data) this.plot?.setData(next.data);
+    return false;
+  }
+
+  draw() {
+    const { make, data } = this.latest ?? this.props;
+    this.plot?.destroy();
+    this.plot = new window.uPlot(
+      { width: Math.max(200, this.base.clientWidth), height: HEIGHT, ...make() }, data, this.base,
+    );
+  }
+
+  resize() {
+    const width = Math.max(200, this.base.clientWidth);
+    if (this.plot && this.plot.width !== width) this.plot.setSize({ width, height: HEIGHT });
+  }
+
+  render({ label }) {
+    return html`<div class="chart" role="img" aria-label=${label}></div>`;
+  }
+}
+
+/** Return an axis of uPlot in the page's colours. */
+export function axis(more = {}) {
+  const stroke = colour("--muted");
+  const grid = { stroke: colour("--line"), width: 1 };
+  return { stroke, grid, ticks: { show: false }, font: "12px system-ui", gap: 6, ...more };
+}
+
+/** Return the formatter of a time axis: hours and minutes, with seconds where they differ. */
+export function timeAxis() {
+  const values = (_, splits) => {
+    const fine = splits.length > 1 && splits[1] - splits[0] < 60;
+    return splits.map((at) => new Date(1000 * at).toLocaleTimeString("en-GB", {
+      hour: "2-digit", minute: "2-digit", ...(fine ? { second: "2-digit" } : {}),
+    }));
+  };
+  return axis({ values, space: 70, grid: { show: false } });
+}
+
+/** Return the columns of stacked series: running sums, the first one at the bottom. */
+export function stacked(columns) {
+  const sums = [];
+  let below = columns[0].map((value) => (value === null ? null : 0));
+  for (const column of columns) {
+    below = column.map((value, at) => (value === null ? null : below[at] + value));
+    sums.push(below);
+  }
+  return sums;
+}

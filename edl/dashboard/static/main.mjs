@@ -1,0 +1,155 @@
+// Starts the page: reads the token, follows the server, draws.
+
+import { render } from "./vendor/preact.mjs";
+import { html } from "./html.mjs";
+import { Connection } from "./connection.mjs";
+import { clock } from "./format.mjs";
+import { Events, Generations, Header, Ledger, Scaling, Speed, Token, Workers } from "./view.mjs";
+
+const KEPT = "edl-token"; // in this tab only, and for this address and port only
+const root = document.getElementById("page");
+root.replaceChildren();
+
+const state = {
+  token: "", wrong: false, link: "", offlineSince: null, instance: "", sections: {},
+  chosen: null, cost: null, events: [], filter: { tones: [], text: "", limit: 100 }, drawn: false,
+};
+let connection = null;
+
+/** Return the token in the address, which is removed from there, or else the kept one. */
+function givenToken() {
+  const given = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (given) {
+    sessionStorage.setItem(KEPT, given);
+    history.replaceState(null, "", location.pathname);
+  }
+  return given ?? sessionStorage.getItem(KEPT) ?? "";
+}
+
+function start(token) {
+  Object.assign(state, { token, wrong: false });
+  if (!token) return draw();
+  sessionStorage.setItem(KEPT, token);
+  connection?.close();
+  connection = new Connection(token, onPage, onLink);
+  connection.follow();
+  return draw();
+}
+
+function onPage(message) {
+  if (message.instance !== state.instance) {
+    Object.assign(state, { instance: message.instance, sections: {}, chosen: null, cost: null, events: [] });
+  }
+  const before = state.sections.events?.last;
+  state.sections = { ...state.sections, ...message.sections };
+  if (state.sections.events?.last !== before) {
+    askEvents();
+    if (state.chosen !== null && !state.cost) askCost();
+  }
+  draw();
+}
+
+function onLink(link) {
+  if (link === state.link) return;
+  state.link = link;
+  state.offlineSince = link === "offline" ? Date.now() / 1000 : null;
+  if (link === "unauthorised") {
+    sessionStorage.removeItem(KEPT);
+    Object.assign(state, { token: "", wrong: true });
+  }
+  draw();
+}
+
+async function askEvents() {
+  const { tones, text, limit } = state.filter;
+  const query = new URLSearchParams({ tones: tones.join(","), text, limit });
+  const asked = (askEvents.count = (askEvents.count ?? 0) + 1);
+  try {
+    const { events } = await connection.get(`/api/events?${query}`);
+    if (asked === askEvents.count) state.events = events; // an older answer may come later
+  } catch {
+    return; // the next change asks again, and the link says what is wrong
+  }
+  draw();
+}
+
+async function askCost() {
+  const generation = state.chosen;
+  try {
+    const answer = await connection.get(`/api/generations/${generation}`);
+    if (generation === state.chosen) state.cost = answer.switch;
+  } catch {
+    return;
+  }
+  draw();
+}
+
+function onSelect(band) {
+  state.chosen = band === null || band.last === state.chosen ? null : band.last;
+  state.cost = null;
+  draw();
+  if (state.chosen !== null) askCost();
+}
+
+function onFilter(filter) {
+  state.filter = { ...filter, limit: 100 };
+  draw();
+  askEvents();
+}
+
+function onMore() {
+  state.filter = { ...state.filter, limit: state.filter.limit + 200 };
+  askEvents();
+}
+
+function onToken(text) {
+  const given = text.includes("token=") ? text.slice(text.indexOf("token=") + 6) : text;
+  start(given.trim());
+}
+
+/** Draw what is known; several changes at once are drawn once. */
+function draw() {
+  if (state.drawn) return;
+  state.drawn = true;
+  requestAnimationFrame(() => {
+    state.drawn = false;
+    render(html`<${Page} />`, root);
+  });
+}
+
+function Notices({ notice }) {
+  return html`<div role="alert">
+    ${state.link === "offline" && html`<p class="notice tone-bad">The server of this page has not answered since ${clock(state.offlineSince)}. It shows what was known then. <code>edl dashboard</code> starts it again.</p>`}
+    ${notice && html`<p class="notice tone-${notice.tone}">${notice.text}</p>`}
+  </div>`;
+}
+
+function Page() {
+  if (!state.token) return html`<${Token} wrong=${state.wrong} onToken=${onToken} />`;
+  const { header, timeline, workers, speed, ledger, scaling, events, notice, read_s: now } = state.sections;
+  if (!header) {
+    return html`<main><${Notices} notice=${notice} /><p class="loading">Waiting for the job…</p></main>`;
+  }
+  document.title = `${header.job}: ${header.words}`;
+  const link = { stream: "live", poll: "updated every 2 s", offline: "not connected" }[state.link];
+  return html`
+    <${Notices} notice=${notice} />
+    <${Header} header=${header} now=${now} />
+    <main>
+      <${Generations} timeline=${timeline} now=${now} chosen=${state.chosen} cost=${state.cost} onSelect=${onSelect} />
+      <${Workers} workers=${workers} />
+      <${Speed} speed=${speed} />
+      <${Scaling} scaling=${scaling} />
+      <${Ledger} ledger=${ledger} now=${now} />
+      <${Events} events=${state.events} counts=${events?.counts ?? {}} filter=${state.filter} now=${now} onFilter=${onFilter} onMore=${onMore} />
+    </main>
+    <footer><span>${link}</span><span>read at ${clock(now)} from ZooKeeper ${header.zookeeper}</span>
+      <code>${header.command.join(" ")}</code></footer>`;
+}
+
+addEventListener("hashchange", () => {
+  const before = state.token;
+  const token = givenToken();
+  if (token !== before) start(token);
+});
+start(givenToken());

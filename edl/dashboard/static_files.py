@@ -1,0 +1,46 @@
+"""The files of the page that are the same for everybody: HTML, styles, scripts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+
+TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "mjs": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+
+
+@dataclass(frozen=True)
+class StaticFile:
+    """A file of the page.
+
+    Attributes:
+        content: its bytes.
+        media_type: its type, as HTTP has it.
+        tag: a text that changes with its content, for ``ETag``.
+    """
+
+    content: bytes
+    media_type: str
+    tag: str
+
+
+def static_files() -> Mapping[str, StaticFile]:
+    """Return all files of the page, by their path below ``static/``."""
+    found = {}
+    static = files("edl.dashboard") / "static"
+    for folder in ("", "vendor"):
+        for entry in (static / folder if folder else static).iterdir():
+            media_type = TYPES.get(entry.name.rpartition(".")[2])
+            if media_type is not None and entry.is_file():
+                content = entry.read_bytes()
+                tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+                path = f"{folder}/{entry.name}" if folder else entry.name
+                found[path] = StaticFile(content, media_type, tag)
+    return found
