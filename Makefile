@@ -1,6 +1,6 @@
 # The one entry for people and CI. `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-tests demo test test-unit test-processes lint format types docs unit property contract integration chaos soak cluster-soak fleet-outages churn interleavings short-jobs elections gpu bench cluster-jobs cluster-api figures tables scenarios clean
+.PHONY: help setup setup-tests demo test test-unit test-processes lint format types docs unit property contract integration chaos soak cluster-soak fleet-outages churn browser interleavings short-jobs elections gpu bench cluster-jobs cluster-api figures tables scenarios clean
 
 PYTHON_BIN := .venv/bin/python
 PYTEST := $(PYTHON_BIN) -m pytest
@@ -85,6 +85,10 @@ short-jobs: setup ## ten thousand short jobs through one local ZooKeeper; ARGS="
 
 gpu: ## kills, freezes and joins with workers that share a GPU, by NCCL; needs one, and edl installed for it; PYTHON_BIN=python3 ARGS="kill freeze"
 	$(PYTHON_BIN) tests/gpu/check.py $(ARGS)
+
+browser: setup-tests ## the dashboard of a real job in headless Chromium, which it installs
+	scripts/setup_browser.sh $(PYTHON_BIN)
+	$(PYTEST) tests/browser $(ARGS)
 
 elections: setup ## forty deaths of a leader that is the only old worker; ARGS="--kills 5"
 	PYTHONPATH=tests/integration $(PYTHON_BIN) tests/chaos/elections.py $(ARGS)

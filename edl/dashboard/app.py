@@ -83,13 +83,13 @@ def dashboard_app(watcher: JobWatcher, token: str) -> Starlette:
     """
     app = Starlette(
         routes=[
-            Route("/", static),
-            Route("/health", health),
-            Route("/static/{path:path}", static),
-            Route("/api/page", guarded(page)),
-            Route("/api/stream", guarded(stream)),
-            Route("/api/events", guarded(events)),
-            Route("/api/generations/{number:int}", guarded(generation)),
+            Route("/", _static),
+            Route("/health", _health),
+            Route("/static/{path:path}", _static),
+            Route("/api/page", with_token(_page)),
+            Route("/api/stream", with_token(_stream)),
+            Route("/api/events", with_token(_events)),
+            Route("/api/generations/{number:int}", with_token(_generation)),
         ]
     )
     app.add_middleware(SecureHeaders)
@@ -99,7 +99,7 @@ def dashboard_app(watcher: JobWatcher, token: str) -> Starlette:
     return app
 
 
-def guarded(handler: Handler) -> Handler:
+def with_token(handler: Handler) -> Handler:
     """Return ``handler`` for requests with the token; others get 401."""
 
     async def checked(request: Request) -> Response:
@@ -114,12 +114,12 @@ def guarded(handler: Handler) -> Handler:
     return checked
 
 
-async def health(request: Request) -> Response:
+async def _health(request: Request) -> Response:
     """Say that the server answers; nothing is asked."""
     return _json({"status": "ok"})
 
 
-async def static(request: Request) -> Response:
+async def _static(request: Request) -> Response:
     """Answer with a file of the page."""
     found = request.app.state.files.get(request.path_params.get("path", "index.html"))
     if found is None:
@@ -130,7 +130,7 @@ async def static(request: Request) -> Response:
     return Response(found.content, media_type=found.media_type, headers=headers)
 
 
-async def page(request: Request) -> Response:
+async def _page(request: Request) -> Response:
     """Answer with the sections that changed since the version that the browser has."""
     watcher: JobWatcher = request.app.state.watcher
     instance = request.query_params.get("instance", "")
@@ -138,7 +138,7 @@ async def page(request: Request) -> Response:
     return _encoded(watcher.page.patch(instance, since))
 
 
-async def events(request: Request) -> Response:
+async def _events(request: Request) -> Response:
     """Answer with events, the newest first, as the query wants them."""
     query = request.query_params
     choice = EventChoice(
@@ -151,13 +151,13 @@ async def events(request: Request) -> Response:
     return _json({"events": watcher.events(choice)})
 
 
-async def generation(request: Request) -> Response:
+async def _generation(request: Request) -> Response:
     """Answer with the cost of the switch into a generation, by worker; null: it is not known."""
     watcher: JobWatcher = request.app.state.watcher
     return _json({"switch": watcher.switch(request.path_params["number"])})
 
 
-async def stream(request: Request) -> Response:
+async def _stream(request: Request) -> Response:
     """Answer with a stream of server-sent events: the page, and then what changes of it."""
     state = request.app.state
     if state.streams >= MOST_STREAMS:

@@ -16,9 +16,9 @@ from typing import Any
 
 from edl.coordination.job_store import JobStore
 from edl.coordination.reads import ignore_changes
-from edl.core.dashboard.event_page import EventChoice, EventList, ShownEvent, shown_event
+from edl.core.dashboard.event_page import EventBuffer, EventChoice, ShownEvent, shown_event
 from edl.core.dashboard.job_header import away_in_words
-from edl.core.dashboard.job_page import JobReading, JobTrace, page_sections
+from edl.core.dashboard.job_page import JobObservation, JobTrace, page_sections
 from edl.core.dashboard.timeline import SwitchLoss
 from edl.core.job.profile import Curve
 from edl.core.policy.scaling_profile import ScalingProfile
@@ -59,7 +59,7 @@ class JobWatcher:
         """Forget what is known of the job, because another start of it has begun."""
         self._created = 0.0
         self._trace = JobTrace()
-        self._events = EventList()
+        self._events = EventBuffer()
         self._last = -1
         self._learned: ScalingProfile = ScalingProfile()
         self._profile: Curve | None = None
@@ -105,7 +105,7 @@ class JobWatcher:
         events = {"last": self._last, "counts": self._events.counts()}
         self._publish({**sections, "events": events, "notice": None, "read_s": round(now_s)})
 
-    def _read(self, now_s: float) -> JobReading:
+    def _read(self, now_s: float) -> JobObservation:
         """Return what ZooKeeper has of the job at ``now_s``; its new events go into the trace.
 
         Raises:
@@ -127,7 +127,7 @@ class JobWatcher:
             self._events.add(shown_event(number, event) for number, event in found)
             self._trace = self._trace.with_events(event for _, event in found)
         hosts = store.session.hosts
-        return JobReading(snapshot, self._learned, self._profile, hosts, now_s)
+        return JobObservation(snapshot, self._learned, self._profile, hosts, now_s)
 
     def _publish(self, sections: dict[str, Any]) -> None:
         """Put ``sections`` into the page."""

@@ -118,7 +118,7 @@ class EventChoice:
         return all(word in said for word in self.text.lower().split())
 
 
-class EventList:
+class EventBuffer:
     """The newest events of a job, at most :data:`MOST_EVENTS`; one thread adds to it at a time."""
 
     def __init__(self) -> None:

@@ -87,7 +87,7 @@ def job_header(status: JobStatus, timeline: GenerationTimeline, now_s: float) ->
         timeline: its generations.
         now_s: the present time, in seconds since 1970.
     """
-    standing_s = standing(status, now_s)
+    standing_s = standstill_s(status, now_s)
     words, tone = state_in_words(status, standing_s, now_s)
     paused_s = max(0.0, now_s - timeline.paused_since_s) if timeline.paused_since_s else 0.0
     goodput = timeline.goodput(now_s, standing_s)
@@ -123,7 +123,7 @@ def job_header(status: JobStatus, timeline: GenerationTimeline, now_s: float) ->
     )
 
 
-def standing(status: JobStatus, now_s: float) -> float:
+def standstill_s(status: JobStatus, now_s: float) -> float:
     """Return for how long a running job has completed no step that it should have, in seconds.
 
     It is 0 while the job trains, before its first step and after its end. A job stands still after

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from edl.core.dashboard.job_header import job_header, standing
+from edl.core.dashboard.job_header import job_header, standstill_s
 from edl.core.dashboard.ledger_summary import SavedWork, ledger_summary
 from edl.core.dashboard.scaling_curve import scaling_curve
 from edl.core.dashboard.throughput_history import SpeedSample, ThroughputHistory, step_parts
@@ -25,7 +25,7 @@ from edl.core.status import job_status
 
 
 @dataclass(frozen=True)
-class JobReading:
+class JobObservation:
     """What was read of a job at one time.
 
     Attributes:
@@ -68,19 +68,19 @@ class JobTrace:
                 speed = speed.with_sample(SpeedSample(event.time, details.samples_per_s, np))
         return replace(self, timeline=timeline, speed=speed, work=work)
 
-    def with_reading(self, reading: JobReading) -> JobTrace:
+    def with_reading(self, reading: JobObservation) -> JobTrace:
         """Return the trace with the throughput of ``reading``, if the job runs."""
         status = job_status(reading.snapshot, reading.zookeeper)
         if status.state.over or not status.world_size or not status.updated_at_s:
             return self
-        rate = 0.0 if standing(status, reading.at_s) else status.samples_per_s
+        rate = 0.0 if standstill_s(status, reading.at_s) else status.samples_per_s
         sample = SpeedSample(
             reading.at_s, rate, status.world_size, step_parts(reading.learned.times)
         )
         return replace(self, speed=self.speed.with_sample(sample))
 
 
-def page_sections(reading: JobReading, trace: JobTrace) -> dict[str, Any]:
+def page_sections(reading: JobObservation, trace: JobTrace) -> dict[str, Any]:
     """Return the sections of a job's page by name.
 
     They are ``header``, ``timeline``, ``workers``, ``speed``, ``ledger`` and ``scaling``. The

@@ -25,7 +25,7 @@ BEYOND = 2  # a curve without an end goes on to so many times the largest size k
 
 
 @dataclass(frozen=True)
-class ThroughputPoint(Record):
+class SizeThroughput(Record):
     """The throughput at one size.
 
     Attributes:
@@ -80,9 +80,9 @@ class ScalingCurve(Record):
 
     np: int
     samples_per_s: float | None
-    measured: tuple[ThroughputPoint, ...]
-    profiled: tuple[ThroughputPoint, ...]
-    fitted: tuple[ThroughputPoint, ...]
+    measured: tuple[SizeThroughput, ...]
+    profiled: tuple[SizeThroughput, ...]
+    fitted: tuple[SizeThroughput, ...]
     change_s: float
     forecasts: tuple[ResizeForecast, ...]
     data_part: float
@@ -110,11 +110,11 @@ def scaling_curve(
         np=np,
         samples_per_s=rates.get(np),
         measured=tuple(
-            ThroughputPoint(n, round(one.samples_per_s, 2), one.steps)
+            SizeThroughput(n, round(one.samples_per_s, 2), one.steps)
             for n, one in sorted(now.seen.items())
         ),
         profiled=tuple(
-            ThroughputPoint(one.np, round(one.throughput, 2), one.steps)
+            SizeThroughput(one.np, round(one.throughput, 2), one.steps)
             for one in (profile.points if profile is not None else ())
             if one.unit == SAMPLES
         ),
@@ -146,12 +146,12 @@ def _rates(now: Observation) -> dict[int, float]:
     return fitted | {np: one.samples_per_s for np, one in now.seen.items()}
 
 
-def _fitted(now: Observation) -> tuple[ThroughputPoint, ...]:
+def _fitted(now: Observation) -> tuple[SizeThroughput, ...]:
     """Return the model's throughput by size; empty if there is no model, or it has no numbers."""
     if now.model is None:
         return ()
     try:
-        return tuple(ThroughputPoint(np, round(now.model.throughput(np), 2)) for np in _sizes(now))
+        return tuple(SizeThroughput(np, round(now.model.throughput(np), 2)) for np in _sizes(now))
     except ArithmeticError:
         return ()
 

@@ -1,0 +1,185 @@
+"""The page of a real job in headless Chromium: it loads, follows, is clicked, and asks nobody else.
+
+Screenshots lie in the directory that ``EDL_SCREENSHOTS`` names, if it names one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from cli_shell import STANDIN, Running, Shell, until
+from playwright.sync_api import Browser, Page, Request, expect
+
+pytestmark = [pytest.mark.integration, pytest.mark.long]
+
+WAIT_S = 120.0
+expect.set_options(timeout=1000 * WAIT_S)
+
+
+@dataclass
+class Opened:
+    """A page in the browser, with what it has asked for and complained of."""
+
+    page: Page
+    url: str
+    requests: list[Request] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+
+    def shot(self, name: str) -> None:
+        where = os.environ.get("EDL_SCREENSHOTS")
+        if where:
+            self.page.screenshot(path=str(Path(where) / f"{name}.png"), full_page=True)
+
+
+def url_of(server: Running) -> str:
+    server.expect("Ctrl-C ends the server", WAIT_S)
+    found = re.search(r"http://\S+", server.output)
+    assert found is not None
+    return found[0]
+
+
+def opened(browser: Browser, url: str, **options: Any) -> Opened:
+    page = browser.new_context(**options).new_page()
+    page.set_default_timeout(1000 * WAIT_S)
+    one = Opened(page, url)
+    page.on("request", one.requests.append)
+    page.on("pageerror", lambda error: one.complaints.append(str(error)))
+    page.on(
+        "console",
+        lambda said: one.complaints.append(said.text) if said.type == "error" else None,
+    )
+    page.goto(url)
+    return one
+
+
+@pytest.fixture
+def job(shell: Shell) -> Iterator[Running]:
+    end = shell.directory / "end"
+    worker = (sys.executable, STANDIN, "--until", str(end))
+    limits = ("--min-np", "1", "--max-np", "3")
+    one = shell.start("run", "-np", "2", *limits, "--job", "j", "--host", "a", *worker)
+    shell.until_size(2)
+    yield one
+    end.touch()
+    one.wait(WAIT_S)
+
+
+@pytest.fixture
+def server(shell: Shell, job: Running) -> Iterator[Running]:
+    one = shell.start("dashboard", "j", "--port", "0")
+    yield one
+    one.process.terminate()
+    assert one.wait(WAIT_S) == 0
+
+
+@pytest.fixture
+def shown(browser: Browser, server: Running) -> Iterator[Opened]:
+    one = opened(browser, url_of(server), viewport={"width": 1280, "height": 900})
+    yield one
+    one.page.context.close()
+
+
+def test_the_page_follows_a_job_through_a_kill_to_its_end(
+    shown: Opened, shell: Shell, job: Running
+) -> None:
+    page = shown.page
+    expect(page.get_by_role("heading", name="j", exact=True)).to_be_visible()
+    expect(page.get_by_role("status")).to_have_text("training")
+    assert "token" not in page.url
+    shown.shot("before")
+
+    victim = next(one for one in shell.status()["members"] if one["id"] != "w0")
+    psutil.Process(victim["pid"]).kill()
+    expect(page.locator("table.workers tbody th", has_text=victim["id"])).to_have_count(0)
+    expect(page.locator(".events .tone-bad .what").first).to_contain_text(victim["id"])
+    until(lambda: len(shell.status()["members"]) == 2, WAIT_S)
+
+    crash = page.locator(".band.cause-crash").first
+    crash.click()
+    expect(page.locator(".details h3")).to_contain_text("Generation")
+    expect(page.locator(".details .facts")).to_contain_text("a crash was repaired")
+    shown.shot("crash")
+    page.keyboard.press("Escape")
+    expect(page.locator(".details")).to_have_count(0)
+
+    page.get_by_role("searchbox").fill("no such words")
+    expect(page.get_by_text("No event matches.")).to_be_visible()
+    page.get_by_role("searchbox").fill(victim["id"])
+    expect(page.locator(".events li").first).to_be_visible()
+
+    (shell.directory / "end").touch()
+    assert job.wait(WAIT_S) == 0
+    expect(page.get_by_role("status")).to_have_text("finished")
+    shown.shot("finished")
+    assert shown.complaints == []
+    origin = shown.url.partition("/#")[0]
+    assert all(one.url.startswith(origin) for one in shown.requests)
+    assert not any("token" in one.url.partition("#")[0] for one in shown.requests)
+
+
+def test_the_keyboard_chooses_a_generation(shown: Opened) -> None:
+    page = shown.page
+    page.get_by_role("listbox", name="Generations").focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("Enter")
+    expect(page.locator(".details .facts")).to_contain_text("the job started")
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_it_fits(browser: Browser, server: Running, width: int, mode: Any) -> None:
+    one = opened(
+        browser, url_of(server), viewport={"width": width, "height": 800}, color_scheme=mode
+    )
+    expect(one.page.get_by_role("heading", name="Events")).to_be_visible()
+    wide = one.page.evaluate("document.documentElement.scrollWidth")
+    assert wide <= width
+    ground = one.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", ground)[:3])) < 300) == (mode == "dark")
+    one.shot(f"{mode}-{width}")
+    one.page.context.close()
+
+
+def test_without_a_stream_it_polls(browser: Browser, server: Running) -> None:
+    one = opened(browser, "about:blank")
+    one.page.route("**/api/stream", lambda route: route.abort())
+    one.page.goto(url_of(server))
+    expect(one.page.get_by_role("status")).to_have_text("training")
+    expect(one.page.get_by_text("updated every 2 s")).to_be_visible()
+    one.page.context.close()
+
+
+def test_who_has_no_token_sees_nothing(browser: Browser, server: Running) -> None:
+    url = url_of(server)
+    one = opened(browser, url.partition("#")[0])
+    field = one.page.get_by_label("Address or token")
+    field.fill("wrong")
+    one.page.keyboard.press("Enter")
+    expect(one.page.get_by_text("The token is not that of this job.")).to_be_visible()
+    field.fill(url)
+    one.page.keyboard.press("Enter")
+    expect(one.page.get_by_role("status")).to_have_text("training")
+    one.page.context.close()
+
+
+def test_the_server_goes_and_comes_back(shown: Opened, shell: Shell, server: Running) -> None:
+    port = re.search(r":(\d+)/", shown.url)
+    assert port is not None
+    expect(shown.page.get_by_role("status")).to_have_text("training")
+    server.signal(signal.SIGTERM)
+    assert server.wait(WAIT_S) == 0
+    expect(shown.page.get_by_text("has not answered since")).to_be_visible()
+    expect(shown.page.get_by_role("heading", name="j", exact=True)).to_be_visible()
+    again = shell.start("dashboard", "j", "--port", port[1])
+    expect(shown.page.get_by_text("live", exact=True)).to_be_visible()
+    again.process.terminate()
+    assert again.wait(WAIT_S) == 0

@@ -1,0 +1,185 @@
+"""The server of the page: what it reads, whom it answers, what it sends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import Any
+
+import pytest
+from shown_job import CREATED, NAME, SECRET, ShownStore, snapshot
+
+from edl.core.records import JobState
+from edl.dashboard.app import HEADERS, dashboard_app, view_token
+from edl.dashboard.job_watcher import JobWatcher
+from edl.dashboard.published_page import PublishedPage
+from edl.errors import CoordinationError, UnknownJob
+
+pytestmark = pytest.mark.long  # Starlette takes 0.3 s to import
+
+TOKEN = view_token(SECRET, NAME)
+
+
+@pytest.fixture
+def store() -> ShownStore:
+    return ShownStore()
+
+
+@pytest.fixture
+def watcher(store: ShownStore) -> JobWatcher:
+    found: Any = store
+    one = JobWatcher(found, clock=lambda: CREATED + 600.0 + store.reads)
+    one.turn()
+    return one
+
+
+def get(app: Any, path: str, token: str | None = TOKEN, **headers: str) -> tuple[int, dict, bytes]:
+    """Return status, headers and body of the answer to a GET of ``path``."""
+    if token is not None:
+        headers["authorization"] = f"Bearer {token}"
+    target, _, query = path.partition("?")
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.4"},  # a closed connection raises in `send`
+        "method": "GET",
+        "path": target,
+        "raw_path": target.encode(),
+        "query_string": query.encode(),
+        "headers": [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 2),
+        "scheme": "http",
+        "http_version": "1.1",
+        "root_path": "",
+    }
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(app(scope, receive, send))
+    body = b"".join(one.get("body", b"") for one in sent[1:])
+    return sent[0]["status"], {k.decode(): v.decode() for k, v in sent[0]["headers"]}, body
+
+
+def test_the_job_is_shown_only_to_whoever_has_the_token(watcher: JobWatcher) -> None:
+    app = dashboard_app(watcher, TOKEN)
+    for path in ("/api/page", "/api/stream", "/api/events", "/api/generations/2"):
+        for token in (None, "", "x" * 64, TOKEN[:-1], "\xff"):
+            status, _, body = get(app, path, token)
+            assert (status, b"digits" in body) == (401, False)
+    assert get(app, "/api/page")[0] == 200
+
+
+def test_the_files_say_nothing_of_the_job_and_load_nothing_from_elsewhere(
+    watcher: JobWatcher,
+) -> None:
+    app = dashboard_app(watcher, TOKEN)
+    status, headers, body = get(app, "/", None)
+    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert headers["content-security-policy"] == HEADERS["Content-Security-Policy"]
+    assert headers["referrer-policy"] == "no-referrer"
+    assert not re.search(rb"<script>|style=|onclick|https?://", body)
+    for path in re.findall(rb'(?:src|href)="([^"]+)"', body):
+        assert get(app, path.decode(), None)[0] == 200
+    for name, file in app.state.files.items():
+        if not name.startswith("vendor/"):
+            urls = re.findall(rb"https?://[^\"]*", file.content)
+            assert set(urls) <= {b"http://www.w3.org/2000/svg"}, name  # a name, not loaded
+    for path in ("/static/../app.py", "/static/vendor/README.md", "/static/none", "/none"):
+        assert get(app, path, None)[0] == 404
+    assert (
+        get(app, "/static/main.mjs", None, if_none_match=app.state.files["main.mjs"].tag)[0] == 304
+    )
+
+
+def test_a_browser_gets_what_has_changed(watcher: JobWatcher, store: ShownStore) -> None:
+    app = dashboard_app(watcher, TOKEN)
+    first = json.loads(get(app, "/api/page")[2])
+    assert first["sections"]["header"]["job"] == "digits"
+    where = f"/api/page?instance={first['instance']}&since={first['version']}"
+    assert json.loads(get(app, where)[2])["sections"] == {}
+    store.now = snapshot((0, 1))
+    watcher.turn()
+    changed = json.loads(get(app, where)[2])
+    assert {"header", "workers"} <= set(changed["sections"])
+    assert "ledger" not in changed["sections"]
+    other = json.loads(get(app, f"/api/page?instance=other&since={first['version']}")[2])
+    assert set(other["sections"]) >= set(first["sections"])
+
+
+def test_reads_do_not_grow_with_browsers(watcher: JobWatcher, store: ShownStore) -> None:
+    app, before = dashboard_app(watcher, TOKEN), store.reads
+    for _ in range(50):
+        get(app, "/api/page")
+        get(app, "/api/events")
+    assert store.reads == before
+
+
+def test_events_and_switches(watcher: JobWatcher) -> None:
+    app = dashboard_app(watcher, TOKEN)
+    found = json.loads(get(app, "/api/events?tones=bad&text=killed&limit=5")[2])["events"]
+    assert [one["kind"] for one in found] == ["worker_failed"]
+    wrong = json.loads(get(app, "/api/events?limit=-3&before=x&tones=none")[2])["events"]
+    assert wrong == []
+    switch = json.loads(get(app, "/api/generations/3")[2])["switch"]
+    assert (switch["size"], switch["workers"][0]["worker"]) == (2, "w0")
+    assert json.loads(get(app, "/api/generations/99")[2]) == {"switch": None}
+
+
+def test_zookeeper_goes_and_comes_back(watcher: JobWatcher, store: ShownStore) -> None:
+    app = dashboard_app(watcher, TOKEN)
+    store.error = CoordinationError("no connection to ZooKeeper")
+    watcher.turn()
+    watcher.turn()
+    shown = json.loads(get(app, "/api/page")[2])["sections"]
+    assert shown["header"]["job"] == "digits"
+    assert shown["notice"]["text"].startswith("ZooKeeper has not answered for 1 second: no conn")
+    store.error = None
+    watcher.turn()
+    assert json.loads(get(app, "/api/page")[2])["sections"]["notice"] is None
+
+
+def test_the_page_stays_after_the_end_and_after_the_job(
+    watcher: JobWatcher, store: ShownStore
+) -> None:
+    app = dashboard_app(watcher, TOKEN)
+    store.now = snapshot(state=JobState.FINISHED)
+    watcher.turn()
+    store.error = UnknownJob("digits")
+    watcher.turn()
+    shown = json.loads(get(app, "/api/page")[2])["sections"]
+    assert shown["header"]["words"] == "finished"
+    assert shown["notice"]["text"].endswith("The page stays.")
+
+
+def test_another_start_of_the_job_begins_anew(watcher: JobWatcher, store: ShownStore) -> None:
+    before = watcher.page.instance
+    job = store.now.job
+    store.now, store.log = snapshot((0,)), []
+    object.__setattr__(store.now, "job", type(job)(job.name, job.spec, created=CREATED + 900.0))
+    watcher.turn()
+    assert watcher.page.instance != before
+    assert json.loads(watcher.page.patch())["sections"]["timeline"]["bands"] == []
+
+
+def test_a_stream_sends_the_page_and_ends_with_the_server(watcher: JobWatcher) -> None:
+    app = dashboard_app(watcher, TOKEN)
+
+    def turned() -> PublishedPage:
+        app.state.ends = True  # after the first message
+        return page
+
+    page = watcher.page
+    app.state.watcher = type("Watcher", (), {"page": property(lambda _: turned())})()
+    status, headers, body = get(app, "/api/stream")
+    assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    assert body.startswith(b'data: {"instance":"')
+    assert body.endswith(b"}\n\n")
+    assert app.state.streams == 0
+    app.state.streams = 64
+    assert get(app, "/api/stream")[0] == 503

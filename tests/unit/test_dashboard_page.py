@@ -1,0 +1,174 @@
+"""What the page of a job shows: header, workers, speed, ledger, sizes, events."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import msgspec
+import pytest
+from shown_job import CREATED, curve, learned, snapshot, story, training
+
+from edl.core.dashboard import throughput_history
+from edl.core.dashboard.event_page import EventBuffer, EventChoice, shown_event
+from edl.core.dashboard.job_header import away_in_words, job_header
+from edl.core.dashboard.job_page import JobObservation, JobTrace, page_sections
+from edl.core.dashboard.scaling_curve import scaling_curve
+from edl.core.dashboard.throughput_history import SpeedSample, ThroughputHistory, step_parts
+from edl.core.dashboard.worker_table import MOST_ROWS, worker_table
+from edl.core.policy.scaling_profile import ScalingProfile
+from edl.core.policy.stragglers import Times
+from edl.core.records import JobState, Stage
+from edl.core.snapshot import Snapshot
+from edl.core.status import job_status
+
+NOW = CREATED + 600.0
+
+
+def header_of(found: Snapshot, at_s: float = NOW) -> tuple[str, str]:
+    trace = JobTrace().with_events(story())
+    header = job_header(job_status(found, "zk"), trace.timeline, at_s)
+    return header.words, header.tone
+
+
+def test_the_state_in_words() -> None:
+    assert header_of(snapshot()) == ("training", "good")
+    joins = snapshot((0, 1, 2, 3), stages={3: Stage.READY})
+    assert header_of(joins) == ("training; 1 worker joins", "good")
+    leaves = snapshot((0, 1, 2), stages={2: Stage.LEAVING})
+    assert header_of(leaves) == ("training; 1 worker leaves", "good")
+    assert header_of(snapshot(status=training(quiet_s=4.0))) == ("no step for 4 s", "warning")
+    assert header_of(snapshot(status=training(quiet_s=40.0))) == ("no step for 40 s", "bad")
+    starts = snapshot((0, 1), stages={0: Stage.PREPARING, 1: Stage.PREPARING})
+    assert header_of(starts) == ("starting: 2 workers prepare", "warning")
+    assert header_of(snapshot(state=JobState.FINISHED)) == ("finished", "over")
+    assert header_of(snapshot(state=JobState.FAILED)) == ("failed", "bad")
+    few = replace(snapshot((0,)), job=snapshot().job)
+    spec = replace(few.job.spec, sizes=replace(few.job.spec.sizes, min_np=2))
+    few = replace(few, job=replace(few.job, spec=spec))
+    assert header_of(few) == ("paused: 1 worker is left, it takes 2", "bad")
+
+
+def test_an_old_report_of_the_leader_is_no_sign_of_life() -> None:
+    words, tone = header_of(snapshot(), NOW + 60.0)
+    assert (words, tone) == ("no step for 60 s", "bad")
+    assert header_of(snapshot(status=training(step=0)), NOW + 60.0)[0] == (
+        "the leader has not reported for 60 s"
+    )
+
+
+def test_the_time_left_is_said_while_the_job_trains() -> None:
+    status = job_status(snapshot(), "zk")
+    timeline = JobTrace().with_events(story()).timeline
+    assert job_header(status, timeline, NOW).eta_s == pytest.approx(571.4)
+    stands = job_status(snapshot(status=training(quiet_s=9.0)), "zk")
+    header = job_header(stands, timeline, NOW)
+    assert (header.eta_s, header.samples_per_s, header.standing_s) == (None, 0.0, 9.0)
+    assert job_header(replace(status, left=None), timeline, NOW).eta_s is None
+
+
+def test_zookeeper_that_is_away() -> None:
+    assert away_in_words("no connection", 100.0, 107.2) == (
+        "ZooKeeper has not answered for 7 seconds: no connection. The page shows what was known "
+        "before; the workers train on without it."
+    )
+
+
+def test_workers_beside_their_median() -> None:
+    table = worker_table(job_status(snapshot(), "zk"), learned().times)
+    slow = table.rows[1]
+    assert (slow.worker, slow.wait_s, slow.reduce_s) == ("w1", 0.0, pytest.approx(0.02))
+    assert slow.speed == pytest.approx(0.16 / 0.252)
+    assert slow.note == "slow: 0.63 of the usual speed"
+    assert table.rows[0].wait_s == pytest.approx(0.1)
+    assert table.step_s == pytest.approx(0.272)
+    assert (table.own_s, table.rows[0].leads, table.hosts) == (
+        pytest.approx(0.16),
+        True,
+        {"node0": 2, "node1": 1},
+    )
+    gone = worker_table(job_status(snapshot((0,)), "zk"), learned((7, 8)).times)
+    assert (gone.timed, gone.own_s, gone.rows[0].compute_s) == (0, None, None)
+
+
+def test_of_a_thousand_workers_the_unusual_ones_are_shown() -> None:
+    many = snapshot(tuple(range(1000)), stages={777: Stage.PREPARING})
+    times = [Times(n, "node0", 32.0, 0.1 + 0.001 * (n - 900), 0.0, 0.01) for n in range(980, 1000)]
+    table = worker_table(job_status(many, "zk"), times)
+    shown = [row.worker for row in table.rows]
+    assert (table.total, len(shown)) == (1000, MOST_ROWS)
+    assert {"w777", *(f"w{n}" for n in range(980, 1000))} <= set(shown)
+    assert len(msgspec.json.encode(table)) < 20_000
+
+
+def test_the_parts_of_a_step() -> None:
+    parts = step_parts(learned().times)
+    assert parts is not None
+    longest = max(one.own_s + one.reduce_s for one in learned().times)
+    assert parts.compute_s + parts.data_s + parts.reduce_s + parts.wait_s == pytest.approx(longest)
+    assert step_parts(()) is None
+
+
+def test_a_week_of_speed_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(throughput_history, "MOST_PERIODS", 10)
+    found = ThroughputHistory()
+    for second in range(1000):
+        found = found.with_sample(SpeedSample(float(second), 100.0 if second < 512 else 200.0, 2))
+    assert len(found.samples) <= 10
+    assert (found.period_s, found.samples[0].samples_per_s) == (128.0, 100.0)
+    assert found.samples[-1].samples_per_s == 200.0
+    assert sum(one.count for one in found.samples) == 1000
+    assert found.with_sample(SpeedSample(1.0, 5.0, 1)) is found  # it is older
+
+
+def test_speed_is_known_from_events_before_the_page_was_opened() -> None:
+    trace = JobTrace().with_events(story())
+    assert [(one.samples_per_s, one.np) for one in trace.speed.samples] == [
+        (290.0, 2),
+        (420.0, 3),
+        (285.0, 2),
+        (430.0, 3),
+    ]
+
+
+def test_what_another_size_would_bring() -> None:
+    found = scaling_curve(snapshot(), learned(), curve())
+    assert [one.np for one in found.measured] == [1, 2, 3]
+    assert [(one.np, one.samples_per_s) for one in found.profiled] == [(1, 158.0), (4, 520.0)]
+    assert [one.np for one in found.fitted] == [1, 2, 3, 4, 5, 6]
+    now = next(one for one in found.forecasts if one.np == 3)
+    more = next(one for one in found.forecasts if one.np == 4)
+    fewer = next(one for one in found.forecasts if one.np == 2)
+    assert (now.gain, now.pays_after_s, now.eta_s) == (1.0, None, pytest.approx(571.4))
+    assert more.pays_after_s == pytest.approx(420 * 0.9 / (more.samples_per_s - 420), rel=0.01)
+    assert (fewer.measured, fewer.pays_after_s, fewer.gain) == (True, None, pytest.approx(0.6952))
+    nothing = scaling_curve(snapshot(), ScalingProfile(), None)
+    assert (nothing.measured, nothing.fitted, nothing.forecasts) == ((), (), ())
+
+
+def test_events_are_chosen_by_tone_and_words() -> None:
+    found = EventBuffer()
+    found.add(shown_event(number, one) for number, one in enumerate(story()))
+    assert found.counts() == {"bad": 2, "change": 12, "plain": 1, "warning": 1}
+    bad = found.chosen(EventChoice(frozenset({"bad"})))
+    assert [one.kind for one in bad] == ["evicted", "worker_failed"]
+    assert [one.number for one in found.chosen(EventChoice(text="W2 SIGKILL"))] == [8]
+    assert [one.number for one in found.chosen(EventChoice(before=3, limit=2))] == [2, 1]
+    assert found.chosen(EventChoice(text="switch"))[0].cost.startswith("stall w0 80 ms")
+
+
+def test_the_whole_page_is_json() -> None:
+    reading = JobObservation(snapshot(), learned(), curve(), "zk", NOW)
+    trace = JobTrace().with_events(story()).with_reading(reading)
+    sections = json.loads(msgspec.json.encode(page_sections(reading, trace)))
+    assert set(sections) == {"header", "timeline", "workers", "speed", "ledger", "scaling"}
+    assert sections["speed"]["samples_per_s"][-1] == 420.0
+    assert sections["ledger"]["work"] == {
+        "saved": 1,
+        "saved_at_s": CREATED + 150.0,
+        "capture_s": 0.012,
+        "bytes": 5_200_000,
+        "resumed": 0,
+        "lost_steps": 0,
+    }
+    assert (sections["ledger"]["once"], sections["ledger"]["total"]) == (36_000, 60_000)
