@@ -20,7 +20,7 @@ export class Chart extends Component {
     this.onTheme = () => this.draw();
     this.theme.addEventListener("change", this.onTheme);
     this.sizes = new ResizeObserver(() => this.resize());
-    this.sizes.observe(this.base);
+    this.sizes.observe(this.element);
     this.draw();
   }
 
@@ -32,7 +32,7 @@ export class Chart extends Component {
 
   // uPlot owns what is below the element.
   shouldComponentUpdate(next) {
-    if (next.label !== this.props.label) this.base.setAttribute("aria-label", next.label);
+    if (next.label !== this.props.label) this.element.setAttribute("aria-label", next.label);
     this.latest = next;
     if (next.data !== this.props.data) this.plot?.setData(next.data);
     return false;
@@ -42,17 +42,17 @@ export class Chart extends Component {
     const { make, data } = this.latest ?? this.props;
     this.plot?.destroy();
     this.plot = new window.uPlot(
-      { width: Math.max(200, this.base.clientWidth), height: HEIGHT, ...make() }, data, this.base,
+      { width: Math.max(200, this.element.clientWidth), height: HEIGHT, ...make() }, data, this.element,
     );
   }
 
   resize() {
-    const width = Math.max(200, this.base.clientWidth);
+    const width = Math.max(200, this.element.clientWidth);
     if (this.plot && this.plot.width !== width) this.plot.setSize({ width, height: HEIGHT });
   }
 
   render({ label }) {
-    return html`<div class="chart" role="img" aria-label=${label}></div>`;
+    return html`<div class="chart" ref=${(element) => { this.element = element ?? this.element; }} role="img" aria-label=${label}></div>`;
   }
 }
 

@@ -44,7 +44,7 @@ export class Timeline extends Component {
   componentDidMount() {
     this.sizes = new ResizeObserver(([entry]) =>
       this.setState({ width: Math.max(240, entry.contentRect.width) }));
-    this.sizes.observe(this.base.querySelector(".bands"));
+    this.sizes.observe(this.bands);
   }
 
   componentWillUnmount() { this.sizes.disconnect(); }
@@ -101,7 +101,7 @@ export class Timeline extends Component {
                 onClick=${() => this.setState({ span: seconds })}>${text}</button>`)}
           </div>`}
         </div>
-        <div class="bands" role="listbox" tabindex="0" aria-label="Generations"
+        <div class="bands" ref=${(element) => { this.bands = element ?? this.bands; }} role="listbox" tabindex="0" aria-label="Generations"
           aria-activedescendant=${current === null ? undefined : `band-${current}`}
           onKeyDown=${(event) => this.key(event)}>
           <svg width=${width} height=${HEIGHT} viewBox="0 0 ${width} ${HEIGHT}" role="presentation">

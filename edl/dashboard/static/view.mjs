@@ -168,7 +168,7 @@ export function Ledger({ ledger, now }) {
   const { work } = ledger;
   const part = ledger.total ? ledger.once / ledger.total : 0;
   return html`
-    <${Card} name="ledger" title="Ledger" note="What has become of the samples of epoch ${ledger.epoch}. A step counts only if all workers hold the same ledger.">
+    <${Card} name="ledger" title="Ledger" note="What has become of the samples of epoch ${ledger.epoch}. A step counts only if all workers hold the same ledger." wide>
       ${ledger.total > 0 && html`
         <div class="meter" role="progressbar" aria-label="Samples of this epoch" aria-valuemin="0" aria-valuemax=${ledger.total} aria-valuenow=${ledger.once}>
           <i style=${{ width: `${100 * part}%` }}></i></div>
