@@ -42,8 +42,13 @@ HOROVOD_EXAMPLES = sorted((ROOT / "examples" / "horovod").glob("*.py"))
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 # Where the docs may send a reader: public places only.
 HOSTS = {"keepachangelog.com", "semver.org"}
-# In code, as Horovod builds its URL, and as Prometheus is told of agents.
-EXAMPLE_HOSTS = {"ADDR:PORT", "host-a:9400", "host-b:9400", "10.0.0.5:9400"}
+EXAMPLE_HOSTS = {
+    "ADDR:PORT",  # in code, as Horovod builds its URL
+    "127.0.0.1:8470",  # what `edl dashboard` prints
+    "host-a:9400",  # as Prometheus is told of agents
+    "host-b:9400",
+    "10.0.0.5:9400",
+}
 
 
 def public(package: str) -> list[str]:
