@@ -1,4 +1,6 @@
-"""Summarise how fast the workers of a ring train, by their step records, for the job's policy.
+"""Summarise how fast the workers of a ring train, by their step records.
+
+The job's policy, `edl policy explain` and the dashboard use the summary.
 
 A worker gives each complete step to :meth:`RingWatch.look`. By its speed each worker sets its
 share: the part of a full batch that it trains in a step. Its step record says how many samples it
@@ -54,9 +56,9 @@ class RingWatch:
         The report replaces ``shared.ring``, which the daemon reads. It has the mean times of each
         worker, what the policy does about slow workers, the workers' requests for another size, the
         noise scale and the batch sizes. The period is :data:`EVERY` steps. If the job has no policy
-        and edl does not choose its global batch, the report is empty and the share is 1. The share
-        is the part of a full batch that this worker trains; if the policy cares for slow workers, a
-        slow one has less than 1.
+        and edl does not choose its global batch, the report has only the times and the share is 1.
+        The share is the part of a full batch that this worker trains; if the policy cares for slow
+        workers, a slow one has less than 1.
 
         Args:
             records: the step records of all workers.
@@ -65,13 +67,19 @@ class RingWatch:
         """
         sampler, batching = progress.sampler, progress.source.batching
         policy, generation = self._shared.policy, switching.generation
-        if generation is None or (policy is None and not batching.is_chosen):
+        if generation is None:
             self._shared.ring, self._generation = NO_REPORT, 0
             sampler.share(1.0)
             return
         if generation.number != self._generation:
             self._restart(generation)
-        if (times := self._add(records, generation)) is None:
+        times = self._add(records, generation)
+        if policy is None and not batching.is_chosen:
+            known = self._shared.ring.times if times is None else tuple(times)
+            self._shared.ring = RingReport(times=known)
+            sampler.share(1.0)
+            return
+        if times is None:
             if self._shared.ring.batching != batching:  # a policy's choice needs it
                 self._shared.ring = replace(self._shared.ring, batching=batching)
             return

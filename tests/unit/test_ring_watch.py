@@ -1,0 +1,39 @@
+"""What a worker reports of the steps of its ring, on invented step records."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from edl.core.policy.ring_report import NO_REPORT
+from edl.core.records import Generation, RingMember
+from edl.core.step.step_record import StepRecord, StepRecords
+from edl.worker.ring_watch import EVERY, RingWatch
+
+
+def test_without_a_policy_the_times_are_reported_and_nothing_else() -> None:
+    """The dashboard shows where the time of a step goes in a job without a policy, too."""
+    ring = tuple(RingMember(n, "a", n, "127.0.0.1", 1) for n in range(2))
+    switching: Any = SimpleNamespace(generation=Generation(1, 1, ring, 0, (), (), ""), worker=0)
+    shares: list[float] = []
+    progress: Any = SimpleNamespace(
+        sampler=SimpleNamespace(share=shares.append),
+        source=SimpleNamespace(batching=SimpleNamespace(is_chosen=False)),
+    )
+    shared: Any = SimpleNamespace(ring=NO_REPORT, policy=None)
+    watch = RingWatch(shared)
+    records = StepRecords.of(
+        [
+            StepRecord(1, 7, n, 0, 32, 32 * n, 0, 1, 5, compute_us=1000 * (n + 1), reduce_us=500)
+            for n in range(2)
+        ]
+    )
+    for _ in range(EVERY):
+        watch.look(records, switching, progress)
+    assert shared.ring == NO_REPORT
+    watch.look(records, switching, progress)
+    assert [one.compute_s for one in shared.ring.times] == [0.001, 0.002]
+    assert (shared.ring.batching, shared.ring.size_changes, set(shares)) == (None, (), {1.0})
+    known = shared.ring.times
+    watch.look(records, switching, progress)
+    assert shared.ring.times == known
