@@ -61,19 +61,21 @@ def listen_address(text: str) -> ListenAddress:
 
 
 def check_packages(
-    what: str = "the HTTP API", packages: Sequence[str] = PACKAGES, extra: str = "api"
+    what: str = "the HTTP API", packages: Sequence[str] | None = None, extra: str = "api"
 ) -> None:
     """Raise an error if the packages that a server needs are not installed.
 
     Args:
         what: The server, for the message.
-        packages: The packages that it needs.
+        packages: The packages that it needs. Default: those of the HTTP API.
         extra: The extra of edl that installs them.
 
     Raises:
         UsageError: one is missing.
     """
-    missing = [name for name in packages if find_spec(name) is None]
+    missing = [
+        name for name in (PACKAGES if packages is None else packages) if find_spec(name) is None
+    ]
     if missing:
         raise UsageError(
             f"{what} needs {' and '.join(missing)}; install it: pip install 'edl-horovod[{extra}]'"

@@ -12,7 +12,18 @@ from collections.abc import Mapping
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Run": ("run", "join", "submit", "resume"),
     "Look": (
-        *("list", "top", "status", "events", "explain", "logs", "leader", "wait", "show"),
+        *(
+            "list",
+            "top",
+            "status",
+            "dashboard",
+            "events",
+            "explain",
+            "logs",
+            "leader",
+            "wait",
+            "show",
+        ),
         *("history", "hints", "checkpoint"),
     ),
     "Change": (
@@ -35,6 +46,7 @@ SUMMARIES: Mapping[str, str] = {
     "list": "List all jobs, with progress and time left.",
     "top": "Show all jobs, or one, on the whole terminal.",
     "status": "Show who leads, who trains, how far the job is.",
+    "dashboard": "Show a job in a browser.",
     "events": "Show what has happened, and why.",
     "explain": "Say what an event means, and what to do.",
     "logs": "Show what the workers have printed.",
@@ -119,6 +131,10 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "priority": (("edl priority digits 5", "jobs of a higher priority come first"),),
     "undrain": (("edl undrain b", "host b may have jobs again"),),
     "delete": (("edl delete digits", "its records and events"),),
+    "dashboard": (
+        ("edl dashboard digits", "prints the address to open in a browser"),
+        ("edl dashboard digits --port 0", "at any free port"),
+    ),
     "events": (
         ("edl events digits", "since its start"),
         ("edl events digits --follow", "and go on until it ends"),
