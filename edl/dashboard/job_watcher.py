@@ -102,7 +102,8 @@ class JobWatcher:
         self._over = reading.snapshot.job.state.over
         self._trace = self._trace.with_reading(reading)
         sections = page_sections(reading, self._trace)
-        events = {"last": self._last, "counts": self._events.counts()}
+        counts, concerns = self._events.counts(), self._events.concerns()
+        events = {"last": self._last, "counts": counts, "concerns": concerns}
         self._publish({**sections, "events": events, "notice": None, "read_s": round(now_s)})
 
     def _read(self, now_s: float) -> JobObservation:

@@ -1,6 +1,8 @@
 """The page of a real job in headless Chromium: it loads, follows, is clicked, and asks nobody else.
 
-Screenshots lie in the directory that ``EDL_SCREENSHOTS`` names, if it names one.
+Screenshots lie in the directory that ``EDL_SCREENSHOTS`` names, if it names one; with
+``EDL_SCREENSHOTS=docs/figures`` the test of a real job writes those of the guide. ``EDL_AXE`` names
+another file of axe-core than the one that `make browser` installs.
 """
 
 from __future__ import annotations
@@ -22,6 +24,11 @@ from playwright.sync_api import Browser, Page, Request, expect
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 WAIT_S = 120.0
+EXAMPLE = Path(__file__).parents[2] / "examples" / "torch_digits.py"
+AXE = Path(
+    os.environ.get("EDL_AXE")
+    or Path(sys.prefix, "browser", "node_modules", "axe-core", "axe.min.js")
+)
 expect.set_options(timeout=1000 * WAIT_S)
 
 
@@ -35,9 +42,16 @@ class Opened:
     complaints: list[str] = field(default_factory=list)
 
     def shot(self, name: str) -> None:
+        """Save a screenshot of what the window shows, if somebody wants screenshots."""
         where = os.environ.get("EDL_SCREENSHOTS")
         if where:
-            self.page.screenshot(path=str(Path(where) / f"{name}.png"), full_page=True)
+            self.page.screenshot(path=str(Path(where) / f"{name}.png"))
+
+    def violations(self) -> list[str]:
+        """Return which rules of accessibility the page violates, by axe-core."""
+        self.page.evaluate(AXE.read_text())
+        found = self.page.evaluate("axe.run().then((all) => all.violations)")
+        return [f"{one['id']}: {[node['html'] for node in one['nodes']]}" for one in found]
 
 
 def url_of(server: Running) -> str:
@@ -51,7 +65,7 @@ def opened(browser: Browser, url: str, **options: Any) -> Opened:
     page = browser.new_context(**options).new_page()
     page.set_default_timeout(1000 * WAIT_S)
     one = Opened(page, url)
-    page.on("request", one.requests.append)
+    page.on("request", lambda request: one.requests.append(request))
     page.on("pageerror", lambda error: one.complaints.append(str(error)))
     page.on(
         "console",
@@ -95,7 +109,6 @@ def test_the_page_follows_a_job_through_a_kill_to_its_end(
     expect(page.get_by_role("heading", name="j", exact=True)).to_be_visible()
     expect(page.get_by_role("status")).to_have_text("training")
     assert "token" not in page.url
-    shown.shot("before")
 
     victim = next(one for one in shell.status()["members"] if one["id"] != "w0")
     psutil.Process(victim["pid"]).kill()
@@ -107,7 +120,6 @@ def test_the_page_follows_a_job_through_a_kill_to_its_end(
     crash.click()
     expect(page.locator(".details h3")).to_contain_text("Generation")
     expect(page.locator(".details .facts")).to_contain_text("a crash was repaired")
-    shown.shot("crash")
     page.keyboard.press("Escape")
     expect(page.locator(".details")).to_have_count(0)
 
@@ -119,7 +131,6 @@ def test_the_page_follows_a_job_through_a_kill_to_its_end(
     (shell.directory / "end").touch()
     assert job.wait(WAIT_S) == 0
     expect(page.get_by_role("status")).to_have_text("finished")
-    shown.shot("finished")
     assert shown.complaints == []
     origin = shown.url.partition("/#")[0]
     assert all(one.url.startswith(origin) for one in shown.requests)
@@ -143,9 +154,9 @@ def test_it_fits(browser: Browser, server: Running, width: int, mode: Any) -> No
     expect(one.page.get_by_role("heading", name="Events")).to_be_visible()
     wide = one.page.evaluate("document.documentElement.scrollWidth")
     assert wide <= width
+    assert one.violations() == []
     ground = one.page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", ground)[:3])) < 300) == (mode == "dark")
-    one.shot(f"{mode}-{width}")
     one.page.context.close()
 
 
@@ -183,3 +194,52 @@ def test_the_server_goes_and_comes_back(shown: Opened, shell: Shell, server: Run
     expect(shown.page.get_by_text("live", exact=True)).to_be_visible()
     again.process.terminate()
     assert again.wait(WAIT_S) == 0
+
+
+def test_it_says_what_went_wrong_and_what_to_do(shown: Opened, shell: Shell, job: Running) -> None:
+    page = shown.page
+    victim = next(one for one in shell.status()["members"] if one["id"] != "w0")
+    psutil.Process(victim["pid"]).kill()
+    concern = page.locator(".concerns li", has_text="worker failed")
+    expect(concern).to_contain_text(f"{victim['id']} on a was killed by SIGKILL")
+    expect(concern).to_contain_text("edl logs JOB WORKER")
+    page.locator(".events .tone-bad summary").first.press("Enter")
+    expect(page.locator(".events details[open] dd").last).to_be_visible()
+    assert shown.violations() == []
+
+
+def test_a_real_training_is_scaled_and_loses_its_leader(browser: Browser, shell: Shell) -> None:
+    script = (sys.executable, str(EXAMPLE), "--epochs", "100000", "--step-delay", "0.05")
+    limits = ("--min-np", "1", "--max-np", "3")
+    training = shell.start("run", "-np", "2", *limits, "--job", "j", "--host", "a", *script)
+    shell.until_size(2)
+    server = shell.start("dashboard", "j", "--port", "0")
+    one = opened(browser, url_of(server), viewport={"width": 1280, "height": 1180})
+    page = one.page
+    expect(page.locator("table.workers .bar")).to_have_count(2)
+    assert shell.edl("scale", "j", "--np", "3").returncode == 0
+    expect(page.locator("table.workers .bar")).to_have_count(3)
+    leader = next(each for each in shell.status()["members"] if each["id"] == "w0")
+    psutil.Process(leader["pid"]).kill()
+    expect(page.locator(".stats")).to_contain_text("term 2")
+    expect(page.locator(".concerns")).to_contain_text("w0 on a was killed by SIGKILL")
+    expect(page.locator("table.workers .bar")).to_have_count(3)
+    expect(page.locator("[aria-labelledby=ledger-title]")).to_contain_text("twice0missed0")
+
+    page.locator(".band.cause-crash").first.dispatch_event("click")
+    expect(page.locator("table.parts")).to_be_visible()
+    one.shot("dashboard-light")
+    page.emulate_media(color_scheme="dark")
+    expect(page.locator("table.parts")).to_be_visible()
+    one.shot("dashboard-dark")
+    page.keyboard.press("Escape")
+    page.set_viewport_size({"width": 360, "height": 1180})
+    page.emulate_media(color_scheme="light")
+    one.shot("dashboard-phone")
+    assert one.complaints == []
+    page.context.close()
+
+    assert shell.edl("stop", "j").returncode == 0
+    training.wait(WAIT_S)
+    server.process.terminate()
+    assert server.wait(WAIT_S) == 0

@@ -50,11 +50,11 @@ def test_the_state_in_words() -> None:
 
 
 def test_an_old_report_of_the_leader_is_no_sign_of_life() -> None:
-    words, tone = header_of(snapshot(), NOW + 60.0)
-    assert (words, tone) == ("no step for 60 s", "bad")
-    assert header_of(snapshot(status=training(step=0)), NOW + 60.0)[0] == (
-        "the leader has not reported for 60 s"
-    )
+    unknown = ("the leader has not reported for 60 seconds", "warning")
+    assert header_of(snapshot(), NOW + 60.0) == unknown
+    assert header_of(snapshot(status=training(step=0)), NOW + 60.0) == unknown
+    header = job_header(job_status(snapshot(), "zk"), JobTrace().timeline, NOW + 60.0)
+    assert (header.samples_per_s, header.eta_s, header.standing_s) == (None, None, 0.0)
 
 
 def test_the_time_left_is_said_while_the_job_trains() -> None:
@@ -149,9 +149,13 @@ def test_what_another_size_would_bring() -> None:
 def test_events_are_chosen_by_tone_and_words() -> None:
     found = EventBuffer()
     found.add(shown_event(number, one) for number, one in enumerate(story()))
-    assert found.counts() == {"bad": 2, "change": 12, "plain": 1, "warning": 1}
+    assert found.counts() == {"bad": 1, "change": 12, "plain": 1, "warning": 2}
     bad = found.chosen(EventChoice(frozenset({"bad"})))
-    assert [one.kind for one in bad] == ["evicted", "worker_failed"]
+    assert [one.kind for one in bad] == ["worker_failed"]
+    assert "edl logs" in bad[0].advice
+    assert found.chosen(EventChoice(text="switch"))[0].advice == ""
+    kinds = [one.kind for one in found.concerns()]
+    assert kinds == ["evicted", "worker_failed", "slow_worker"]
     assert [one.number for one in found.chosen(EventChoice(text="W2 SIGKILL"))] == [8]
     assert [one.number for one in found.chosen(EventChoice(before=3, limit=2))] == [2, 1]
     assert found.chosen(EventChoice(text="switch"))[0].cost.startswith("stall w0 80 ms")

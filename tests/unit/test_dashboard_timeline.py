@@ -28,7 +28,7 @@ def test_each_generation_is_a_band_with_its_cause_and_its_loss() -> None:
     ]
     assert found.bands[-1].to_s is None
     assert all(a.to_s == b.from_s for a, b in zip(found.bands, found.bands[1:], strict=False))
-    assert [mark.kind for mark in found.marks] == ["worker_failed", "evicted"]
+    assert [mark.kind for mark in found.marks] == ["slow_worker", "worker_failed", "evicted"]
     assert found.goodput(CREATED + 603.0) == pytest.approx(1.0 - 0.74 / 600.0)
     assert found.goodput(CREATED + 603.0, standing_s=60.0) == pytest.approx(1.0 - 60.74 / 600.0)
 

@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from edl.core.event_explanations import EXPLANATIONS, Severity
 from edl.core.event_text import cost
 from edl.core.events import Event, EventKind
 from edl.core.record import Record
@@ -13,35 +14,11 @@ from edl.core.record import Record
 MOST_EVENTS = 2000  # as many as ZooKeeper keeps
 PAGE = 100
 
-BAD = frozenset(
-    {
-        EventKind.STALLED,
-        EventKind.PAUSED,
-        EventKind.EVICTED,
-        EventKind.WORKER_FAILED,
-        EventKind.WORKER_FROZEN,
-        EventKind.SLOT_DISABLED,
-        EventKind.STATE_DIFFERS,
-        EventKind.CHECKPOINT_FAILED,
-        EventKind.JOB_FAILED,
-    }
-)
-WARNING = frozenset(
-    {
-        EventKind.SLOW_WORKER,
-        EventKind.STRAGGLER,
-        EventKind.LOG_FAILED,
-        EventKind.CHECKPOINT_REFUSED,
-        EventKind.ZOOKEEPER_BACK,
-        EventKind.JOB_RESTORED,
-        EventKind.DATA_SKIPPED,
-        EventKind.RESUMED,
-        EventKind.NO_TEMPLATE,
-        EventKind.EPOCH_LEFT,
-        EventKind.JOB_STOPPED,
-    }
-)
+_TONES = {Severity.ERROR: "bad", Severity.WARNING: "warning", Severity.NORMAL: "plain"}
 CHANGE = frozenset({EventKind.GENERATION, EventKind.SWITCH, EventKind.LEADER, EventKind.DESIRED})
+
+CONCERNING = ("bad", "warning")  # the tones of events that somebody should look at
+MOST_CONCERNS = 3
 
 
 @dataclass(frozen=True)
@@ -56,6 +33,9 @@ class ShownEvent(Record):
         generation: the generation that it is about.
         step: the newest complete step that its writer knew.
         reason: what has happened, and why.
+        meaning: what events of this kind mean; empty if a healthy job has them, too.
+        causes: their usual causes; empty as ``meaning`` is.
+        advice: what to do; empty as ``meaning`` is.
         cost: how long workers stood still; empty if it is no switch.
     """
 
@@ -66,28 +46,33 @@ class ShownEvent(Record):
     generation: int
     step: int
     reason: str
+    meaning: str
+    causes: str
+    advice: str
     cost: str
 
 
 def tone_of(kind: EventKind) -> str:
     """Return how serious events of ``kind`` are: ``bad``, ``warning``, ``change`` or ``plain``."""
-    if kind in BAD:
-        return "bad"
-    if kind in WARNING:
-        return "warning"
-    return "change" if kind in CHANGE else "plain"
+    tone = _TONES[EXPLANATIONS[kind].severity]
+    return "change" if tone == "plain" and kind in CHANGE else tone
 
 
 def shown_event(number: int, event: Event) -> ShownEvent:
     """Return ``event``, which has ``number`` in the log, as the page lists it."""
+    tone, known = tone_of(event.kind), EXPLANATIONS[event.kind]
+    concerns = tone in CONCERNING
     return ShownEvent(
         number=number,
         at_s=event.time,
         kind=str(event.kind),
-        tone=tone_of(event.kind),
+        tone=tone,
         generation=event.generation,
         step=event.step,
         reason=event.reason,
+        meaning=known.meaning if concerns else "",
+        causes=known.why if concerns else "",
+        advice=known.advice if concerns else "",
         cost=cost(event),
     )
 
@@ -141,3 +126,16 @@ class EventBuffer:
             if choice.matches(one):
                 found.append(one)
         return found
+
+    def concerns(self) -> Sequence[ShownEvent]:
+        """Return the newest event of each kind that somebody should look at, the newest first.
+
+        At most :data:`MOST_CONCERNS` are returned.
+        """
+        found: dict[str, ShownEvent] = {}
+        for one in reversed(tuple(self._events)):
+            if one.tone in CONCERNING:
+                found.setdefault(one.kind, one)
+            if len(found) >= MOST_CONCERNS:
+                break
+        return tuple(found.values())

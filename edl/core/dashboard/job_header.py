@@ -8,6 +8,7 @@ from edl.core.dashboard.timeline import GenerationTimeline
 from edl.core.plural import counted, verb, workers
 from edl.core.record import Record
 from edl.core.records import JobState, Stage
+from edl.core.remaining import estimated_remaining_s
 from edl.core.status import JobStatus
 
 QUIET_S = 2.0  # without a step, and five usual steps: then the job stands still
@@ -37,7 +38,7 @@ class JobHeader(Record):
         sizes: the numbers of workers that it may have, in words.
         step: complete steps.
         epoch: the number of the epoch, from 0.
-        samples_per_s: of all workers together.
+        samples_per_s: of all workers together; None: the leader does not report.
         median_step_s: the usual time of a step.
         global_batch: samples of a batch of all workers; 0: not known.
         goodput: the fraction of the time that was not lost; None: no ring yet.
@@ -67,7 +68,7 @@ class JobHeader(Record):
     sizes: str
     step: int
     epoch: int
-    samples_per_s: float
+    samples_per_s: float | None
     median_step_s: float
     global_batch: int
     goodput: float | None
@@ -110,12 +111,12 @@ def job_header(status: JobStatus, timeline: GenerationTimeline, now_s: float) ->
         sizes=status.sizes,
         step=status.step,
         epoch=status.epoch,
-        samples_per_s=0.0 if status.state.over or standing_s else round(status.samples_per_s, 2),
+        samples_per_s=_present_rate(status, standing_s, now_s),
         median_step_s=status.median_step_s,
         global_batch=status.global_batch,
         goodput=None if goodput is None else round(goodput, 4),
         lost_s=round(timeline.lost_s + max(paused_s, standing_s), 3),
-        eta_s=eta_s(status, standing_s),
+        eta_s=eta_s(status, standing_s) if is_reported(status, now_s) else None,
         since_s=timeline.began_s,
         ended_s=timeline.ended_s if status.state.over else None,
         standing_s=round(standing_s, 1),
@@ -127,14 +128,24 @@ def standstill_s(status: JobStatus, now_s: float) -> float:
     """Return for how long a running job has completed no step that it should have, in seconds.
 
     It is 0 while the job trains, before its first step and after its end. A job stands still after
-    :data:`QUIET_S` and five usual steps without a step. ``now_s`` is the present time, in seconds
-    since 1970; the age of an old report counts.
+    :data:`QUIET_S` and five usual steps without a step. It is 0 also while the leader does not
+    report: workers train on without ZooKeeper. ``now_s`` is the present time, in seconds since
+    1970.
     """
-    if status.state.over or not status.step or not status.updated_at_s:
+    if status.state.over or not status.step or not is_reported(status, now_s):
         return 0.0
-    age_s = now_s - status.updated_at_s
-    quiet_s = status.quiet_s + (age_s if age_s > UNREPORTED_S else 0.0)
+    quiet_s = status.quiet_s
     return quiet_s if quiet_s >= max(QUIET_S, 5 * status.median_step_s) else 0.0
+
+
+def is_reported(status: JobStatus, now_s: float) -> bool:
+    """Return whether the newest report of a job's leader is at most :data:`UNREPORTED_S` old.
+
+    Args:
+        status: the status of the job.
+        now_s: the present time, in seconds since 1970.
+    """
+    return status.updated_at_s > 0 and now_s - status.updated_at_s <= UNREPORTED_S
 
 
 def state_in_words(status: JobStatus, standing_s: float, now_s: float) -> tuple[str, str]:
@@ -161,9 +172,9 @@ def state_in_words(status: JobStatus, standing_s: float, now_s: float) -> tuple[
         )
     if standing_s:
         return f"no step for {standing_s:.0f} s", "warning" if standing_s < 10 else "bad"
-    age_s = now_s - status.updated_at_s
-    if status.updated_at_s and age_s > UNREPORTED_S:
-        return f"the leader has not reported for {age_s:.0f} s", "warning"
+    if status.updated_at_s and not is_reported(status, now_s):
+        age = counted(round(now_s - status.updated_at_s), "second")
+        return f"the leader has not reported for {age}", "warning"
     if joining:
         return f"training; {workers(joining)} {verb(joining, 'joins', 'join')}", "good"
     leaving = sum(one.stage == Stage.LEAVING for one in status.members)
@@ -177,9 +188,10 @@ def eta_s(status: JobStatus, standing_s: float) -> float | None:
 
     ``status`` is the status of the job, and ``standing_s`` is for how long it has stood still.
     """
-    if status.state.over or status.left is None or standing_s or status.samples_per_s <= 0:
+    if status.state.over or standing_s:
         return None
-    return round(status.left / status.samples_per_s, 1)
+    left_s = estimated_remaining_s(status)
+    return None if left_s is None else round(left_s, 1)
 
 
 def away_in_words(reason: str, since_s: float, now_s: float) -> str:
@@ -205,3 +217,14 @@ def _joining(status: JobStatus) -> int:
 def _prepare(count: int) -> str:
     """Return the verb of ``count`` workers that prepare."""
     return verb(count, "prepares", "prepare")
+
+
+def _present_rate(status: JobStatus, standing_s: float, now_s: float) -> float | None:
+    """Return the present throughput in samples a second; None if it is not known.
+
+    It is 0 after the end and while the job stands still. The arguments are those of
+    :func:`state_in_words`.
+    """
+    if status.state.over or standing_s:
+        return 0.0
+    return round(status.samples_per_s, 2) if is_reported(status, now_s) else None

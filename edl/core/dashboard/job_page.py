@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from edl.core.dashboard.job_header import job_header, standstill_s
+from edl.core.dashboard.job_header import is_reported, job_header, standstill_s
 from edl.core.dashboard.ledger_summary import SavedWork, ledger_summary
 from edl.core.dashboard.scaling_curve import scaling_curve
 from edl.core.dashboard.throughput_history import SpeedSample, ThroughputHistory, step_parts
@@ -69,9 +69,9 @@ class JobTrace:
         return replace(self, timeline=timeline, speed=speed, work=work)
 
     def with_reading(self, reading: JobObservation) -> JobTrace:
-        """Return the trace with the throughput of ``reading``, if the job runs."""
+        """Return the trace with the throughput of ``reading``, if the job runs and reports."""
         status = job_status(reading.snapshot, reading.zookeeper)
-        if status.state.over or not status.world_size or not status.updated_at_s:
+        if status.state.over or not status.world_size or not is_reported(status, reading.at_s):
             return self
         rate = 0.0 if standstill_s(status, reading.at_s) else status.samples_per_s
         sample = SpeedSample(

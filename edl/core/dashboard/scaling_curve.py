@@ -73,6 +73,7 @@ class ScalingCurve(Record):
         profiled: what `edl profile` has measured.
         fitted: the model; empty: none was fitted.
         change_s: for how long training stands still at a change of size, in seconds.
+        change_measured: whether that was measured; else the value is an assumption.
         forecasts: what other sizes would bring.
         data_part: the fraction of a step that workers wait for their data, on average.
         room: the largest number of workers for which the hosts have slots; None: any.
@@ -84,6 +85,7 @@ class ScalingCurve(Record):
     profiled: tuple[SizeThroughput, ...]
     fitted: tuple[SizeThroughput, ...]
     change_s: float
+    change_measured: bool
     forecasts: tuple[ResizeForecast, ...]
     data_part: float
     room: int | None
@@ -120,6 +122,7 @@ def scaling_curve(
         ),
         fitted=_fitted(now),
         change_s=round(now.change_s, 3),
+        change_measured=learned.change_s > 0,
         forecasts=_forecasts(now, rates),
         data_part=round(learned.data_part, 4),
         room=slots,

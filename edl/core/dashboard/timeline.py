@@ -42,6 +42,11 @@ MARKED = frozenset(
         EventKind.EVICTED,
         EventKind.RESUMED,
         EventKind.STATE_DIFFERS,
+        EventKind.SLOW_WORKER,
+        EventKind.SLOT_DISABLED,
+        EventKind.LOG_FAILED,
+        EventKind.CHECKPOINT_FAILED,
+        EventKind.ZOOKEEPER_BACK,
         EventKind.JOB_FAILED,
     }
 )

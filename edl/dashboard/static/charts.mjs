@@ -71,7 +71,7 @@ export function timeAxis() {
       hour: "2-digit", minute: "2-digit", ...(fine ? { second: "2-digit" } : {}),
     }));
   };
-  return axis({ values, space: 70, grid: { show: false } });
+  return axis({ values, size: 30, space: 70, grid: { show: false } });
 }
 
 /** Return the columns of stacked series: running sums, the first one at the bottom. */

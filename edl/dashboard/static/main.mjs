@@ -4,7 +4,7 @@ import { render } from "./vendor/preact.mjs";
 import { html } from "./html.mjs";
 import { Connection } from "./connection.mjs";
 import { clock } from "./format.mjs";
-import { Events, Generations, Header, Ledger, Scaling, Speed, Token, Workers } from "./view.mjs";
+import { Concerns, Events, Generations, Header, Ledger, Scaling, Speed, Token, Workers } from "./view.mjs";
 
 const KEPT = "edl-token"; // in this tab only, and for this address and port only
 const root = document.getElementById("page");
@@ -134,8 +134,9 @@ function Page() {
   const link = { stream: "live", poll: "updated every 2 s", offline: "not connected" }[state.link];
   return html`
     <${Notices} notice=${notice} />
-    <${Header} header=${header} now=${now} />
+    <${Header} header=${header} now=${now} stale=${state.link === "offline" || notice?.tone === "bad"} />
     <main>
+      <${Concerns} concerns=${events?.concerns ?? []} now=${now} />
       <${Generations} timeline=${timeline} now=${now} chosen=${state.chosen} cost=${state.cost} onSelect=${onSelect} />
       <${Workers} workers=${workers} />
       <${Speed} speed=${speed} />

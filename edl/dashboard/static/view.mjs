@@ -23,7 +23,7 @@ function Fact({ name, children, more }) {
 }
 
 /** The header: how the job is, in words and in its most important numbers. */
-export function Header({ header: now, now: at }) {
+export function Header({ header: now, now: at, stale }) {
   const limits = now.max_np === null ? `from ${now.min_np}` : `of ${now.min_np} to ${now.max_np}`;
   const wanted = now.wanted && now.wanted !== now.np ? `, ${now.wanted} wanted` : "";
   const over = ["finished", "stopped", "failed"].includes(now.state);
@@ -31,7 +31,7 @@ export function Header({ header: now, now: at }) {
     <header class="job">
       <div class="name">
         <h1>${now.job}</h1>
-        <p class="state tone-${now.tone}" role="status"><i class="dot" aria-hidden="true"></i>${now.words}</p>
+        <p class="state tone-${stale ? "over" : now.tone}" role="status"><i class="dot" aria-hidden="true"></i>${now.words}${stale && html` <small>at ${clock(at)}</small>`}</p>
       </div>
       ${now.reason && html`<p class="reason">${now.reason}</p>`}
       ${now.policy && html`<p class="reason muted">Policy: ${now.policy}</p>`}
@@ -46,6 +46,34 @@ export function Header({ header: now, now: at }) {
           ${over ? duration(now.ended_s === null ? null : now.ended_s - now.since_s) : duration(now.eta_s)}<//>
       </dl>
     </header>`;
+}
+
+/** The newest failures and warnings, with what they mean and what to do. */
+export function Concerns({ concerns, now }) {
+  if (!concerns.length) return null;
+  return html`
+    <${Card} name="concerns" title="What went wrong last" note="The newest event of each kind; the job may be well again: see its state above." wide>
+      <ul class="concerns">${concerns.map((one) => html`
+        <li key=${one.number} class="tone-${one.tone}">
+          <p><strong class="kind">${one.kind.replaceAll("_", " ")}</strong> <small>${duration(now - one.at_s)} ago, at ${clock(one.at_s, now)}, step ${whole(one.step)}</small></p>
+          <p class="what">${one.reason}</p>
+          <${Explanation} event=${one} />
+        </li>`)}</ul>
+    <//>`;
+}
+
+function Explanation({ event }) {
+  return html`
+    <dl class="explanation">
+      <div><dt>meaning</dt><dd>${marked(event.meaning)}</dd></div>
+      <div><dt>usual causes</dt><dd>${marked(event.causes)}</dd></div>
+      <div><dt>what to do</dt><dd>${marked(event.advice)}</dd></div>
+    </dl>`;
+}
+
+/** Return `text` with its parts in backquotes as code. */
+function marked(text) {
+  return text.split("`").map((part, at) => (at % 2 ? html`<code>${part}</code>` : part));
 }
 
 /** The time line with the generation that was chosen. */
@@ -81,7 +109,7 @@ export function Workers({ workers }) {
     <${Card} name="workers" title="Workers" note=${note} wide>
       ${workers.timed > 0 && html`<${Legend} items=${PARTS.map(([, name]) => [name])} />`}
       ${workers.total > 0 && html`
-      <div class="scroll" tabindex="0" role="region" aria-label="Workers">
+      <div class="scroll" tabindex="0" role="region" aria-label="Table of workers">
         <table class="workers">
           <thead><tr><th scope="col">worker</th><th scope="col">rank</th><th scope="col">host</th>
             ${devices && html`<th scope="col" class="num">device</th>`}
@@ -196,8 +224,11 @@ export class Scaling extends Component {
       this.data = [sizes, column(scaling.fitted), column(scaling.measured), column(scaling.profiled)];
     }
     const points = scaling.measured.length + scaling.profiled.length;
-    const costs = `A change of size has stood training still for ${brief(scaling.change_s)}.`;
+    const costs = scaling.change_measured
+      ? `At a change of size training stood still for ${brief(scaling.change_s)}.`
+      : `No change of size was measured yet; a stand-still of ${brief(scaling.change_s)} is assumed.`;
     const rest = scaling.room ? ` The hosts have room for ${counted(scaling.room, "worker")}.` : "";
+    const model = scaling.fitted.length ? ", the dashed line is the model by which the job's policy decides" : "";
     const make = () => ({
       legend: { show: false },
       cursor: { y: false, points: { size: 7 } },
@@ -206,7 +237,7 @@ export class Scaling extends Component {
         y: { range: (_, low, high) => [0, Math.max(1, high * 1.12)] },
       },
       axes: [
-        axis({ values: (_, all) => all.map((one) => (Number.isInteger(one) ? one : "")), grid: { show: false }, incrs: [1, 2, 5, 10, 20, 50, 100] }),
+        axis({ size: 30, values: (_, all) => all.map((one) => (Number.isInteger(one) ? one : "")), grid: { show: false }, incrs: [1, 2, 5, 10, 20, 50, 100] }),
         axis({ size: 56, values: (_, all) => all.map((one) => number(one)) }),
       ],
       series: [
@@ -217,7 +248,7 @@ export class Scaling extends Component {
       ],
     });
     return html`
-      <${Card} name="scaling" title="Another size" note="R(k), the samples a second of k workers: dots are measured, the dashed line is the model by which the job's policy decides. ${costs}${rest}" wide>
+      <${Card} name="scaling" title="Another size" note="R(k), the samples a second of k workers: dots are measured${model}. ${costs}${rest}" wide>
         <div class="split">
           ${points > 0 ? html`<${Chart} make=${make} data=${this.data}
             label="Throughput by number of workers; ${scaling.measured.map((one) => `${one.np}: ${number(one.samples_per_s)}`).join(", ")}" />`
@@ -262,7 +293,8 @@ export function Events({ events, counts, filter, now, onFilter, onMore }) {
         <li key=${one.number} class="tone-${one.tone}">
           <time datetime=${new Date(1000 * one.at_s).toISOString()}>${clock(one.at_s, now)}</time>
           <span class="kind">${one.kind.replaceAll("_", " ")}</span>
-          <span class="what">${one.reason}${one.cost && html`<small>${one.cost}</small>`}</span>
+          <div class="what">${one.reason}${one.cost && html`<small>${one.cost}</small>`}
+            ${one.advice && html`<details><summary>Why, and what to do</summary><${Explanation} event=${one} /></details>`}</div>
           <span class="where">gen ${one.generation} · step ${whole(one.step)}</span>
         </li>`)}</ol>
       ${!events.length && html`<p class="muted empty">No event matches.</p>`}
