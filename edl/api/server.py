@@ -4,40 +4,22 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import FrameType
-
-import uvicorn
 
 from edl.api.app import api_app
 from edl.api.authentication import RequestAuthenticator
 from edl.api.cluster_pool import ClusterPool
-from edl.api.embedded_server import EmbeddedServer
+from edl.api.embedded_server import EmbeddedServer, TlsFiles, server_config
 from edl.api.history_routes import HistoryReader
-from edl.api.listening import BACKLOG, ListenAddress, listener
-from edl.api.protocol import LimitProtocol
+from edl.api.listening import ListenAddress, listener
 from edl.client import Cluster
 from edl.client.cluster.history_file import HistoryFile, history_path
 from edl.coordination.access import Access
 from edl.errors import UsageError
 from edl.launch.signals import TO_END, handled
 
-IDLE_S = 30.0  # of a connection, after which it is closed
 CONNECTIONS = 1000  # at most; further requests get 503
 END_S = 5.0  # for the requests that are being answered
-
-
-@dataclass(frozen=True)
-class TlsFiles:
-    """The files of the certificate and the key with which the API serves TLS.
-
-    Attributes:
-        certificate: the path of the certificate, in PEM, with its chain.
-        key: the path of its key.
-    """
-
-    certificate: str
-    key: str
 
 
 def run_server(
@@ -62,21 +44,7 @@ def run_server(
     authenticator = RequestAuthenticator(access.secret, access.job, tls is not None)
     pool = ClusterPool(lambda: Cluster(access.job, hosts, secret=access.secret))
     app = api_app(authenticator, pool, HistoryReader(HistoryFile(history_path(access.job))))
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        http=LimitProtocol,
-        lifespan="off",
-        ws="none",
-        server_header=False,
-        timeout_keep_alive=int(IDLE_S),
-        timeout_graceful_shutdown=int(END_S),
-        limit_concurrency=CONNECTIONS,
-        backlog=BACKLOG,
-        ssl_certfile=tls.certificate if tls else None,
-        ssl_keyfile=tls.key if tls else None,
-    )
+    config = server_config(app, CONNECTIONS, END_S, tls)
     try:
         config.load()
     except (OSError, ssl.SSLError) as error:

@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import FrameType
 
-import uvicorn
-
-from edl.api.embedded_server import EmbeddedServer
-from edl.api.listening import BACKLOG, ListenAddress, listener
-from edl.api.protocol import LimitProtocol
+from edl.api.embedded_server import EmbeddedServer, server_config
+from edl.api.listening import ListenAddress, listener
 from edl.coordination.job_store import JobStore
 from edl.dashboard.app import dashboard_app, view_token
 from edl.dashboard.job_watcher import JobWatcher
 from edl.errors import UsageError
 from edl.launch.signals import TO_END, handled
 
-IDLE_S = 30.0  # of a connection, after which it is closed
 CONNECTIONS = 256  # at most; further requests get 503
 END_S = 3.0  # for the requests that are being answered
 WHAT = "the dashboard"
@@ -42,20 +38,7 @@ def run_dashboard(store: JobStore, listen: ListenAddress, say: Callable[[str], N
     store.snapshot()  # what is wrong is said here, and not on the page
     with listener(listen, WHAT) as opened, JobWatcher(store) as watcher:
         app = dashboard_app(watcher, token)
-        config = uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            http=LimitProtocol,
-            lifespan="off",
-            ws="none",
-            server_header=False,
-            timeout_keep_alive=int(IDLE_S),
-            timeout_graceful_shutdown=int(END_S),
-            limit_concurrency=CONNECTIONS,
-            backlog=BACKLOG,
-        )
-        server = EmbeddedServer(config)
+        server = EmbeddedServer(server_config(app, CONNECTIONS, END_S))
 
         def end(number: int, frame: FrameType | None) -> None:
             server.should_exit = app.state.ends = True
