@@ -56,9 +56,9 @@ class RingWatch:
         The report replaces ``shared.ring``, which the daemon reads. It has the mean times of each
         worker, what the policy does about slow workers, the workers' requests for another size, the
         noise scale and the batch sizes. The period is :data:`EVERY` steps. If the job has no policy
-        and edl does not choose its global batch, the report has only the times and the share is 1.
-        The share is the part of a full batch that this worker trains; if the policy cares for slow
-        workers, a slow one has less than 1.
+        and edl does not choose its global batch, the report has only the times and the sizes of the
+        batches, and the share is 1. The share is the part of a full batch that this worker trains;
+        if the policy cares for slow workers, a slow one has less than 1.
 
         Args:
             records: the step records of all workers.
@@ -76,7 +76,9 @@ class RingWatch:
         times = self._add(records, generation)
         if policy is None and not batching.is_chosen:
             known = self._shared.ring.times if times is None else tuple(times)
-            self._shared.ring = RingReport(times=known)
+            self._shared.ring = RingReport(
+                times=known, batching=batching, step_batches=progress.step_batches
+            )
             sampler.share(1.0)
             return
         if times is None:

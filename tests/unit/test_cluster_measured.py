@@ -18,6 +18,7 @@ from edl.core.policy.scaling_profile import ScalingProfile
 from edl.core.policy.step_time import StepTimeSample
 from edl.core.progress import ProgressSample, TrainingStatus
 from edl.core.records import Assigned, Desired, Generation, Host, Job, JobState
+from edl.core.step.batching import Batching
 
 
 def run(
@@ -140,3 +141,21 @@ def test_a_thousand_runs_write_as_many_statuses_a_second_as_fifty() -> None:
     assert status_period_s(0.5, runs=50) == 0.5
     assert status_period_s(0.5, runs=1000) == 10.0
     assert status_period_s(30.0, runs=1000) == 30.0
+
+
+def test_the_batches_of_a_step_grow_with_the_workers_as_the_script_sets_them() -> None:
+    def known(batching: Batching | None, step_batches: int = 1) -> Batching | None:
+        learned = ScalingProfile(batching=batching, step_batches=step_batches)
+        return measurements(MeasuredThroughput(5), replace(run(5), learned=learned), 5)[1].batching
+
+    assert known(None) is None
+    assert known(Batching(32)) == Batching(32)
+    accumulated = known(Batching(32, max_global_batch=100), step_batches=4)
+    assert accumulated is not None
+    assert [accumulated.of_all(size) for size in (1, 2, 8)] == [128, 256, 400]
+    chosen = known(Batching(batch_range=(64, 256), chosen=128), step_batches=2)
+    assert chosen is not None
+    assert chosen.of_all(8) == 256
+    for junk in (Batching(0), Batching(-1), Batching(global_batch=10**400)):
+        assert known(junk) is None
+    assert known(Batching(32), step_batches=0) is None

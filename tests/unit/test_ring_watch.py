@@ -5,20 +5,22 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from edl.core.policy.ring_report import NO_REPORT
+from edl.core.policy.ring_report import NO_REPORT, RingReport
 from edl.core.records import Generation, RingMember
+from edl.core.step.batching import Batching
 from edl.core.step.step_record import StepRecord, StepRecords
 from edl.worker.ring_watch import EVERY, RingWatch
 
 
-def test_without_a_policy_the_times_are_reported_and_nothing_else() -> None:
-    """The dashboard shows where the time of a step goes in a job without a policy, too."""
+def test_without_a_policy_the_times_and_batches_are_reported_and_nothing_else() -> None:
+    """The dashboard shows them, and a cluster has to know how the batch grows with the workers."""
     ring = tuple(RingMember(n, "a", n, "127.0.0.1", 1) for n in range(2))
     switching: Any = SimpleNamespace(generation=Generation(1, 1, ring, 0, (), (), ""), worker=0)
     shares: list[float] = []
     progress: Any = SimpleNamespace(
         sampler=SimpleNamespace(share=shares.append),
-        source=SimpleNamespace(batching=SimpleNamespace(is_chosen=False)),
+        source=SimpleNamespace(batching=Batching(32)),
+        step_batches=4,
     )
     shared: Any = SimpleNamespace(ring=NO_REPORT, policy=None)
     watch = RingWatch(shared)
@@ -30,10 +32,10 @@ def test_without_a_policy_the_times_are_reported_and_nothing_else() -> None:
     )
     for _ in range(EVERY):
         watch.look(records, switching, progress)
-    assert shared.ring == NO_REPORT
+    assert shared.ring == RingReport(batching=Batching(32), step_batches=4)
     watch.look(records, switching, progress)
     assert [one.compute_s for one in shared.ring.times] == [0.001, 0.002]
-    assert (shared.ring.batching, shared.ring.size_changes, set(shares)) == (None, (), {1.0})
+    assert (shared.ring.size_changes, set(shares)) == ((), {1.0})
     known = shared.ring.times
     watch.look(records, switching, progress)
     assert shared.ring.times == known

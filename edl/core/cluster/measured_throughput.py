@@ -95,7 +95,7 @@ def measurements(
         done_steps=status.step if 0 <= status.step <= MOST else 0,
         global_batch=status.global_batch if 0 <= status.global_batch <= MOST else 0,
         noise_scale=noise if noise is not None and noise >= 0 else None,
-        batching=_possible(run.learned.batching),
+        batching=_batching_of_steps(run.learned),
     )
 
 
@@ -109,11 +109,24 @@ def _samples(learned: ScalingProfile) -> tuple[StepTimeSample, ...]:
     )
 
 
-def _possible(batching: Batching | None) -> Batching | None:
-    """Return ``batching``, or None if it has sizes that cannot be."""
-    if batching is None or not 1 <= batching.of_all(1) <= batching.of_all(MOST_WORKERS) <= MOST:
+def _batching_of_steps(learned: ScalingProfile) -> Batching | None:
+    """Return the sizes of the batches of a step: of all whose gradients a worker adds up for it.
+
+    None: they are not known, or cannot be.
+    """
+    batching, times = learned.batching, learned.step_batches
+    if batching is None or not 1 <= times <= MOST:
         return None
-    return batching
+    least, most = batching.batch_range
+    whole = replace(
+        batching,
+        batch_size=batching.batch_size * times,
+        max_global_batch=batching.max_global_batch * times,
+        global_batch=batching.global_batch * times,
+        batch_range=(least * times, most * times),
+        chosen=batching.chosen * times,
+    )
+    return whole if 1 <= whole.of_all(1) <= whole.of_all(MOST_WORKERS) <= MOST else None
 
 
 def _is_same(old: StepTimeSample, new: StepTimeSample) -> bool:
