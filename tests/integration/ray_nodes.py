@@ -100,6 +100,11 @@ class RayNodes:
                 start_new_session=True,
             )
         self._restarted.append(restarted)
+        deadline_s = time.monotonic() + START_S
+        while self.gcs() is None:  # it is still `ip netns exec`, and is to be killed again
+            assert restarted.poll() is None, "the GCS has ended"
+            assert time.monotonic() < deadline_s, "no GCS starts"
+            time.sleep(0.05)
 
     def gcs(self) -> psutil.Process | None:
         """Return the process that knows the actors; None if none lives."""
