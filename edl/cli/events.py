@@ -67,7 +67,13 @@ def _show_of_cluster(store: ClusterStore, job: str | None, as_json: bool, follow
         job: the name of the job whose events are shown; None for all.
         as_json: whether each event is printed as JSON.
         follow: whether to go on with new events: until ``job`` has ended; without ``job`` for ever.
+
+    Raises:
+        UsageError: the user is a tenant, who may not read this log.
     """
+    store.nodes.check_administrator(
+        "read the events of the cluster (`edl events JOB --cluster ''` shows those of a run)"
+    )
     last, width = -1, console().width if console().is_terminal else None
     while True:
         # Read before the events, so that none is missed.

@@ -44,7 +44,7 @@ SUMMARIES: Mapping[str, str] = {
     "submit": "Submit a job to a cluster.",
     "resume": "Let a halted job of a cluster go on.",
     "list": "List all jobs, with progress and time left.",
-    "top": "Show all jobs, or one, on the whole terminal.",
+    "top": "Show jobs of edl run on the whole terminal.",
     "status": "Show who leads, who trains, how far the job is.",
     "dashboard": "Show a job in a browser.",
     "events": "Show what has happened, and why.",
@@ -86,7 +86,10 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "run": (
         ("edl run -np 2 --max-np 4 --job digits python train.py", "2 workers, which may become 4"),
         ("edl run -np 2 --resume=auto python train.py", "go on from the newest checkpoint, if any"),
-        ("edl run -np 4 --or-join python train.py", "the same command on all hosts"),
+        (
+            "edl run --or-join --job digits -np 4 --secret-file secret python train.py",
+            "the same command on all hosts, which share EDL_ZOOKEEPER",
+        ),
     ),
     "join": (("edl join --job digits --slots 4", "4 more workers fit on this host"),),
     "agent": (
@@ -114,7 +117,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("edl drain digits --host b", "host b leaves with all its workers"),
     ),
     "migrate": (("edl migrate digits --from a --to b", "move the workers of host a to host b"),),
-    "profile": (("edl profile digits", "measure it with fewer and fewer workers"),),
+    "profile": (("edl profile digits --np 1..4", "measure it with 4, 3, 2 and 1 workers"),),
     "policy": (
         ("edl policy set policy.toml digits", "this file decides from now on"),
         ("edl policy explain digits", "what it has measured, and what it wants"),

@@ -77,12 +77,13 @@ ParametersOption = Annotated[
 @app.command()
 def start(
     name: Annotated[
-        str, typer.Option("--name", "--cluster", help="Name of the cluster.")
+        str, typer.Option("--name", "--cluster", metavar="NAME", help="Name of the cluster.")
     ] = DEFAULT_NAME,
     policy: Annotated[
         str | None,
         typer.Option(
             "--policy",
+            metavar="NAME",
             help="Policy of a new cluster; your own as module:Class. Default: edl.",
             show_default=False,
         ),
@@ -168,6 +169,7 @@ def start(
         str | None,
         typer.Option(
             "--partition",
+            metavar="NAME",
             help="With --fleet slurm: Slurm's partition. Default: Slurm's.",
             show_default=False,
         ),
@@ -343,6 +345,7 @@ def plan(
         str | None,
         typer.Option(
             "--policy",
+            metavar="NAME",
             help="Another policy; your own as module:Class. Default: that of the cluster.",
             show_default=False,
         ),

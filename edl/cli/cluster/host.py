@@ -33,7 +33,8 @@ def host(
         typer.Option(
             "--slots",
             min=1,
-            help="Workers that fit on this host. Default: one for each device.",
+            help="Workers that fit on this host. Default: one for each GPU in --devices, or "
+            "else in CUDA_VISIBLE_DEVICES. Required if neither is given.",
             show_default=False,
         ),
     ] = None,
@@ -42,8 +43,8 @@ def host(
         typer.Option(
             "--devices",
             metavar="N,…",
-            help="Numbers of the GPUs to offer, one for each slot. Default: all that "
-            "CUDA_VISIBLE_DEVICES names, else 0, 1, … up to --slots.",
+            help="Numbers of the GPUs to offer, one for each slot. Default: the first --slots "
+            "GPUs, or else all in CUDA_VISIBLE_DEVICES.",
             show_default=False,
         ),
     ] = None,
