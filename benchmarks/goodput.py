@@ -197,11 +197,12 @@ def stopped(logs: Iterable[Steps], since_s: float, until_s: float, least_s: floa
 def markdown(found: Mapping[str, Goodput], minutes: float, every_s: float, seed: int) -> str:
     """Return the text of the page on goodput, with a row for each system in ``found``."""
     lines = [
-        "# Goodput",
+        "# Goodput under failures",
         "",
         (
-            "*Goodput* is the useful samples a second that a job trains while its processes are "
-            "killed, divided by the samples a second that it trains without failures."
+            "*Goodput under failures*, goodput for short on this page, is the useful samples a "
+            "second that a job trains while its processes are killed, divided by the samples a "
+            "second that it trains without failures."
         ),
         "",
         (
