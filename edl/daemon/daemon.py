@@ -24,8 +24,8 @@ from edl.coordination.job_store import JobStore
 from edl.coordination.lost_job import WorkersLostJob
 from edl.coordination.session import Session
 from edl.core.events import Details, Event, LogFailedDetails, ZookeeperBackDetails
+from edl.core.job.script_end import waits_for_ended
 from edl.core.job.signature import ScriptOfJob
-from edl.core.job.stall import FOR_GRADIENTS, FOR_NUMBERS
 from edl.core.job_spec import JobSettings
 from edl.core.records import (
     Generation,
@@ -134,7 +134,7 @@ class Daemon:
         self._ending = JobEndEndpoint(key, shared.announce)
         self._watch = ThreadWatch()
         self._endpoints = WorkerEndpoints(
-            config, shared, self._store, self._pending_writes, self._watch
+            config, shared, self._store, self._pending_writes, self._watch, ring
         )
         self._server = RendezvousServer(
             config.own_address, health=self._endpoints.health, guard=self._authenticator
@@ -521,19 +521,20 @@ class Daemon:
             self._period_s = min(self._period_s, due_s)
 
     def _release_others(self) -> None:
-        """Break the ring given to :meth:`release_others` if one of its other members waits.
+        """Break the ring given to :meth:`release_others` if one of its members waits for this one.
 
-        It waits if its ``/health`` page says that it is in an allreduce of gradients, or in an
-        exchange of numbers, as by ``edl.mean``; the words are in ``released_from`` then.
+        Its ``/health`` page says so (:func:`waits_for_ended`); what it waits for is in
+        ``released_from`` then.
         """
         ended_in, own = self._ended_in, self._shared.worker
         if ended_in is None or self._ring.membership[0] != ended_in.number:
             return
         others = (member for member in ended_in.members if member.id != own)
         ports = {member.id: (member.address, member.port) for member in others}
+        own_step, exchanges = self._shared.progress.step, self._ring.exchanges
         for health in ask_all(ports, self._limits.probe_timeout_s).values():
-            doing = health.report.get("activity", {}).get("doing")
-            if doing in (FOR_GRADIENTS, FOR_NUMBERS) and self._ended_in is ended_in:
+            doing = waits_for_ended(health.report, ended_in.number, own_step, exchanges)
+            if doing and self._ended_in is ended_in:
                 self._ended_in, self.released_from = None, doing
                 self._ring.break_(ended_in.number)
                 return

@@ -20,6 +20,7 @@ from edl.daemon.pending_writes import PendingWrites
 from edl.http.client import METRICS_PATH, MODEL_PATH
 from edl.http.exposition import MetricsHandler
 from edl.http.server import DaemonServer, HttpRequest
+from edl.ring.ring import Ring
 from edl.worker.activity import ThreadWatch
 from edl.worker.shared_state import SharedState
 
@@ -39,6 +40,7 @@ class WorkerEndpoints:
         store: the job in ZooKeeper; only its run and its session's state are read.
         pending_writes: knows this worker's member record.
         watch: knows what the training thread does.
+        ring: the ring of this worker.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class WorkerEndpoints:
         store: JobStore,
         pending_writes: PendingWrites,
         watch: ThreadWatch,
+        ring: Ring,
     ) -> None:
         self.newest_generation = 0
         self._config = config
@@ -55,6 +58,7 @@ class WorkerEndpoints:
         self._store = store
         self._pending_writes = pending_writes
         self._watch = watch
+        self._ring = ring
 
     def add_to(self, server: DaemonServer) -> None:
         """Add the routes for the model and the metrics to ``server``, which knows the health."""
@@ -62,7 +66,11 @@ class WorkerEndpoints:
         server.add_route(METRICS_PATH, MetricsHandler(self._metrics))
 
     def health(self) -> Mapping[str, Any]:
-        """Return the JSON object for ``GET /health``: worker, run, stage, progress, activity."""
+        """Return the JSON object for ``GET /health``: worker, run, stage, progress, activity, ring.
+
+        ``ring`` has the number of the generation, and how many exchanges of numbers have begun in
+        it.
+        """
         member = self._pending_writes.member
         return {
             "worker": member.name if member else None,
@@ -70,6 +78,7 @@ class WorkerEndpoints:
             "stage": member.stage if member else None,
             "newest_generation": self.newest_generation,
             **self._shared.progress.for_others(time.monotonic()),
+            "ring": {"generation": self._ring.membership[0], "exchanges": self._ring.exchanges},
             "activity": self._watch.look().to_json(),
         }
 

@@ -134,6 +134,7 @@ class Ring:
         place: this worker's rank, the size of the ring, and the worker's place among the hosts, in
             the same ring.
         is_open: whether the ring is built and not closed.
+        exchanges: how many calls of :meth:`exchange` have begun in this ring.
     """
 
     def __init__(self, collectives: Collectives, connection: RingConnection) -> None:
@@ -143,6 +144,7 @@ class Ring:
         self.generation = 0
         self.place = WorkerTopology(0, 1, 0, 1, 0, 1, 0)
         self.is_open = False
+        self.exchanges = 0
 
     @property
     def alone(self) -> bool:
@@ -295,6 +297,7 @@ class Ring:
         """
         if self.alone:
             return [payload]
+        self.exchanges += 1
         frame = frames.pack_frame(payload)
         handle = self._call(self._collectives.allgather_start, frame, "edl.exchange")
         return frames.unpack(self._call(self._collectives.allgather_finish, handle))
@@ -350,6 +353,7 @@ class Ring:
             self._membership = (0, ())
             raise RendezvousFailed(number, str(error)) from error
         self.generation, self.place, self.is_open = number, where, True
+        self.exchanges = 0
         logger.info(
             "generation %d: rank %d of %d, ring built in %.3f s",
             number, where.rank, where.size, time.monotonic() - started,

@@ -1,0 +1,34 @@
+"""Decide whether a worker waits for another one whose script has ended: :func:`waits_for_ended`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from edl.core.job.stall import FOR_GRADIENTS, FOR_NUMBERS
+
+
+def waits_for_ended(report: Mapping[str, Any], generation: int, step: int, exchanges: int) -> str:
+    """Return what a worker waits for from another one, whose script has ended; empty: for nothing.
+
+    Both are in the same ring. A worker that is in the last step, or in the last exchange of numbers
+    (as by ``edl.mean``), that the other one has completed waits for nobody: it only needs the
+    processor. It waits for the other one in a later step or exchange.
+
+    Args:
+        report: what the worker's ``/health`` page says.
+        generation: the number of the ring's generation.
+        step: the newest step that the other one has completed.
+        exchanges: how many exchanges the other one has begun in this ring.
+
+    Returns:
+        :data:`FOR_GRADIENTS`, :data:`FOR_NUMBERS`, or an empty text.
+    """
+    doing, ring = report.get("activity", {}).get("doing"), report.get("ring", {})
+    if ring.get("generation") != generation:
+        return ""
+    if doing == FOR_GRADIENTS and report.get("step", 0) >= step:
+        return FOR_GRADIENTS
+    if doing == FOR_NUMBERS and ring.get("exchanges", 0) > exchanges:
+        return FOR_NUMBERS
+    return ""
