@@ -43,6 +43,17 @@ def test_by_the_count_of_the_job(way: str, tmp_path: Path, zk_hosts: str) -> Non
     assert (tmp_path / "model.pt").exists()
 
 
+def test_a_worker_that_asks_for_a_mean_when_others_have_ended(
+    tmp_path: Path, zk_hosts: str
+) -> None:
+    with joined("mean", tmp_path, zk_hosts) as job:
+        assert job.end() == 1, job.describe("not failed")
+        (failed,) = job.events("job_failed")
+        sentence = f"ended its script after step {STEPS}, and others train on, in edl.mean()"
+        assert sentence in failed["reason"]
+        assert "Traceback" not in job.output()
+
+
 @pytest.mark.parametrize("way", ["own", "hand"])
 def test_by_a_count_of_each_workers_own(way: str, tmp_path: Path, zk_hosts: str) -> None:
     """A newcomer has a lower one: one sentence names who left, and it takes over nothing."""

@@ -1,7 +1,8 @@
 """Train by steps.
 
 --way "steps" or "job" counts the steps of the job, "own" the steps of this worker, and "hand" these
-with a batch in hand. Rank 0 writes the model into --model at the end.
+with a batch in hand. With "mean" a worker whose own count is lower asks for a mean then. Rank 0
+writes the model into --model at the end.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import torch
 import edl.torch as edl
 
 options = argparse.ArgumentParser()
-options.add_argument("--way", choices=["steps", "job", "own", "hand"])
+options.add_argument("--way", choices=["steps", "job", "own", "hand", "mean"])
 options.add_argument("--steps", type=int)
 options.add_argument("--model")
 args = options.parse_args()
@@ -45,9 +46,11 @@ if args.way == "steps":
 elif args.way == "job":
     while edl.step() < args.steps:
         train(next(batches))
-elif args.way == "own":
-    for _ in range(args.steps):
+elif args.way in ("own", "mean"):
+    for own in range(1, args.steps + 1):
         train(next(batches))
+        if args.way == "mean" and own < args.steps <= edl.step():
+            edl.mean(0.0)
 else:
     for number, batch in enumerate(batches):
         if number >= args.steps:
