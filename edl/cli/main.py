@@ -50,6 +50,7 @@ VERBS = {  # module of edl.cli, and the function or the group of verbs in it
     "events": ("events", "events"),
     "explain": ("explain", "explain"),
     "dashboard": ("dashboard", "dashboard"),
+    "report": ("report", "report"),
     "history": ("cluster.history", "history"),
     "hints": ("cluster.hints", "hints"),
     "logs": ("logs", "logs"),

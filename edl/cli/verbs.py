@@ -17,6 +17,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
             "top",
             "status",
             "dashboard",
+            "report",
             "events",
             "explain",
             "logs",
@@ -47,6 +48,7 @@ SUMMARIES: Mapping[str, str] = {
     "top": "Show jobs of edl run on the whole terminal.",
     "status": "Show who leads, who trains, how far the job is.",
     "dashboard": "Show a job in a browser.",
+    "report": "Write a job's page into one file.",
     "events": "Show what has happened, and why.",
     "explain": "Say what an event means, and what to do.",
     "logs": "Show what the workers have printed.",
@@ -137,6 +139,10 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "dashboard": (
         ("edl dashboard digits", "prints the address to open in a browser"),
         ("edl dashboard digits --port 0", "at any free port"),
+    ),
+    "report": (
+        ("edl report digits", "into digits.html"),
+        ("edl report digits -o ticket.html", "for whoever is to look at it"),
     ),
     "events": (
         ("edl events digits", "since its start"),

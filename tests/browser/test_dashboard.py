@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
-from cli_shell import STANDIN, Running, Shell
+from cli_shell import STANDIN, Running, Shell, until
 from PIL import Image
 from playwright.sync_api import Browser, Page, Request, expect
 
@@ -176,6 +176,30 @@ def test_who_has_no_token_sees_nothing(browser: Browser, server: Running) -> Non
     one.page.keyboard.press("Enter")
     expect(one.page.get_by_role("status")).to_have_text("training")
     one.page.context.close()
+
+
+def test_a_report_is_the_page_without_a_server(
+    browser: Browser, shell: Shell, job: Running
+) -> None:
+    victim = next(one for one in shell.status()["members"] if one["id"] != "w0")
+    psutil.Process(victim["pid"]).kill()
+    until(lambda: "worker_failed" in shell.edl("events", "j").stdout, WAIT_S)
+    done = shell.edl("report", "j", "-o", "ticket.html")
+    assert done.stdout == "edl: job j is reported in ticket.html; open it in a browser\n"
+    one = opened(browser, (shell.directory / "ticket.html").as_uri())
+    page = one.page
+    expect(page.locator(".concerns li", has_text="worker failed")).to_contain_text("SIGKILL")
+    expect(page.get_by_text("a report: it stays as it is")).to_be_visible()
+    page.locator(".band").first.dispatch_event("click")
+    expect(page.locator(".details .facts")).to_contain_text("workers")
+    page.get_by_role("searchbox").fill("sigkill")
+    expect(page.locator(".events li, .events tr", has_text="SIGKILL").first).to_be_visible()
+    assert one.violations() == []
+    assert [request.url for request in one.requests if not request.url.startswith("data:")] == [
+        one.url
+    ]
+    assert one.complaints == []
+    page.context.close()
 
 
 def test_the_server_goes_and_comes_back(shown: Opened, shell: Shell, server: Running) -> None:

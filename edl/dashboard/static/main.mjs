@@ -1,9 +1,10 @@
-// Starts the page: reads the token, follows the server, draws.
+// Starts the page: reads the token, follows the server, draws. A report has neither.
 
 import { render } from "./vendor/preact.mjs";
 import { html } from "./html.mjs";
 import { Connection } from "./connection.mjs";
 import { clock } from "./format.mjs";
+import { Report, isReport } from "./report.mjs";
 import { Concerns, Events, Generations, Header, Ledger, Scaling, Speed, Token, Workers } from "./view.mjs";
 
 const KEPT = "edl-token"; // in this tab only, and for this address and port only
@@ -24,6 +25,11 @@ function givenToken() {
     history.replaceState(null, "", location.pathname);
   }
   return given ?? sessionStorage.getItem(KEPT) ?? "";
+}
+
+function startReport() {
+  connection = new Report(onPage, onLink);
+  connection.follow();
 }
 
 function start(token) {
@@ -125,13 +131,15 @@ function Notices({ notice }) {
 }
 
 function Page() {
-  if (!state.token) return html`<${Token} wrong=${state.wrong} onToken=${onToken} />`;
+  if (!state.token && !isReport) return html`<${Token} wrong=${state.wrong} onToken=${onToken} />`;
   const { header, timeline, workers, speed, ledger, scaling, events, notice, read_s: now } = state.sections;
   if (!header) {
     return html`<main><${Notices} notice=${notice} /><p class="loading">Waiting for the job…</p></main>`;
   }
   document.title = `${header.job}: ${header.words}`;
-  const link = { stream: "live", poll: "updated every 2 s", offline: "not connected" }[state.link];
+  const link = {
+    stream: "live", poll: "updated every 2 s", offline: "not connected", report: "a report: it stays as it is",
+  }[state.link];
   return html`
     <${Notices} notice=${notice} />
     <${Header} header=${header} now=${now} stale=${state.link === "offline" || notice?.tone === "bad"} />
@@ -148,9 +156,13 @@ function Page() {
       <code>${header.command.join(" ")}</code></footer>`;
 }
 
-addEventListener("hashchange", () => {
-  const before = state.token;
-  const token = givenToken();
-  if (token !== before) start(token);
-});
-start(givenToken());
+if (isReport) {
+  startReport();
+} else {
+  addEventListener("hashchange", () => {
+    const before = state.token;
+    const token = givenToken();
+    if (token !== before) start(token);
+  });
+  start(givenToken());
+}

@@ -1,0 +1,84 @@
+"""Write the page of a job into one HTML file that needs no server and no internet.
+
+It is the dashboard's own page: its scripts and styles stand in the file, and so do the job's
+sections, events and switches as JSON. A module cannot import another one from a file on disk, so
+each is a ``data:`` address, which an import map gives a name.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from typing import Any
+
+import msgspec
+
+from edl.core.dashboard.event_page import MOST_EVENTS, EventChoice
+from edl.dashboard.job_watcher import JobWatcher
+from edl.dashboard.static_files import static_files
+
+POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline' data:; style-src 'unsafe-inline'; img-src data:"
+)
+_IMPORTED = re.compile(r'(from ")\./(?:[\w-]+/)*([\w.-]+")')
+_PAGE = """\
+<!doctype html>
+<html lang="en">
+  <head>
+    <meta charset="utf-8">
+    <meta http-equiv="Content-Security-Policy" content="{policy}">
+    <meta name="viewport" content="width=device-width, initial-scale=1">
+    <meta name="color-scheme" content="light dark">
+    <title>edl</title>
+    <link rel="icon" href="{icon}" type="image/svg+xml">
+    <style>{styles}</style>
+    <script>{chart}</script>
+    <script type="importmap">{imports}</script>
+    <script type="application/json" id="report">{report}</script>
+    <script type="module">import "main.mjs";</script>
+  </head>
+  <body>
+    <div id="page"><p class="loading">This report needs JavaScript.</p></div>
+  </body>
+</html>
+"""
+
+
+def report_page(watcher: JobWatcher) -> str:
+    """Return the page of a job as the text of an HTML file.
+
+    Args:
+        watcher: what is known of the job; it has taken a turn.
+    """
+    events = watcher.events(EventChoice(limit=MOST_EVENTS))
+    generations = {event.generation for event in events}
+    switches = {number: watcher.switch(number) for number in sorted(generations)}
+    report = {
+        "page": msgspec.json.decode(watcher.page.patch()),
+        "events": events,
+        "switches": {str(number): one for number, one in switches.items() if one is not None},
+    }
+    files = {path: one.content.decode() for path, one in static_files().items()}
+    modules = {
+        path.rpartition("/")[2]: _data(_IMPORTED.sub(r"\1\2", text), "text/javascript")
+        for path, text in files.items()
+        if path.endswith(".mjs") or path == "vendor/htm.module.js"
+    }
+    return _PAGE.format(
+        policy=POLICY,
+        icon=_data(files["icon.svg"], "image/svg+xml"),
+        styles=files["vendor/uPlot.min.css"] + files["style.css"],
+        chart=files["vendor/uPlot.iife.min.js"],
+        imports=_script({"imports": modules}),
+        report=_script(report),
+    )
+
+
+def _data(text: str, media_type: str) -> str:
+    """Return the ``data:`` address of a file with this text."""
+    return f"data:{media_type};base64,{base64.b64encode(text.encode()).decode()}"
+
+
+def _script(value: Any) -> str:
+    """Return ``value`` as JSON that may stand in a script element, whatever texts it has."""
+    return msgspec.json.encode(value).decode().replace("<", "\\u003c")
