@@ -70,7 +70,6 @@ class LoaderProgress(TrainingProgress):
         self.trained_before = 0  # the value of trained before the last complete step
         self.batches: tuple[tuple[int, int], ...] = ()  # changes of the global batch: step, size
         self.on_choice: Callable[[int, int], None] = lambda before, now: None  # of a global batch
-        self.microbatches = 1  # into how many each worker divides its next batch
         self.untrained = 0  # samples of epochs that all workers have left before their end
         self.has_stepped = False  # this worker has taken part in a step of the ring
         self.stop = ""  # why all stop training after the last complete step, if they do
@@ -110,8 +109,7 @@ class LoaderProgress(TrainingProgress):
             self._sampler = BatchSampler(source, worker)
         if worker in self.members:  # a newcomer gets leases when it enters the ring
             self._sampler.take_place(self.members)
-            self.microbatches = source.batching.microbatches(len(self.members))
-        self._ledger = self._granted(self.source.start(0))
+        self._ledger = self._start(0)
         self._sampler.enter(0)
 
     @property
@@ -172,7 +170,7 @@ class LoaderProgress(TrainingProgress):
         if self._upcoming is not None:
             self._ledger, self._upcoming = self._upcoming, None
         else:
-            self._ledger = self._granted(self.source.start(self.ledger.epoch + 1))
+            self._ledger = self._start(self.ledger.epoch + 1)
         self.sampler.enter(self.ledger.epoch)
         self.update_order = self.update_order.next_epoch()
 
@@ -260,7 +258,7 @@ class LoaderProgress(TrainingProgress):
             self._take_batching(before.choosing(wished))  # from the next step on
             self._ledger = self._granted(self.ledger)
             self.on_choice(before.of_all(size), self.source.batching.of_all(size))
-        self.microbatches = self.source.batching.microbatches(size)
+        self.sampler.set_microbatches()
 
     def _take_batching(self, batching: Batching) -> None:
         """Form batches of the sizes of ``batching``; keep those of the open step as they are."""
@@ -337,11 +335,11 @@ class LoaderProgress(TrainingProgress):
         self.members = members
         if not in_step:
             self.answer = []  # all members have come to this switch, after the exchange
-            if self._source is not None:
-                self.microbatches = self._source.batching.microbatches(len(members))
         if self._sampler is not None and self._worker in members:
             self._sampler.take_place(members)
             self._sampler.regroup(self.step_input.untrained)
+            if not in_step:
+                self._sampler.set_microbatches()
         if self._ledger is not None and not self._ledger.finished:
             in_hand = self.step_batches if in_step else 0
             ledger = self.source.regroup(self._ledger, members, in_hand)
@@ -420,7 +418,7 @@ class LoaderProgress(TrainingProgress):
             "fingerprint": self.source.fingerprint,
             "batching": self.source.batching.to_json(),
             "prefetch_batches": self.source.prefetch_batches,
-            "pieces": self.microbatches,
+            "pieces": self.sampler.microbatches,
             "step_batches": self.step_batches,
             "updated": self._updated,
             "schedule": self.update_order.snapshot(),
@@ -476,6 +474,7 @@ class LoaderProgress(TrainingProgress):
         self.stop = str(header["stop"])
         ledger = restore(header["ledger"])
         self.step_batches = int(header["step_batches"])
+        self.sampler.microbatches = int(header["pieces"])
         if receive is Receive.ALL:
             self.sampler.enter(ledger.epoch)
             self._updated = int(header["updated"])
@@ -487,7 +486,6 @@ class LoaderProgress(TrainingProgress):
             self.has_stepped = True
         if receive is not Receive.ALL:
             ledger = self._in_own_epoch(ledger)
-        self.microbatches = int(header["pieces"])
         # A script may give num_workers=os.cpu_count(): all must grant the same leases all the same.
         ahead = int(header["prefetch_batches"])
         self._source = replace(self.source, prefetch_batches=ahead)
@@ -545,7 +543,7 @@ class LoaderProgress(TrainingProgress):
             self._upcoming = received
             return replace(self.source.start(epoch), free=())
         if received.epoch < epoch:
-            return self._granted(self.source.start(epoch))
+            return self._start(epoch)
         return received
 
     @property
@@ -587,7 +585,13 @@ class LoaderProgress(TrainingProgress):
             saved = self.source.start(saved.epoch + 1)
         self._ledger = self._granted(free_leases(saved, ()))
         self.sampler.enter(saved.epoch)
+        self.sampler.set_microbatches()
         self.step, self.has_state = step, True
+
+    def _start(self, epoch: int) -> Ledger:
+        """Return the ledger of an epoch of which nothing is trained or in training, with leases."""
+        self.sampler.set_microbatches()
+        return self._granted(self.source.start(epoch))
 
     def _granted(self, ledger: Ledger) -> Ledger:
         """Return ``ledger`` with free positions leased to each ring member that holds too few."""

@@ -230,7 +230,7 @@ class LoaderSteps(WorkerSteps):
         if padding and not self.warming_up:
             nothing = self.sampler.nothing(() if first else self.step_input.untrained)
         is_next = self.step_input.pieces_left == 0
-        pieces = 1 if self.warming_up else self._progress.microbatches
+        pieces = 1 if self.warming_up else self.sampler.microbatches
         self.step_input.begin(batch, padding, nothing, pieces)
         self.changes += 1
         if first:

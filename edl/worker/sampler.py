@@ -71,6 +71,9 @@ class BatchSampler:
     Attributes:
         size: how many samples the next batches have; fewer than on other workers if this one is
             slow.
+        microbatches: into how many microbatches all workers divide their next batches. A repair
+            does not change it: a worker that begins the open step afterwards has to divide its
+            batch as the workers that began the step before, and its leases are of that ring.
         takes_shares: whether :meth:`share` has an effect: smaller batches for a slow worker.
         rereads: whether batches formed ahead can be discarded and read again; the framework's
             loader sets it, and it is False before.
@@ -89,6 +92,7 @@ class BatchSampler:
         self._source = source
         self._worker = worker
         self._ring = 1  # the number of its workers
+        self.microbatches = 1
         self._sizes: deque[int] = deque()  # of the microbatches that the present batch lacks
         self._ahead: deque[Batch] = deque()
         self._epoch = -1
@@ -121,6 +125,13 @@ class BatchSampler:
         whole = self._source.batching.of_one(members.index(self._worker), len(members))
         if whole != self._whole:
             self.size = self._whole = whole
+
+    def set_microbatches(self) -> None:
+        """Set :attr:`microbatches` by the present ring and batch size.
+
+        All workers of the ring call it between the same two steps.
+        """
+        self.microbatches = self._source.batching.microbatches(self._ring)
 
     def use(self, source: Source, members: Sequence[int], in_hand: Sequence[Batch]) -> None:
         """Form batches of the sizes of ``source``, which is otherwise equal to the present source.
@@ -201,7 +212,7 @@ class BatchSampler:
             size = self._next_size(spans, ledger)
             if size == 0:
                 return None
-            self._sizes.extend(self._source.batching.split(size, self._ring))
+            self._sizes.extend(self._source.batching.split(size, self.microbatches))
         size = self._sizes.popleft()
         batch = self._cut(spans, size, ledger.counted(spans)[0], len(self._sizes))
         self._ahead.append(batch)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scenarios import SEEDS, Change, Fault, Scenario, faults, points, scales, some
 
@@ -36,6 +36,13 @@ def scripts_in_pieces(draw: st.DrawFn) -> Counting:
     changes=some(scales(), 0, 3),
     deaths=some(faults("kill", "cut", "fail", "freeze"), 0, 3),
 )
+@example(  # a ring of 5 breaks before its first step, whose slices are smaller than those of 2
+    seed=7,
+    np=2,
+    script=Counting(14, 2, 6, aligned=True, micro_batch=2),
+    changes=(Change(step=0, a=2, b=3),),
+    deaths=(Fault(2, 4, "freeze"),),
+)
 def test_through_joins_and_deaths(
     seed: int, np: int, script: Counting, changes: tuple[Change, ...], deaths: tuple[Fault, ...]
 ) -> None:
@@ -57,3 +64,11 @@ def test_a_death_at_each_point(point: int) -> None:
     for worker in range(3):
         scenario = Scenario(point % 2, script=script, faults=(Fault(worker, point, "kill"),))
         assert scenario.run().memory.job.state is JobState.FINISHED
+
+
+@pytest.mark.parametrize("point", points(1, 70, turn=4))
+def test_a_death_splits_one_step_at_most(point: int) -> None:
+    """Also a death between two steps: the next step has slices, and so pieces, of the old ring."""
+    script = Counting(16, 2, 8, exchange_every=1, aligned=True, micro_batch=2)
+    job = Scenario(point % 3, 4, script=script, faults=(Fault(3, point, "kill"),)).run()
+    assert {result.steps for result in job.results.values()} <= {4, 5}

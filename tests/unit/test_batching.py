@@ -88,10 +88,10 @@ def test_a_batch_in_pieces_of_like_length() -> None:
     """64 samples of two are 32 each: 3 pieces of at most 12; a slow worker has as many smaller."""
     asked = Batching(global_batch=64, micro_batch=12)
     assert [asked.microbatches(size) for size in (1, 2, 3, 6)] == [6, 3, 2, 1]
-    assert asked.split(32, 2) == [11, 11, 10]
-    assert asked.split(16, 2) == [6, 5, 5]
-    assert asked.split(2, 2) == [1, 1]  # the last batch of an epoch
-    assert asked.split(40, 2) == [10, 10, 10, 10]  # formed for a smaller ring
+    assert asked.split(32, 3) == [11, 11, 10]
+    assert asked.split(16, 3) == [6, 5, 5]
+    assert asked.split(2, 3) == [1, 1]  # the last batch of an epoch
+    assert asked.split(40, 3) == [10, 10, 10, 10]  # formed for a smaller ring
     assert Batching(64).split(64, 1) == [64]
     assert Batching(64).microbatches(3) == 1
     assert str(batching("loader", 64, micro_batch=8)) == "batch_size=64, micro_batch=8"

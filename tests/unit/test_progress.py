@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from edl.core.progress import WorkerProgress, is_status_due
+from edl.core.step.aligned import AlignedSource
 from edl.core.step.batching import Batching
 from edl.core.step.source import Source
 from edl.core.step.step_record import StepRecord, StepRecords
@@ -104,6 +105,32 @@ def test_a_break_between_two_epochs_leaves_all_in_the_same_one(root: int) -> Non
     assert list(batch.indices) == list(order.at(batch.position, batch.position + 4))
     assert ahead.sampler.agrees_with(ahead.ledger)
     assert ahead.step_input.batch is not None
+
+
+def in_pieces(members: tuple[int, ...]) -> LoaderProgress:
+    """Return the progress of w0 in a ring that trains 8 samples a step, each worker 2 at once."""
+    one = LoaderProgress()
+    one.attach(AlignedSource(16, Batching(global_batch=8, micro_batch=2), False, 0, 0), 0)
+    one.enter(members)
+    return one
+
+
+def test_a_step_that_begins_after_a_repair_has_the_pieces_of_the_ring_before() -> None:
+    one = in_pieces((0, 1, 2, 3))
+    one.enter((0, 1), in_step=True)
+    batch = one.sampler.form(one.ledger)
+    assert batch is not None
+    assert (batch.samples, batch.follow, one.header()["pieces"]) == (2, 0, 1)
+
+
+def test_an_epoch_that_begins_after_a_repair_has_the_pieces_of_its_own_ring() -> None:
+    one = in_pieces((0, 1, 2, 3))
+    one._ledger = replace(one.ledger, free=(), leases=())
+    one.enter((0, 1), in_step=True)
+    one.next_epoch()
+    batch = one.sampler.form(one.ledger)
+    assert batch is not None
+    assert (batch.samples, batch.follow, one.header()["pieces"]) == (2, 1, 2)
 
 
 def test_the_answer_of_an_exchange_reaches_who_missed_it() -> None:

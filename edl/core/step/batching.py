@@ -101,20 +101,20 @@ class Batching(Record):
         """
         return -(-total // self.of_all(size)) * self.microbatches(size)
 
-    def split(self, samples: int, size: int) -> list[int]:
+    def split(self, samples: int, pieces: int) -> list[int]:
         """Return the lengths of the pieces in which a worker trains a batch of ``samples`` samples.
 
-        Without ``micro_batch`` it is one piece. Else there are as many pieces as
-        :meth:`microbatches` says, but no more than samples, and more if a piece would exceed
-        ``micro_batch``. The lengths differ by one at most, the longer ones first.
+        Without ``micro_batch`` it is one piece. Else there are ``pieces`` pieces, but no more than
+        samples, and more if a piece would exceed ``micro_batch``. The lengths differ by one at
+        most, the longer ones first.
 
         Args:
             samples: the length of the batch, at least 1.
-            size: the number of workers in the ring.
+            pieces: into how many pieces all workers divide their batches in the same step.
         """
         if not self.micro_batch:
             return [samples]
-        count = max(-(-samples // self.micro_batch), min(self.microbatches(size), samples))
+        count = max(-(-samples // self.micro_batch), min(pieces, samples))
         each, more = divmod(samples, count)
         return [each + (piece < more) for piece in range(count)]
 
