@@ -1,11 +1,35 @@
-"""Describe in words what a switch to another ring has cost the workers, for `edl events`.
+"""Describe in words what led to a new ring, and what the switch to it has cost the workers.
+
+`edl events`, the metrics and the dashboard use these words.
 
 An agent's terminal shows one line for several events: see :mod:`edl.core.host.headlines`.
 """
 
 from __future__ import annotations
 
-from edl.core.events import Event, SwitchDetails, SwitchParts
+from edl.core.events import Event, GenerationDetails, SwitchDetails, SwitchParts
+
+CHANGE_KINDS = ("start", "join", "leave", "migrate", "crash", "rebuild")
+
+
+def kind_of_change(generation: int, new: GenerationDetails) -> str:
+    """Return what led to a new ring, as one of :data:`CHANGE_KINDS`.
+
+    It is ``start`` for the first ring of the job; ``crash`` if the ring before broke, also if all
+    of its workers died; ``join``, ``leave`` or ``migrate`` (both at once) if its members changed;
+    and ``rebuild`` if the same workers build their ring again.
+
+    Args:
+        generation: the number of the generation, from 1.
+        new: the details of the event that tells of it.
+    """
+    if generation <= 1:
+        return "start"
+    if new.repair:
+        return "crash"
+    if new.joined and new.left:
+        return "migrate"
+    return "join" if new.joined else "leave" if new.left else "rebuild"
 
 
 def cost(event: Event) -> str:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from edl.core.event_text import longest_stall
+from edl.core.event_text import CHANGE_KINDS, kind_of_change, longest_stall
 from edl.core.events import Event, GenerationDetails, SwitchDetails
 from edl.core.metric import (
     BUILD_INFO,
@@ -29,7 +29,7 @@ from edl.core.snapshot import Snapshot
 from edl.core.status import JobStatus
 
 STALL_BOUNDS_S = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-KINDS = ("start", "join", "leave", "migrate", "crash", "rebuild")
+UNKNOWN = "unknown"  # the kind of a change whose generation event is not known (any more)
 PARTS = ("detect", "wait", "shutdown", "init", "broadcast", "first_step")
 KEPT = 100  # generations whose kind is kept until the event of their switch comes
 
@@ -71,13 +71,14 @@ STRAGGLER = gauge(
 EVENTS = counter("edl_events_total", "Events of the job, as `edl events` shows them", "kind")
 CHANGES = counter(
     "edl_membership_changes_total",
-    "New rings by what led to them: `start`, `join`, `leave`, `migrate` (both), `crash` (a ring "
-    "broke), `rebuild` (none of these)",
+    "New rings by what led to them: `start` (the job's first), `join`, `leave`, `migrate` (both), "
+    "`crash` (a ring broke), `rebuild` (none of these)",
     "kind",
 )
 STALL = histogram(
     "edl_stall_seconds",
-    "How long a change of the ring held its old workers up, the longest of them",
+    "How long a change of the ring held its old workers up, the longest of them; `unknown`: the "
+    "event that says what led to the change was removed from the log before the agent read it",
     "kind",
 )
 STALL_PARTS = counter(
@@ -113,13 +114,13 @@ class EventCounts:
         """Count ``event``, an event of the job that was not given before."""
         self._events[event.kind] += 1
         if isinstance(event.details, GenerationDetails):
-            kind = kind_of_change(event.details)
+            kind = kind_of_change(event.generation, event.details)
             self._changes[kind] += 1
             self._kinds[event.generation] = kind
             if len(self._kinds) > KEPT:
                 self._kinds.pop(next(iter(self._kinds)))
         elif isinstance(event.details, SwitchDetails):
-            self._add_stall(event.details, self._kinds.get(event.generation, "rebuild"))
+            self._add_stall(event.details, self._kinds.get(event.generation, UNKNOWN))
 
     def _add_stall(self, switch: SwitchDetails, kind: str) -> None:
         """Count how long a switch held up the old worker that waited longest, if it had any."""
@@ -134,19 +135,10 @@ class EventCounts:
         """Return the values of the metrics about events."""
         return [
             *(EVENTS(count, kind) for kind, count in self._events.copy().items()),
-            *(CHANGES(self._changes[kind], kind) for kind in KINDS),
+            *(CHANGES(self._changes[kind], kind) for kind in CHANGE_KINDS),
             *(STALL(values, kind) for kind, values in self._stalls.copy().items()),
             *(STALL_PARTS(spent, *labels) for labels, spent in self._parts.copy().items()),
         ]
-
-
-def kind_of_change(new: GenerationDetails) -> str:
-    """Return one of :data:`KINDS`: what led to the generation that ``new`` describes."""
-    if new.repair:
-        return "crash" if new.failures or new.left else "start"
-    if new.joined and new.left:
-        return "migrate"
-    return "join" if new.joined else "leave" if new.left else "rebuild"
 
 
 def job_samples(status: JobStatus, counts: EventCounts, connected: bool) -> list[Sample]:

@@ -24,7 +24,7 @@ def test_each_generation_is_a_band_with_its_cause_and_its_loss() -> None:
         (2, "join", 3, 98.0, pytest.approx(0.16)),  # 0.11 and 0.05 of a longer first step
         (3, "crash", 2, pytest.approx(300.2), pytest.approx(0.28)),
         (4, "join", 3, 320.0, pytest.approx(0.17)),
-        (5, "change", 3, 480.0, pytest.approx(0.13)),
+        (5, "rebuild", 3, 480.0, pytest.approx(0.13)),
     ]
     assert found.bands[-1].to_s is None
     assert all(a.to_s == b.from_s for a, b in zip(found.bands, found.bands[1:], strict=False))

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from made import make_job
 
+from edl.core.dashboard.timeline import GenerationTimeline
+from edl.core.event_text import CHANGE_KINDS
 from edl.core.events import (
     Details,
     Event,
@@ -16,7 +18,7 @@ from edl.core.events import (
     SwitchDetails,
     SwitchParts,
 )
-from edl.core.job_metrics import JOB_METRICS, KINDS, EventCounts, job_samples, scrape_targets
+from edl.core.job_metrics import JOB_METRICS, UNKNOWN, EventCounts, job_samples, scrape_targets
 from edl.core.metric import (
     BUILD_INFO,
     Histogram,
@@ -152,24 +154,29 @@ def change(
 
 
 @pytest.mark.parametrize(
-    ("details", "kind"),
+    ("generation", "details", "kind"),
     [
-        (change(joined=("w0", "w1"), repair=True), "start"),
-        (change(joined=("w2",)), "join"),
-        (change(left=("w2",)), "leave"),
-        (change(joined=("w3",), left=("w2",)), "migrate"),
-        (change(left=("w2",), repair=True), "crash"),
-        (change(repair=True, failures={"w1": "the ring broke"}), "crash"),
-        (change(), "rebuild"),
+        (1, change(joined=("w0", "w1"), repair=True), "start"),
+        (2, change(joined=("w2",)), "join"),
+        (2, change(left=("w2",)), "leave"),
+        (2, change(joined=("w3",), left=("w2",)), "migrate"),
+        (2, change(left=("w2",), repair=True), "crash"),
+        (2, change(repair=True, failures={"w1": "the ring broke"}), "crash"),
+        (2, change(joined=("w2", "w3"), repair=True), "crash"),  # all workers died
+        (2, change(), "rebuild"),
     ],
 )
-def test_a_new_ring_counts_by_what_led_to_it(details: GenerationDetails, kind: str) -> None:
-    counts = EventCounts()
-    counts.add(event(details))
+def test_a_new_ring_counts_by_what_led_to_it(
+    generation: int, details: GenerationDetails, kind: str
+) -> None:
+    """In the metrics and on the dashboard's time line, whatever it has seen before."""
+    new, counts = event(details, generation), EventCounts()
+    counts.add(new)
     samples = counts.samples()
     assert value(samples, "edl_membership_changes_total", kind) == 1
-    assert sum(value(samples, "edl_membership_changes_total", one) for one in KINDS) == 1
+    assert sum(value(samples, "edl_membership_changes_total", one) for one in CHANGE_KINDS) == 1
     assert value(samples, "edl_events_total", "generation") == 1
+    assert [band.cause for band in GenerationTimeline().with_event(new).bands] == [kind]
 
 
 def test_a_stall_is_that_of_the_old_worker_that_waited_longest() -> None:
@@ -184,6 +191,14 @@ def test_a_stall_is_that_of_the_old_worker_that_waited_longest() -> None:
     assert isinstance(stalls.value, Histogram)
     assert (stalls.labels, sum(stalls.value.counts), stalls.value.sum) == (("join",), 1, 0.2)
     assert value(samples, "edl_stall_part_seconds_total", "join", "init") == 0.125
+
+
+def test_a_stall_whose_change_is_not_in_the_log_is_of_an_unknown_kind() -> None:
+    """The log keeps the newest events only."""
+    counts = EventCounts()
+    counts.add(event(SwitchDetails(2, {"w0": SwitchParts(stall_s=1.0)})))
+    [stalls] = [one for one in counts.samples() if one.metric.name == "edl_stall_seconds"]
+    assert stalls.labels == (UNKNOWN,)
 
 
 def test_the_first_ring_held_nobody_up() -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from edl.core.job_metrics import JOB_METRICS, KINDS, PARTS
+from edl.core.event_text import CHANGE_KINDS
+from edl.core.job_metrics import JOB_METRICS, PARTS
 from edl.core.metric import MetricType
 from edl.core.worker_metrics import WORKER_METRICS
 
@@ -76,7 +77,7 @@ def test_every_kind_and_part_that_is_asked_for_exists() -> None:
     text = " ".join(expressions())
     parts = set(re.findall(r'part="(\w+)"', text))
     assert parts <= {*PARTS, "data", "compute", "reduce"}
-    assert set(re.findall(r'(?<=changes_total)\{kind="(\w+)"', text)) <= set(KINDS)
+    assert set(re.findall(r'(?<=changes_total)\{kind="(\w+)"', text)) <= set(CHANGE_KINDS)
 
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda one: str(one["title"]))

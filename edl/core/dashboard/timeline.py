@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from edl.core.event_text import without_step_s
+from edl.core.event_text import kind_of_change, without_step_s
 from edl.core.events import (
     Event,
     EventKind,
@@ -74,8 +74,8 @@ class GenerationBand(Record):
         np: the workers of its last generation.
         least_np: the smallest number of workers in it.
         most_np: the largest number of workers in it.
-        cause: why it began: ``start``, ``crash``, ``join``, ``leave``, ``migrate`` (both at once),
-            ``change`` (the same workers), or ``several`` of merged generations.
+        cause: why it began, as :func:`edl.core.event_text.kind_of_change` says; ``several`` of
+            merged generations.
         reason: why the leader wrote it; of merged ones that of the last.
         loss_s: the training time that its switches cost, in seconds; None: not known (yet).
         paused_s: for how long it had too few workers to train, in seconds.
@@ -232,9 +232,8 @@ class GenerationTimeline(Record):
         if not np:
             return replace(before, ended_s=event.time)
         number = event.generation
-        band = GenerationBand(
-            number, number, event.time, None, np, np, np, _cause(self, details), event.reason
-        )
+        cause = kind_of_change(number, details)
+        band = GenerationBand(number, number, event.time, None, np, np, np, cause, event.reason)
         bands = _compact((*before.bands, band))
         return replace(before, bands=bands, began_s=self.began_s or event.time, ended_s=None)
 
@@ -296,19 +295,6 @@ def _loss_s(details: SwitchDetails) -> float:
         ),
         default=0.0,
     )
-
-
-def _cause(before: GenerationTimeline, details: GenerationDetails) -> str:
-    """Return why a generation began, in a word, from the time line ``before`` it."""
-    if not before.bands:
-        return "start"
-    if details.repair:
-        return "crash"
-    if details.joined and details.left:
-        return "migrate"
-    if details.joined:
-        return "join"
-    return "leave" if details.left else "change"
 
 
 def _compact(bands: tuple[GenerationBand, ...]) -> tuple[GenerationBand, ...]:

@@ -10,7 +10,7 @@ const BOTTOM = 20; // for the times
 const SPANS = [[0, "All"], [86400, "1 day"], [3600, "1 h"], [600, "10 min"]];
 const WORDS = {
   start: "the job started", crash: "a crash was repaired", join: "workers joined",
-  leave: "workers left", migrate: "workers moved", change: "the ring was built again",
+  leave: "workers left", migrate: "workers moved", rebuild: "the ring was built again",
   several: "several generations",
 };
 
