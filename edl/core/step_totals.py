@@ -1,4 +1,4 @@
-"""Count for metrics how long the steps of one worker took (:class:`StepTotals`)."""
+"""Count for metrics the steps of one worker, and how long they took (:class:`StepTotals`)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ STEP_BOUNDS_S = (
 
 
 class StepTotals:
-    """The durations of all steps that one worker has completed, and of their parts.
+    """The number of steps that one worker has completed, their durations, and those of their parts.
 
     The training thread adds a step at its end, which takes about a microsecond; the thread of the
     HTTP port reads when it is asked for metrics.
 
     Attributes:
+        steps: how many steps of the job this worker has completed since it joined.
         durations: the durations of the steps in seconds, without the first one in each ring, which
             also has the building of that ring in it.
         compute_us: the worker's own time in all steps, in microseconds.
@@ -25,6 +26,7 @@ class StepTotals:
     """
 
     def __init__(self) -> None:
+        self.steps = 0
         self.durations = Histogram(STEP_BOUNDS_S)
         self.compute_us = self.data_us = self.reduce_us = 0
 

@@ -1,8 +1,9 @@
 """Declare the metrics that each worker gives at its HTTP port, and return their values.
 
-All are about this one worker, except that ``edl_steps_total`` and ``edl_samples_total`` count what
-all workers have trained together, as this worker knows it. So they are the same on all workers:
-take their maximum over the workers of a job, not their sum.
+All are about this one worker, except ``edl_step``, ``edl_steps_total`` and ``edl_samples_total``,
+which are about what all workers train together. ``edl_step`` is the job's, the two counters begin
+at 0 with each worker. All workers of a ring count at the same rate: take the maximum of the rates
+over the workers of a job, not their sum.
 """
 
 from __future__ import annotations
@@ -33,9 +34,13 @@ WORKER_GENERATION = gauge(
     "edl_worker_generation",
     "Number of the ring in which this worker trains; 0 before its first one",
 )
+STEP = gauge(
+    "edl_step",
+    "Steps that the job has completed, as this worker knows; 0 before its first ring",
+)
 STEPS = counter(
     "edl_steps_total",
-    "Steps that the job has completed, as this worker knows; the same on all workers of a ring",
+    "Steps that this worker has completed together with the others since it joined",
 )
 SAMPLES = counter(
     "edl_samples_total",
@@ -61,6 +66,7 @@ WORKER_METRICS = (
     WORKER_INFO,
     LEADER,
     WORKER_GENERATION,
+    STEP,
     STEPS,
     SAMPLES,
     STEP_DURATION,
@@ -82,7 +88,7 @@ class WorkerSnapshot:
         leads: whether it leads the job.
         connected: whether it is connected to ZooKeeper.
         progress: its progress.
-        totals: the times of its steps.
+        totals: the number of its steps, and their times.
         now_s: the present time on the clock of ``progress.updated_at``, in seconds.
     """
 
@@ -105,7 +111,8 @@ def worker_samples(facts: WorkerSnapshot) -> list[Sample]:
         WORKER_INFO(1, facts.job, facts.host, facts.worker),
         LEADER(int(facts.leads)),
         WORKER_GENERATION(progress.generation),
-        STEPS(progress.step),
+        STEP(progress.step),
+        STEPS(totals.steps),
         SAMPLES(progress.samples_total),
         STEP_DURATION(totals.durations),
         STEP_PARTS(totals.data_us / 1e6, "data"),

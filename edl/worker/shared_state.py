@@ -43,7 +43,7 @@ class SharedState:
             an empty dict before the script has a model.
         fits: the fits (calls of ``fit``) that this worker's script has done and begun, for
             newcomers.
-        step_totals: the times of all steps of this worker, for its metrics.
+        step_totals: the number and the times of all steps of this worker, for its metrics.
     """
 
     worker: int = -1

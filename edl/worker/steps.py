@@ -276,8 +276,10 @@ class WorkerSteps(ABC):
     def _publish(self) -> None:
         """Report a complete step to the daemon; after the second one in a ring, log the switch.
 
-        The step records of the second step have the times of the switch and of the first step.
+        The step records of the second step have the times of the switch and of the first step. The
+        step is also counted for the metrics.
         """
+        self._shared.step_totals.steps += 1
         if self.timer.steps_here == 2:
             self._log_switch()
         self._report()

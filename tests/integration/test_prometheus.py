@@ -47,7 +47,11 @@ def test_prometheus_sees_what_status_and_events_say(tmp_path: Path, zk_hosts: st
             prometheus.wait_for("sum(up)", 4)
             before = job.status()["step"]
             job.wait_for_step(before + 3)
-            prometheus.wait_for(f"max(edl_steps_total) > bool {before}", 1)
+            prometheus.wait_for(f"max(edl_step) > bool {before}", 1)
+            newcomers = 'max(edl_steps_total{worker!~"w0|w1"})'
+            prometheus.wait_for(f"{newcomers} > bool 0", 1)
+            [(_, trained)] = prometheus.query(newcomers)
+            assert trained < job.status()["step"]  # not the steps from before they came
 
             stalls = [
                 max(parts["stall_s"] for parts in workers if parts["role"] == "old")

@@ -36,6 +36,8 @@ from edl.core.status import job_status
 from edl.core.step_totals import StepTotals
 from edl.core.worker_metrics import WORKER_METRICS, WorkerSnapshot, worker_samples
 from edl.http.exposition import exposition
+from edl.testing.counting import Counting
+from edl.testing.loopback import LoopbackJob
 from edl.worker.step_timer import StepTimer
 
 OPEN_METRICS = "application/openmetrics-text;version=1.0.0"
@@ -60,14 +62,29 @@ def test_a_histogram_counts_a_value_at_a_limit_below_it() -> None:
 
 def test_a_worker_tells_its_progress() -> None:
     progress = WorkerProgress(step=7, generation=2, size=3, samples_total=99, updated_at=5.0)
-    samples = worker_samples(facts(progress, StepTotals(), now_s=6.5))
-    assert value(samples, "edl_steps_total") == 7
+    totals = StepTotals()
+    totals.steps = 4
+    samples = worker_samples(facts(progress, totals, now_s=6.5))
+    assert value(samples, "edl_step") == 7
+    assert value(samples, "edl_steps_total") == 4  # it joined after the third
     assert value(samples, "edl_samples_total") == 99
     assert value(samples, "edl_worker_generation") == 2
     assert value(samples, "edl_worker_last_step_age_seconds") == 1.5
     assert value(samples, "edl_leader") == 1
     assert value(samples, "edl_worker_info", "digits", "a", "w3") == 1
     assert {one.metric for one in samples} == set(WORKER_METRICS)
+
+
+def test_a_worker_counts_its_steps_since_it_joined() -> None:
+    """So a worker that joins a job that has trained for long makes no jump in the rate."""
+    job = LoopbackJob(Counting(60), np=2, max_np=3)
+    job.after_step(3, lambda job: job.scale({"a": 3}))
+    job.run()
+    old, new = job.workers[0], job.workers[2]
+    joined_after = new.worker.loader.timer.entered_at
+    assert joined_after >= 3
+    assert old.shared.step_totals.steps == old.shared.progress.step
+    assert new.shared.step_totals.steps == new.shared.progress.step - joined_after > 0
 
 
 def test_the_times_of_steps_are_those_of_the_step_records() -> None:
@@ -116,7 +133,7 @@ def test_the_text_format_of_prometheus() -> None:
 
 
 def test_open_metrics_for_a_client_that_asks_for_it() -> None:
-    samples = worker_samples(facts(WorkerProgress(step=7), StepTotals()))
+    samples = worker_samples(facts(WorkerProgress(), StepTotals()))
     text, kind = exposition(samples, OPEN_METRICS)
     lines = text.decode().splitlines()
     assert kind.startswith("application/openmetrics-text")
