@@ -2,7 +2,8 @@
 
 They are the fields of a :class:`edl.core.status.JobStatus`, as `edl status` shows them, and counts
 of the job's events (:class:`EventCounts`), as `edl events` shows them. All agents of a job give the
-same values, so take their maximum over the agents, not their sum.
+same values, so take their maximum over the agents, not their sum. Only an agent that joins after
+the oldest events were removed from the log has lower counts.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class Agent(Supervisor[AgentState]):
         ends_job: whether a signal ends the job, even with ``joined``, if no other host has workers.
         on_snapshot: called with the job's records each time the agent has read them.
         stack_signal: the number of the signal at which workers write their stacks; 0 for none.
-        on_event: called with each event of the job that the agent reads.
+        on_event: called with each event of the job, those from before this host joined included.
         meanwhile: entered while ``run()`` runs; gives the port of the metrics, 0 for none.
         borrowed_file: the file with the number of borrowed slots of this host; None: there is none.
         reclaim_s: the seconds in which borrowed slots must be free, unless a request says others.
@@ -262,8 +262,10 @@ class Agent(Supervisor[AgentState]):
         self._put_host()
         if self._incarnation is None:
             self._take_over(orphans, now)
-            if self._joined:  # what happened before it came is for `edl events`
-                self._last_event = max((n for n, _ in self._store.events.read()), default=-1)
+            if self._joined:  # what happened before it came is not shown: that is for `edl events`
+                for number, event in self._store.events.read():
+                    self._last_event = number
+                    self._on_event(event)
         self._say_once(self._greeting)
 
     def _look(self, snapshot: Snapshot, now: float) -> None:
