@@ -47,14 +47,17 @@ BORROWED = gauge("edl_borrowed_workers", "Workers that are wanted in borrowed sl
 GENERATION = gauge("edl_generation", "Number of the newest ring; it rises with each change of it")
 TERM = gauge("edl_term", "Number of the newest leader's term; it rises with each new leader")
 HAS_LEADER = gauge("edl_has_leader", "1 while the worker that leads is in ZooKeeper, else 0")
-STEPS = counter("edl_job_steps_total", "Steps that the job has completed, as its leader says")
+STEP = gauge(
+    "edl_job_step",
+    "Steps that the job has completed, as its leader says; lower after a return to a checkpoint",
+)
 EPOCH = gauge("edl_epoch", "Number of the epoch, from 0")
 EPOCH_PROGRESS = gauge(
     "edl_epoch_progress_ratio", "Part of the epoch's samples that is trained, from 0 to 1"
 )
 REMAINING = gauge("edl_remaining_samples", "Samples to train until the end of the job, if known")
-UNTRAINED = counter(
-    "edl_untrained_samples_total",
+UNTRAINED = gauge(
+    "edl_untrained_samples",
     "Samples that were not trained because the script left an epoch before its end",
 )
 SPEED = gauge("edl_samples_per_second", "Samples that all workers train in a second, over 3 s")
@@ -92,7 +95,7 @@ STALL_PARTS = counter(
 
 JOB_METRICS = (
     *(BUILD_INFO, JOB_INFO, JOB_STATE, WORKERS, RING_WORKERS, DESIRED, MIN_WORKERS, MAX_WORKERS),
-    *(SLOTS, DISABLED_SLOTS, BORROWED, GENERATION, TERM, HAS_LEADER, STEPS, EPOCH, EPOCH_PROGRESS),
+    *(SLOTS, DISABLED_SLOTS, BORROWED, GENERATION, TERM, HAS_LEADER, STEP, EPOCH, EPOCH_PROGRESS),
     *(REMAINING, UNTRAINED, SPEED, LAST_STEP, BATCH, NOISE, STRAGGLER, EVENTS, CHANGES, STALL),
     *(STALL_PARTS, ZOOKEEPER_CONNECTED),
 )
@@ -166,7 +169,7 @@ def job_samples(status: JobStatus, counts: EventCounts, connected: bool) -> list
         GENERATION(status.generation),
         TERM(status.term),
         HAS_LEADER(int(status.leader is not None)),
-        STEPS(status.step),
+        STEP(status.step),
         EPOCH(status.epoch),
         UNTRAINED(status.untrained),
         SPEED(status.samples_per_s),

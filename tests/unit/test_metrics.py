@@ -256,7 +256,7 @@ def test_a_job_tells_what_its_status_says() -> None:
     assert value(samples, "edl_job_info", status.job) == 1
     assert value(samples, "edl_job_state", "running") == 1
     assert value(samples, "edl_job_state", "failed") == 0
-    assert value(samples, "edl_job_steps_total") == status.step == 9
+    assert value(samples, "edl_job_step") == status.step == 9
     assert value(samples, "edl_ring_workers") == status.world_size == 2
     assert value(samples, "edl_samples_per_second") == status.samples_per_s == 8.5
     assert value(samples, "edl_epoch_progress_ratio") == 0.25
@@ -265,6 +265,13 @@ def test_a_job_tells_what_its_status_says() -> None:
     stages = Counter(str(one.stage) for one in status.members)
     for stage, count in stages.items():
         assert value(samples, "edl_workers", stage) == count
+
+
+def test_what_may_fall_is_no_counter() -> None:
+    """A leader reports a lower step than before after a return to a checkpoint."""
+    status = replace(job_status(NOW, "zk"), untrained=3)
+    samples = job_samples(status, EventCounts(), True)
+    assert not [one for one in samples if one.metric.type is MetricType.COUNTER and one.value]
 
 
 def test_what_nobody_knows_is_left_out() -> None:
