@@ -4,6 +4,10 @@ They are the fields of a :class:`edl.core.status.JobStatus`, as `edl status` sho
 of the job's events (:class:`EventCounts`), as `edl events` shows them. All agents of a job give the
 same values, so take their maximum over the agents, not their sum. Only an agent that joins after
 the oldest events were removed from the log has lower counts.
+
+While an agent is not connected to ZooKeeper, it leaves out what it cannot know then: what the
+leader has reported, and which workers and agents there are. What only a write to ZooKeeper changes,
+such as the state of the job and its generation, keeps the value that it had.
 """
 
 from __future__ import annotations
@@ -148,45 +152,67 @@ class EventCounts:
 def job_samples(status: JobStatus, counts: EventCounts, connected: bool) -> list[Sample]:
     """Return the values of the metrics of a job.
 
-    Values that nobody knows, such as the remaining samples of a stream, are left out.
+    Values that nobody knows, such as the remaining samples of a stream, are left out; if
+    ``connected`` is false, so are those that may have changed since ``status`` was read.
 
     Args:
-        status: the status of the job.
+        status: the status of the job, as this process has read it last.
         counts: counts of the job's events.
         connected: whether this process is connected to ZooKeeper.
     """
-    stages = Counter(member.stage for member in status.members)
     return [
         JOB_INFO(1, status.job),
-        *one_of(JOB_STATE, [*JobState], status.state),
-        *(WORKERS(stages[stage], stage) for stage in Stage),
-        RING_WORKERS(status.world_size),
-        DESIRED(sum((status.desired or status.assigned).values())),
-        MIN_WORKERS(status.min_np),
-        SLOTS(sum(status.hosts.values())),
-        DISABLED_SLOTS(len(status.disabled_slots)),
-        BORROWED(sum(status.borrowed.values())),
-        GENERATION(status.generation),
-        TERM(status.term),
-        HAS_LEADER(int(status.leader is not None)),
-        STEP(status.step),
-        EPOCH(status.epoch),
-        UNTRAINED(status.untrained),
-        SPEED(status.samples_per_s),
+        *_written(status),
+        *((*_present(status), *_reported(status)) if connected else ()),
         ZOOKEEPER_CONNECTED(int(connected)),
-        *_known(status),
         *counts.samples(),
     ]
 
 
-def _known(status: JobStatus) -> list[Sample]:
-    """Return the values that not every job has, as far as this one has them.
+def _written(status: JobStatus) -> list[Sample]:
+    """Return the values that change only when a record of the job is written to ZooKeeper.
 
     ``status`` is the status of the job.
     """
-    found = []
+    found = [
+        *one_of(JOB_STATE, [*JobState], status.state),
+        RING_WORKERS(status.world_size),
+        DESIRED(sum((status.desired or status.assigned).values())),
+        MIN_WORKERS(status.min_np),
+        DISABLED_SLOTS(len(status.disabled_slots)),
+        BORROWED(sum(status.borrowed.values())),
+        GENERATION(status.generation),
+        TERM(status.term),
+    ]
     if status.max_np is not None:
         found.append(MAX_WORKERS(status.max_np))
+    return found
+
+
+def _present(status: JobStatus) -> list[Sample]:
+    """Return the values about the workers and agents that are in ZooKeeper.
+
+    ``status`` is the status of the job.
+    """
+    stages = Counter(member.stage for member in status.members)
+    return [
+        *(WORKERS(stages[stage], stage) for stage in Stage),
+        SLOTS(sum(status.hosts.values())),
+        HAS_LEADER(int(status.leader is not None)),
+    ]
+
+
+def _reported(status: JobStatus) -> list[Sample]:
+    """Return the values that the leader reports, without those that it does not know.
+
+    ``status`` is the status of the job.
+    """
+    found = [
+        STEP(status.step),
+        EPOCH(status.epoch),
+        UNTRAINED(status.untrained),
+        SPEED(status.samples_per_s),
+    ]
     if status.epoch_total:
         found.append(EPOCH_PROGRESS(status.epoch_done / status.epoch_total))
     if status.left is not None:

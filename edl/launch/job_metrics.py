@@ -3,7 +3,7 @@
 :class:`JobMetrics` is the server. It answers, signed or not:
 
 - ``GET /metrics``: the metrics of the job, from the newest records and events that the agent has
-  read (:mod:`edl.core.job_metrics`);
+  read (:mod:`edl.core.job_metrics`), without those that it cannot know while ZooKeeper is away;
 - ``GET /targets``: a list of all workers and agents of the job that serve metrics, for Prometheus'
   HTTP service discovery;
 - ``GET /health``: an empty JSON object, for a probe.

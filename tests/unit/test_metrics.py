@@ -30,7 +30,7 @@ from edl.core.metric import (
     histogram,
 )
 from edl.core.progress import TrainingStatus, WorkerProgress
-from edl.core.records import Generation, Host, Member, RingMember, Stage
+from edl.core.records import Generation, Host, JobState, Member, RingMember, Stage
 from edl.core.snapshot import Snapshot
 from edl.core.status import job_status
 from edl.core.step_totals import StepTotals
@@ -248,6 +248,16 @@ NOW = Snapshot(
     generation=RING,
     status=STATUS,
 )
+FULL = replace(
+    job_status(NOW, "zk"),
+    max_np=4,
+    left=7.0,
+    global_batch=64,
+    noise_scale=128.0,
+    slowest="w1",
+    slowest_s=0.5,
+    others_s=0.25,
+)
 
 
 def test_a_job_tells_what_its_status_says() -> None:
@@ -274,6 +284,25 @@ def test_what_may_fall_is_no_counter() -> None:
     assert not [one for one in samples if one.metric.type is MetricType.COUNTER and one.value]
 
 
+def test_while_zookeeper_is_away_no_old_report_is_given_as_new() -> None:
+    """The records keep their values, for nobody can write others; events were counted here."""
+    counts = EventCounts()
+    counts.add(event(change(joined=("w2",))))
+    status = replace(FULL, state=JobState.RUNNING)
+    samples = job_samples(status, counts, False)
+    with_it = {one.metric.name for one in job_samples(status, counts, True)}
+    assert with_it - {one.metric.name for one in samples} == {
+        *("edl_workers", "edl_slots", "edl_has_leader"),
+        *("edl_job_step", "edl_epoch", "edl_epoch_progress_ratio", "edl_remaining_samples"),
+        *("edl_untrained_samples", "edl_samples_per_second", "edl_last_step_timestamp_seconds"),
+        *("edl_batch_size", "edl_gradient_noise_scale", "edl_straggler_ratio"),
+    }
+    assert value(samples, "edl_zookeeper_connected") == 0
+    assert value(samples, "edl_ring_workers") == 2
+    assert value(samples, "edl_job_state", "running") == 1
+    assert value(samples, "edl_membership_changes_total", "join") == 1
+
+
 def test_what_nobody_knows_is_left_out() -> None:
     """Rather than being 0, which would be wrong."""
     names = {one.metric.name for one in job_samples(job_status(NOW, "zk"), EventCounts(), True)}
@@ -285,20 +314,10 @@ def test_what_nobody_knows_is_left_out() -> None:
 
 def test_each_metric_of_a_job_can_have_a_value() -> None:
     """And no metric is given that is not declared."""
-    full = replace(
-        job_status(NOW, "zk"),
-        max_np=4,
-        left=7.0,
-        global_batch=64,
-        noise_scale=128.0,
-        slowest="w1",
-        slowest_s=0.5,
-        others_s=0.25,
-    )
     counts = EventCounts()
     counts.add(event(change(joined=("w2",))))
     counts.add(event(SwitchDetails(1, {"w0": SwitchParts(stall_s=1.0)})))
-    samples = job_samples(full, counts, True)
+    samples = job_samples(FULL, counts, True)
     assert {one.metric for one in samples} | {BUILD_INFO} == set(JOB_METRICS)
     assert value(samples, "edl_straggler_ratio", "w1") == 2.0
     exposition(samples, OPEN_METRICS)
