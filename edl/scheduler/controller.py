@@ -220,7 +220,8 @@ class Controller:
                 lasts.
         """
         self._end_term()
-        sessions = RunSessions(partial(self._connect, leadership), self._wakeup.set)
+        connect = partial(self._connect, leadership)
+        sessions = RunSessions(connect, self._wakeup.set, self._say)
         term = ControllerTerm(
             store, leadership, sessions, self._wakeup.set, self._say, self._policies
         )
@@ -298,6 +299,7 @@ class LeaderRecords:
         mark: marks the hosts that are not lent any more.
         views: the views of jobs that former turns have made.
         unreadable: job -> why the records of its run cannot be read, in a sentence.
+        unread: job -> why its session does not read now, in a sentence. No order is carried out.
     """
 
     snapshot: ClusterSnapshot
@@ -307,11 +309,13 @@ class LeaderRecords:
     mark: Callable[[ClusterView], ClusterView]
     views: JobViews
     unreadable: Mapping[str, str] = field(default_factory=dict)
+    unread: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def view(self) -> ClusterView:
         """The records that were read, as the :class:`ClusterView` from which a plan is made."""
-        view = cluster_view(self.snapshot, self.runs, self.kept, self.unreadable, self.views)
+        why = self.unreadable, self.unread
+        view = cluster_view(self.snapshot, self.runs, self.kept, *why, self.views)
         self.views.keep_only({job.name for job in self.snapshot.jobs})
         return self.mark(view)
 
@@ -386,7 +390,8 @@ class ControllerTerm:
             self._leases.turn(with_assignments(read.view, found), now_s)
         if not found.acts:
             self._tidy(read)
-        return max(0.0, min(LOOK_S, tell_s, found.next_s - time.time()))
+        look_s = AGAIN_S if read.unread else LOOK_S
+        return max(0.0, min(look_s, tell_s, found.next_s - time.time()))
 
     def _plan(self, read: LeaderRecords, now_s: float) -> ClusterPlan:
         """Return the plan that follows from the records ``read`` at the time ``now_s``.
@@ -422,9 +427,10 @@ class ControllerTerm:
         names = [job.name for job in snapshot.jobs]
         secrets, kept = self._store.jobs.secrets_and_measured(names)
         mark = self._leases.marked if self._leases is not None else _unmarked
-        runs = self.run_sessions.read(secrets)
-        unreadable = self.run_sessions.unreadable
-        return LeaderRecords(snapshot, secrets, kept, runs, mark, self._views, unreadable)
+        count = sum(job.life.state.has_run for job in snapshot.jobs)
+        runs = self.run_sessions.read(secrets, count)
+        why = self.run_sessions.unreadable, self.run_sessions.unread
+        return LeaderRecords(snapshot, secrets, kept, runs, mark, self._views, *why)
 
     def _write(self, read: LeaderRecords, found: ClusterPlan, events: Events) -> bool:
         """Write the plan ``found`` and its ``events``; return whether all of it was written.
@@ -484,7 +490,8 @@ class ControllerTerm:
         """Carry out the orders of the plan ``found``, one after another, for a limited time.
 
         The time is ``ORDERS_S`` seconds; orders that are left are in the next plan again. A refused
-        order is shown, and its job's orders come last in the next turns.
+        order is shown, and its job's orders come last in the next turns. A job whose run was not
+        read now gets no order.
 
         Args:
             read: the records from which the plan was made.
@@ -497,6 +504,8 @@ class ControllerTerm:
         for order in sorted(found.orders, key=lambda one: bool(self._refused.get(one.job))):
             if time.monotonic() >= deadline_s:
                 return
+            if order.job in read.unread:
+                continue
             job = jobs[order.job]
             refused = self._refusal_of(order, job, read)
             if refused and refused != self._refused.get(job.name):
@@ -547,6 +556,8 @@ class ControllerTerm:
         for job in jobs_to_remove(read.snapshot.jobs):
             if time.monotonic() >= deadline_s:
                 break  # the next turn goes on
+            if job.name in read.unread:
+                continue
             secret = read.secrets.get(job.name)
             if secret is None or self._removes_run(job.name, secret):
                 self._writer.remove_job(job)

@@ -5,12 +5,17 @@ each node that is read with all of them: in a session with a thousand secrets a 
 as long as in one with a few. A proof cannot be taken back, so such a session would become slower
 with each job. :class:`RunSessions` divides the jobs among sessions, and closes those whose jobs
 have gone.
+
+A session that cannot be opened, or that has no connection, holds up no jobs of others: its own jobs
+move to another session, or are not read for some time.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -18,11 +23,20 @@ from contextlib import nullcontext
 from edl.coordination.cluster.runs import RunReader
 from edl.coordination.fenced_session import FencedSession
 from edl.core.cluster.run_records import RunRecords, status_period_s
+from edl.core.plural import counted
+from edl.errors import CoordinationError, LeadershipLost
+
+logger = logging.getLogger(__name__)
 
 MOST_JOBS = 100  # whose secrets one session proves, as long as so few sessions are enough:
 MOST_SESSIONS = 16  # by default, ZooKeeper takes 60 connections from one machine
 READERS = 4  # threads in which a new leader reads
 SPARE = 2  # sessions beyond those that all jobs need, before the jobs of one move to others
+RETRY_S = 30.0  # after another session could not be opened, before the next try; then the double,
+MOST_RETRY_S = 600.0  # and so on up to this: a try may take as long as a connection may
+MOVE_S = 10.0  # without a connection, before the jobs of a session move to another one
+
+Say = Callable[[str], None]
 
 
 class _Group:
@@ -36,21 +50,37 @@ class _Group:
         jobs: Their names.
         proved: How many jobs have been in the group, whose secrets the session has proved.
         is_behind: Whether the session may not show what was written in others.
+        is_crowded: Whether it has jobs for which another session could not be used.
         session: The session; None: it has not been used yet.
+        error: Why the jobs could not be read last; None: they could.
+        failed_s: Since when they cannot be read, by the clock of :class:`RunSessions`.
     """
 
     def __init__(self, connect: Callable[[], FencedSession], on_change: Callable[[], None]) -> None:
         self._connect, self._on_change = connect, on_change
         self.jobs: set[str] = set()
         self.proved = 0
-        self.is_behind = False
+        self.is_behind = self.is_crowded = False
         self.session: FencedSession | None = None
+        self.error: CoordinationError | None = None
+        self.failed_s = 0.0
         self._reader: RunReader | None = None
 
     @property
     def unreadable(self) -> Mapping[str, str]:
         """Job -> why the records of its run could not be read last."""
         return {} if self._reader is None else self._reader.unreadable
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the session is open and has a connection to ZooKeeper now."""
+        return self.session is not None and self.session.connected
+
+    def add(self, job: str) -> None:
+        """Put a job into the group, which then catches up before it is used."""
+        self.jobs.add(job)
+        self.proved += 1
+        self.is_behind = True  # a former run of this name may have been written in another session
 
     def open(self) -> FencedSession:
         """Return the session, in which all is seen that was written before.
@@ -66,16 +96,32 @@ class _Group:
         return self.session
 
     def read(self, secrets: Mapping[str, str], progress_s: float) -> dict[str, RunRecords]:
-        """Return the runs of the jobs of the group; see :meth:`RunReader.read`.
+        """Return the runs of the jobs of the group, none if ZooKeeper does not answer.
+
+        Then :attr:`error` says why. A session that had no connection at the last read, and has none
+        now, is not waited for.
 
         Args:
             secrets: The secrets of these jobs, and of others.
             progress_s: How old the progress of a run may be, in seconds.
+
+        Raises:
+            LeadershipLost: the term of the leader is over.
         """
-        session = self.open()
-        if self._reader is None:
-            self._reader = RunReader(session, self._on_change)
-        return self._reader.read({name: secrets[name] for name in self.jobs}, progress_s)
+        if self.session is not None and self.error is not None and not self.is_connected:
+            return {}
+        try:
+            session = self.open()
+            if self._reader is None:
+                self._reader = RunReader(session, self._on_change)
+            found = self._reader.read({name: secrets[name] for name in self.jobs}, progress_s)
+        except LeadershipLost:
+            raise
+        except CoordinationError as error:
+            self.error = error
+            return {}
+        self.error = None
+        return found
 
 
 class RunSessions:
@@ -84,23 +130,42 @@ class RunSessions:
     A job is read and written in one session, so what was written is seen by later reads. One thread
     uses this object.
 
+    If another session cannot be opened, its jobs are put into one that is open, which is slower;
+    they are divided again when one can be opened. If a session has lost its connection, its jobs
+    are not read for ``MOVE_S`` seconds at most, and then move to another one.
+
     Args:
         connect: Opens a session that is fenced by the term, and has proved the cluster's secret. It
-            may be called by several threads at a time.
+            may be called by several threads at a time, and must take a bounded time.
         on_change: Called when something has changed that a plan follows from; it runs on a
             connection thread, so it must not block.
+        say: Shows a sentence to whoever has started this process.
+        clock: Returns the time in seconds; only differences count.
 
     Attributes:
         unreadable: Job -> why the records of its run could not be read last, in a sentence.
+        unread: Job -> why its session could not read anything last, in a sentence.
     """
 
-    def __init__(self, connect: Callable[[], FencedSession], on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], FencedSession],
+        on_change: Callable[[], None],
+        say: Say,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._connect = connect
         self._on_change = on_change
+        self._say = say
+        self._clock = clock
         self._groups: list[_Group] = []  # the newest one gets the next job
         self._group_of: dict[str, _Group] = {}
         self._most_jobs = MOST_JOBS  # of a group
+        self._pause_s = RETRY_S  # after the next session that cannot be opened
+        self._retry_s = -math.inf  # not before that another session is opened
+        self._has_said_crowded = False
         self.unreadable: dict[str, str] = {}
+        self.unread: dict[str, str] = {}
 
     @property
     def sessions(self) -> list[FencedSession]:
@@ -111,22 +176,34 @@ class RunSessions:
         """Return the session in which the runs of ``job`` are read and written.
 
         Raises:
-            CoordinationError: another session was needed, and ZooKeeper is away.
+            LeadershipLost: the term of the leader is over.
+            CoordinationError: ZooKeeper is away.
         """
-        group = self._group_of.get(job)
-        return (group or self._add(job)).open()
+        group = self._group_of.get(job) or self._add(job)
+        try:
+            return group.open()
+        except CoordinationError as error:
+            if group.session is not None or isinstance(error, LeadershipLost):
+                raise
+            group.error = error
+            if not self._move(group):
+                raise
+            return self._group_of[job].open()
 
-    def read(self, secrets: Mapping[str, str]) -> dict[str, RunRecords]:
+    def read(self, secrets: Mapping[str, str], count: int) -> dict[str, RunRecords]:
         """Return the present runs of jobs, as :meth:`RunReader.read` does.
 
-        The progress of a run that trains may be as old as that of new runs becomes before they
-        write it again (:func:`status_period_s`), so few nodes are read in each second.
+        Jobs whose session does not answer are left out; :attr:`unread` says why. The progress of a
+        run that trains may be as old as that of new runs becomes before they write it again
+        (:func:`status_period_s`), so few nodes are read in each second.
 
         Args:
             secrets: The secret of each job to read, by name.
+            count: How many of the jobs have a run that is not over.
 
         Raises:
-            CoordinationError: ZooKeeper is away.
+            LeadershipLost: the term of the leader is over.
+            CoordinationError: ZooKeeper is away: no session answers.
         """
         for name in self._group_of.keys() - secrets.keys():
             self._group_of.pop(name).jobs.discard(name)
@@ -135,29 +212,142 @@ class RunSessions:
             if name not in self._group_of:
                 self._add(name)
         self._close_spare()
-        progress_s = status_period_s(0.0, len(secrets))
-        new = sum(group.session is None for group in self._groups)
-        # A new leader reads all: while ZooKeeper answers one session, others' answers are parsed.
-        with ThreadPoolExecutor(READERS) if new > 1 else nullcontext() as pool:
-            each = map if pool is None else pool.map
-            answers = list(each(lambda group: group.read(secrets, progress_s), self._groups))
-        self.unreadable = {}
-        for group in self._groups:
-            self.unreadable |= group.unreadable
-        return {name: run for found in answers for name, run in found.items()}
+        self._divide()
+        progress_s = status_period_s(0.0, count)
+        found = self._read(self._groups, secrets, progress_s)
+        moved = [self._move(group) for group in self._groups[:] if self._is_lost(group)]
+        again = [group for group in self._groups if any(group is one for one in moved)]
+        found |= self._read(again, secrets, progress_s)
+        self._note_errors()
+        return found
 
     def close(self) -> None:
         """Close all sessions, in the background: ZooKeeper may be away."""
         sessions, self._groups, self._group_of = self.sessions, [], {}
         _close(sessions)
 
+    def _read(
+        self, groups: Sequence[_Group], secrets: Mapping[str, str], progress_s: float
+    ) -> dict[str, RunRecords]:
+        """Return the runs of the jobs of ``groups``; see :meth:`_Group.read`."""
+        slow = sum(not group.is_connected for group in groups)
+        # A new leader reads all: while ZooKeeper answers one session, others' answers are parsed.
+        with ThreadPoolExecutor(READERS) if slow > 1 else nullcontext() as pool:
+            each = map if pool is None else pool.map
+            answers = list(each(lambda group: group.read(secrets, progress_s), groups))
+        now_s = self._clock()
+        for group in groups:
+            group.failed_s = group.failed_s if group.error is not None else now_s
+        return {name: run for found in answers for name, run in found.items()}
+
+    def _is_lost(self, group: _Group) -> bool:
+        """Return whether the jobs of ``group`` are to be read in another session, for its fails."""
+        if group.error is None or group.is_connected:
+            return False
+        return group.session is None or self._clock() - group.failed_s >= MOVE_S
+
+    def _move(self, group: _Group) -> _Group | None:
+        """Move the jobs of ``group``, which fails, to another one, and close it.
+
+        If there is no other one that can be read, return None and change nothing.
+        """
+        if group.session is None:
+            self._note_refused()
+        target = self._roomiest()
+        if target is None:
+            return None
+        if not self._has_said_crowded:
+            self._has_said_crowded = True
+            self._say(
+                f"{counted(len(group.jobs), 'job')} had to move to a session of others, in which "
+                f"reads are slower: {group.error}; if ZooKeeper refuses connections, raise its "
+                "maxClientCnxns"
+            )
+        self._groups.remove(group)
+        for job in sorted(group.jobs):
+            self._group_of[job] = target
+            target.add(job)
+        target.is_crowded = target.is_crowded or target.proved > self._most_jobs
+        _close([] if group.session is None else [group.session])
+        return target
+
+    def _roomiest(self) -> _Group | None:
+        """Return the group with the fewest proved secrets of those that can be read, or None."""
+        readable = [one for one in self._groups if one.error is None and one.session is not None]
+        return min(readable, key=lambda one: one.proved, default=None)
+
+    def _note_refused(self) -> None:
+        """Note that another session could not be opened, so that this is not tried again soon."""
+        if self._clock() >= self._retry_s:
+            self._retry_s = self._clock() + self._pause_s
+            self._pause_s = min(MOST_RETRY_S, 2.0 * self._pause_s)
+
+    def _divide(self) -> None:
+        """Move jobs of a crowded group to another session, opening at most one, if it is time.
+
+        Raises:
+            LeadershipLost: the term of the leader is over.
+        """
+        crowded = next((group for group in self._groups if group.is_crowded), None)
+        if crowded is None or self._clock() < self._retry_s:
+            return
+        newest = self._groups[-1]
+        if newest.is_crowded or newest.error is not None or newest.proved >= self._most_jobs:
+            newest = _Group(self._connect, self._on_change)
+            try:
+                newest.open()
+            except LeadershipLost:
+                raise
+            except CoordinationError as error:
+                logger.info("no other session for runs can be opened: %s", error)
+                self._note_refused()
+                return
+            self._groups.append(newest)
+            self._pause_s = RETRY_S
+        for job in sorted(crowded.jobs)[: self._most_jobs - newest.proved]:
+            crowded.jobs.discard(job)
+            self._group_of[job] = newest
+            newest.add(job)
+
+    def _note_errors(self) -> None:
+        """Set what could not be read, and say it if that begins or ends.
+
+        Raises:
+            CoordinationError: no session answers.
+        """
+        errors = [group.error for group in self._groups if group.error is not None]
+        if errors and len(errors) == len(self._groups):
+            raise errors[0].with_traceback(None)  # it may have been raised before
+        self._has_said_crowded &= any(group.is_crowded for group in self._groups)
+        had = bool(self.unread)
+        self.unreadable, self.unread = {}, {}
+        for group in self._groups:
+            if group.error is None:
+                self.unreadable |= group.unreadable
+            else:
+                why = f"its run cannot be read now: {group.error}"
+                self.unread |= dict.fromkeys(sorted(group.jobs), why)
+        if self.unread and not had:
+            count = counted(len(self.unread), "job")
+            self._say(f"{count} cannot be read now, and keep their slots: {errors[0]}")
+        elif had and not self.unread:
+            self._say("all jobs can be read again")
+
     def _add(self, job: str) -> _Group:
-        """Put a job into the newest group, or a new one if that has proved enough secrets."""
-        if not self._groups or self._groups[-1].proved >= self._most_jobs:
-            self._groups.append(_Group(self._connect, self._on_change))
-        group = self._group_of[job] = self._groups[-1]
-        group.jobs.add(job)
-        group.proved += 1
+        """Put a job into the newest group, or a new one if that has proved enough secrets.
+
+        While no other session can be opened, it is put where the fewest secrets have been proved.
+        """
+        group = self._groups[-1] if self._groups else None
+        if group is None or group.error is not None or group.proved >= self._most_jobs:
+            group = self._roomiest() if self._clock() < self._retry_s else None
+            if group is None:
+                group = _Group(self._connect, self._on_change)
+                self._groups.append(group)
+            else:
+                group.is_crowded = group.is_crowded or group.proved >= self._most_jobs
+        self._group_of[job] = group
+        group.add(job)
         return group
 
     def _close_spare(self) -> None:
@@ -170,7 +360,7 @@ class RunSessions:
             self._groups.remove(fewest)
             closed.append(fewest)
             for job in sorted(fewest.jobs):
-                self._add(job).is_behind = True  # what was written in the other session
+                self._add(job)  # which sees what was written in the other session
         _close([group.session for group in closed if group.session is not None])
 
 

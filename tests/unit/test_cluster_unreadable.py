@@ -13,6 +13,7 @@ from edl.coordination.cluster.store import ClusterSnapshot
 from edl.coordination.paths import JobPaths
 from edl.coordination.reads import Read
 from edl.coordination.wire import encode
+from edl.core.cluster.active_jobs import _why_fixed
 from edl.core.cluster.fifo import Fifo
 from edl.core.cluster.job_life import JobLife, LifeState, run_token
 from edl.core.cluster.manifest import JobManifest
@@ -35,18 +36,25 @@ WHY = "the records of its run cannot be read: the node status does not hold JSON
 NOW_S = 1000.0
 
 
-def planned(state: LifeState, now_s: float = NOW_S) -> ClusterPlan:
-    """Plan for the job `ann.x`, whose run cannot be read, and another one that waits."""
+def planned(
+    state: LifeState, now_s: float = NOW_S, is_unread: bool = False, leaving: tuple[int, ...] = ()
+) -> ClusterPlan:
+    """Plan for the job `ann.x`, whose run cannot be read, and another one that waits.
+
+    ``is_unread``: its session has no connection. ``leaving``: what it is to give back.
+    """
     token = run_token(3, 1)
     life = JobLife(state, since_s=990.0, run=token if state.has_run else "", runs=1)
     bad, good = (
         StoredJob(name, order, 0.0, JobManifest(name, ("x",), 1, 2), Wanted(), own, 0)
         for name, order, own in (("ann.x", 3, life), ("bob.y", 4, JobLife(since_s=990.0)))
     )
-    assigned = HostAssignment({"ann.x": JobAssignment(token, (0, 1))} if state.has_run else {})
+    entry = JobAssignment(token, (0, 1), leaving=leaving, changed_s=1.0)
+    assigned = HostAssignment({"ann.x": entry} if state.has_run else {})
     hosts = (HostView("a", HostOffer(4, tuple(range(4))), assigned=assigned, version=0),)
     snapshot = ClusterSnapshot(ClusterRecord(), AllocationRecord(), 0, (bad, good), hosts, {})
-    return plan(cluster_view(snapshot, {}, unreadable={"ann.x": WHY}), Fifo(), now_s)
+    unreadable, unread = ({}, {"ann.x": WHY}) if is_unread else ({"ann.x": WHY}, {})
+    return plan(cluster_view(snapshot, {}, {}, unreadable, unread), Fifo(), now_s)
 
 
 @pytest.mark.parametrize("state", [LifeState.STARTING, LifeState.RUNNING])
@@ -67,6 +75,30 @@ def test_one_that_waits_is_not_started_on_top_of_them() -> None:
 
 def test_one_that_is_to_stop_is_ended_by_its_hosts() -> None:
     assert planned(LifeState.HALTING).assigned["a"].jobs["ann.x"].ends
+
+
+@pytest.mark.parametrize("state", [one for one in LifeState if one.has_run])
+@pytest.mark.parametrize("leaving", [(), (1,), (0, 1)])
+def test_one_that_was_not_read_now_goes_on(state: LifeState, leaving: tuple[int, ...]) -> None:
+    """Its session has no connection: it may be saving its checkpoint, or have begun to train."""
+    late_s = NOW_S + (10.0 if state is LifeState.HALTING else 10_000.0)
+    found = planned(state, late_s, is_unread=True, leaving=leaving)
+    assert "ann.x" not in {one.job for one in found.changes}
+    if "a" in found.assigned:  # else all stays as it is
+        jobs = found.assigned["a"].jobs
+        why = "nothing says that it no longer uses what it is to give back"
+        assert jobs["ann.x"].devices == (0, 1), why
+        assert not jobs["ann.x"].ends
+    if not leaving:
+        assert found.assigned["a"].jobs["bob.y"].devices == (2, 3)
+
+
+def test_the_policy_does_not_move_one_that_was_not_read_now() -> None:
+    life = JobLife(LifeState.RUNNING, run=run_token(3, 1), runs=1)
+    job = StoredJob("ann.x", 3, 0.0, JobManifest("ann.x", ("x",), 1, 2), Wanted(), life, 0)
+    snapshot = ClusterSnapshot(ClusterRecord(), AllocationRecord(), 0, (job,), (), {})
+    view = cluster_view(snapshot, {}, unread={"ann.x": WHY}).by_name["ann.x"]
+    assert _why_fixed(view, 0.0) == f"keeps its slots: {WHY}"
 
 
 def test_measurements_that_make_no_sense_are_its_own_trouble() -> None:

@@ -7,9 +7,16 @@ from typing import Any
 
 import pytest
 
-from edl.errors import CoordinationError
+from edl.errors import CoordinationError, LeadershipLost
 from edl.scheduler import run_sessions
-from edl.scheduler.run_sessions import MOST_JOBS, MOST_SESSIONS, SPARE, RunSessions
+from edl.scheduler.run_sessions import (
+    MOST_JOBS,
+    MOST_SESSIONS,
+    MOVE_S,
+    RETRY_S,
+    SPARE,
+    RunSessions,
+)
 
 
 class FakeSession:
@@ -17,6 +24,7 @@ class FakeSession:
 
     def __init__(self) -> None:
         self.is_closed = False
+        self.connected = True
         self.caught_up = 0
 
     def catch_up(self) -> None:
@@ -38,6 +46,8 @@ class FakeReader:
 
     def read(self, secrets: Mapping[str, str], progress_s: float) -> dict[str, str]:
         assert not self.session.is_closed
+        if not self.session.connected:
+            raise CoordinationError("the connection is suspended")
         self.proved |= secrets.keys()
         assert len(self.proved) <= self.most
         self.unreadable = {name: "junk" for name in secrets if name.startswith("junk")}
@@ -57,22 +67,40 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return []
 
 
-def opened(made: list[Any]) -> RunSessions:
-    def connect() -> Any:
-        made.append(FakeSession())
-        return made[-1]
+class Cluster(RunSessions):
+    """Sessions that a test opens, refuses, and lets lose their connection; its clock stands still.
 
-    return RunSessions(connect, lambda: None)
+    Attributes:
+        refuses: whether no further session can be opened.
+        tries: how often that was tried.
+        said: the sentences that were shown.
+    """
+
+    def __init__(self, made: list[Any]) -> None:
+        self.made, self.refuses, self.tries, self.now_s = made, False, 0, 0.0
+        self.said: list[str] = []
+        super().__init__(self._open, lambda: None, self.said.append, lambda: self.now_s)
+
+    def _open(self) -> Any:
+        self.tries += 1
+        if self.refuses:
+            raise CoordinationError("too many connections")
+        self.made.append(FakeSession())
+        return self.made[-1]
+
+
+def opened(made: list[Any]) -> Cluster:
+    return Cluster(made)
 
 
 def test_each_session_proves_few_secrets(made: list[Any]) -> None:
     runs = opened(made)
     secrets = {f"j{number}": f"s{number}" for number in range(3 * MOST_JOBS - 1)}
-    assert runs.read(secrets) == secrets
+    assert runs.read(secrets, 1) == secrets
     assert len(made) == 3
     assert runs.session_of("j0") is made[0]
     assert runs.session_of("another") is made[2], "a job that is created has its session before"
-    assert runs.read({**secrets, "another": "s", "junk": "s"}) == {**secrets, "another": "s"}
+    assert runs.read({**secrets, "another": "s", "junk": "s"}, 1) == {**secrets, "another": "s"}
     assert runs.unreadable == {"junk": "junk"}
     runs.close()
     assert all(one.is_closed for one in made)
@@ -85,7 +113,7 @@ def test_jobs_come_and_go_without_end(made: list[Any]) -> None:
     lasting = {f"j{number}": "s" for number in range(0, 10 * MOST_JOBS, MOST_JOBS // 4)}
     for number in range(10 * MOST_JOBS):
         kept = {name: "s" for name in lasting if int(name[1:]) < number}
-        found = runs.read({**kept, f"j{number}": "s"})
+        found = runs.read({**kept, f"j{number}": "s"}, 1)
         assert found.keys() == {*kept, f"j{number}"}
         assert len(runs.sessions) <= 1 + 1 + SPARE
     assert sum(not one.is_closed for one in made) == len(runs.sessions)
@@ -94,15 +122,15 @@ def test_jobs_come_and_go_without_end(made: list[Any]) -> None:
 def test_jobs_that_are_left_alone_move_together(made: list[Any]) -> None:
     runs = opened(made)
     names = [f"j{number:03}" for number in range(4 * MOST_JOBS - 50)]
-    runs.read(dict.fromkeys(names, "s"))
+    runs.read(dict.fromkeys(names, "s"), 1)
     left = dict.fromkeys(names[::MOST_JOBS], "s")
-    assert runs.read(left) == left
+    assert runs.read(left, 1) == left
     assert [one.is_closed for one in made] == [True, False, False, False]
     assert runs.session_of(names[0]) is made[-1]
     assert [one.caught_up for one in made] == [0, 0, 0, 1], (
         "it sees what the former one has written"
     )
-    runs.read(left)
+    runs.read(left, 1)
     assert made[-1].caught_up == 1
 
 
@@ -115,16 +143,17 @@ def test_a_very_large_cluster_has_few_sessions(
     secrets: dict[str, str] = {}
     for number in range(20):
         secrets |= {f"j{500 * number + n}": "s" for n in range(500)}
-        assert runs.read(secrets) == secrets
+        assert runs.read(secrets, 1) == secrets
         assert len(runs.sessions) <= MOST_SESSIONS + SPARE
     afresh = opened(made)
-    assert afresh.read(secrets) == secrets
+    assert afresh.read(secrets, 1) == secrets
     assert len(afresh.sessions) == MOST_SESSIONS
 
 
-def test_the_more_jobs_the_older_may_progress_be(
+def test_the_more_jobs_have_runs_the_older_may_progress_be(
     made: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Ended jobs are read, too, but write nothing."""
     asked: list[float] = []
 
     def read(reader: FakeReader, secrets: Mapping[str, str], progress_s: float) -> dict[str, str]:
@@ -133,22 +162,157 @@ def test_the_more_jobs_the_older_may_progress_be(
 
     monkeypatch.setattr(FakeReader, "read", read)
     runs = opened(made)
-    runs.read({"j0": "s"})
-    runs.read({f"j{number}": "s" for number in range(MOST_JOBS)})
+    secrets = {f"j{number}": "s" for number in range(MOST_JOBS)}
+    runs.read(secrets, 1)
+    runs.read(secrets, 100)
     assert asked == [0.01, 1.0]
 
 
-def test_a_session_that_cannot_be_opened_is_tried_again(made: list[Any]) -> None:
-    answers = [CoordinationError("away"), None]
+def test_a_single_session_that_cannot_be_opened_is_tried_again(made: list[Any]) -> None:
+    runs = opened(made)
+    runs.refuses = True
+    for _ in range(2):
+        with pytest.raises(CoordinationError, match="too many connections"):
+            runs.read({"j": "s"}, 1)
+    runs.refuses = False
+    assert runs.read({"j": "s"}, 1) == {"j": "s"}
+    assert runs.tries == 3
+
+
+def test_jobs_of_a_session_that_cannot_be_opened_are_read_in_another_one(
+    made: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeReader, "most", 10**6)
+    runs = opened(made)
+    secrets = {f"j{number:03}": "s" for number in range(MOST_JOBS)}
+    runs.read(secrets, 1)
+    runs.refuses = True
+    for number in range(MOST_JOBS, 2 * MOST_JOBS):
+        secrets[f"j{number:03}"] = "s"
+        assert runs.read(secrets, 1) == secrets
+    assert runs.session_of("new") is made[0], "one that is created"
+    secrets["new"] = "s"
+    assert runs.tries == 2, "it is not tried again at once, for it may take 10 s"
+    assert not runs.unread
+    assert len(runs.said) == 1
+    assert "too many connections; if ZooKeeper refuses" in runs.said[0]
+    runs.now_s += RETRY_S
+    assert runs.read(secrets, 1) == secrets
+    assert runs.tries == 3
+    runs.now_s += RETRY_S
+    runs.read(secrets, 1)
+    assert runs.tries == 3, "now it waits for twice as long"
+    runs.refuses = False
+    runs.now_s += RETRY_S
+    for _ in range(4):
+        assert runs.read(secrets, 1) == secrets
+    assert [one.is_closed for one in made] == [True, False, False, False]
+    assert len(runs.said) == 1
+
+
+def test_a_new_leader_that_gets_few_sessions_reads_all_jobs(
+    made: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeReader, "most", 10**6)
+    runs = opened(made)
+    secrets = {f"j{number}": "s" for number in range(5 * MOST_JOBS)}
+    answers = iter([False, True, True, False, True])
+    connect = runs._open
+
+    def some() -> Any:
+        runs.refuses = next(answers)
+        return connect()
+
+    monkeypatch.setattr(run_sessions, "READERS", 1)
+    runs._connect = some
+    assert runs.read(secrets, 1) == secrets
+    assert len(runs.sessions) == 2
+    assert runs.tries == 5
+
+
+def test_a_session_without_a_connection_holds_up_no_other_one(
+    made: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeReader, "most", 10**6)
+    runs = opened(made)
+    secrets = {f"j{number:03}": "s" for number in range(2 * MOST_JOBS)}
+    mine = {name: "s" for name in secrets if name >= f"j{MOST_JOBS:03}"}
+    runs.read(secrets, 1)
+    made[1].connected = False
+    for _ in range(3):
+        assert runs.read(secrets, 1).keys() == secrets.keys() - mine.keys()
+        assert runs.unread.keys() == mine.keys()
+    assert runs.unread["j100"] == "its run cannot be read now: the connection is suspended"
+    made[1].connected = True
+    assert runs.read(secrets, 1) == secrets
+    assert not runs.unread
+    first, last = "100 jobs cannot be read now, and keep their slots", "all jobs can be read again"
+    assert [one.split(":")[0] for one in runs.said] == [first, last]
+    made[1].connected = False
+    runs.read(secrets, 1)
+    runs.now_s += MOVE_S
+    assert runs.read(secrets, 1) == secrets, "they have moved"
+    assert made[1].is_closed
+    assert made[0].caught_up == 1, "it sees what the other one has written"
+
+
+def test_an_answer_that_is_an_error_moves_no_job(
+    made: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may come of the jobs, and would then follow them."""
+    runs = opened(made)
+    secrets = {f"j{number:03}": "s" for number in range(MOST_JOBS + 1)}
+    runs.read(secrets, 1)
+    usual = FakeReader.read
+
+    def read(reader: FakeReader, jobs: Mapping[str, str], progress_s: float) -> dict[str, str]:
+        if "j100" in jobs:
+            raise CoordinationError("ZooKeeper answered MarshallingError")
+        return usual(reader, jobs, progress_s)
+
+    monkeypatch.setattr(FakeReader, "read", read)
+    for _ in range(3):
+        assert len(runs.read(secrets, 1)) == MOST_JOBS
+        runs.now_s += 10 * MOVE_S
+    assert runs.unread.keys() == {"j100"}
+
+
+def test_without_any_connection_nothing_is_planned(made: list[Any]) -> None:
+    runs = opened(made)
+    secrets = {f"j{number:03}": "s" for number in range(2 * MOST_JOBS)}
+    runs.read(secrets, 1)
+    for one in made:
+        one.connected = False
+    runs.now_s += 2 * MOVE_S
+    with pytest.raises(CoordinationError, match="the connection is suspended"):
+        runs.read(secrets, 1)
+
+
+def test_the_end_of_the_term_is_no_error_of_one_session(
+    made: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = opened(made)
+    secrets = {f"j{number:03}": "s" for number in range(MOST_JOBS)}
+    runs.read(secrets, 1)
 
     def connect() -> Any:
-        error = answers.pop(0)
-        if error is not None:
-            raise error
-        made.append(FakeSession())
-        return made[-1]
+        raise LeadershipLost(3)
 
-    runs = RunSessions(connect, lambda: None)
-    with pytest.raises(CoordinationError):
-        runs.read({"j": "s"})
-    assert runs.read({"j": "s"}) == {"j": "s"}
+    runs._connect = connect
+    with pytest.raises(LeadershipLost):
+        runs.session_of("new")
+    with pytest.raises(LeadershipLost):
+        runs.read({**secrets, "new": "s"}, 1)
+
+
+def test_a_session_catches_up_before_a_job_that_comes_back_is_read(made: list[Any]) -> None:
+    """The job's former run was removed in another session."""
+    runs = opened(made)
+    secrets = {f"j{number:03}": "s" for number in range(MOST_JOBS + 1)}
+    runs.read(secrets, 1)
+    left = {name: "s" for name in secrets if name != "j000"}
+    runs.read(left, 1)
+    assert [one.caught_up for one in made] == [0, 0]
+    runs.read(secrets, 1)
+    assert runs.session_of("j000") is made[1]
+    assert [one.caught_up for one in made] == [0, 1]

@@ -23,11 +23,12 @@ from edl.coordination.reads import OnChange, Read, acl, children, exists, get
 from edl.coordination.session import Session
 from edl.core.cluster.job_life import LifeState
 from edl.core.cluster.measured_throughput import MeasuredThroughput, measurements
+from edl.core.cluster.records import JobAssignment
 from edl.core.cluster.run_records import RunRecords
 from edl.core.cluster.view import ClusterView, HostView, JobView, RunView
 from edl.core.policy.scaling_profile import ScalingProfile
 from edl.core.progress import TrainingStatus
-from edl.core.records import Assigned, Desired, Generation, Host, Job
+from edl.core.records import Assigned, Desired, Generation, Host, Job, JobState
 from edl.errors import AccessDenied, CoordinationError
 
 logger = logging.getLogger(__name__)
@@ -345,6 +346,7 @@ def cluster_view(
     runs: Mapping[str, RunRecords],
     kept: Mapping[str, MeasuredThroughput] = MappingProxyType({}),
     unreadable: Mapping[str, str] = MappingProxyType({}),
+    unread: Mapping[str, str] = MappingProxyType({}),
     views: JobViews | None = None,
 ) -> ClusterView:
     """Return the jobs, hosts and settings of a cluster as the plan reads them, put together.
@@ -356,6 +358,8 @@ def cluster_view(
         kept: what former runs have measured, by name of the job.
         unreadable: job -> why the records of its run cannot be read. It counts as if it had what
             its hosts have for it.
+        unread: job -> why its run was not read now, in a sentence. Such a run counts as one that
+            goes on, and its slots stay as they are.
         views: the views that were made before, of which those are taken that have not changed; None
             makes all anew.
     """
@@ -364,6 +368,8 @@ def cluster_view(
         why = unreadable.get(job.name, "")
         try:
             view = of(job, runs.get(job.name), kept.get(job.name, NOTHING_MEASURED))
+            if job.name in unread:
+                view = _unread_view(view, snapshot.hosts, unread[job.name])
         except Exception as error:  # whatever the job's code has written
             logger.debug("the records of job %s", job.name, exc_info=True)
             why = f"the records of its run make no sense: {error!r}"
@@ -427,11 +433,40 @@ def _unreadable_view(job: StoredJob, hosts: Iterable[HostView], why: str) -> Job
     """
     life, run = job.view.life, None
     if life.state in (LifeState.STARTING, LifeState.RUNNING):
-        entries = {host.name: host.assigned.jobs.get(job.name) for host in hosts}
         devices = {
             host: tuple(one for one in entry.devices if one not in entry.leaving)
-            for host, entry in entries.items()
-            if entry is not None and entry.run == life.run
+            for host, entry in _entries(job.view, hosts).items()
         }
         run = RunView(life.run, trains=life.state is LifeState.RUNNING, devices=devices, version=-1)
     return replace(job.view, run=run, unreadable=why)
+
+
+def _unread_view(job: JobView, hosts: Iterable[HostView], why: str) -> JobView:
+    """Return a job whose run was not read now, though it may be readable, as a plan reads it.
+
+    Its run seems to go on with all devices that hosts have for it, those that it is to give back,
+    too, as if it had not done so. A run that was to stop seems to be stopping.
+
+    Args:
+        job: the job, with what former runs have measured.
+        hosts: the hosts of the cluster, with what is assigned there.
+        why: why it was not read, in a sentence.
+    """
+    life, run = job.life, None
+    if life.state.has_run:
+        halts = life.state is LifeState.HALTING
+        run = RunView(
+            life.run,
+            JobState.STOPPING if halts else JobState.RUNNING,
+            trains=life.state is not LifeState.STARTING,
+            devices={host: entry.devices for host, entry in _entries(job, hosts).items()},
+            version=-1,
+        )
+    return replace(job, run=run, unreadable=why, is_unread=True)
+
+
+def _entries(job: JobView, hosts: Iterable[HostView]) -> dict[str, JobAssignment]:
+    """Return what ``hosts`` have for the run that the record of ``job`` names, by host."""
+    entries = {host.name: host.assigned.jobs.get(job.name) for host in hosts}
+    run = job.life.run
+    return {host: one for host, one in entries.items() if one is not None and one.run == run}

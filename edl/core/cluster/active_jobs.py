@@ -306,6 +306,8 @@ def _why_fixed(job: JobView, unchanged_s: float) -> str:
     manifest = job.manifest
     if job.life.state is LifeState.STARTING:
         return "keeps its slots while it starts"
+    if job.is_unread:
+        return f"keeps its slots: {job.unreadable}"
     if not manifest.preemptible:
         return "keeps its slots: it may not be preempted"
     if unchanged_s < manifest.cool_down_s:

@@ -121,7 +121,8 @@ def _starting(
     2. Users want it halted or deleted: STOP.
     3. A ring of its run has trained: TRAIN.
     4. It has fewer than its fewest slots on hosts that are not lost, or no ring trained within the
-       time for a start: TAKE_BACK, after which it waits for slots again.
+       time for a start: TAKE_BACK, after which it waits for slots again. While its run is not read,
+       the latter is not known.
 
     Args:
         job: the job, with its present run and what users want of it.
@@ -140,7 +141,7 @@ def _starting(
         why = f"{_hosts_lost(facts)} while it started, and {counted(facts.slots, 'slot')}"
         return PendingEvent(LifeEvent.TAKE_BACK, f"{why} of at least {job.min_slots} are left")
     waited_s, limit_s = now_s - job.life.since_s, job.start_limit_s(settings)
-    if waited_s >= limit_s:
+    if waited_s >= limit_s and not job.is_unread:
         busy = 0 if run is None else sum(len(agent.busy) for agent in run.agents.values())
         why = f"no ring trained within {limit_s:g} s of its start: workers lived"
         return PendingEvent(

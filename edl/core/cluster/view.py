@@ -280,6 +280,8 @@ class JobView:
         measured: what is known of its training.
         unreadable: why the records of its run cannot be read, in a sentence; empty: they can.
             Then ``run`` is what its hosts have for it.
+        is_unread: whether that is so only because its run was not read now; then nothing is taken
+            from it for what its records do not show.
     """
 
     name: str
@@ -291,6 +293,7 @@ class JobView:
     run: RunView | None = None
     measured: JobMeasurements = field(default_factory=JobMeasurements)
     unreadable: str = ""
+    is_unread: bool = False
 
     @property
     def present_run(self) -> RunView | None:
