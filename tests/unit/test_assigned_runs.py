@@ -8,11 +8,18 @@ from typing import Any
 import pytest
 
 from edl.coordination.access import Access
+from edl.coordination.paths import JobPaths
 from edl.coordination.reads import Read
 from edl.core.cluster.manifest import JobManifest
+from edl.errors import AccessDenied
 from edl.scheduler.host import assigned_runs
 from edl.scheduler.host.agents import StartOfRun
-from edl.scheduler.host.assigned_runs import MOST_IDENTITIES, NOT_CREATED, AssignedRuns
+from edl.scheduler.host.assigned_runs import (
+    ASK_S,
+    MOST_IDENTITIES,
+    NOT_CREATED,
+    AssignedRuns,
+)
 from edl.scheduler.host.path_probe import PathProbe
 
 
@@ -64,30 +71,54 @@ class FakeJobs:
         return "5" * 64
 
 
+class Awaited:
+    """Runs that are assigned and were not created yet; the clock stands still.
+
+    Attributes:
+        sessions: those that were opened.
+        reads: those of whether a run was created.
+        there: what is read of a run; None: it was not created.
+        is_taken: whether a stranger has the names of the jobs.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sessions: list[Any] = []
+        self.reads: list[Read] = []
+        self.there: list[object] = [None]
+        self.is_taken, self.now_s = False, 0.0
+        self.jobs = FakeJobs()
+        store: Any = SimpleNamespace(
+            jobs=self.jobs, secrets=SimpleNamespace(contents=lambda names: {}), nodes=None
+        )
+        monkeypatch.setattr(assigned_runs, "current_run", self._current_run)
+        self.runs = AssignedRuns(store, self._connect, PathProbe(), lambda: self.now_s)
+
+    def _connect(self) -> Any:
+        self.sessions.append(FakeSession())
+        self.sessions[-1].read_all = self._read_all
+        return self.sessions[-1]
+
+    def _read_all(self, what: str, asked: list[Read]) -> list[object]:
+        self.reads.extend(asked)
+        return self.there
+
+    def _current_run(self, session: object, paths: JobPaths) -> str | None:
+        if self.is_taken:
+            raise AccessDenied(paths.name, "cannot read")
+        return "0" if self.there[0] else None
+
+
 def test_a_run_that_is_not_created_yet_is_watched_and_not_asked_for_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A leader creates a thousand runs one after another, and hosts wait for most of them."""
-    session: Any = FakeSession()
-    reads: list[Read] = []
-    there: list[object] = [None]
-
-    def read_all(what: str, asked: list[Read]) -> list[object]:
-        reads.extend(asked)
-        return there
-
-    session.read_all = read_all
-    jobs = FakeJobs()
-    store: Any = SimpleNamespace(
-        jobs=jobs, secrets=SimpleNamespace(contents=lambda names: {}), nodes=None
-    )
-    monkeypatch.setattr(assigned_runs, "current_run", lambda *_: "0" if there[0] else None)
-    runs = AssignedRuns(store, lambda: session, PathProbe())
+    awaited = Awaited(monkeypatch)
+    runs, jobs, reads, there = awaited.runs, awaited.jobs, awaited.reads, awaited.there
     woken: list[int] = []
     runs.on_created = lambda: woken.append(1)
     for _ in range(3):
         assert runs.start_of("j", "0") == NOT_CREATED
-    assert (jobs.asked, len(session.identities)) == (1, 1)
+    assert (jobs.asked, len(awaited.sessions[0].identities)) == (1, 1)
     assert len(set(reads)) == 1, "the session keeps the answer of one read with one watch"
     assert reads[0].wake is not None
     reads[0].wake()
@@ -96,3 +127,40 @@ def test_a_run_that_is_not_created_yet_is_watched_and_not_asked_for_again(
     start = runs.start_of("j", "0")
     assert isinstance(start, StartOfRun)
     assert start.run == "0"
+
+
+def test_it_is_asked_for_again_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stranger may take the name of the job meanwhile."""
+    awaited = Awaited(monkeypatch)
+    assert awaited.runs.start_of("j", "0") == NOT_CREATED
+    awaited.is_taken = True
+    awaited.now_s += ASK_S - 1.0
+    assert awaited.runs.start_of("j", "0") == NOT_CREATED
+    awaited.now_s += 1.0
+    taken = "the name j is taken by a job that has another secret"
+    assert awaited.runs.start_of("j", "0") == taken
+    assert awaited.runs.start_of("j", "0") == taken, "it is not waited for"
+    awaited.is_taken = False
+    for _ in range(3):
+        assert awaited.runs.start_of("j", "0") == NOT_CREATED
+    assert awaited.jobs.asked == 4
+    awaited.now_s += ASK_S
+    assert awaited.runs.start_of("j", "0") == NOT_CREATED
+    assert awaited.runs.start_of("j", "0") == NOT_CREATED
+    assert awaited.jobs.asked == 5
+    assert len(awaited.sessions[0].identities) == 1, "the secret is proved once"
+
+
+def test_runs_that_are_assigned_no_more_are_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    awaited = Awaited(monkeypatch)
+    for job in ("j", "k"):
+        assert awaited.runs.start_of(job, "0") == NOT_CREATED
+    awaited.runs.keep_only({("j", "0"), ("k", "0"), ("l", "0")})
+    assert awaited.sessions[0].connected
+    awaited.runs.keep_only({("k", "0")})
+    assert not awaited.sessions[0].connected, "its watches have gone with it"
+    awaited.reads.clear()
+    assert awaited.runs.start_of("k", "0") == NOT_CREATED
+    awaited.runs.keep_only({("k", "0")})
+    assert awaited.sessions[1].connected
+    assert {read.path for read in awaited.reads} == {f"{JobPaths('k').run}/0"}

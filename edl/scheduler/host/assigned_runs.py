@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
 
 from edl.coordination.access import Access
 from edl.coordination.cluster.store import ClusterStore
@@ -20,6 +21,7 @@ MOST_IDENTITIES = 500
 
 A session keeps all identities, sends them when it connects again, and ZooKeeper compares all of
 them with each ACL."""
+ASK_S = 5.0  # between two times that all is read of a run that is waited for
 NOT_CREATED = "its run has not been created yet"
 NOT_LOOKED = "it is not known yet whether this host has {}; its file system does not answer"
 
@@ -34,6 +36,7 @@ class AssignedRuns:
         store: the records of the cluster.
         connect: opens the other session, and starts it.
         paths: says whether this host has what a job needs; also an attribute.
+        clock: returns the time in seconds; only differences count.
 
     Attributes:
         on_created: called when a run has been created for which :meth:`start_of` had to wait; it
@@ -41,14 +44,20 @@ class AssignedRuns:
     """
 
     def __init__(
-        self, store: ClusterStore, connect: Callable[[], Session], paths: PathProbe
+        self,
+        store: ClusterStore,
+        connect: Callable[[], Session],
+        paths: PathProbe,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self.paths = paths
         self.on_created: Callable[[], None] = ignore_changes
         self._connect = connect
         self._session: Session | None = None
-        self._awaited: set[tuple[str, str]] = set()  # jobs and their runs, watched in the session
+        self._clock = clock
+        # Jobs and their runs, watched in the session -> when all was read last.
+        self._awaited: dict[tuple[str, str], float] = {}
 
     def start_of(self, job: str, run: str) -> StartOfRun | str:
         """Return what the agent of a run is started with, or a sentence why it cannot start now.
@@ -62,7 +71,7 @@ class AssignedRuns:
         Raises:
             CoordinationError: ZooKeeper is away.
         """
-        if self._waits_for(job, run):
+        if self._waits_for(job, run) and self._clock() - self._awaited[job, run] < ASK_S:
             return NOT_CREATED
         try:
             manifest = self._store.jobs.get(job).manifest
@@ -80,17 +89,27 @@ class AssignedRuns:
             return secrets
         try:
             if self._current_run(job, secret) != run:
-                self._awaited.add((job, run))
+                self._awaited[job, run] = self._clock()
             if self._waits_for(job, run):
                 return NOT_CREATED
         except AccessDenied:
+            self._awaited.pop((job, run), None)
             return f"the name {job} is taken by a job that has another secret"
         return StartOfRun(run, manifest, secret, secrets)
+
+    def keep_only(self, assigned: Collection[tuple[str, str]]) -> None:
+        """Wait no more for runs that are not in ``assigned``, pairs of a job and its run.
+
+        ZooKeeper keeps their watches as long as the session, so that is closed, and the other runs
+        are watched in the next one.
+        """
+        if not self._awaited.keys() <= set(assigned):
+            self.close()
 
     def _waits_for(self, job: str, run: str) -> bool:
         """Return whether a run that was not there when it was asked for has not been created yet.
 
-        :attr:`on_created` is called when it is. Until then nothing is asked of ZooKeeper: while a
+        :attr:`on_created` is called when it is. Until then this asks nothing of ZooKeeper: while a
         controller creates a thousand runs, hosts wait for most of them.
 
         Raises:
@@ -105,7 +124,7 @@ class AssignedRuns:
         node = exists(f"{JobPaths(job).run}/{run}", self._created)
         if session.read_all("wait for a run", [node])[0] is None:
             return True
-        self._awaited.discard((job, run))
+        del self._awaited[job, run]
         return False
 
     def _created(self) -> None:
@@ -157,5 +176,7 @@ class AssignedRuns:
             self.close()
         if self._session is None:
             self._session = self._connect()
-        self._session.identify(Access(job, secret))
+        access = Access(job, secret)
+        if access not in self._session.identities:
+            self._session.identify(access)
         return current_run(self._session, JobPaths(job))

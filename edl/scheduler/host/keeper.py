@@ -253,6 +253,8 @@ class HostKeeper:
             (job -> run, manifest and secret of its agent; job -> why its agent cannot start now, as
             a sentence). Each job to start is in one of the two.
         """
+        entries = assigned.jobs.items()
+        self._runs.keep_only({(job, entry.run) for job, entry in entries if not entry.ends})
         starts: dict[str, StartOfRun] = {}
         obstacles: dict[str, tuple[str, str, float]] = {}
         for job in decision.starts:
