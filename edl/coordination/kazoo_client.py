@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import math
+import threading
 import time
 from collections.abc import MutableMapping
 from typing import Any
 
 from kazoo.client import KazooClient
+from kazoo.exceptions import KazooException
 from kazoo.protocol.serialization import Auth
+
+logger = logging.getLogger(__name__)
 
 
 class QuietLog(logging.LoggerAdapter[logging.Logger]):
@@ -83,3 +88,32 @@ class Client(KazooClient):  # type: ignore[misc]
     def prove(self, credential: str) -> Any:
         """Begin to prove an identity, "user:password"; return kazoo's pending result at once."""
         return self.add_auth_async("digest", credential)
+
+
+def shut_within(client: KazooClient, limit_s: float) -> None:
+    """Stop and close ``client`` in a thread of its own; wait at most ``limit_s`` seconds.
+
+    kazoo's stop() waits for a connection attempt under way, and for its threads without limit. Exit
+    handlers of Python 3.12 start no thread: there the calling thread does it, without the limit.
+    """
+    thread = threading.Thread(target=_shut, args=(client,), name="edl-zk-stop", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        _shut(client)
+        return
+    thread.join(limit_s)
+    if thread.is_alive():
+        atexit.unregister(client.handler.stop)  # it would wait once more, at the end of Python
+
+
+def _shut(client: KazooClient) -> None:
+    """End the session of ``client`` and free its threads and sockets, connected or not.
+
+    Errors are logged, not raised. No two threads may call this for one client at a time.
+    """
+    try:
+        client.stop()
+        client.close()
+    except (KazooException, OSError) as error:
+        logger.debug("while closing a ZooKeeper session: %s", error)

@@ -15,12 +15,12 @@ the logger ``edl.coordination.kazoo`` at DEBUG, without keys.
 
 from __future__ import annotations
 
-import atexit
 import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self
 
@@ -45,7 +45,7 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.retry import KazooRetry
 
 from edl.coordination.access import Access
-from edl.coordination.kazoo_client import Client, QuietLog
+from edl.coordination.kazoo_client import Client, QuietLog, shut_within
 from edl.coordination.multi_read import UNKNOWN, can_be_read_together, read_together, watch_together
 from edl.coordination.reads import Issue, exists
 from edl.coordination.watched_reads import InOrder, WatchedReads
@@ -97,7 +97,8 @@ class Session:
     """A connection to ZooKeeper with one session at a time; a new session follows a lost one.
 
     Use it as a context manager, or call ``start()`` and ``close()``. All methods may be called from
-    any thread, except that a listener must not call ZooKeeper.
+    any thread, except that a listener must not call ZooKeeper, and that threads which create nodes
+    must agree on when :meth:`identify` is called: it decides to whom these are open.
 
     Args:
         hosts: The servers and an optional root, "host:port,host:port/chroot".
@@ -133,6 +134,7 @@ class Session:
         self._changed = threading.Condition()
         self._listeners: list[Callable[[str], None]] = []
         self._watched = WatchedReads()
+        self._sending = threading.RLock()  # held while a thread sends, and during identify
         self._has_multi_read = True
 
     def start(self) -> None:
@@ -187,7 +189,7 @@ class Session:
         with self._shutting:
             if self._client is not None and not self._is_shut:
                 self._is_shut = True
-                _shut_within(self._client, limit_s)
+                shut_within(self._client, limit_s)
 
     def __enter__(self) -> Self:
         self.start()
@@ -265,9 +267,9 @@ class Session:
             # unless the owner, whose connection that breaks, takes it back first.
             twin = KazooClient(self.hosts, timeout=self.session_timeout_s, client_id=identity)
             if not twin.start_async().wait(self.connect_timeout_s):
-                _shut_within(twin, 0.0)
+                shut_within(twin, 0.0)
                 raise ZooKeeperUnreachable(self.hosts, self.connect_timeout_s)
-            _shut_within(twin, self.request_timeout_s)
+            shut_within(twin, self.request_timeout_s)
             if self._has_ended(epoch):
                 return
         raise CoordinationError(f"the session did not end within {self.connect_timeout_s:g} s")
@@ -283,8 +285,8 @@ class Session:
         """Prove to ZooKeeper that this process knows the secrets of jobs, which opens their nodes.
 
         From then on the session may read and write these jobs and those proved before. What it
-        creates is closed to all sessions that do not know the last secret of ``known``. No other
-        thread may send requests in this session meanwhile.
+        creates is closed to all sessions that do not know the last secret of ``known``. Requests of
+        other threads wait meanwhile.
 
         Args:
             *known: The identity of each job (or cluster).
@@ -294,13 +296,33 @@ class Session:
         """
         if not known:
             return
-        # ZooKeeper answers a proof before earlier requests, and kazoo takes that for the answer to
-        # the oldest one, which ends its thread. So those whose caller had an error are awaited.
-        self.call("authenticate", exists("/"), repeat=True)
         proofs = [partial(Client.prove, credential=access.credential) for access in known]
-        self._answers_to("authenticate", proofs, (), repeat=True)
-        self._identities.update(dict.fromkeys(known))
-        self.access, self.client.default_acl = known[-1], known[-1].acl
+        with self._alone(time.monotonic() + self.request_timeout_s):
+            # ZooKeeper answers a proof before earlier requests, and kazoo takes that for the answer
+            # to the oldest one, which ends its thread. So all earlier requests are awaited, which
+            # are answered in order.
+            self.call("authenticate", exists("/"), repeat=True)
+            self._answers_to("authenticate", proofs, (), repeat=True)
+            self._identities.update(dict.fromkeys(known))
+            self.access, self.client.default_acl = known[-1], known[-1].acl
+
+    @contextmanager
+    def _alone(self, deadline: float) -> Iterator[None]:
+        """Let no other thread send a request while the body of the ``with`` statement runs.
+
+        Raises:
+            CoordinationError: another thread did not let it until ``deadline``, on the monotonic
+                clock.
+        """
+        if not self._sending.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise CoordinationError(
+                f"the ZooKeeper session at {self.hosts} is busy: another thread of this process "
+                f"has been proving secrets for {self.request_timeout_s:g} s; try again"
+            )
+        try:
+            yield
+        finally:
+            self._sending.release()
 
     @property
     def identities(self) -> tuple[Access, ...]:
@@ -438,7 +460,8 @@ class Session:
                     found = self._answers_to_one(client, issues, absent, deadline)
                     if found is not None:
                         return found
-                pending = [issue(client) for issue in issues]
+                with self._alone(deadline):
+                    pending = [issue(client) for issue in issues]
                 return [self._answer(one, absent, deadline) for one in pending]
             except ANSWERS:
                 raise
@@ -466,11 +489,14 @@ class Session:
 
         So a server is asked that does not know such a request, whatever it answers.
         """
-        self._has_multi_read = False
-        zxid = client.last_zxid
+        with self._alone(deadline):
+            self._has_multi_read = False
+            zxid = client.last_zxid
+            pending = read_together(client, issues)
         try:
-            found = self._answer(read_together(client, issues), (), deadline)
-            watched = watch_together(client, issues, found, zxid)
+            found = self._answer(pending, (), deadline)
+            with self._alone(deadline):
+                watched = watch_together(client, issues, found, zxid)
             if watched is not None:
                 self._answer(watched, (), deadline)
         except UNKNOWN:
@@ -569,32 +595,3 @@ _STATES: Mapping[str, str] = {
 def _request_timeout_s(session_timeout_s: float) -> float:
     """Return the longest that one request takes, by the time-out of the session, in seconds."""
     return max(1.0, min(session_timeout_s, 5.0))
-
-
-def _shut_within(client: KazooClient, limit_s: float) -> None:
-    """Stop and close ``client`` in a thread of its own; wait at most ``limit_s`` seconds.
-
-    kazoo's stop() waits for a connection attempt under way, and for its threads without limit. Exit
-    handlers of Python 3.12 start no thread: there the calling thread does it, without the limit.
-    """
-    thread = threading.Thread(target=_shut, args=(client,), name="edl-zk-stop", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:
-        _shut(client)
-        return
-    thread.join(limit_s)
-    if thread.is_alive():
-        atexit.unregister(client.handler.stop)  # it would wait once more, at the end of Python
-
-
-def _shut(client: KazooClient) -> None:
-    """End the session of ``client`` and free its threads and sockets, connected or not.
-
-    Errors are logged, not raised. No two threads may call this for one client at a time.
-    """
-    try:
-        client.stop()
-        client.close()
-    except (KazooException, OSError) as error:
-        logger.debug("while closing a ZooKeeper session: %s", error)

@@ -743,3 +743,23 @@ def test_an_identity_is_proved_after_all_answers_have_come(zk_hosts: str) -> Non
         assert len(session.read_all("read", [get("/closed")])[0][0]) == 100_000
         assert session.epoch == 1
         owner.client.delete("/closed")
+
+
+def test_an_identity_is_proved_while_another_thread_reads(zk_hosts: str) -> None:
+    ends, reads = threading.Event(), []
+
+    def read() -> None:
+        while not ends.is_set():
+            reads.append(session.read_all("read", [children("/")] * 10))
+
+    with Session(zk_hosts, access=Access("mine", new_secret())) as session:
+        thread = threading.Thread(target=read)
+        thread.start()
+        try:
+            for number in range(100):
+                session.identify(Access(f"j{number}", new_secret()))
+        finally:
+            ends.set()
+            thread.join(20.0)
+        assert session.epoch == 1
+    assert reads
