@@ -32,7 +32,7 @@ echo "$(basename "$0") $*" >>{calls}
 cat >>{calls}
 if [ -e {broken} ]; then cat {broken} >&2; exit 1; fi
 if [ "$(basename "$0")" = squeue ]; then cat {queue}; fi
-if [ "$(basename "$0")" = sinfo ]; then printf 'n1\nn2\nn3\n'; fi
+if [ "$(basename "$0")" = sinfo ]; then [ ! -e {silent} ] || exit 1; printf 'n1\nn2\nn3\n'; fi
 """
 
 
@@ -40,14 +40,20 @@ class StandInSlurm:
     """Commands that note how they are called, and a queue that the test writes."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.calls, self.queue, self.broken = (directory / n for n in ("calls", "queue", "broken"))
+        names = ("calls", "queue", "broken", "silent")
+        self.calls, self.queue, self.broken, self.silent = (directory / name for name in names)
         self.queue.touch()
-        paths = {"calls": self.calls, "queue": self.queue, "broken": self.broken}
+        paths = {name: directory / name for name in names}
         for name in ("sbatch", "squeue", "scancel", "scontrol", "sinfo"):
             (directory / name).write_text(STANDIN.format(**paths))
             (directory / name).chmod(0o755)
         monkeypatch.setenv("PATH", str(directory), prepend=":")
-        self.fleet = SlurmFleet(COMMAND, "edl-lab-x-", directory / "logs", "low", ["--gres=gpu:2"])
+        self.directory = directory
+        self.fleet = self.made("--gres=gpu:2")
+
+    def made(self, *options: str) -> SlurmFleet:
+        """Return a fleet of the partition `low` with further options of sbatch."""
+        return SlurmFleet(COMMAND, "edl-lab-x-", self.directory / "logs", "low", options)
 
     @property
     def called(self) -> str:
@@ -140,6 +146,63 @@ def test_slurm_is_told_which_nodes_to_avoid(slurm: StandInSlurm) -> None:
     assert "scontrol" not in slurm.called, "it runs"
 
 
+@pytest.mark.parametrize(
+    "options", [["--exclude=n3,n[7-9]"], ["--exclude", "n3,n[7-9]"], ["-xn3", "-x", "n[7-9]"]]
+)
+def test_what_the_user_excludes_is_never_taken(slurm: StandInSlurm, options: list[str]) -> None:
+    slurm.fleet = slurm.made(*options, "--account=lab")
+    slurm.fleet.ask("l1", SHAPE)
+    called = slurm.called
+    assert "--exclude=n3,n[7-9] --partition=low --account=lab\n" in called
+    assert called.count("n[7-9]") == 1
+    slurm.fleet.ask("l1", replace(SHAPE, avoid=("n1",)))
+    assert "--exclude=n3,n[7-9],n1 " in slurm.called
+    slurm.queue.write_text("7|edl-lab-x-l1|PENDING||Priority|edl avoids:n1\n")
+    slurm.fleet.ask("l1", replace(SHAPE, avoid=("n2",)))
+    assert "Comment=edl avoids:n2 ExcNodeList=n3,n[7-9],n2\n" in slurm.called
+    slurm.fleet.ask("l1", SHAPE)
+    assert "Comment=edl avoids: ExcNodeList=n3,n[7-9]\n" in slurm.called
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [(["--exclude=/etc/nodes"], "names a file"), (["--exclude="], "no node"), (["-x"], "no node")],
+)
+def test_what_cannot_be_excluded_is_a_sentence(
+    slurm: StandInSlurm, options: list[str], why: str
+) -> None:
+    with pytest.raises(UsageError, match=f"{why}; give the names of nodes: --fleet-option="):
+        slurm.made(*options)
+
+
+def test_a_sinfo_that_fails_holds_up_no_lease_that_waits(
+    slurm: StandInSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm.silent.touch()
+    slurm.queue.write_text("7|edl-lab-x-l1|PENDING||Priority|edl avoids:n1\n")
+    shape = replace(SHAPE, avoid=("n3",))
+    slurm.fleet.ask("l1", shape)
+    assert "scontrol" not in slurm.called, "it stays as it is"
+    slurm.fleet.ask("l1", shape)
+    assert "sinfo" not in slurm.called, "it is not asked again at once"
+    slurm.fleet.ask("l2", SHAPE)
+    assert "sbatch" in slurm.called, "another one is asked for"
+    slurm.silent.unlink()
+    monkeypatch.setattr(slurm.fleet, "_rests_until_s", 0.0)
+    slurm.fleet.ask("l1", shape)
+    assert "Comment=edl avoids:n3 ExcNodeList=n3\n" in slurm.called
+
+
+def test_a_scontrol_that_fails_holds_up_no_lease_that_waits(slurm: StandInSlurm) -> None:
+    away = "echo slurm_update error: Unable to contact slurm controller >&2\nexit 1\n"
+    (slurm.directory / "scontrol").write_text(f"#!/bin/sh\n{away}")
+    slurm.queue.write_text("7|edl-lab-x-l1|PENDING||Priority|edl avoids:n1\n")
+    slurm.fleet.ask("l1", replace(SHAPE, avoid=("n3",)))
+    assert "sinfo" in slurm.called
+    slurm.fleet.ask("l1", replace(SHAPE, avoid=("n3",)))
+    assert "sinfo" not in slurm.called, "it rests"
+
+
 def test_a_lease_that_runs_is_told_and_one_that_waits_ends(slurm: StandInSlurm) -> None:
     slurm.queue.write_text("7|edl-lab-x-l1|RUNNING|n1|None\n8|edl-lab-x-l2|PENDING||Priority\n")
     for name, within_s, call in (
@@ -178,8 +241,11 @@ def test_what_slurm_refuses_is_a_sentence(
 def test_without_the_commands_of_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     owner = LeaseOwner("lab", SECRET, tmp_path / "secret", "zk:2181", tmp_path)
-    with pytest.raises(UsageError, match="--fleet slurm needs sbatch on the PATH"):
-        fleet_of(FleetOptions("slurm", 2, 3), owner)
+    for program in ("sbatch", "squeue", "scancel", "scontrol", "sinfo"):
+        with pytest.raises(UsageError, match=f"--fleet slurm needs {program} on the PATH"):
+            fleet_of(FleetOptions("slurm", 2, 3), owner)
+        (tmp_path / program).touch(0o755)
+    assert fleet_of(FleetOptions("slurm", 2, 3), owner).name == "slurm"
 
 
 def test_the_end_of_a_log(slurm: StandInSlurm, tmp_path: Path) -> None:
@@ -242,7 +308,7 @@ class StandInFleet:
     def __init__(self) -> None:
         self.engine: dict[str, HostLease] = {}
         self.done: list[str] = []
-        self.away = False
+        self.away = self.refuses_to_ask = False
         self.inside = self.most_inside = 0  # calls that go on
         self.on_ask: Callable[[], None] = lambda: None
         self.answers = threading.Event()
@@ -262,6 +328,8 @@ class StandInFleet:
             raise LeaseRefused("no such partition")
         if lease == "broken":
             raise KeyError(lease)
+        if self.refuses_to_ask:
+            raise FleetUnreachable("sinfo: exit code 1")
         self.on_ask()
         self.done.append(f"ask {lease}")
         self.engine[lease] = HostLease(ASKED)
@@ -364,6 +432,12 @@ def test_an_order_at_which_the_engine_fails_ends_no_other_one(leader: Leader) ->
     leader.until(has_failed_at_the_second)
     until_done(leader, "ask l2", "l2")
     leader.until(lambda: not leader.runner.answer.why)
+
+
+def test_a_host_is_given_back_though_no_other_one_can_be_asked_for(leader: Leader) -> None:
+    leader.fleet.refuses_to_ask = True
+    until_done(leader, "give back l1 0", "l2", back=(ReleaseHost("l1", 0.0),))
+    assert "ask l2" not in leader.fleet.done
 
 
 def test_a_refusal_is_the_end_of_a_lease(leader: Leader) -> None:

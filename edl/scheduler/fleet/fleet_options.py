@@ -14,7 +14,7 @@ from edl.errors import UsageError
 from edl.scheduler.fleet.fleet import Fleet
 from edl.scheduler.fleet.lease_command import HostCommand, kept_environment
 from edl.scheduler.fleet.ray_fleet import RayFleet
-from edl.scheduler.fleet.slurm import SlurmFleet
+from edl.scheduler.fleet.slurm import PROGRAMS, SlurmFleet
 from edl.scheduler.host.run_processes import host_mark
 
 PREFIX_LENGTH = 8  # of the part of a name that only this cluster has
@@ -115,8 +115,12 @@ def fleet_of(options: FleetOptions, owner: LeaseOwner) -> Fleet:
 
 
 def _slurm(options: FleetOptions, owner: LeaseOwner) -> Fleet:
-    """Return the fleet of Slurm; raise a UsageError if its commands are not here."""
-    for program in ("sbatch", "squeue", "scancel"):
+    """Return the fleet of Slurm.
+
+    Raises:
+        UsageError: a command of Slurm is not here, or an option of sbatch cannot be used.
+    """
+    for program in PROGRAMS:
         if shutil.which(program) is None:
             raise UsageError(
                 f"--fleet slurm needs {program} on the PATH of the controller; start it on a "

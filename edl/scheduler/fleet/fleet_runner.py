@@ -153,7 +153,7 @@ class FleetRunner:
             self._wake()
 
     def _carry_out(self) -> None:
-        """Carry out the orders that follow from the newest answer."""
+        """Carry out the orders that follow from the newest answer, first those to give back."""
         with self._changing:
             number, ask, shape, give_back = self._orders
             if number != self._answer.number:
@@ -161,10 +161,10 @@ class FleetRunner:
             self._answer = _with_asked(self._answer, ask)
         self._refused.clear()  # the leader knows of them
         self._failed = ""
-        if shape is not None and not all(self._ask(name, shape) for name in ask):
-            return
         for one in give_back:
             self._give_back(one)
+        if shape is not None:
+            all(self._ask(name, shape) for name in ask)  # as long as the engine answers
 
     def _ask(self, name: str, shape: Shape) -> bool:
         """Ask for a lease; return False if no further order can be carried out now."""

@@ -12,16 +12,24 @@ earlier one has left, and ends it before it offers its slots.
 from __future__ import annotations
 
 import contextlib
+import logging
+import math
 import os
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from edl.core.cluster.lease_records import HostLease, LeaseState, Shape
+from edl.errors import UsageError
 from edl.scheduler.fleet.fleet import FleetUnreachable, LeaseRefused
 from edl.scheduler.fleet.lease_command import HostCommand
 
+logger = logging.getLogger(__name__)
+
+PROGRAMS = ("sbatch", "squeue", "scancel", "scontrol", "sinfo")
+UPDATE_REST_S = 60.0  # after sinfo has failed, or scontrol, before they are used for an update
 CALL_S = 20.0  # for a command of Slurm, which itself tries for some seconds
 LOG_BYTES = 4096
 # The notice of a preemption goes to the tasks of a batch job, not to its script (GraceTime in the
@@ -69,7 +77,11 @@ class SlurmFleet:
         prefix: the beginning of the names of its batch jobs, which no other cluster has.
         logs: the directory for what each `edl host` prints; it must be there on all nodes.
         partition: Slurm's partition; None: the default one.
-        options: further options of sbatch, such as ``--account=NAME``.
+        options: further options of sbatch, such as ``--account=NAME``. The nodes of ``--exclude``
+            are never taken, whatever else a lease avoids.
+
+    Raises:
+        UsageError: ``--exclude`` has no nodes, or names a file.
     """
 
     name = "slurm"
@@ -85,7 +97,9 @@ class SlurmFleet:
         self._command = command
         self._prefix = prefix
         self._logs = logs
-        self._options = [*([f"--partition={partition}"] if partition else []), *options]
+        self._excluded, rest = excluded_nodes(options)
+        self._options = [*([f"--partition={partition}"] if partition else []), *rest]
+        self._rests_until_s = -math.inf  # by the monotonic clock, before the next update
 
     def leases(self) -> Mapping[str, HostLease]:
         """Return the leases of the batch jobs that Slurm still knows; see :class:`Fleet`."""
@@ -104,7 +118,7 @@ class SlurmFleet:
         words += ["--open-mode=append", "--dependency=singleton", "--export=NIL", "--chdir=/"]
         words += [f"--job-name={self._prefix}{lease}", f"--output={self._log_of(lease)}"]
         words += [f"--comment={_AVOIDS}{','.join(shape.avoid)}"]
-        nodes = self._nodes(shape.avoid)
+        nodes = self._to_exclude(shape.avoid)
         words += [f"--exclude={nodes}"] if nodes else []
         script = self._command.script(lease, shape, '"$SLURMD_NODENAME"', SRUN)
         try:
@@ -136,16 +150,44 @@ class SlurmFleet:
     def _update(self, number: str, avoid: Sequence[str]) -> None:
         """Tell Slurm for a batch job that waits which nodes not to take.
 
-        If Slurm cannot do without them, the batch job stays as it is.
+        If Slurm cannot do without them, the batch job stays as it is. So it does if sinfo fails, or
+        scontrol does not answer; then none is told for ``UPDATE_REST_S`` seconds.
         """
+        if time.monotonic() < self._rests_until_s:
+            return
+        try:
+            self._set_excluded(number, avoid)
+        except FleetUnreachable as error:
+            self._rests_until_s = time.monotonic() + UPDATE_REST_S
+            logger.info("batch job %s is not told which nodes to avoid: %s", number, error)
+
+    def _set_excluded(self, number: str, avoid: Sequence[str]) -> None:
+        """Let the batch job ``number`` avoid nodes, if Slurm can do without them.
+
+        Raises:
+            FleetUnreachable: sinfo fails, or scontrol does not answer.
+        """
+        nodes = self._to_exclude(avoid)
         words = ("scontrol", "update", f"JobId={number}", f"Comment={_AVOIDS}{','.join(avoid)}")
-        for more in ((f"ExcNodeList={self._nodes(avoid)}",), ()):
+        for more in ((f"ExcNodeList={nodes}",), ()):
             with contextlib.suppress(_Failed):  # also if it has begun meanwhile
                 self._call(*words, *more)
                 return
 
+    def _to_exclude(self, avoid: Sequence[str]) -> str:
+        """Return the nodes that no batch job may take, and those to ``avoid``, as Slurm lists them.
+
+        Raises:
+            FleetUnreachable: sinfo fails.
+        """
+        return ",".join(filter(None, (self._excluded, self._nodes(avoid))))
+
     def _nodes(self, names: Sequence[str]) -> str:
-        """Return those of ``names`` that are nodes of Slurm, with commas between them."""
+        """Return those of ``names`` that are nodes of Slurm, with commas between them.
+
+        Raises:
+            FleetUnreachable: sinfo fails.
+        """
         if not names:
             return ""
         try:
@@ -199,6 +241,36 @@ class SlurmFleet:
         if any(text in done.stderr for text in _AWAY):
             raise FleetUnreachable(lines[-1])
         raise _Failed(lines[-1].removeprefix(f"{words[0]}: error: "))
+
+
+def excluded_nodes(options: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the nodes that options of sbatch exclude, with commas between them, and the others.
+
+    Args:
+        options: options such as ``--exclude=n[1-3]``, ``-x`` and ``n4``, or ``--account=NAME``.
+
+    Raises:
+        UsageError: an option excludes nothing, or the nodes in a file, which scontrol cannot read.
+    """
+    nodes: list[str] = []
+    others: list[str] = []
+    left = iter(options)
+    for option in left:
+        name, is_long, value = option.partition("=")
+        if option in ("--exclude", "-x"):
+            value = next(left, "")
+        elif option.startswith("-x"):
+            value = option.removeprefix("-x")
+        elif not (is_long and name == "--exclude"):
+            others.append(option)
+            continue
+        if not value or "/" in value:
+            raise UsageError(
+                f"--fleet-option={option} names {'a file' if value else 'no node'}; give the names "
+                "of nodes: --fleet-option=--exclude=NODE,NODE"
+            )
+        nodes.append(value)
+    return ",".join(nodes), others
 
 
 def _avoided(comment: str) -> tuple[str, ...] | None:
