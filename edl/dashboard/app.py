@@ -74,14 +74,22 @@ class SecureHeaders:
         await self._app(scope, receive, send_more)
 
 
-def dashboard_app(watcher: JobWatcher, token: str) -> Starlette:
+class SecureApplication(Starlette):
+    """An application whose answers all have :data:`HEADERS`, also that to an error of its own."""
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Return the whole application, with the headers around it."""
+        return SecureHeaders(super().build_middleware_stack())
+
+
+def dashboard_app(watcher: JobWatcher, token: str) -> SecureApplication:
     """Return the application that serves the page of one job.
 
     Args:
         watcher: keeps the page up to date.
         token: what a browser has to send.
     """
-    app = Starlette(
+    app = SecureApplication(
         routes=[
             Route("/", _static),
             Route("/health", _health),
@@ -89,10 +97,9 @@ def dashboard_app(watcher: JobWatcher, token: str) -> Starlette:
             Route("/api/page", with_token(_page)),
             Route("/api/stream", with_token(_stream)),
             Route("/api/events", with_token(_events)),
-            Route("/api/generations/{number:int}", with_token(_generation)),
+            Route("/api/generations/{number}", with_token(_generation)),
         ]
     )
-    app.add_middleware(SecureHeaders)
     app.state.watcher, app.state.token, app.state.files = watcher, token, static_files()
     app.state.streams = 0
     app.state.ends = False  # then streams end
@@ -154,7 +161,10 @@ async def _events(request: Request) -> Response:
 async def _generation(request: Request) -> Response:
     """Answer with the cost of the switch into a generation, by worker; null: it is not known."""
     watcher: JobWatcher = request.app.state.watcher
-    return _json({"switch": watcher.switch(request.path_params["number"])})
+    number = _whole(request.path_params["number"], None)
+    if number is None:
+        return _json({"message": "this is not the number of a generation"}, 404)
+    return _json({"switch": watcher.switch(number)})
 
 
 async def _stream(request: Request) -> Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -34,8 +35,17 @@ def watcher(store: ShownStore) -> JobWatcher:
     return one
 
 
-def get(app: Any, path: str, token: str | None = TOKEN, **headers: str) -> tuple[int, dict, bytes]:
-    """Return status, headers and body of the answer to a GET of ``path``."""
+def get(
+    app: Any,
+    path: str,
+    token: str | None = TOKEN,
+    error: type[Exception] | None = None,
+    **headers: str,
+) -> tuple[int, dict, bytes]:
+    """Return status, headers and body of the answer to a GET of ``path``.
+
+    ``error`` is what the application raises after its answer; None: nothing.
+    """
     if token is not None:
         headers["authorization"] = f"Bearer {token}"
     target, _, query = path.partition("?")
@@ -61,18 +71,36 @@ def get(app: Any, path: str, token: str | None = TOKEN, **headers: str) -> tuple
     async def send(message: Any) -> None:
         sent.append(message)
 
-    asyncio.run(app(scope, receive, send))
+    with pytest.raises(error) if error is not None else nullcontext():
+        asyncio.run(app(scope, receive, send))
     body = b"".join(one.get("body", b"") for one in sent[1:])
     return sent[0]["status"], {k.decode(): v.decode() for k, v in sent[0]["headers"]}, body
 
 
 def test_the_job_is_shown_only_to_whoever_has_the_token(watcher: JobWatcher) -> None:
     app = dashboard_app(watcher, TOKEN)
-    for path in ("/api/page", "/api/stream", "/api/events", "/api/generations/2"):
+    long = "9" * 5000  # more digits than `int` takes
+    paths = ("/api/page", "/api/stream", "/api/events", "/api/generations/2")
+    for path in (*paths, f"/api/generations/{long}", "/api/generations/x"):
         for token in (None, "", "x" * 64, TOKEN[:-1], "\xff"):
             status, _, body = get(app, path, token)
             assert (status, b"digits" in body) == (401, False)
     assert get(app, "/api/page")[0] == 200
+    for number in (long, "x", "-1", "\u00b2"):
+        assert get(app, f"/api/generations/{number}")[0] == 404
+
+
+def test_all_answers_have_the_secure_headers(watcher: JobWatcher) -> None:
+    app = dashboard_app(watcher, TOKEN)
+
+    def is_secure(headers: dict[str, str]) -> bool:
+        return all(headers.get(name.lower()) == value for name, value in HEADERS.items())
+
+    for path, token in (("/", None), ("/none", None), ("/api/page", None), ("/api/page", TOKEN)):
+        assert is_secure(get(app, path, token)[1]), path
+    app.state.watcher = None  # a defect
+    status, headers, body = get(app, "/api/page", error=AttributeError)
+    assert (status, is_secure(headers), b"Traceback" in body) == (500, True, False)
 
 
 def test_the_files_say_nothing_of_the_job_and_load_nothing_from_elsewhere(
