@@ -17,7 +17,7 @@ from edl.coordination.session import Session
 from edl.core.events import Event
 from edl.core.job_summary import JobSummary, job_summary, sorted_jobs
 from edl.core.snapshot import Snapshot
-from edl.errors import UnknownJob
+from edl.errors import EdlError, UnknownJob
 
 FIXED_READS = 3  # of a snapshot: what is read each time, changed or not
 
@@ -49,13 +49,19 @@ class ObservedJob:
     def read(self) -> Snapshot:
         """Return a snapshot of the job, which is read from ZooKeeper only if reads are due.
 
+        After an error the same reads are due again.
+
         Raises:
             UnknownJob: the job does not exist any more, or another one has taken its name.
-            CoordinationError: ZooKeeper is away.
+            CoordinationError: ZooKeeper is away, or a record cannot be read.
         """
         if self.snapshot is None or self.due_reads:
-            self._changes = 0
-            self.snapshot = self._store.snapshot(self._count)
+            changes, self._changes = self._changes, 0
+            try:
+                self.snapshot = self._store.snapshot(self._count)
+            except EdlError:
+                self._changes += changes  # those counted meanwhile stay
+                raise
         return self.snapshot
 
     def events(self, count: int) -> list[Event]:
