@@ -209,13 +209,17 @@ def curve() -> Curve:
 class ShownStore:
     """A stand-in for a :class:`edl.coordination.job_store.JobStore`, which a test changes.
 
-    ``error`` is raised by each read in place of an answer.
+    ``error`` is raised by each read in place of an answer, and ``connected`` is whether its session
+    then has a connection. None in the ``log`` is an event that cannot be read, and ``first`` the
+    number of the oldest one that is kept.
     """
 
     now: Snapshot = field(default_factory=snapshot)
-    log: list[Event] = field(default_factory=story)
+    log: list[Event | None] = field(default_factory=lambda: list(story()))
+    first: int = 0
     measured: ScalingProfile = field(default_factory=learned)
     error: CoordinationError | UnknownJob | None = None
+    connected: bool = False
     reads: int = 0
     name: str = NAME
 
@@ -228,12 +232,20 @@ class ShownStore:
     @property
     def session(self) -> Any:
         return SimpleNamespace(
-            hosts="127.0.0.1:2181", access=SimpleNamespace(secret=SECRET, job=NAME)
+            hosts="127.0.0.1:2181",
+            access=SimpleNamespace(secret=SECRET, job=NAME),
+            connected=self.connected,
         )
 
     @property
     def events(self) -> Any:
-        return SimpleNamespace(read=lambda after: list(enumerate(self.log))[after + 1 :])
+        return SimpleNamespace(read_known=self._read)
+
+    def _read(self, after: int, unreadable: Callable[[int, str], None]) -> list[tuple[int, Event]]:
+        new = [one for one in enumerate(self.log, self.first) if one[0] > after]
+        for number in (number for number, event in new if event is None):
+            unreadable(number, "this is not an Event")
+        return [(number, event) for number, event in new if event is not None]
 
     @property
     def policy(self) -> Any:

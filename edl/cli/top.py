@@ -38,7 +38,7 @@ class Screen:
 
     Attributes:
         lines: returns the lines.
-        away: why ZooKeeper does not answer; empty if it does.
+        away: why nothing newer could be read, as "ZooKeeper is away: ..."; empty if it could.
         read_at_s: when the lines' content was read, in seconds of ``time.monotonic``.
     """
 
@@ -51,7 +51,7 @@ class Screen:
 
         Args:
             to: the console of the terminal.
-            foot: whether the last line says how to leave, or since when ZooKeeper is away.
+            foot: whether the last line says how to leave, or why there is nothing newer.
         """
         lines = self.lines(to.width, to.height - 1)[: max(1, to.height - 1)]
         if foot:
@@ -63,7 +63,7 @@ class Screen:
         age_s = time.monotonic() - self.read_at_s
         if self.away:
             ago = rounded(age_s)
-            return TextLine(f"{ago} old: ZooKeeper is away: {self.away}", "bold red")
+            return TextLine(f"{ago} old: {self.away}", "bold red")
         clock = f"{datetime.now().astimezone():%H:%M:%S}"
         old = f", {rounded(age_s)} old" if age_s > STALE_S else ""
         return TextLine(f"{clock}{old}  Ctrl-C leaves", "dim")
@@ -88,7 +88,10 @@ def top(
         if job is None:
             jobs = ObservedJobs(session)
             _show(
-                lambda: _all_lines(jobs.read(), jobs.locked), lambda: jobs.due_reads, lambda: False
+                lambda: _all_lines(jobs.read(), jobs.locked),
+                lambda: jobs.due_reads,
+                lambda: False,
+                lambda: session.connected,
             )
             return
         one = ObservedJob(choose_job(session, job, ended=True))
@@ -100,13 +103,14 @@ def top(
         def over() -> bool:
             return one.snapshot is not None and one.snapshot.job.state.over
 
-        _show(read, lambda: one.due_reads, over)
+        _show(read, lambda: one.due_reads, over, lambda: session.connected)
 
 
 def _show(
     read: Callable[[], Lines],
     due_reads: Callable[[], int],
     over: Callable[[], bool],
+    connected: Callable[[], bool],
 ) -> None:
     """Show what ``read`` returns, again and again until Ctrl-C or ``over``.
 
@@ -114,6 +118,7 @@ def _show(
         read: reads from ZooKeeper, and returns what makes the lines.
         due_reads: returns how many nodes the next call of ``read`` will read.
         over: returns whether what was read will not change any more.
+        connected: returns whether there is a connection to ZooKeeper.
     """
     to = console()
     screen = Screen(read(), read_at_s=time.monotonic())
@@ -130,18 +135,21 @@ def _show(
         ):
             while not over():
                 time.sleep(pause_s(due_reads()))
-                _renew(screen, read)
+                _renew(screen, read, connected)
     to.print(screen.text(to, foot=False), soft_wrap=True)
 
 
-def _renew(screen: Screen, read: Callable[[], Lines]) -> None:
-    """Let ``screen`` show what ``read`` returns, or the old lines and why ZooKeeper is away."""
+def _renew(screen: Screen, read: Callable[[], Lines], connected: Callable[[], bool]) -> None:
+    """Let ``screen`` show what ``read`` returns, or the old lines and why there are no newer ones.
+
+    Without a connection, as ``connected`` returns, ZooKeeper is away; else a record cannot be read.
+    """
     try:
         screen.lines = read()
     except UnknownJob:
         raise
     except CoordinationError as error:
-        screen.away = str(error)
+        screen.away = f"{'cannot be read' if connected() else 'ZooKeeper is away'}: {error}"
         return
     screen.away, screen.read_at_s = "", time.monotonic()
 

@@ -5,6 +5,8 @@ The events are sequential nodes, so ZooKeeper gives them their order, not the cl
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from kazoo.exceptions import NoNodeError
@@ -15,6 +17,10 @@ from edl.coordination.reads import OnChange, Read, children, delete_node, get, i
 from edl.coordination.wire import decode, encode
 from edl.core.events import Event
 from edl.core.record import Record
+from edl.errors import CoordinationError
+
+OnUnreadable = Callable[[int, str], None]
+"""A function that is told the number of an event that cannot be read, and why."""
 
 _AT_ONCE = 500  # nodes read or removed in one go
 
@@ -57,7 +63,14 @@ class EventLogNodes(Generic[E]):
 
         Raises:
             EdlError: there is no such job or cluster.
-            CoordinationError: ZooKeeper is away.
+            CoordinationError: ZooKeeper is away, or an event cannot be read.
+        """
+        return self._read(after, None)
+
+    def _read(self, after: int, unreadable: OnUnreadable | None) -> list[tuple[int, E]]:
+        """Return the events with a number above ``after``, as :meth:`read` does.
+
+        ``unreadable`` is told of those that cannot be read; None: the first one is an error.
         """
         session, paths = self._nodes.session, self._nodes.paths
         names, counted = session.read_all("read events", [children(paths.events), self._counter])
@@ -70,14 +83,19 @@ class EventLogNodes(Generic[E]):
             part = nodes[start : start + _AT_ONCE]
             answers = session.read_all("read events", [get(path) for path in part])
             for path, answer in zip(part, answers, strict=True):
-                if answer is not None:
-                    found.append(
-                        (first + sequence(path), self._kind.from_json(decode(path, answer[0])))
-                    )
+                if answer is None:
+                    continue
+                number = first + sequence(path)
+                try:
+                    found.append((number, self._kind.from_json(decode(path, answer[0]))))
+                except CoordinationError as error:
+                    if unreadable is None:
+                        raise
+                    unreadable(number, str(error))
         return found
 
     def newest(self, count: int, wake: OnChange) -> list[E]:
-        """Return the ``count`` newest events, oldest first.
+        """Return the ``count`` newest events, oldest first, without those that cannot be read.
 
         Nothing is read again before a change. The list is empty if there are no events, or no such
         job or cluster.
@@ -94,11 +112,12 @@ class EventLogNodes(Generic[E]):
         names = session.read_all("read events", [children(paths.events, wake)])[0] or ()
         nodes = [paths.event(number) for number in sorted(map(sequence, names))[-count:]]
         answers = session.read_all("read events", [get(path, ignore_changes) for path in nodes])
-        return [
-            self._kind.from_json(decode(path, answer[0]))
-            for path, answer in zip(nodes, answers, strict=True)
-            if answer is not None
-        ]
+        found = []
+        for path, answer in zip(nodes, answers, strict=True):
+            if answer is not None:
+                with suppress(CoordinationError):  # an event of a newer edl
+                    found.append(self._kind.from_json(decode(path, answer[0])))
+        return found
 
     @property
     def _counter(self) -> Read:
@@ -148,6 +167,21 @@ class EventNodes(EventLogNodes[Event]):
 
     def __init__(self, nodes: JobNodes) -> None:
         super().__init__(nodes, Event)
+
+    def read_known(self, after: int, unreadable: OnUnreadable) -> list[tuple[int, Event]]:
+        """Return what :meth:`read` returns, without the events that this edl cannot read.
+
+        Such an event may have a kind that only a newer edl knows.
+
+        Args:
+            after: The number of the newest event that is known already.
+            unreadable: Called with the number of each event that is left out, and the reason.
+
+        Raises:
+            EdlError: there is no such job or cluster.
+            CoordinationError: ZooKeeper is away.
+        """
+        return self._read(after, unreadable)
 
     def newest_step(self) -> int:
         """Return the training step that the newest event names; 0 without an event or a job.

@@ -1,9 +1,10 @@
 """Read a job for its page, in one thread, at a rate that does not depend on the browsers.
 
 Each turn reads what `edl status` and `edl events --follow` read, only the nodes that changed, and
-every :data:`LEARNED_S` seconds what the job has measured. When ZooKeeper does not answer, the page
-keeps what was known and says since when. When the job has ended, it is looked at less often; the
-page stays, also after the job was deleted.
+every :data:`LEARNED_S` seconds what the job has measured. When ZooKeeper does not answer, or a
+record cannot be read, the page keeps what was known and says since when. An event that cannot be
+read is left out and counted. When the job has ended, it is looked at less often; the page stays,
+also after the job was deleted.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 from edl.coordination.job_store import JobStore
 from edl.coordination.reads import ignore_changes
 from edl.core.dashboard.event_page import EventBuffer, EventChoice, ShownEvent, shown_event
-from edl.core.dashboard.job_header import away_in_words
+from edl.core.dashboard.job_header import away_in_words, unreadable_in_words
 from edl.core.dashboard.job_page import JobObservation, JobTrace, page_sections
 from edl.core.dashboard.timeline import SwitchLoss
 from edl.core.job.profile import Curve
@@ -61,6 +62,7 @@ class JobWatcher:
         self._trace = JobTrace()
         self._events = EventBuffer()
         self._last = -1
+        self._unreadable = 0
         self._learned: ScalingProfile = ScalingProfile()
         self._profile: Curve | None = None
         self._learned_due_s = 0.0
@@ -95,7 +97,8 @@ class JobWatcher:
             return
         except CoordinationError as error:
             self._away_since_s = self._away_since_s or now_s
-            text = away_in_words(str(error), self._away_since_s, now_s)
+            in_words = unreadable_in_words if self._store.session.connected else away_in_words
+            text = in_words(str(error), self._away_since_s, now_s)
             self._publish({"notice": {"tone": "bad", "text": text}})
             return
         self._away_since_s = None
@@ -103,7 +106,12 @@ class JobWatcher:
         self._trace = self._trace.with_reading(reading)
         sections = page_sections(reading, self._trace)
         counts, concerns = self._events.counts(), self._events.concerns()
-        events = {"last": self._last, "counts": counts, "concerns": concerns}
+        events = {
+            "last": self._last,
+            "counts": counts,
+            "concerns": concerns,
+            "unreadable": self._unreadable,
+        }
         self._publish({**sections, "events": events, "notice": None, "read_s": round(now_s)})
 
     def _read(self, now_s: float) -> JobObservation:
@@ -111,7 +119,7 @@ class JobWatcher:
 
         Raises:
             UnknownJob: the job does not exist any more.
-            CoordinationError: ZooKeeper does not answer.
+            CoordinationError: ZooKeeper does not answer, or a record cannot be read.
         """
         store = self._store
         snapshot: Snapshot = store.snapshot(ignore_changes)
@@ -122,9 +130,11 @@ class JobWatcher:
         if now_s >= self._learned_due_s:
             self._learned, self._profile = store.policy.learned(), store.profile.get()
             self._learned_due_s = now_s + LEARNED_S
-        found = store.events.read(self._last)
+        skipped: list[int] = []
+        found = store.events.read_known(self._last, lambda number, _: skipped.append(number))
+        self._last = max([self._last, *skipped, *(number for number, _ in found)])
+        self._unreadable += len(skipped)
         if found:
-            self._last = found[-1][0]
             self._events.add(shown_event(number, event) for number, event in found)
             self._trace = self._trace.with_events(event for _, event in found)
         hosts = store.session.hosts

@@ -643,6 +643,21 @@ class TestRequestsAndStatus:
         assert store.events.read() == list(enumerate(logged))
         assert store.events.read(after=3) == [(4, logged[4])]
 
+    def test_an_event_of_a_newer_edl_can_be_left_out(self, store: JobStore) -> None:
+        event = Event(1.0, 1, 10, "reason", EvictedDetails("w1"))
+        store.events.add(event)
+        newer = encode({**event.to_json(), "kind": "not_yet"})
+        path = f"{store.paths.events}/e-"
+        store.session.call("write", lambda c: c.create_async(path, newer, sequence=True))
+        store.events.add(event)
+        with pytest.raises(CoordinationError, match="this is not a Event: 'not_yet'"):
+            store.events.read()
+        found: list[tuple[int, str]] = []
+        known = store.events.read_known(-1, lambda number, why: found.append((number, why)))
+        assert known == [(0, event), (2, event)]
+        assert [number for number, _ in found] == [1]
+        assert store.events.newest(8, lambda: None) == [event, event]
+
     def test_the_status_is_what_was_written_last(self, store: JobStore) -> None:
         assert store.status() == TrainingStatus()
         status = TrainingStatus(

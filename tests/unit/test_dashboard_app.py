@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from shown_job import CREATED, NAME, SECRET, ShownStore, snapshot
+from shown_job import CREATED, NAME, SECRET, ShownStore, generation, snapshot
 
 from edl.core.records import JobState
 from edl.dashboard.app import HEADERS, dashboard_app, view_token
@@ -75,6 +75,12 @@ def get(
         asyncio.run(app(scope, receive, send))
     body = b"".join(one.get("body", b"") for one in sent[1:])
     return sent[0]["status"], {k.decode(): v.decode() for k, v in sent[0]["headers"]}, body
+
+
+def sections_of(watcher: JobWatcher) -> dict[str, Any]:
+    """Return the sections of the page of ``watcher``, as a browser gets them."""
+    found: dict[str, Any] = json.loads(watcher.page.patch())["sections"]
+    return found
 
 
 def test_the_job_is_shown_only_to_whoever_has_the_token(watcher: JobWatcher) -> None:
@@ -170,6 +176,31 @@ def test_zookeeper_goes_and_comes_back(watcher: JobWatcher, store: ShownStore) -
     store.error = None
     watcher.turn()
     assert json.loads(get(app, "/api/page")[2])["sections"]["notice"] is None
+
+
+def test_a_record_that_cannot_be_read_is_no_silence_of_zookeeper(
+    watcher: JobWatcher, store: ShownStore
+) -> None:
+    store.error, store.connected = CoordinationError("this is not a Job: 'spec'"), True
+    watcher.turn()
+    watcher.turn()
+    notice = sections_of(watcher)["notice"]
+    assert notice["tone"] == "bad"
+    assert notice["text"].startswith(
+        "The job cannot be read: this is not a Job: 'spec'. The page shows what was known 1 second"
+    )
+
+
+def test_an_event_that_cannot_be_read_is_left_out(watcher: JobWatcher, store: ShownStore) -> None:
+    known = len(store.log)
+    store.log.append(None)
+    watcher.turn()
+    store.log.append(generation(700, 6, ("w0", "w1")))
+    watcher.turn()
+    shown = sections_of(watcher)
+    assert (shown["events"]["unreadable"], shown["notice"]) == (1, None)
+    assert shown["events"]["last"] == known + 1
+    assert shown["timeline"]["bands"][-1]["last"] == 6
 
 
 def test_the_page_stays_after_the_end_and_after_the_job(

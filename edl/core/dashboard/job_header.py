@@ -209,6 +209,18 @@ def away_in_words(reason: str, since_s: float, now_s: float) -> str:
     )
 
 
+def unreadable_in_words(reason: str, since_s: float, now_s: float) -> str:
+    """Return a sentence that the records of a job cannot be read although ZooKeeper answers.
+
+    The arguments are those of :func:`away_in_words`.
+    """
+    age = counted(max(0, round(now_s - since_s)), "second")
+    return (
+        f"The job cannot be read: {reason}. The page shows what was known {age} ago; the workers "
+        "train on. If a newer edl runs the job, open the page with that one."
+    )
+
+
 def _joining(status: JobStatus) -> int:
     """Return the number of workers that prepare to join, or are ready to."""
     return sum(one.stage in (Stage.PREPARING, Stage.READY) for one in status.members)

@@ -150,7 +150,7 @@ function Page() {
       <${Speed} speed=${speed} />
       <${Scaling} scaling=${scaling} />
       <${Ledger} ledger=${ledger} now=${now} />
-      <${Events} events=${state.events} counts=${events?.counts ?? {}} filter=${state.filter} now=${now} onFilter=${onFilter} onMore=${onMore} />
+      <${Events} events=${state.events} counts=${events?.counts ?? {}} unreadable=${events?.unreadable} filter=${state.filter} now=${now} onFilter=${onFilter} onMore=${onMore} />
     </main>
     <footer><span>${link}</span><span>read at ${clock(now)} from ZooKeeper ${header.zookeeper}</span>
       <code>${header.command.join(" ")}</code></footer>`;

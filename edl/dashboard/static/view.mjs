@@ -273,13 +273,14 @@ export class Scaling extends Component {
 }
 
 /** The events, filtered. `events` is what the server has answered. */
-export function Events({ events, counts, filter, now, onFilter, onMore }) {
+export function Events({ events, counts, unreadable, filter, now, onFilter, onMore }) {
   const toggle = (tone) => {
     const tones = filter.tones.includes(tone) ? filter.tones.filter((one) => one !== tone) : [...filter.tones, tone];
     onFilter({ ...filter, tones });
   };
+  const skipped = unreadable ? ` ${counted(unreadable, "event")} of a newer edl cannot be read and ${unreadable === 1 ? "is" : "are"} left out.` : "";
   return html`
-    <${Card} name="events" title="Events" note="Each decision with its reason, the newest first." wide>
+    <${Card} name="events" title="Events" note="Each decision with its reason, the newest first.${skipped}" wide>
       <div class="tools">
         <div class="choice" role="group" aria-label="Kinds of events">
           ${TONES.map(([tone, text]) => html`
