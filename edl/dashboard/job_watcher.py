@@ -92,14 +92,14 @@ class JobWatcher:
         try:
             reading = self._read(now_s)
         except UnknownJob as error:
-            self._over = True
-            self._publish({"notice": {"tone": "warning", "text": f"{error}. The page stays."}})
+            self._over, self._away_since_s = True, None
+            self._notify("warning", f"{error}. The page stays, as it was known last.")
             return
         except CoordinationError as error:
             self._away_since_s = self._away_since_s or now_s
             in_words = unreadable_in_words if self._store.session.connected else away_in_words
             text = in_words(str(error), self._away_since_s, now_s)
-            self._publish({"notice": {"tone": "bad", "text": text}})
+            self._notify("bad", text)
             return
         self._away_since_s = None
         self._over = reading.snapshot.job.state.over
@@ -140,6 +140,10 @@ class JobWatcher:
         hosts = store.session.hosts
         return JobObservation(snapshot, self._learned, self._profile, hosts, now_s)
 
+    def _notify(self, tone: str, text: str) -> None:
+        """Say in the page, in ``tone``, that the rest of it is old, and why (``text``)."""
+        self._publish({"notice": {"tone": tone, "text": text, "stale": True}})
+
     def _publish(self, sections: dict[str, Any]) -> None:
         """Put ``sections`` into the page."""
         self.page = self.page.with_sections(sections)
@@ -152,4 +156,4 @@ class JobWatcher:
             except Exception as error:
                 logger.exception("the page of job %s is not up to date", self._store.name)
                 text = f"the page cannot be brought up to date, a defect of edl: {error!r}"
-                self._publish({"notice": {"tone": "bad", "text": text}})
+                self._notify("bad", text)

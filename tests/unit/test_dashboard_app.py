@@ -213,7 +213,21 @@ def test_the_page_stays_after_the_end_and_after_the_job(
     watcher.turn()
     shown = json.loads(get(app, "/api/page")[2])["sections"]
     assert shown["header"]["words"] == "finished"
-    assert shown["notice"]["text"].endswith("The page stays.")
+    assert "The page stays" in shown["notice"]["text"]
+
+
+def test_what_a_page_shows_of_a_deleted_job_is_said_to_be_old(
+    watcher: JobWatcher, store: ShownStore
+) -> None:
+    store.error = CoordinationError("no connection to ZooKeeper")
+    watcher.turn()
+    store.error = UnknownJob("digits")
+    watcher.turn()
+    shown = sections_of(watcher)
+    assert (shown["header"]["words"], shown["notice"]["stale"]) == ("training", True)
+    store.error = CoordinationError("no connection to ZooKeeper")
+    watcher.turn()  # an outage of its own, which begins now
+    assert "has not answered for 0 seconds" in sections_of(watcher)["notice"]["text"]
 
 
 def test_another_start_of_the_job_begins_anew(watcher: JobWatcher, store: ShownStore) -> None:

@@ -142,7 +142,7 @@ function Page() {
   }[state.link];
   return html`
     <${Notices} notice=${notice} />
-    <${Header} header=${header} now=${now} stale=${state.link === "offline" || notice?.tone === "bad"} />
+    <${Header} header=${header} now=${now} stale=${state.link === "offline" || Boolean(notice?.stale)} />
     <main>
       <${Concerns} concerns=${events?.concerns ?? []} now=${now} />
       <${Generations} timeline=${timeline} now=${now} chosen=${state.chosen} cost=${state.cost} onSelect=${onSelect} />
