@@ -20,6 +20,7 @@ from edl.coordination.reads import ignore_changes
 from edl.core.dashboard.event_page import EventBuffer, EventChoice, ShownEvent, shown_event
 from edl.core.dashboard.job_header import away_in_words, unreadable_in_words
 from edl.core.dashboard.job_page import JobObservation, JobTrace, page_sections
+from edl.core.dashboard.leader_report import LeaderReport, report_age
 from edl.core.dashboard.timeline import SwitchLoss
 from edl.core.job.profile import Curve
 from edl.core.policy.scaling_profile import ScalingProfile
@@ -43,14 +44,20 @@ class JobWatcher:
     Args:
         store: the records of the job.
         clock: returns the time in seconds since 1970.
+        steady_clock: returns seconds that pass evenly, whoever sets the time.
 
     Attributes:
         page: the newest page.
     """
 
-    def __init__(self, store: JobStore, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        store: JobStore,
+        clock: Callable[[], float] = time.time,
+        steady_clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._store = store
-        self._clock = clock
+        self._clock, self._steady_clock = clock, steady_clock
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run, name="edl-dashboard", daemon=True)
         self.page = PublishedPage()
@@ -61,6 +68,7 @@ class JobWatcher:
         self._created = 0.0
         self._trace = JobTrace()
         self._events = EventBuffer()
+        self._report = LeaderReport()
         self._last = -1
         self._unreadable = 0
         self._learned: ScalingProfile = ScalingProfile()
@@ -137,8 +145,11 @@ class JobWatcher:
         if found:
             self._events.add(shown_event(number, event) for number, event in found)
             self._trace = self._trace.with_events(event for _, event in found)
+        steady_s = self._steady_clock()
+        self._report = self._report.at(snapshot.status.updated_at_s, now_s, steady_s)
+        age = report_age(snapshot, self._report, steady_s)
         hosts = store.session.hosts
-        return JobObservation(snapshot, self._learned, self._profile, hosts, now_s)
+        return JobObservation(snapshot, self._learned, self._profile, hosts, now_s, age)
 
     def _notify(self, tone: str, text: str) -> None:
         """Say in the page, in ``tone``, that the rest of it is old, and why (``text``)."""

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from shown_job import CREATED, NAME, SECRET, ShownStore, generation, snapshot
+from shown_job import CREATED, NAME, SECRET, ShownStore, generation, snapshot, training
 
 from edl.core.records import JobState
 from edl.dashboard.app import HEADERS, dashboard_app, view_token
@@ -30,7 +30,9 @@ def store() -> ShownStore:
 @pytest.fixture
 def watcher(store: ShownStore) -> JobWatcher:
     found: Any = store
-    one = JobWatcher(found, clock=lambda: CREATED + 600.0 + store.reads)
+    one = JobWatcher(
+        found, clock=lambda: CREATED + 600.0 + store.reads, steady_clock=lambda: store.reads
+    )
     one.turn()
     return one
 
@@ -176,6 +178,20 @@ def test_zookeeper_goes_and_comes_back(watcher: JobWatcher, store: ShownStore) -
     store.error = None
     watcher.turn()
     assert json.loads(get(app, "/api/page")[2])["sections"]["notice"] is None
+
+
+def test_a_leader_that_stops_to_report_is_noticed_whatever_its_clock_says(
+    watcher: JobWatcher, store: ShownStore
+) -> None:
+    ahead_s = CREATED + 5000.0  # by the leader's clock
+    for at_s in (ahead_s, ahead_s + 1.0):
+        store.now = snapshot(status=training(at_s))
+        watcher.turn()
+    for _ in range(15):
+        watcher.turn()
+    assert sections_of(watcher)["header"]["words"] == "training"
+    watcher.turn()
+    assert sections_of(watcher)["header"]["words"] == "the leader has not reported for 16 seconds"
 
 
 def test_a_record_that_cannot_be_read_is_no_silence_of_zookeeper(

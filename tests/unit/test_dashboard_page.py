@@ -13,6 +13,7 @@ from edl.core.dashboard import throughput_history
 from edl.core.dashboard.event_page import EventBuffer, EventChoice, shown_event
 from edl.core.dashboard.job_header import away_in_words, job_header
 from edl.core.dashboard.job_page import JobObservation, JobTrace, page_sections
+from edl.core.dashboard.leader_report import LeaderReport, ReportAge, report_age
 from edl.core.dashboard.scaling_curve import scaling_curve
 from edl.core.dashboard.throughput_history import SpeedSample, ThroughputHistory, step_parts
 from edl.core.dashboard.worker_table import MOST_ROWS, worker_table
@@ -23,11 +24,12 @@ from edl.core.snapshot import Snapshot
 from edl.core.status import job_status
 
 NOW = CREATED + 600.0
+FRESH = ReportAge(0.5)
 
 
-def header_of(found: Snapshot, at_s: float = NOW) -> tuple[str, str]:
+def header_of(found: Snapshot, report: ReportAge = FRESH) -> tuple[str, str]:
     trace = JobTrace().with_events(story())
-    header = job_header(job_status(found, "zk"), trace.timeline, at_s)
+    header = job_header(job_status(found, "zk"), trace.timeline, report, NOW)
     return header.words, header.tone
 
 
@@ -51,20 +53,50 @@ def test_the_state_in_words() -> None:
 
 def test_an_old_report_of_the_leader_is_no_sign_of_life() -> None:
     unknown = ("the leader has not reported for 60 seconds", "warning")
-    assert header_of(snapshot(), NOW + 60.0) == unknown
-    assert header_of(snapshot(status=training(step=0)), NOW + 60.0) == unknown
-    header = job_header(job_status(snapshot(), "zk"), JobTrace().timeline, NOW + 60.0)
+    old = ReportAge(60.0)
+    assert header_of(snapshot(), old) == unknown
+    assert header_of(snapshot(status=training(step=0)), old) == unknown
+    header = job_header(job_status(snapshot(), "zk"), JobTrace().timeline, old, NOW)
     assert (header.samples_per_s, header.eta_s, header.standing_s) == (None, None, 0.0)
+    assert header_of(snapshot(status=training(at_s=0.0)), ReportAge(None)) == ("training", "good")
+
+
+def test_a_report_ages_by_the_clock_of_its_reader_alone() -> None:
+    found = snapshot()
+    unseen = LeaderReport().at(0.0, NOW, 50.0)
+    assert report_age(found, unseen, 60.0) == ReportAge(None)
+    for late_s in (-1000.0, 0.0, 1000.0):  # the leader's clock, relative to the reader's
+        first = unseen.at(NOW + late_s, NOW, 60.0)
+        assert report_age(found, first, 60.0).age_s == max(0.0, -late_s)
+        same = first.at(NOW + late_s, NOW + 7.0, 67.0)
+        assert same == first
+        new = same.at(NOW + late_s + 9.0, NOW + 9.0, 69.0)
+        assert report_age(found, new, 69.0) == ReportAge(0.0)
+        assert report_age(found, new, 84.5).is_old
+        back = new.at(NOW - 5000.0, NOW + 10.0, 85.0)  # that of the next leader
+        assert report_age(found, back, 85.0).is_fresh
+
+
+def test_a_job_that_reports_seldom_may_be_silent_for_longer() -> None:
+    settings = replace(snapshot().job.spec.settings, status_period_s=20.0)
+    spec = replace(snapshot().job.spec, settings=settings)
+    found = replace(snapshot(), job=replace(snapshot().job, spec=spec))
+    newest = LeaderReport().at(NOW, NOW, 0.0)
+    assert [report_age(found, newest, at).is_fresh for at in (16.0, 60.0, 61.0)] == [
+        True,
+        True,
+        False,
+    ]
 
 
 def test_the_time_left_is_said_while_the_job_trains() -> None:
     status = job_status(snapshot(), "zk")
     timeline = JobTrace().with_events(story()).timeline
-    assert job_header(status, timeline, NOW).eta_s == pytest.approx(571.4)
+    assert job_header(status, timeline, FRESH, NOW).eta_s == pytest.approx(571.4)
     stands = job_status(snapshot(status=training(quiet_s=9.0)), "zk")
-    header = job_header(stands, timeline, NOW)
+    header = job_header(stands, timeline, FRESH, NOW)
     assert (header.eta_s, header.samples_per_s, header.standing_s) == (None, 0.0, 9.0)
-    assert job_header(replace(status, left=None), timeline, NOW).eta_s is None
+    assert job_header(replace(status, left=None), timeline, FRESH, NOW).eta_s is None
 
 
 def test_zookeeper_that_is_away() -> None:
@@ -162,7 +194,7 @@ def test_events_are_chosen_by_tone_and_words() -> None:
 
 
 def test_the_whole_page_is_json() -> None:
-    reading = JobObservation(snapshot(), learned(), curve(), "zk", NOW)
+    reading = JobObservation(snapshot(), learned(), curve(), "zk", NOW, FRESH)
     trace = JobTrace().with_events(story()).with_reading(reading)
     sections = json.loads(msgspec.json.encode(page_sections(reading, trace)))
     assert set(sections) == {"header", "timeline", "workers", "speed", "ledger", "scaling"}

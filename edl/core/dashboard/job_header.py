@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edl.core.dashboard.leader_report import ReportAge
 from edl.core.dashboard.timeline import GenerationTimeline
 from edl.core.plural import counted, verb, workers
 from edl.core.record import Record
@@ -12,7 +13,6 @@ from edl.core.remaining import estimated_remaining_s
 from edl.core.status import JobStatus
 
 QUIET_S = 2.0  # without a step, and five usual steps: then the job stands still
-UNREPORTED_S = 15.0  # after which the leader's report is old
 
 
 @dataclass(frozen=True)
@@ -80,16 +80,19 @@ class JobHeader(Record):
     zookeeper: str
 
 
-def job_header(status: JobStatus, timeline: GenerationTimeline, now_s: float) -> JobHeader:
+def job_header(
+    status: JobStatus, timeline: GenerationTimeline, report: ReportAge, now_s: float
+) -> JobHeader:
     """Return the header of a job's page.
 
     Args:
         status: the status of the job.
         timeline: its generations.
+        report: how old the status is.
         now_s: the present time, in seconds since 1970.
     """
-    standing_s = standstill_s(status, now_s)
-    words, tone = state_in_words(status, standing_s, now_s)
+    standing_s = standstill_s(status, report)
+    words, tone = state_in_words(status, standing_s, report)
     paused_s = max(0.0, now_s - timeline.paused_since_s) if timeline.paused_since_s else 0.0
     goodput = timeline.goodput(now_s, standing_s)
     return JobHeader(
@@ -111,12 +114,12 @@ def job_header(status: JobStatus, timeline: GenerationTimeline, now_s: float) ->
         sizes=status.sizes,
         step=status.step,
         epoch=status.epoch,
-        samples_per_s=_present_rate(status, standing_s, now_s),
+        samples_per_s=_present_rate(status, standing_s, report),
         median_step_s=status.median_step_s,
         global_batch=status.global_batch,
         goodput=None if goodput is None else round(goodput, 4),
         lost_s=round(timeline.lost_s + max(paused_s, standing_s), 3),
-        eta_s=eta_s(status, standing_s) if is_reported(status, now_s) else None,
+        eta_s=eta_s(status, standing_s) if report.is_fresh else None,
         since_s=timeline.began_s,
         ended_s=timeline.ended_s if status.state.over else None,
         standing_s=round(standing_s, 1),
@@ -124,37 +127,26 @@ def job_header(status: JobStatus, timeline: GenerationTimeline, now_s: float) ->
     )
 
 
-def standstill_s(status: JobStatus, now_s: float) -> float:
+def standstill_s(status: JobStatus, report: ReportAge) -> float:
     """Return for how long a running job has completed no step that it should have, in seconds.
 
     It is 0 while the job trains, before its first step and after its end. A job stands still after
     :data:`QUIET_S` and five usual steps without a step. It is 0 also while the leader does not
-    report: workers train on without ZooKeeper. ``now_s`` is the present time, in seconds since
-    1970.
+    report: workers train on without ZooKeeper. ``report`` is how old the status is.
     """
-    if status.state.over or not status.step or not is_reported(status, now_s):
+    if status.state.over or not status.step or not report.is_fresh:
         return 0.0
     quiet_s = status.quiet_s
     return quiet_s if quiet_s >= max(QUIET_S, 5 * status.median_step_s) else 0.0
 
 
-def is_reported(status: JobStatus, now_s: float) -> bool:
-    """Return whether the newest report of a job's leader is at most :data:`UNREPORTED_S` old.
-
-    Args:
-        status: the status of the job.
-        now_s: the present time, in seconds since 1970.
-    """
-    return status.updated_at_s > 0 and now_s - status.updated_at_s <= UNREPORTED_S
-
-
-def state_in_words(status: JobStatus, standing_s: float, now_s: float) -> tuple[str, str]:
+def state_in_words(status: JobStatus, standing_s: float, report: ReportAge) -> tuple[str, str]:
     """Return how a job is, in a few words, and the tone in which to say it.
 
     Args:
         status: the status of the job.
         standing_s: for how long it has stood still, in seconds; 0: it does not.
-        now_s: the present time, in seconds since 1970.
+        report: how old the status is.
     """
     state = status.state
     if state.over:
@@ -172,8 +164,8 @@ def state_in_words(status: JobStatus, standing_s: float, now_s: float) -> tuple[
         )
     if standing_s:
         return f"no step for {standing_s:.0f} s", "warning" if standing_s < 10 else "bad"
-    if status.updated_at_s and not is_reported(status, now_s):
-        age = counted(round(now_s - status.updated_at_s), "second")
+    if report.is_old:
+        age = counted(round(report.age_s or 0.0), "second")
         return f"the leader has not reported for {age}", "warning"
     if joining:
         return f"training; {workers(joining)} {verb(joining, 'joins', 'join')}", "good"
@@ -231,7 +223,7 @@ def _prepare(count: int) -> str:
     return verb(count, "prepares", "prepare")
 
 
-def _present_rate(status: JobStatus, standing_s: float, now_s: float) -> float | None:
+def _present_rate(status: JobStatus, standing_s: float, report: ReportAge) -> float | None:
     """Return the present throughput in samples a second; None if it is not known.
 
     It is 0 after the end and while the job stands still. The arguments are those of
@@ -239,4 +231,4 @@ def _present_rate(status: JobStatus, standing_s: float, now_s: float) -> float |
     """
     if status.state.over or standing_s:
         return 0.0
-    return round(status.samples_per_s, 2) if is_reported(status, now_s) else None
+    return round(status.samples_per_s, 2) if report.is_fresh else None

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from edl.core.dashboard.job_header import is_reported, job_header, standstill_s
+from edl.core.dashboard.job_header import job_header, standstill_s
+from edl.core.dashboard.leader_report import ReportAge
 from edl.core.dashboard.ledger_summary import SavedWork, ledger_summary
 from edl.core.dashboard.scaling_curve import scaling_curve
 from edl.core.dashboard.throughput_history import SpeedSample, ThroughputHistory, step_parts
@@ -34,6 +35,7 @@ class JobObservation:
         profile: what `edl profile` has measured; None: nothing.
         zookeeper: where it was read.
         at_s: when, in seconds since 1970.
+        report: how old the report of its leader was.
     """
 
     snapshot: Snapshot
@@ -41,6 +43,7 @@ class JobObservation:
     profile: Curve | None
     zookeeper: str
     at_s: float
+    report: ReportAge
 
 
 @dataclass(frozen=True)
@@ -71,9 +74,9 @@ class JobTrace:
     def with_reading(self, reading: JobObservation) -> JobTrace:
         """Return the trace with the throughput of ``reading``, if the job runs and reports."""
         status = job_status(reading.snapshot, reading.zookeeper)
-        if status.state.over or not status.world_size or not is_reported(status, reading.at_s):
+        if status.state.over or not status.world_size or not reading.report.is_fresh:
             return self
-        rate = 0.0 if standstill_s(status, reading.at_s) else status.samples_per_s
+        rate = 0.0 if standstill_s(status, reading.report) else status.samples_per_s
         sample = SpeedSample(
             reading.at_s, rate, status.world_size, step_parts(reading.learned.times)
         )
@@ -93,7 +96,7 @@ def page_sections(reading: JobObservation, trace: JobTrace) -> dict[str, Any]:
     status = job_status(reading.snapshot, reading.zookeeper)
     timeline = trace.timeline
     return {
-        "header": job_header(status, timeline, reading.at_s),
+        "header": job_header(status, timeline, reading.report, reading.at_s),
         "timeline": {
             "bands": timeline.bands,
             "marks": timeline.marks,
