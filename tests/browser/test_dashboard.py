@@ -244,7 +244,7 @@ def test_a_real_training_is_scaled_and_loses_its_leader(browser: Browser, shell:
     expect(page.locator(".stats")).to_contain_text("term 2")
     expect(page.locator(".concerns")).to_contain_text("w0 on a was killed by SIGKILL")
     expect(page.locator("table.workers .bar")).to_have_count(3)
-    expect(page.locator("[aria-labelledby=ledger-title]")).to_contain_text("twice0missed0")
+    expect(page.locator("[aria-labelledby=ledger-title]")).to_contain_text("trained")
 
     page.locator(".band.cause-crash").first.dispatch_event("click")
     expect(page.locator(".details .facts")).to_contain_text("a crash was repaired")

@@ -207,4 +207,12 @@ def test_the_whole_page_is_json() -> None:
         "resumed": 0,
         "lost_steps": 0,
     }
-    assert (sections["ledger"]["once"], sections["ledger"]["total"]) == (36_000, 60_000)
+    del sections["ledger"]["work"]
+    assert sections["ledger"] == {  # and no claim of which nothing here can tell
+        "epoch": 3,
+        "done": 36_000,
+        "total": 60_000,
+        "untrained": 0,
+        "left": 240_000.0,
+        "saved_step": 400,
+    }

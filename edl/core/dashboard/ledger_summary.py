@@ -48,19 +48,17 @@ class SavedWork(Record):
 
 @dataclass(frozen=True)
 class LedgerSummary(Record):
-    """What the ledger has counted.
+    """What the ledger counts as trained.
 
-    ``twice`` and ``missed`` are 0 by what each step checks: a step is applied only if all workers
-    have the same ledger, and a ledger gives each sample to one lease. Counted apart are samples
-    that the script leaves out by itself (``untrained``), and steps that are trained again from a
-    checkpoint after the death of all workers (``lost_steps`` of the :class:`SavedWork`).
+    The ledger is the workers' own record, which they compare at each step; it does not look into
+    the model. So nothing here can say whether a gradient was counted twice. Counted apart are
+    samples that the script leaves out by itself (``untrained``), and steps that are trained again
+    from a checkpoint after the death of all workers (``lost_steps`` of the :class:`SavedWork`).
 
     Attributes:
         epoch: the number of the epoch, from 0.
-        once: the samples of this epoch whose gradient is in the model.
+        done: the samples of this epoch that are trained.
         total: the samples of an epoch; 0: of a stream, or the script keeps its own place.
-        twice: the samples that were counted twice.
-        missed: the samples that were passed over.
         untrained: the samples of epochs that the script left before their end.
         left: the samples until the end of the job; None: not known.
         saved_step: the step of the newest checkpoint; -1: there is none.
@@ -68,10 +66,8 @@ class LedgerSummary(Record):
     """
 
     epoch: int
-    once: int
+    done: int
     total: int
-    twice: int
-    missed: int
     untrained: int
     left: float | None
     saved_step: int
@@ -83,10 +79,8 @@ def ledger_summary(snapshot: Snapshot, work: SavedWork) -> LedgerSummary:
     now = snapshot.status
     return LedgerSummary(
         epoch=now.epoch,
-        once=now.epoch_done,
+        done=now.epoch_done,
         total=now.epoch_total,
-        twice=0,
-        missed=0,
         untrained=now.untrained,
         left=now.left,
         saved_step=snapshot.job.saved_step,

@@ -194,17 +194,15 @@ export class Speed extends Component {
 /** What the ledger has counted. */
 export function Ledger({ ledger, now }) {
   const { work } = ledger;
-  const part = ledger.total ? ledger.once / ledger.total : 0;
+  const part = ledger.total ? ledger.done / ledger.total : 0;
   return html`
-    <${Card} name="ledger" title="Ledger" note="What has become of the samples of epoch ${ledger.epoch}. A step counts only if all workers hold the same ledger." wide>
+    <${Card} name="ledger" title="Ledger" note="The samples of epoch ${ledger.epoch}, as all workers have written them down. At each step they compare a checksum of that; where it differs, no update is applied." wide>
       ${ledger.total > 0 && html`
-        <div class="meter" role="progressbar" aria-label="Samples of this epoch" aria-valuemin="0" aria-valuemax=${ledger.total} aria-valuenow=${ledger.once}>
+        <div class="meter" role="progressbar" aria-label="Samples of this epoch" aria-valuemin="0" aria-valuemax=${ledger.total} aria-valuenow=${ledger.done}>
           <i style=${{ width: `${100 * part}%` }}></i></div>
-        <p class="meter-text"><span>${whole(ledger.once)} of ${whole(ledger.total)} samples</span><span>${percent(part, 0)}</span></p>`}
+        <p class="meter-text"><span>${whole(ledger.done)} of ${whole(ledger.total)} samples</span><span>${percent(part, 0)}</span></p>`}
       <dl class="facts">
-        <div><dt>once</dt><dd>${whole(ledger.once)}</dd></div>
-        <div><dt>twice</dt><dd>${whole(ledger.twice)}</dd></div>
-        <div><dt>missed</dt><dd>${whole(ledger.missed)}</dd></div>
+        <div><dt>trained</dt><dd>${whole(ledger.done)}</dd></div>
         ${ledger.untrained > 0 && html`<div><dt>left out by the script</dt><dd>${whole(ledger.untrained)}</dd></div>`}
         <div><dt>until the end</dt><dd>${ledger.left === null ? "not known" : counted(ledger.left, "sample")}</dd></div>
         <div><dt>checkpoint</dt><dd>${ledger.saved_step < 0 ? "none" : `step ${whole(ledger.saved_step)}`}
