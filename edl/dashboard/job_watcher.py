@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from edl.coordination.job_copy import NUMBERS
 from edl.coordination.job_store import JobStore
 from edl.coordination.reads import ignore_changes
 from edl.core.dashboard.event_page import EventBuffer, EventChoice, ShownEvent, shown_event
@@ -34,6 +35,20 @@ TURN_S = 1.0  # between two looks at a job that runs
 OVER_S = 5.0  # at one that has ended, or is not there
 LEARNED_S = 5.0  # between two looks at what it has measured
 END_S = 15.0  # for a turn to end when the server does
+
+
+def are_events_gone(last: int, first: int) -> bool:
+    """Return whether a log has lost events between two that a reader has read of it.
+
+    The log of a job that was written again, after ZooKeeper had lost it, goes on at a multiple of
+    ``NUMBERS``; a reader that has seen the events before has all of them.
+
+    Args:
+        last: the number of the newest event that it had; -1: it had none.
+        first: the number of the oldest event that it has read then.
+    """
+    is_written_again = last >= 0 and first % NUMBERS == 0
+    return first > last + 1 and not is_written_again
 
 
 class JobWatcher:
@@ -71,6 +86,7 @@ class JobWatcher:
         self._report = LeaderReport()
         self._last = -1
         self._unreadable = 0
+        self._is_cut = False  # events are gone, and the trace does not say so yet
         self._learned: ScalingProfile = ScalingProfile()
         self._profile: Curve | None = None
         self._learned_due_s = 0.0
@@ -138,18 +154,32 @@ class JobWatcher:
         if now_s >= self._learned_due_s:
             self._learned, self._profile = store.policy.learned(), store.profile.get()
             self._learned_due_s = now_s + LEARNED_S
-        skipped: list[int] = []
-        found = store.events.read_known(self._last, lambda number, _: skipped.append(number))
-        self._last = max([self._last, *skipped, *(number for number, _ in found)])
-        self._unreadable += len(skipped)
-        if found:
-            self._events.add(shown_event(number, event) for number, event in found)
-            self._trace = self._trace.with_events(event for _, event in found)
+        self._read_events()
         steady_s = self._steady_clock()
         self._report = self._report.at(snapshot.status.updated_at_s, now_s, steady_s)
         age = report_age(snapshot, self._report, steady_s)
         hosts = store.session.hosts
         return JobObservation(snapshot, self._learned, self._profile, hosts, now_s, age)
+
+    def _read_events(self) -> None:
+        """Put the new events of the log into the trace; say there if older ones are gone.
+
+        Raises:
+            UnknownJob: the job does not exist any more.
+            CoordinationError: ZooKeeper does not answer.
+        """
+        skipped: list[int] = []
+        found = self._store.events.read_known(self._last, lambda number, _: skipped.append(number))
+        numbers = sorted([*skipped, *(number for number, _ in found)])
+        if not numbers:
+            return
+        self._is_cut = self._is_cut or are_events_gone(self._last, numbers[0])
+        self._last = numbers[-1]
+        self._unreadable += len(skipped)
+        if found and self._is_cut:
+            self._trace, self._is_cut = self._trace.cut(found[0][1].time), False
+        self._events.add(shown_event(number, event) for number, event in found)
+        self._trace = self._trace.with_events(event for _, event in found)
 
     def _notify(self, tone: str, text: str) -> None:
         """Say in the page, in ``tone``, that the rest of it is old, and why (``text``)."""

@@ -9,11 +9,12 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from shown_job import CREATED, NAME, SECRET, ShownStore, generation, snapshot, training
+from shown_job import CREATED, NAME, SECRET, ShownStore, generation, snapshot, story, training
 
+from edl.coordination.job_copy import NUMBERS
 from edl.core.records import JobState
 from edl.dashboard.app import HEADERS, dashboard_app, view_token
-from edl.dashboard.job_watcher import JobWatcher
+from edl.dashboard.job_watcher import JobWatcher, are_events_gone
 from edl.dashboard.published_page import PublishedPage
 from edl.errors import CoordinationError, UnknownJob
 
@@ -217,6 +218,31 @@ def test_an_event_that_cannot_be_read_is_left_out(watcher: JobWatcher, store: Sh
     assert (shown["events"]["unreadable"], shown["notice"]) == (1, None)
     assert shown["events"]["last"] == known + 1
     assert shown["timeline"]["bands"][-1]["last"] == 6
+
+
+def test_a_log_that_was_cut_is_noticed_by_its_numbers(store: ShownStore) -> None:
+    found: Any = store
+    store.log, store.first = list(story()[9:]), 9  # from the crash on
+    one = JobWatcher(found, clock=lambda: CREATED + 600.0)
+    one.turn()
+    shown = sections_of(one)
+    assert (shown["header"]["is_cut"], shown["timeline"]["is_cut"]) == (True, True)
+    assert shown["header"]["since_s"] == story()[9].time
+    assert [band["cause"] for band in shown["timeline"]["bands"]][:2] == ["unknown", "crash"]
+    store.log, store.first = [generation(700, 6, ("w0", "w1"), (), ("w3",))], 2000
+    one.turn()  # more were written meanwhile than are kept
+    assert [band["first"] for band in sections_of(one)["timeline"]["bands"]] == [5, 6]
+
+
+def test_a_log_that_is_whole_is_no_cut_one(watcher: JobWatcher) -> None:
+    assert not sections_of(watcher)["header"]["is_cut"]
+    assert not are_events_gone(-1, 0)
+    assert are_events_gone(-1, 1)
+    assert not are_events_gone(15, 16)
+    assert are_events_gone(15, 17)
+    assert not are_events_gone(15, NUMBERS)  # it was written again
+    assert are_events_gone(-1, NUMBERS)
+    assert are_events_gone(15, NUMBERS + 1)
 
 
 def test_the_page_stays_after_the_end_and_after_the_job(

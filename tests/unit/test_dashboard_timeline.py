@@ -7,11 +7,18 @@ from shown_job import CREATED, event, generation, story, switch
 
 from edl.core.dashboard import timeline as timelines
 from edl.core.dashboard.timeline import GenerationTimeline
-from edl.core.events import Event, JobFinishedDetails, PausedDetails, SwitchDetails, SwitchParts
+from edl.core.events import (
+    CheckpointFailedDetails,
+    Event,
+    JobFinishedDetails,
+    PausedDetails,
+    SwitchDetails,
+    SwitchParts,
+)
 
 
-def folded(*events: Event) -> GenerationTimeline:
-    found = GenerationTimeline()
+def folded(*events: Event, cut: bool = False) -> GenerationTimeline:
+    found = GenerationTimeline.cut(events[0].time) if cut else GenerationTimeline()
     for one in events:
         found = found.with_event(one)
     return found
@@ -86,3 +93,45 @@ def test_of_a_thousand_workers_the_slowest_are_kept() -> None:
     assert (found.size, len(found.workers)) == (1000, timelines.MOST_WORKERS)
     assert found.workers[0].worker == "w999"
     assert folded().switch_of(1) is None
+
+
+def test_of_a_log_that_was_cut_only_what_is_known_counts() -> None:
+    # The switch of a generation whose own event is gone: most of it lies before.
+    orphan = folded(switch(1000, 6, 500.0), generation(1001, 7, ("w0",), (), ("w1",)), cut=True)
+    assert orphan.is_cut
+    assert [(b.first, b.cause, b.np, b.from_s - CREATED) for b in orphan.bands] == [
+        (6, "unknown", 2, 1000.0),
+        (7, "leave", 1, 1001.0),  # and no start
+    ]
+    assert orphan.lost_s == 0.0
+    assert orphan.goodput(CREATED + 1600.0) == 1.0
+    later = orphan.with_event(switch(1011, 7, 9.95))
+    assert later.goodput(CREATED + 1100.0) == pytest.approx(0.9)
+
+
+def test_a_switch_that_began_before_the_cut_counts_from_there() -> None:
+    found = folded(
+        event(100, CheckpointFailedDetails(), 4),
+        generation(110, 5, ("w0", "w1"), ("w1",)),
+        switch(140, 5, 500.0),
+        cut=True,
+    )
+    assert [(b.first, b.cause, b.np) for b in found.bands] == [(4, "unknown", 1), (5, "join", 2)]
+    assert (found.lost_s, found.goodput(CREATED + 180.0)) == (40.0, 0.5)
+
+
+def test_a_pause_after_the_cut_counts() -> None:
+    paused = folded(event(10, PausedDetails(1, 2), 2), cut=True)
+    assert paused.goodput(CREATED + 20.0) == 0.0
+    again = paused.with_event(generation(30, 3, ("w0", "w2"), ("w2",)))
+    assert (again.bands[0].paused_s, again.lost_s) == (20.0, 20.0)
+    assert again.with_event(switch(31, 3, 20.5)).lost_s == pytest.approx(20.55)
+
+
+def test_a_cut_log_without_a_generation_is_known_from_its_oldest_event() -> None:
+    found = folded(event(10, CheckpointFailedDetails(), 2), cut=True)
+    assert (found.bands, found.goodput(CREATED + 20.0)) == ((), 1.0)
+    # All workers had died: there was no ring before.
+    anew = found.with_event(generation(40, 3, ("w5",), ("w5",), (), True))
+    assert [(b.first, b.cause) for b in anew.bands] == [(3, "start")]
+    assert anew.began_s == CREATED + 40.0

@@ -44,7 +44,9 @@ class JobHeader(Record):
         goodput: the fraction of the time that was not lost; None: no ring yet.
         lost_s: the seconds lost to switches, pauses and the present stand-still.
         eta_s: the seconds until the end of the training at the present speed; None: not known.
-        since_s: when the first generation began; 0: it has not.
+        since_s: when the first generation began; 0: it has not. Of a log that was cut, from when on
+            goodput and lost time are known.
+        is_cut: whether the oldest events of the log are gone.
         ended_s: when the job's training ended; None: it has not.
         standing_s: for how long no step has completed that should have; 0: the job trains.
         zookeeper: where this was read.
@@ -75,6 +77,7 @@ class JobHeader(Record):
     lost_s: float
     eta_s: float | None
     since_s: float
+    is_cut: bool
     ended_s: float | None
     standing_s: float
     zookeeper: str
@@ -121,6 +124,7 @@ def job_header(
         lost_s=round(timeline.lost_s + max(paused_s, standing_s), 3),
         eta_s=eta_s(status, standing_s) if report.is_fresh else None,
         since_s=timeline.began_s,
+        is_cut=timeline.is_cut,
         ended_s=timeline.ended_s if status.state.over else None,
         standing_s=round(standing_s, 1),
         zookeeper=status.zookeeper,

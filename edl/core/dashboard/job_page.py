@@ -71,6 +71,14 @@ class JobTrace:
                 speed = speed.with_sample(SpeedSample(event.time, details.samples_per_s, np))
         return replace(self, timeline=timeline, speed=speed, work=work)
 
+    def cut(self, at_s: float) -> JobTrace:
+        """Return the trace of a job whose log has lost the events before ``at_s``.
+
+        It keeps the speeds; generations and checkpoints count anew. ``at_s`` is in seconds since
+        1970.
+        """
+        return replace(self, timeline=GenerationTimeline.cut(at_s), work=SavedWork())
+
     def with_reading(self, reading: JobObservation) -> JobTrace:
         """Return the trace with the throughput of ``reading``, if the job runs and reports."""
         status = job_status(reading.snapshot, reading.zookeeper)
@@ -102,6 +110,7 @@ def page_sections(reading: JobObservation, trace: JobTrace) -> dict[str, Any]:
             "marks": timeline.marks,
             "began_s": timeline.began_s,
             "ended_s": timeline.ended_s,
+            "is_cut": timeline.is_cut,
         },
         "workers": worker_table(status, reading.learned.times),
         "speed": trace.speed.columns() | {"period_s": trace.speed.period_s},

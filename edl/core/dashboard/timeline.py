@@ -10,6 +10,9 @@ switch into a generation costs training time, its loss:
 the first generation that was not lost: neither to switches, nor to pauses with too few workers, nor
 to the stand-still that lasts now.
 
+If the oldest events are gone from the log, :meth:`GenerationTimeline.cut` is the line to begin
+with: it knows nothing before the oldest event that is kept, and its goodput counts from there.
+
 Memory is bounded: of more than :data:`MOST_BANDS` bands the older half is merged in pairs, and the
 parts of a switch are kept for :data:`MOST_SWITCHES` switches, for their slowest workers.
 """
@@ -75,7 +78,8 @@ class GenerationBand(Record):
         least_np: the smallest number of workers in it.
         most_np: the largest number of workers in it.
         cause: why it began, as :func:`edl.core.event_text.kind_of_change` says; ``several`` of
-            merged generations.
+            merged generations, or ``unknown`` if the log has no event of it any more; then
+            ``from_s`` is the time of the oldest event.
         reason: why the leader wrote it; of merged ones that of the last.
         loss_s: the training time that its switches cost, in seconds; None: not known (yet).
         paused_s: for how long it had too few workers to train, in seconds.
@@ -171,10 +175,12 @@ class GenerationTimeline(Record):
         bands: the generations, the oldest first, without gaps in their numbers.
         marks: the newest events that are marked, the oldest first.
         switches: the newest switches, the oldest first.
-        began_s: when the first generation began, in seconds since 1970; 0: there is none.
+        began_s: when the first generation began, in seconds since 1970; 0: there is none. Of a log
+            whose oldest events are gone, from when on everything is known.
         lost_s: the seconds lost to switches and pauses until now.
         ended_s: when training ended, in seconds since 1970; None: it has not.
         paused_since_s: since when too few workers are left; None: enough are.
+        is_cut: whether the oldest events of the log are gone.
     """
 
     bands: tuple[GenerationBand, ...] = ()
@@ -184,6 +190,15 @@ class GenerationTimeline(Record):
     lost_s: float = 0.0
     ended_s: float | None = None
     paused_since_s: float | None = field(default=None)
+    is_cut: bool = False
+
+    @classmethod
+    def cut(cls, at_s: float) -> GenerationTimeline:
+        """Return the time line of a log whose oldest kept event was written at ``at_s``.
+
+        Earlier events are gone. ``at_s`` is in seconds since 1970.
+        """
+        return cls(began_s=at_s, is_cut=True)
 
     def with_event(self, event: Event) -> GenerationTimeline:
         """Return the time line with what ``event`` tells; events come in the order of the log."""
@@ -204,6 +219,8 @@ class GenerationTimeline(Record):
     def goodput(self, now_s: float, standing_s: float = 0.0) -> float | None:
         """Return the fraction of the time since the first generation that was not lost, 0 to 1.
 
+        Of a log that was cut, it is that of the time since :attr:`began_s`.
+
         Args:
             now_s: the present time, in seconds since 1970.
             standing_s: for how long no step has completed that should have, in seconds.
@@ -211,7 +228,7 @@ class GenerationTimeline(Record):
         Returns:
             the fraction; None before the first generation.
         """
-        if not self.bands:
+        if not self.began_s:
             return None
         end_s = now_s if self.ended_s is None else self.ended_s
         paused_s = max(0.0, end_s - self.paused_since_s) if self.paused_since_s is not None else 0.0
@@ -228,17 +245,35 @@ class GenerationTimeline(Record):
 
     def _with_generation(self, event: Event, details: GenerationDetails) -> GenerationTimeline:
         """Return the time line with a new generation, or with the end of the last one."""
-        np, before = len(details.members), self._closed(event.time)
+        np, before = len(details.members), self._with_former(event, details)._closed(event.time)
         if not np:
             return replace(before, ended_s=event.time)
         number = event.generation
         cause = kind_of_change(number, details)
         band = GenerationBand(number, number, event.time, None, np, np, np, cause, event.reason)
         bands = _compact((*before.bands, band))
-        return replace(before, bands=bands, began_s=self.began_s or event.time, ended_s=None)
+        began_s = before.began_s if before.bands else event.time
+        return replace(before, bands=bands, began_s=began_s, ended_s=None)
+
+    def _with_former(self, event: Event, details: GenerationDetails) -> GenerationTimeline:
+        """Return a line that was cut with the generation before the first one that the log has.
+
+        Its size follows from who has joined and left; other lines stay as they are.
+        """
+        np = len(details.members) - len(details.joined) + len(details.left)
+        number = event.generation - 1
+        if not self.is_cut or self.bands or number < 1 or np < 1:
+            return self
+        reason = "the log does not have its beginning any more"
+        band = GenerationBand(number, number, self.began_s, None, np, np, np, "unknown", reason)
+        return replace(self, bands=(band,))
 
     def _with_switch(self, event: Event, details: SwitchDetails) -> GenerationTimeline:
-        """Return the time line with the cost of a switch, at the generation that it led to."""
+        """Return the time line with the cost of a switch, at the generation that it led to.
+
+        If the log was cut, what was lost before is not counted, nor a switch of which it has no
+        generation.
+        """
         loss_s = _loss_s(details)
         slowest = sorted(
             details.workers.items(), key=lambda item: (-without_step_s(item[1]), item[0])
@@ -250,19 +285,19 @@ class GenerationTimeline(Record):
         switch = SwitchLoss(
             number, event.time, event.step, event.reason, loss_s, details.world_size, workers
         )
-        bands, paused_s = list(self.bands), 0.0
+        new = replace(self, switches=(*self.switches, switch)[-MOST_SWITCHES:])
+        if self.is_cut and not self.bands:
+            return replace(new, began_s=event.time)
+        if self.is_cut:
+            loss_s = min(loss_s, max(0.0, event.time - self.began_s))
+        bands, counted_s = list(self.bands), 0.0
         for at in range(len(bands) - 1, -1, -1):
             if bands[at].first <= number <= bands[at].last:
-                paused_s = bands[at - 1].paused_s if at else 0.0
+                # What the workers waited in a pause is a part of their switch after it.
+                counted_s = max(0.0, loss_s - (bands[at - 1].paused_s if at else 0.0))
                 bands[at] = replace(bands[at], loss_s=(bands[at].loss_s or 0.0) + loss_s)
                 break
-        return replace(
-            self,
-            bands=tuple(bands),
-            switches=(*self.switches, switch)[-MOST_SWITCHES:],
-            # What the workers waited in a pause is a part of their switch after it.
-            lost_s=self.lost_s + max(0.0, loss_s - paused_s),
-        )
+        return replace(new, bands=tuple(bands), lost_s=self.lost_s + counted_s)
 
     def _ended(self, at_s: float) -> GenerationTimeline:
         """Return the time line of a job whose training has ended at ``at_s``, or before."""

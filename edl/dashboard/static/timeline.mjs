@@ -11,7 +11,7 @@ const SPANS = [[0, "All"], [86400, "1 day"], [3600, "1 h"], [600, "10 min"]];
 const WORDS = {
   start: "the job started", crash: "a crash was repaired", join: "workers joined",
   leave: "workers left", migrate: "workers moved", rebuild: "the ring was built again",
-  several: "several generations",
+  several: "several generations", unknown: "the log does not say it any more",
 };
 
 /** Return the names of the generations of a band. */
@@ -123,7 +123,7 @@ export class Timeline extends Component {
                   <rect class="fill" x=${left} y=${top} width=${Math.max(1, wide - 1)} height=${tall} />
                   ${wide > 26 && html`<text x=${left + wide / 2} y=${top + Math.min(tall - 6, 18)}
                     class="size">${band.np}</text>`}
-                  ${band.cause !== "start" && html`<circle cx=${left} cy=${TOP + high}
+                  ${!["start", "unknown"].includes(band.cause) && html`<circle cx=${left} cy=${TOP + high}
                     r=${3.5 + Math.min(4, 2 * (band.loss_s ?? 0))} class="cause" />`}
                 </g>`;
             })}
@@ -164,7 +164,7 @@ export function Details({ band, cost, now, onClose }) {
         <div><dt>began</dt><dd>${clock(band.from_s, now)}</dd></div>
         <div><dt>lasted</dt><dd>${duration((band.to_s ?? now) - band.from_s)}${band.to_s === null ? " so far" : ""}</dd></div>
         <div><dt>because</dt><dd>${WORDS[band.cause]}</dd></div>
-        <div><dt>training time lost</dt><dd>${band.loss_s === null ? "not known yet" : brief(band.loss_s)}</dd></div>
+        <div><dt>training time lost</dt><dd>${band.loss_s === null ? (band.cause === "unknown" ? "not known" : "not known yet") : brief(band.loss_s)}</dd></div>
         ${band.paused_s > 0 && html`<div><dt>paused</dt><dd>${duration(band.paused_s)}</dd></div>`}
       </dl>
       ${workers.length > 0 && html`
@@ -182,7 +182,7 @@ export function Details({ band, cost, now, onClose }) {
               ${parts(one).map(([, seconds]) => html`<td class="num">${seconds ? brief(seconds) : html`<span class="muted">–</span>`}</td>`)}
             </tr>`)}</tbody>
         </table></div>`}
-      ${!workers.length && html`<p class="muted">${band.first === band.last
+      ${!workers.length && band.cause !== "unknown" && html`<p class="muted">${band.first === band.last
         ? "The parts of this switch are not known: it is not logged until two steps after it."
         : "Several generations that are long ago are shown together."}</p>`}
     </section>`;

@@ -41,8 +41,8 @@ export function Header({ header: now, now: at, stale }) {
         <${Fact} name="generation">${now.generation}<//>
         <${Fact} name="step" more="epoch ${now.epoch}">${whole(now.step)}<//>
         <${Fact} name="samples/s" more=${now.median_step_s ? `${brief(now.median_step_s)} a step` : ""}>${over ? "–" : number(now.samples_per_s)}<//>
-        <${Fact} name="goodput" more=${`${duration(now.lost_s)} lost`}>${percent(now.goodput)}<//>
-        <${Fact} name=${over ? "lasted" : "time left"} more=${over ? "" : now.eta_s === null ? "nobody knows" : `until ${clock(at + now.eta_s, at)}`}>
+        <${Fact} name="goodput" more=${`${duration(now.lost_s)} lost${now.is_cut ? ` since ${clock(now.since_s, at)}` : ""}`}>${percent(now.goodput)}<//>
+        <${Fact} name=${over ? "lasted" : "time left"} more=${over ? (now.is_cut ? "at least" : "") : now.eta_s === null ? "nobody knows" : `until ${clock(at + now.eta_s, at)}`}>
           ${over ? duration(now.ended_s === null ? null : now.ended_s - now.since_s) : duration(now.eta_s)}<//>
       </dl>
     </header>`;
@@ -80,10 +80,12 @@ function marked(text) {
 export function Generations({ timeline, now, chosen, cost, onSelect }) {
   const note = timeline.bands.length
     ? "Each band is one ring of workers, as high as it has workers. A dot is a switch; the larger, the longer training stood still. Choose one to see its parts."
-    : "There is no ring yet.";
+    : timeline.is_cut ? "No ring was built since." : "There is no ring yet.";
+  const cut = timeline.is_cut
+    ? `The log does not have the events before ${clock(timeline.began_s, now)} any more: the time line and goodput begin there. ` : "";
   const band = timeline.bands.find((one) => chosen !== null && one.first <= chosen && chosen <= one.last);
   return html`
-    <${Card} name="generations" title="Generations" note=${note} wide>
+    <${Card} name="generations" title="Generations" note=${cut + note} wide>
       <${Timeline} timeline=${timeline} now=${now} selected=${band?.last ?? null} onSelect=${onSelect} />
       ${band && html`<${Details} band=${band} cost=${cost} now=${now} onClose=${() => onSelect(null)} />`}
     <//>`;
