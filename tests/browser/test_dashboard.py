@@ -16,12 +16,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import psutil
 import pytest
 from cli_shell import STANDIN, Running, Shell, until
 from PIL import Image
-from playwright.sync_api import Browser, Page, Request, expect
+from playwright.sync_api import Browser, Page, Request, Route, expect
+
+from edl.core.dashboard.event_page import EventBuffer, EventChoice, shown_event
+from edl.core.events import CheckpointFailedDetails, Event
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 
@@ -214,6 +218,30 @@ def test_the_server_goes_and_comes_back(shown: Opened, shell: Shell, server: Run
     expect(shown.page.get_by_text("live", exact=True)).to_be_visible()
     again.process.terminate()
     assert again.wait(WAIT_S) == 0
+
+
+def test_all_events_can_be_shown(browser: Browser, server: Running) -> None:
+    kept = EventBuffer()
+    logged = Event(0.0, 1, 1, "invented", CheckpointFailedDetails())
+    kept.add(shown_event(number, logged) for number in range(640))
+
+    def answer(route: Route) -> None:
+        query = parse_qs(urlsplit(route.request.url).query)
+        before = int(query["before"][0]) if "before" in query else None
+        found = kept.chosen(EventChoice(before=before, limit=int(query["limit"][0])))
+        route.fulfill(json={"events": [one.to_json() for one in found]})
+
+    one = opened(browser, "about:blank")
+    one.page.route("**/api/events?*", answer)
+    one.page.goto(url_of(server))
+    shown, more = one.page.locator("ol.events > li"), one.page.get_by_text("Show more")
+    for count in (100, 300, 500):
+        expect(shown).to_have_count(count)
+        more.click()
+    expect(shown).to_have_count(640)
+    expect(more).to_have_count(0)
+    assert one.complaints == []
+    one.page.context.close()
 
 
 def test_it_says_what_went_wrong_and_what_to_do(shown: Opened, shell: Shell, job: Running) -> None:

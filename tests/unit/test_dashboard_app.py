@@ -9,9 +9,20 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from shown_job import CREATED, NAME, SECRET, ShownStore, generation, snapshot, story, training
+from shown_job import (
+    CREATED,
+    NAME,
+    SECRET,
+    ShownStore,
+    event,
+    generation,
+    snapshot,
+    story,
+    training,
+)
 
 from edl.coordination.job_copy import NUMBERS
+from edl.core.events import CheckpointFailedDetails
 from edl.core.records import JobState
 from edl.dashboard.app import HEADERS, dashboard_app, view_token
 from edl.dashboard.job_watcher import JobWatcher, are_events_gone
@@ -166,6 +177,22 @@ def test_events_and_switches(watcher: JobWatcher) -> None:
     switch = json.loads(get(app, "/api/generations/3")[2])["switch"]
     assert (switch["size"], switch["workers"][0]["worker"]) == (2, "w0")
     assert json.loads(get(app, "/api/generations/99")[2]) == {"switch": None}
+
+
+def test_all_kept_events_can_be_reached_page_by_page(store: ShownStore) -> None:
+    found: Any = store
+    store.log = [event(n, CheckpointFailedDetails(), 1, n) for n in range(2100)]
+    one = JobWatcher(found, clock=lambda: CREATED + 3000.0)
+    one.turn()
+    app = dashboard_app(one, TOKEN)
+    seen: list[int] = []
+    while True:
+        before = f"&before={seen[-1]}" if seen else ""
+        page = json.loads(get(app, f"/api/events?limit=200{before}")[2])["events"]
+        seen += [shown["number"] for shown in page]
+        if len(page) < 200:
+            break
+    assert seen == list(range(2099, 99, -1))
 
 
 def test_zookeeper_goes_and_comes_back(watcher: JobWatcher, store: ShownStore) -> None:

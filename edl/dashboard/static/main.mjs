@@ -3,6 +3,7 @@
 import { render } from "./vendor/preact.mjs";
 import { html } from "./html.mjs";
 import { Connection } from "./connection.mjs";
+import { EventList } from "./events.mjs";
 import { clock } from "./format.mjs";
 import { Report, isReport } from "./report.mjs";
 import { Concerns, Events, Generations, Header, Ledger, Scaling, Speed, Token, Workers } from "./view.mjs";
@@ -13,9 +14,10 @@ root.replaceChildren();
 
 const state = {
   token: "", wrong: false, link: "", offlineSince: null, instance: "", sections: {},
-  chosen: null, cost: null, events: [], filter: { tones: [], text: "", limit: 100 }, drawn: false,
+  chosen: null, cost: null, drawn: false,
 };
 let connection = null;
+const events = new EventList(async (query) => (await connection.get(`/api/events?${query}`)).events, draw);
 
 /** Return the token in the address, which is removed from there, or else the kept one. */
 function givenToken() {
@@ -44,12 +46,13 @@ function start(token) {
 
 function onPage(message) {
   if (message.instance !== state.instance) {
-    Object.assign(state, { instance: message.instance, sections: {}, chosen: null, cost: null, events: [] });
+    Object.assign(state, { instance: message.instance, sections: {}, chosen: null, cost: null });
+    events.clear();
   }
   const before = state.sections.events?.last;
   state.sections = { ...state.sections, ...message.sections };
   if (state.sections.events?.last !== before) {
-    askEvents();
+    events.refresh();
     if (state.chosen !== null && !state.cost) askCost();
   }
   draw();
@@ -62,19 +65,6 @@ function onLink(link) {
   if (link === "unauthorised") {
     sessionStorage.removeItem(KEPT);
     Object.assign(state, { token: "", wrong: true });
-  }
-  draw();
-}
-
-async function askEvents() {
-  const { tones, text, limit } = state.filter;
-  const query = new URLSearchParams({ tones: tones.join(","), text, limit });
-  const asked = (askEvents.count = (askEvents.count ?? 0) + 1);
-  try {
-    const { events } = await connection.get(`/api/events?${query}`);
-    if (asked === askEvents.count) state.events = events; // an older answer may come later
-  } catch {
-    return; // the next change asks again, and the link says what is wrong
   }
   draw();
 }
@@ -98,14 +88,8 @@ function onSelect(band) {
 }
 
 function onFilter(filter) {
-  state.filter = { ...filter, limit: 100 };
+  events.choose(filter);
   draw();
-  askEvents();
-}
-
-function onMore() {
-  state.filter = { ...state.filter, limit: state.filter.limit + 200 };
-  askEvents();
 }
 
 function onToken(text) {
@@ -132,7 +116,7 @@ function Notices({ notice }) {
 
 function Page() {
   if (!state.token && !isReport) return html`<${Token} wrong=${state.wrong} onToken=${onToken} />`;
-  const { header, timeline, workers, speed, ledger, scaling, events, notice, read_s: now } = state.sections;
+  const { header, timeline, workers, speed, ledger, scaling, events: kept, notice, read_s: now } = state.sections;
   if (!header) {
     return html`<main><${Notices} notice=${notice} /><p class="loading">Waiting for the job…</p></main>`;
   }
@@ -144,13 +128,13 @@ function Page() {
     <${Notices} notice=${notice} />
     <${Header} header=${header} now=${now} stale=${state.link === "offline" || Boolean(notice?.stale)} />
     <main>
-      <${Concerns} concerns=${events?.concerns ?? []} now=${now} />
+      <${Concerns} concerns=${kept?.concerns ?? []} now=${now} />
       <${Generations} timeline=${timeline} now=${now} chosen=${state.chosen} cost=${state.cost} onSelect=${onSelect} />
       <${Workers} workers=${workers} />
       <${Speed} speed=${speed} />
       <${Scaling} scaling=${scaling} />
       <${Ledger} ledger=${ledger} now=${now} />
-      <${Events} events=${state.events} counts=${events?.counts ?? {}} unreadable=${events?.unreadable} filter=${state.filter} now=${now} onFilter=${onFilter} onMore=${onMore} />
+      <${Events} events=${events} counts=${kept?.counts ?? {}} unreadable=${kept?.unreadable} now=${now} onFilter=${onFilter} />
     </main>
     <footer><span>${link}</span><span>read at ${clock(now)} from ZooKeeper ${header.zookeeper}</span>
       <code>${header.command.join(" ")}</code></footer>`;

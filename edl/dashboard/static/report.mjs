@@ -30,7 +30,9 @@ export class Report {
   events(query) {
     const tones = query.get("tones").split(",").filter(Boolean);
     const words = query.get("text").toLowerCase().split(/\s+/).filter(Boolean);
+    const before = Number(query.get("before") ?? Infinity);
     return this.data.events
+      .filter((event) => event.number < before)
       .filter((event) => !tones.length || tones.includes(event.tone))
       .filter((event) => words.every((word) => `${event.kind} ${event.reason}`.toLowerCase().includes(word)))
       .slice(0, Number(query.get("limit")));

@@ -272,8 +272,9 @@ export class Scaling extends Component {
   }
 }
 
-/** The events, filtered. `events` is what the server has answered. */
-export function Events({ events, counts, unreadable, filter, now, onFilter, onMore }) {
+/** The events, filtered. `events` is an EventList. */
+export function Events({ events: list, counts, unreadable, now, onFilter }) {
+  const { events, filter } = list;
   const toggle = (tone) => {
     const tones = filter.tones.includes(tone) ? filter.tones.filter((one) => one !== tone) : [...filter.tones, tone];
     onFilter({ ...filter, tones });
@@ -299,8 +300,7 @@ export function Events({ events, counts, unreadable, filter, now, onFilter, onMo
           <span class="where">gen ${one.generation} · step ${whole(one.step)}</span>
         </li>`)}</ol>
       ${!events.length && html`<p class="muted empty">No event matches.</p>`}
-      ${events.length >= filter.limit && filter.limit < 500 && html`
-        <button type="button" class="more" onClick=${onMore}>Show more</button>`}
+      ${list.more && html`<button type="button" class="more" onClick=${() => list.showMore()}>Show more</button>`}
     <//>`;
 }
 
