@@ -198,8 +198,9 @@ class JobManifest(Record):
     checkpoint: Annotated[
         str,
         Meta(
-            description="the directory of the job's checkpoints, the same on all hosts; relative "
-            "to `cwd`. Default: where the script says"
+            description="the directory that the script gives to `edl.checkpoint`; relative to "
+            "`cwd`. It changes nothing in the script, but with it the first run, too, continues "
+            "from the newest checkpoint there, if there is one"
         ),
     ] = ""
     labels: Annotated[
@@ -284,7 +285,8 @@ class JobManifest(Record):
         JobSettings,
         Meta(
             description="[settings](settings.md#settings-of-the-job) of the job by their field's "
-            "name, like `{stall_limit_s: 60}`. The cluster sets `resume`"
+            "name, like `{stall_limit_s: 60}`. The cluster sets `resume`, see "
+            "below"
         ),
     ] = field(default_factory=JobSettings)
 
