@@ -86,7 +86,7 @@ class Transition(NamedTuple):
 
 _FINISH = Transition(LifeState.ENDED, "the run has trained to the end")
 _GIVE_UP = Transition(LifeState.ENDED, "the run has failed, and no retries are left")
-_DELETE = Transition(LifeState.ENDED, "gone is wanted")
+_DELETE = Transition(LifeState.ENDED, "deletion is wanted")
 
 TRANSITIONS: Mapping[LifeState, Mapping[LifeEvent, Transition]] = {
     LifeState.QUEUED: {
@@ -110,16 +110,16 @@ TRANSITIONS: Mapping[LifeState, Mapping[LifeEvent, Transition]] = {
         ),
         LifeEvent.GIVE_UP: _GIVE_UP,
         LifeEvent.FINISH: _FINISH,
-        LifeEvent.STOP: Transition(LifeState.HALTING, "halt or gone is wanted"),
+        LifeEvent.STOP: Transition(LifeState.HALTING, "halt or deletion is wanted"),
     },
     LifeState.RUNNING: {
         LifeEvent.STOP: Transition(
             LifeState.HALTING,
-            "halt or gone is wanted; or the plan gives it no slots (preempted); or fewer than "
+            "halt or deletion is wanted; or the plan gives it no slots (preempted); or fewer than "
             "`min` are left and not enough are free",
         ),
         LifeEvent.RETRY: Transition(
-            LifeState.QUEUED, "the run has failed, and retries are left; or a stranger stopped it"
+            LifeState.QUEUED, "the run has failed, and retries are left; or `edl stop` stopped it"
         ),
         LifeEvent.GIVE_UP: _GIVE_UP,
         LifeEvent.FINISH: _FINISH,
@@ -137,7 +137,7 @@ TRANSITIONS: Mapping[LifeState, Mapping[LifeEvent, Transition]] = {
         LifeEvent.GIVE_UP: _GIVE_UP,
         LifeEvent.FINISH: _FINISH,
         LifeEvent.DELETE: Transition(
-            LifeState.ENDED, "gone is wanted, the run is over and no process of it is left"
+            LifeState.ENDED, "deletion is wanted, the run is over and no process of it is left"
         ),
     },
     LifeState.HALTED: {
