@@ -18,7 +18,8 @@ against itself. A system that is faster without failures can train more useful s
 another one and yet have a lower goodput.
 
 edl loses a third of its pace for the seconds until a killed worker is replaced. The others train
-the steps after the last commit or snapshot again, and stand still while they start.
+the steps after the last commit or snapshot again, and stand still while they start. A job stands
+still while it completes no useful step for more than a second.
 """
 
 from __future__ import annotations
