@@ -133,5 +133,5 @@ def test_a_cut_log_without_a_generation_is_known_from_its_oldest_event() -> None
     assert (found.bands, found.goodput(CREATED + 20.0)) == ((), 1.0)
     # All workers had died: there was no ring before.
     anew = found.with_event(generation(40, 3, ("w5",), ("w5",), (), True))
-    assert [(b.first, b.cause) for b in anew.bands] == [(3, "start")]
+    assert [(b.first, b.cause) for b in anew.bands] == [(3, "crash")]
     assert anew.began_s == CREATED + 40.0
