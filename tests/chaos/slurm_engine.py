@@ -52,7 +52,7 @@ class SupervisedSlurm(Slurm):
         super().__init__(directory, nodes, partitions)
         self.kept: dict[str, Supervised] = {}  # by node; slurmctld: by its name
 
-    def _start(self, program: str, *words: str) -> subprocess.Popen[bytes]:  # type: ignore[override]
+    def _start(self, program: str, *words: str) -> None:
         name = words[-1] if program == "slurmd" else program
         kept = Supervised(
             self._command(program, *words),
@@ -61,7 +61,6 @@ class SupervisedSlurm(Slurm):
             self.directory / f"{program}-{name}.log",
         )
         self.kept[name] = kept.start()
-        return kept  # type: ignore[return-value]
 
     def _kill(self) -> None:
         for one in self.kept.values():

@@ -79,6 +79,7 @@ class Slurm:
         self.configuration = directory / "slurm.conf"
         self.first_job = 0  # a number that no other cluster on this machine has: our port
         self._daemons: list[subprocess.Popen[bytes]] = []
+        self._newest: dict[str, subprocess.Popen[bytes]] = {}  # by program
         self.environment = {"SLURM_CONF": str(self.configuration)}
 
     def __enter__(self) -> Self:
@@ -131,11 +132,12 @@ class Slurm:
 
     def start_controller(self) -> None:
         """Start slurmctld, with the state that it had."""
-        self._controller = self._start("slurmctld", "-D")
+        self._start("slurmctld", "-D")
 
     def kill_controller(self) -> None:
-        self._controller.kill()
-        self._controller.wait(10)
+        controller = self._newest["slurmctld"]
+        controller.kill()
+        controller.wait(10)
 
     def story(self) -> str:
         logs = sorted(self.directory.glob("*.log"))
@@ -151,7 +153,7 @@ class Slurm:
         )
         return done.stdout.split().count("idle")
 
-    def _start(self, program: str, *words: str) -> subprocess.Popen[bytes]:
+    def _start(self, program: str, *words: str) -> None:
         with (self.directory / f"{program}-{words[-1]}.log").open("ab") as log:
             daemon = subprocess.Popen(
                 self._command(program, *words),
@@ -163,7 +165,7 @@ class Slurm:
                 start_new_session=True,
             )
         self._daemons.append(daemon)
-        return daemon
+        self._newest[program] = daemon
 
     def _command(self, program: str, *words: str) -> list[str]:
         """Return the command of a daemon."""

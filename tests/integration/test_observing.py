@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def store(session: Session) -> JobStore:
 
 
 @pytest.fixture
-def looking(zk_hosts: str):  # type: ignore[no-untyped-def]
+def looking(zk_hosts: str) -> Iterator[Session]:
     with Session(zk_hosts, session_timeout_s=2.0) as one:
         yield one
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,8 @@ from edl.errors import UsageError
 
 
 def test_a_tenant_is_told_which_events_it_can_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes = TenantNodes(None, ClusterPaths("lab"), "ann")  # type: ignore[arg-type]
+    no_session: Any = None
+    nodes = TenantNodes(no_session, ClusterPaths("lab"), "ann")
     store = TenantStore(nodes, Access("lab/ann", "0" * 64))
     monkeypatch.setattr(verb, "connected", lambda _: nullcontext())
     monkeypatch.setattr(verb, "store_of_job", lambda *_: store)

@@ -36,8 +36,9 @@ class FakeClient:
 
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> Session:
-    made, client = Session("zk:2181"), FakeClient()
-    made._client = client  # type: ignore[assignment]
+    client: Any = FakeClient()
+    made = Session("zk:2181")
+    made._client = client
     monkeypatch.setattr("edl.coordination.session.Client", FakeClient)
     return made
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edl.cli.top import Screen, _renew
+from edl.cli.top import Lines, Screen, _renew
 from edl.core.job_screen import TextLine
 from edl.errors import CoordinationError
 
@@ -14,11 +14,11 @@ from edl.errors import CoordinationError
     [(True, "cannot be read: not a Job"), (False, "ZooKeeper is away: not a Job")],
 )
 def test_only_a_lost_connection_is_called_one(connected: bool, away: str) -> None:
-    def read() -> None:
+    def read() -> Lines:
         raise CoordinationError("not a Job")
 
     screen = Screen()
-    _renew(screen, read, lambda: connected)  # type: ignore[arg-type]
+    _renew(screen, read, lambda: connected)
     assert screen.away == away
     _renew(screen, lambda: lambda _w, _h: [TextLine("new")], lambda: connected)
     assert screen.away == ""

@@ -9,12 +9,12 @@ def test_what_has_changed_is_taken_once() -> None:
     calls: list[int] = []
     names = WorkQueue(lambda: calls.append(1))
     wakes = {name: names.wake(name) for name in ("a", "b", "c")}
-    assert not names.any
+    assert not names.has_names
     wakes["a"]()
     wakes["a"]()
     wakes["b"]()
     assert len(calls) == 3
-    assert names.any
+    assert names.has_names
     assert names.take() == {"a", "b"}
     assert names.take() == set()
     names.put_back({"b"})
