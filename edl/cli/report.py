@@ -31,6 +31,7 @@ def report(
 
     with connected(zookeeper) as session:
         store = choose_job(session, job, ended=True)
+        store.snapshot()  # what cannot be read is an error here, and no page without a job
         watcher = JobWatcher(store)
         watcher.turn()
         path = output or Path(f"{store.name}.html")

@@ -34,7 +34,7 @@ Lines = Callable[[int, int], list[TextLine]]
 
 @dataclass
 class Screen:
-    """What `edl top` shows: lines for the size of the terminal, and a foot.
+    """The content of the screen of `edl top`: lines for the size of the terminal, and a foot.
 
     Attributes:
         lines: returns the lines.

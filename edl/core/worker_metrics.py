@@ -78,7 +78,7 @@ WORKER_METRICS = (
 
 @dataclass(frozen=True)
 class WorkerSnapshot:
-    """What a worker knows of itself at one moment, from which its metrics are made.
+    """The state of a worker at one moment, from which :func:`worker_samples` makes its metrics.
 
     Attributes:
         version: the version of edl.

@@ -186,7 +186,11 @@ async def _stream(request: Request) -> Response:
 
 
 async def _changes(state: Any) -> AsyncIterator[bytes]:
-    """Yield the page, and then each change of it, as server-sent events until the server ends."""
+    """Yield the whole page, then the sections that change, each message as a server-sent event.
+
+    A comment is sent every :data:`ALIVE_S` (10) seconds without a change. The messages end when
+    ``state.ends`` is true; ``state`` is that of the application (:func:`dashboard_app`).
+    """
     instance, version, silent_s = "", 0, 0.0
     while not state.ends:
         now = state.watcher.page

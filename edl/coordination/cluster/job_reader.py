@@ -106,11 +106,8 @@ class JobReader:
         known = set(names)
         self._changed_jobs.keep_only(known)
         due = known - self._stored.keys() | self._changed_jobs.take() & known
-        try:
+        with self._changed_jobs.put_back_on_error(due):
             found = self._read_jobs(due, self._changed_jobs.wake)
-        except BaseException:
-            self._changed_jobs.put_back(due)
-            raise
         kept = {n: job for n, job in self._stored.items() if n in known and n not in due}
         self._stored = kept | {job.name: job for job in found}
         return tuple(sorted(self._stored.values(), key=lambda job: job.order))
@@ -182,11 +179,8 @@ class JobReader:
         """Return the optional nodes of the jobs ``names`` that exist; changed ones are read."""
         self._changed_optional.keep_only(names)
         due = names - self._optional.keys() | self._changed_optional.take() & names
-        try:
+        with self._changed_optional.put_back_on_error(due):
             found = self._read_optional(sorted(due), self._changed_optional.wake)
-        except BaseException:
-            self._changed_optional.put_back(due)
-            raise
         kept = {n: one for n, one in self._optional.items() if n in names and n not in due}
         return kept | found
 

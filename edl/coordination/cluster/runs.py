@@ -112,13 +112,10 @@ class RunReader:
         began_s, due = time.monotonic(), self._due(secrets)
         for number in range(PASSES):
             due |= self._changed_jobs.take()
-            try:
+            with self._changed_jobs.put_back_on_error(due):
                 self._read_jobs({name: secrets[name] for name in sorted(due) if name in secrets})
-            except BaseException:
-                self._changed_jobs.put_back(due)
-                raise
             due = set()
-            if not self._changed_jobs.any:  # no watch has fired, so all of it is still so
+            if not self._changed_jobs.has_names:  # no watch has fired, so all of it is still so
                 break
             if number >= FEW_PASSES and time.monotonic() - began_s >= PASSES_S:
                 break

@@ -10,7 +10,8 @@ change during a read is in the queue for the next one, and its caller is told to
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from edl.coordination.reads import OnChange
@@ -34,8 +35,8 @@ class WorkQueue:
         self._wakes: dict[str, Callable[[], None]] = {}
 
     @property
-    def any(self) -> bool:
-        """Whether a job has changed since :meth:`take` was called."""
+    def has_names(self) -> bool:
+        """Whether :meth:`take` would return a name now."""
         return bool(self._names)
 
     def wake(self, name: str) -> Callable[[], None]:
@@ -56,6 +57,19 @@ class WorkQueue:
         """Let the next :meth:`take` return ``names``, too: they could not be read."""
         with self._lock:
             self._names.update(names)
+
+    @contextmanager
+    def put_back_on_error(self, names: Iterable[str]) -> Iterator[None]:
+        """Run the block of a ``with`` statement; if it raises an error, put ``names`` back.
+
+        The block reads the jobs ``names``. The error is passed on, whatever it is, so that no
+        change is lost.
+        """
+        try:
+            yield
+        except BaseException:
+            self.put_back(names)
+            raise
 
     def keep_only(self, names: Container[str]) -> None:
         """Forget the jobs whose names are not in ``names``."""

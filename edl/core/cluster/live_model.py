@@ -156,11 +156,11 @@ def batch_of(job: JobView) -> int:
 
 
 def batching_of(job: JobView) -> Batching:
-    """Return the sizes of the batches of ``job``, by its number of workers.
+    """Return the batch sizes of ``job``, which tell the global batch for each number of workers.
 
-    If its manifest has a range, the global batch is :func:`batch_of`. Else the sizes are those of
-    the script; of a script that reads its own data each worker trains as many samples in a step as
-    it was measured to do.
+    The sizes are in samples of a step. If the manifest has a range, the global batch is
+    :func:`batch_of`. Else the sizes are those of the script. If the script reads its own data, each
+    worker is taken to train as many samples in a step as was measured last; 1 if nothing was.
     """
     if job.manifest.batch is not None:
         return Batching(global_batch=batch_of(job))
@@ -215,11 +215,13 @@ def sourced_samples(
 
 
 class StepTimeModels:
-    """The models of the step times of several jobs, fitted together when one of them is read.
+    """A cache that fits the models of the step times of several jobs together.
 
-    A job measures its step time all the time, and each mean differs a little from the last one. So
-    the times and batches are rounded to 1 % for the fit, and models are kept by what they were
-    fitted to: most jobs of a decision have the model of the last one.
+    A caller adds the measured step times of all jobs by :meth:`add`, and then asks for the model of
+    each by :meth:`model`; the first question fits all that are not known yet. A job measures its
+    step time all the time, and each mean differs a little from the last one. So the times and
+    batches are rounded to 1 % for the fit, and models are kept by what they were fitted to: most
+    jobs of a decision have the model of the last one.
     """
 
     def __init__(self) -> None:
@@ -230,7 +232,10 @@ class StepTimeModels:
         self._added[samples] = None
 
     def model(self, samples: tuple[StepTimeSample, ...]) -> StepTime:
-        """Return the model that explains ``samples`` best."""
+        """Return the model of a step's time that fits ``samples`` best, at least one step time.
+
+        If it is not known yet, it is fitted together with those of all :meth:`add`-ed samples.
+        """
         key = _rounded(samples)
         found = _FITTED.get(key)
         if found is None:

@@ -27,7 +27,7 @@ from edl.core.status import job_status
 
 @dataclass(frozen=True)
 class JobObservation:
-    """What was read of a job at one time.
+    """The records of a job as they were read at one time, the input of its page.
 
     Attributes:
         snapshot: its records.
@@ -48,7 +48,9 @@ class JobObservation:
 
 @dataclass(frozen=True)
 class JobTrace:
-    """What a job's events, and readings of its status, have told over time.
+    """The history of a job, collected from its events and from readings of its status.
+
+    It is immutable: the methods return the trace with more events or with a newer reading.
 
     Attributes:
         timeline: its generations, and the time that was lost.

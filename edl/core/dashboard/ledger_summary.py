@@ -11,7 +11,7 @@ from edl.core.snapshot import Snapshot
 
 @dataclass(frozen=True)
 class SavedWork(Record):
-    """What the events of a job tell of its checkpoints; :meth:`with_event` adds one.
+    """A summary of a job's checkpoints, collected from its events by :meth:`with_event`.
 
     Attributes:
         saved: the number of checkpoints written.
@@ -30,7 +30,7 @@ class SavedWork(Record):
     lost_steps: int = 0
 
     def with_event(self, event: Event) -> SavedWork:
-        """Return this with what ``event`` tells."""
+        """Return the summary with ``event`` added, if that is of a checkpoint or of a resume."""
         details = event.details
         if isinstance(details, CheckpointDetails):
             return replace(
@@ -48,7 +48,7 @@ class SavedWork(Record):
 
 @dataclass(frozen=True)
 class LedgerSummary(Record):
-    """What the ledger counts as trained.
+    """The samples that the workers' ledger counts as trained, and the job's checkpoints.
 
     The ledger is the workers' own record, which they compare at each step; it does not look into
     the model. So nothing here can say whether a gradient was counted twice. Counted apart are

@@ -41,7 +41,7 @@ class SizeThroughput(Record):
 
 @dataclass(frozen=True)
 class ResizeForecast(Record):
-    """What the job would have of another number of workers.
+    """The throughput and the end of a job if it had another number of workers.
 
     Attributes:
         np: that number.

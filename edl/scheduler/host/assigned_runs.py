@@ -98,10 +98,13 @@ class AssignedRuns:
         return StartOfRun(run, manifest, secret, secrets)
 
     def keep_only(self, assigned: Collection[tuple[str, str]]) -> None:
-        """Wait no more for runs that are not in ``assigned``, pairs of a job and its run.
+        """Stop waiting for the creation of all runs but ``assigned``.
 
-        ZooKeeper keeps their watches as long as the session, so that is closed, and the other runs
-        are watched in the next one.
+        ZooKeeper keeps the watches for the runs as long as the session lives. So the session is
+        closed if one of them is no longer waited for, and the rest is watched in the next session.
+
+        Args:
+            assigned: pairs of the name of a job and the token of its run.
         """
         if not self._awaited.keys() <= set(assigned):
             self.close()
