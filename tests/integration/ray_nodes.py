@@ -18,7 +18,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Self
 
 import psutil
+from extra_python import python_with
 from net import Net
 
 RELEASE = "2.60.0"
@@ -34,28 +34,12 @@ PORT = 6379
 START_S = 120.0
 
 
-def python_with_ray() -> Path:
-    """Return a Python that has Ray; install it outside the repository if it is not there."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    directory = cache / "edl" / "tests" / f"ray-{RELEASE}"
-    python = directory / "bin" / "python"
-    if not (directory / "ready").exists():
-        for words in (
-            [sys.executable, "-m", "venv", "--clear", directory],
-            [python, "-m", "pip", "install", "--quiet", f"ray=={RELEASE}"],
-        ):
-            done = subprocess.run(words, capture_output=True, text=True, timeout=1200)
-            assert done.returncode == 0, f"Ray cannot be installed: {done.stderr[-2000:]}"
-        (directory / "ready").touch()
-    return python
-
-
 class RayNodes:
     """The cluster; a context manager."""
 
     def __init__(self, net: Net, hosts: Sequence[str]) -> None:
         self._net, self._hosts = net, hosts
-        self.python = python_with_ray()
+        self.python = python_with(f"ray-{RELEASE}", f"ray=={RELEASE}")
         self.directory = Path(tempfile.mkdtemp(prefix="ray-"))  # short: sockets are in it
         self.environment = {
             "RAY_AUTH_MODE": "token",

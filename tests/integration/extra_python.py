@@ -1,0 +1,58 @@
+"""Pythons with libraries that few tests need, outside the repository and edl's own environment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from filelock import FileLock
+
+INSTALL_S = 1200.0
+
+
+def python_with(name: str, *requirements: str, beside_edl: bool = False) -> Path:
+    """Return a Python with some libraries; the first test that needs it installs them.
+
+    It is kept in ``$XDG_CACHE_HOME/edl/tests`` (``~/.cache/edl/tests``) for the next run.
+
+    Args:
+        name: the name of its folder there; one with the releases in it, so that a new release gets
+            a new folder.
+        requirements: what pip installs, with releases.
+        beside_edl: whether it also imports what this Python has: edl's dependencies, Horovod, the
+            frameworks. pip leaves them as they are.
+
+    Raises:
+        AssertionError: pip cannot install them; the text has its message.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    directory = cache / "edl" / "tests" / name
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    python = directory / "bin" / "python"
+    with FileLock(f"{directory}.lock", timeout=INSTALL_S):
+        if not (directory / "ready").exists():
+            _run(sys.executable, "-m", "venv", "--clear", str(directory))
+            held = _share(python, directory) if beside_edl else ()
+            _run(str(python), "-m", "pip", "install", "--quiet", *held, *requirements)
+            (directory / "ready").touch()
+    return python
+
+
+def _share(python: Path, directory: Path) -> tuple[str, ...]:
+    """Let a new environment import what this one has; return what keeps pip from replacing it."""
+    asked = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    own = Path(_run(str(python), "-c", asked).strip())
+    (own / "beside-edl.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    frozen = _run(sys.executable, "-m", "pip", "freeze", "--exclude-editable")
+    held = directory / "constraints.txt"
+    held.write_text("".join(f"{line}\n" for line in frozen.splitlines() if "==" in line))
+    return ("--constraint", str(held))
+
+
+def _run(*words: str) -> str:
+    done = subprocess.run(words, capture_output=True, text=True, timeout=INSTALL_S)
+    assert done.returncode == 0, f"{' '.join(words)}: {done.stderr[-2000:]}"
+    return done.stdout
