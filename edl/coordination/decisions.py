@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from kazoo.protocol.states import ZnodeStat
 
@@ -90,8 +91,8 @@ class DecisionWriter:
             UnknownJob: the job does not exist.
             CoordinationError: the decision's generation does not follow the newest one in
                 ZooKeeper, or the desired numbers have changed, or a request that it grants was
-                withdrawn (nothing was written: decide again), or ZooKeeper is away (it may have
-                been written or not: read again).
+                withdrawn, or a worker that it evicts has left as agreed (nothing was written:
+                decide again), or ZooKeeper is away (it may have been written or not: read again).
         """
         for _ in range(ATTEMPTS):
             writes = self._writes(decision)
@@ -100,7 +101,7 @@ class DecisionWriter:
             try:
                 self._leadership.try_commit([*writes, *map(self._logged, events)])
             except Refused:
-                continue  # what is desired was changed or a request withdrawn after we read it
+                continue  # what we have just read has changed
             return
         raise CoordinationError(
             f"a decision of term {self.term} could not be written: what it changes was changed "
@@ -158,25 +159,30 @@ class DecisionWriter:
         Raises:
             UnknownJob: the job does not exist.
             CoordinationError: since the decision was made, somebody else has changed the generation
-                or the desired numbers of workers, or has withdrawn a request that it grants.
+                or the desired numbers of workers, or has withdrawn a request that it grants, or a
+                worker that it evicts has left as agreed.
         """
         paths = self._nodes.paths
+        registered = [paths.member(worker) for worker in sorted(decision.registered)]
         evicted = {worker: paths.evicted_worker(worker) for worker in decision.evict}
         answered = [paths.request(request.number) for request in decision.answers]
         sizes = (paths.generation, paths.desired, paths.assigned)
-        reads = [*map(get, sizes), *map(exists, [*evicted.values(), *answered])]
+        reads = [*map(get, sizes), *map(exists, [*evicted.values(), *answered, *registered])]
         found = self._nodes.session.read_all("read what a decision changes", reads)
         generation, desired, assigned, *stats = found
         if None in (generation, desired, assigned):
             raise self._nodes.unknown()
-        present = [stat is not None for stat in stats]
-        return [
+        present = iter([stat is not None for stat in stats])
+        writes = [
             *self._generation(decision.generation, generation),
             *self._sizes(decision.change, desired, assigned),
-            *self._evictions(decision.evict, present[: len(evicted)]),
-            *self._answers(decision.answers, present[len(evicted) :]),
+            *self._evictions(decision.evict, [*islice(present, len(evicted))]),
+            *self._answers(decision.answers, [*islice(present, len(answered))]),
             *self._requests(decision.asks),
         ]
+        if writes and not all(present):
+            raise CoordinationError("a worker has left as agreed meanwhile; decide again")
+        return [*(Write(path, {}, check=True) for path in registered if writes), *writes]
 
     def _generation(self, new: Generation | None, read: Answer) -> list[Write]:
         """Return the write of a new generation, as a list of one, or an empty list.

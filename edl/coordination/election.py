@@ -50,7 +50,7 @@ _FENCED: tuple[type[Exception], ...] = (NoNodeError, BadVersionError)
 class Write:
     """One write of a leader: set the value of a node (the default), or create or delete a node.
 
-    At most one of ``create``, ``sequence`` and ``delete`` is set.
+    At most one of ``create``, ``sequence``, ``delete`` and ``check`` is set.
 
     Attributes:
         path: The node. With ``sequence``, the beginning of its name.
@@ -59,6 +59,7 @@ class Write:
         create: Create the node, which must not exist, instead of setting it.
         sequence: Create the node, and let ZooKeeper append the next sequence number to its name.
         delete: Delete the node, which must have no children; ``value`` does not count.
+        check: Leave the node as it is, and require that it exists; ``value`` does not count.
     """
 
     path: str
@@ -67,6 +68,7 @@ class Write:
     create: bool = False
     sequence: bool = False
     delete: bool = False
+    check: bool = False
 
 
 @dataclass(frozen=True)
@@ -502,7 +504,9 @@ class Leadership:
         """Add the leader's ``writes`` to ``transaction``, after the fence."""
         self.add_fence(transaction)
         for write in writes:
-            if write.delete:
+            if write.check:
+                transaction.check(write.path, write.version)
+            elif write.delete:
                 transaction.delete(write.path, write.version)
             elif write.create or write.sequence:
                 transaction.create(write.path, encode(write.value), sequence=write.sequence)

@@ -31,6 +31,7 @@ from edl.core.records import (
     RequestedBy,
     RingFailure,
     RingMember,
+    Stage,
 )
 from edl.daemon.candidate import Candidate
 from edl.daemon.pending_writes import PendingWrites
@@ -441,6 +442,20 @@ class TestDecisions:
         )
         now = store.snapshot()
         assert (now.evicted, now.generation) == ({7: "first"}, generation(1, 1))
+
+    def test_a_worker_that_has_left_as_agreed_is_not_evicted(
+        self, store: JobStore, decisions: DecisionWriter
+    ) -> None:
+        """Its record was there when the leader read it, and its port refused a moment later."""
+        gone = MembershipDecision("x", evict={5: "it is gone"}, registered=frozenset({5}))
+        store.members.put(Member(5, "alpha", 0, "h", 1, 1, "x", Stage.ACTIVE, 1))
+        store.members.remove(5)
+        with pytest.raises(CoordinationError, match="left as agreed meanwhile; decide again"):
+            decisions.carry_out(gone, [EVENT])
+        assert (store.snapshot().evicted, store.events.read()) == ({}, [])
+        store.members.put(Member(5, "alpha", 0, "h", 1, 1, "x", Stage.ACTIVE, 1))
+        decisions.carry_out(gone, [EVENT])
+        assert store.snapshot().evicted == {5: "it is gone"}
 
     def test_a_request_that_is_withdrawn_is_not_granted(
         self, store: JobStore, decisions: DecisionWriter

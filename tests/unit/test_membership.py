@@ -573,7 +573,8 @@ def test_a_leaver_that_is_gone_as_agreed_is_not_given_up() -> None:
     gone = announced((worker(0),), ring_members=(0,), left=(1,), joined=())
     assert decided(gone, dead=(1,)).evict == {}
     killed = announced((worker(0), worker(1)), ring_members=(0,), left=(1,), joined=())
-    assert decided(killed, dead=(1,)).evict == {1: "its port is refused"}
+    decision = decided(killed, dead=(1,))
+    assert (decision.evict, decision.registered) == ({1: "its port is refused"}, {1})
 
 
 def test_a_leaver_that_freezes_before_the_switch_is_given_up() -> None:

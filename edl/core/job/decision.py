@@ -64,6 +64,8 @@ class MembershipDecision:
             the open requests.
         again_s: after how many seconds to decide again although nothing has changed, because a time
             limit is over then; None: it is enough to decide as often as usual.
+        registered: the ids of evicted workers that must have a record in ZooKeeper still: without
+            it they have left as agreed, and the decision is not carried out.
     """
 
     reason: str
@@ -74,6 +76,7 @@ class MembershipDecision:
     asks: tuple[Request, ...] = ()
     reclaimed: tuple[Reclaim, ...] = ()
     again_s: float | None = None
+    registered: frozenset[int] = frozenset()
 
     @property
     def acts(self) -> bool:

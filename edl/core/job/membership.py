@@ -80,8 +80,11 @@ def decide(
     # A dead member is evicted at once: then each daemon cuts the ring that it is in, and no worker
     # waits for it.
     lost = {worker: dead[worker] for worker in sorted(_dead_members(now, dead, silent))}
-    if lost:
-        decision = replace(decision, evict={**decision.evict, **lost})
+    if lost and now.generation is not None:
+        # A leaver removes its record before it closes its port, perhaps after ``now`` was read.
+        leavers = {member.id for member in now.members}.intersection(lost, now.generation.left)
+        evict = {**decision.evict, **lost}
+        decision = replace(decision, evict=evict, registered=frozenset(leavers))
     # Borrowed slots whose workers have left are given back when there is nothing else to decide.
     trains = now.generation is not None and not now.job.state.over
     done = returned(now) if trains and not decision.acts else ()
