@@ -241,8 +241,7 @@ def _keys(record: Any) -> str:
         (
             f"`{field.name}`",
             _type_name(hints[field.name], field.name),
-            _default(field),
-            get_args(hints[field.name])[-1].description,
+            *_default_and_meaning(field, get_args(hints[field.name])[-1].description),
         )
         for field in fields(record)
     )
@@ -261,6 +260,16 @@ def _type_name(hint: Any, name: str = "") -> str:
         return "mapping"
     unit = " of seconds" if name.endswith("_s") else ""
     return {bool: "true or false", int: "whole number", float: "number", str: "text"}[hint] + unit
+
+
+def _default_and_meaning(field: Any, text: str) -> tuple[str, str]:
+    """Return the cells of a key's default and of its meaning.
+
+    Where the description ends with "Default: ..." a key that is left out has the effect that is
+    named there, which stands in the column then. ``text`` is the description of ``field``.
+    """
+    meaning, said, effect = text.partition(". Default: ")
+    return (effect, meaning) if said else (_default(field), text)
 
 
 def _default(field: Any) -> str:
@@ -295,12 +304,17 @@ def _walk(path: str, command: Any) -> Iterator[tuple[str, Any]]:
 
 def _command(path: str, verb: Any) -> str:
     options = [p for p in verb.params if p.param_type_name == "option" and not p.hidden]
-    shared = [p for p in options if set(p.opts) & EVERYWHERE]
+    shared = [p for p in options if {*p.opts, *p.secondary_opts} <= EVERYWHERE]
     own = [p for p in options if p not in shared]
     words = [path, *(_call(p, p.opts[:1]) for p in own if p.required)]
+    if not all(p.required for p in own):
+        words.append("[OPTIONS]")
     arguments = [p for p in verb.params if p.param_type_name == "argument"]
-    words += [p.metavar or p.name.upper() for p in arguments]
-    words += [f"[{_call(p)}]" for p in shared]
+    named = [p.metavar or p.name.upper() for p in arguments]
+    anywhere = [f"[{_call(p)}]" for p in shared]
+    # Where the arguments are a command of the user's, what follows them belongs to that command.
+    is_last = not verb.context_settings.get("allow_interspersed_args", True)
+    words += [*anywhere, *named] if is_last else [*named, *anywhere]
     text = " ".join((verb.help or "").split())
     bullets = [f"- `{_call(p)}`: {_help(p)}" for p in own]
     shown = ["", "```sh", *_examples(path.removeprefix("edl ")), "```"]
@@ -321,9 +335,15 @@ def _call(option: Any, some: list[str] | None = None) -> str:
 
 
 def _kind(option: Any) -> str:
-    return {"timeout": "SECONDS", "host": "NAME", "job": "JOB", "address": "ADDRESS"}.get(
-        option.name, "FILE" if option.name.endswith("file") else "N"
-    )
+    """Return the placeholder of the value of an option that has no ``metavar``: N for a number.
+
+    Raises:
+        ValueError: the value is no number, and the option has no name that says what it is.
+    """
+    known = {"host": "NAME", "job": "JOB", "address": "ADDRESS"}.get(option.name)
+    if known is None and option.type.name.split()[0] not in ("int", "float"):
+        raise ValueError(f"{option.opts[-1]} needs a metavar: its value is no number")
+    return known or "N"
 
 
 def _help(option: Any) -> str:

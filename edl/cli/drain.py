@@ -49,8 +49,9 @@ def drain(
         float | None,
         typer.Option(
             "--timeout",
-            help=f"Seconds to wait for it. Default: {ANSWER_S:g}, with --host {TIMEOUT_S:g}; for a "
-            "host of a cluster none: it does not wait.",
+            metavar="SECONDS",
+            help=f"How long to wait for it. Default: {ANSWER_S:g}, with --host {TIMEOUT_S:g}; for "
+            "a host of a cluster none: it does not wait.",
             show_default=False,
         ),
     ] = None,

@@ -23,7 +23,10 @@ def migrate(
         ),
     ] = None,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", help="Seconds to wait until they have moved.")
+        float,
+        typer.Option(
+            "--timeout", metavar="SECONDS", help="How long to wait until they have moved."
+        ),
     ] = TIMEOUT_S,
     zookeeper: ZooKeeperOption = None,
 ) -> None:

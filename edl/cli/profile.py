@@ -41,7 +41,12 @@ def profile(
         typer.Option("--plot", metavar="FILE.png|svg", help="Draw it, too.", show_default=False),
     ] = None,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", help="Seconds for each size to be reached and measured.")
+        float,
+        typer.Option(
+            "--timeout",
+            metavar="SECONDS",
+            help="How long each size may take to be reached and measured.",
+        ),
     ] = TIMEOUT_S,
     zookeeper: ZooKeeperOption = None,
 ) -> None:

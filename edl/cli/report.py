@@ -16,7 +16,7 @@ def report(
     job: JobArgument = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="The file to write, if not JOB.html."),
+        typer.Option("-o", "--output", metavar="FILE", help="The file to write, if not JOB.html."),
     ] = None,
     zookeeper: ZooKeeperOption = None,
 ) -> None:

@@ -110,7 +110,8 @@ def run(
 ) -> None:
     """Train COMMAND with -np workers; other workers may join and leave while the job runs.
 
-    Ends with the exit code of the job. Ctrl-C ends the job after the step that runs.
+    Ends with the exit code of the job. Ctrl-C ends the job after the step that runs. Options of
+    `edl run` stand before COMMAND; what follows COMMAND belongs to it.
     """
     with last_line(as_json, job) as line:
         settings = config.load(

@@ -29,7 +29,8 @@ def stop(
         float | None,
         typer.Option(
             "--timeout",
-            help=f"Seconds to wait for the job's end. Default: {2 * LIMITS.stop_s:g}, and as long "
+            metavar="SECONDS",
+            help=f"How long to wait for the job's end. Default: {2 * LIMITS.stop_s:g}, and as long "
             "as the last checkpoint may take.",
             show_default=False,
         ),

@@ -80,11 +80,12 @@ class JobSettings(Record):
     stall_s: float = setting(
         10.0,
         "after this long without a step, and 20 usual steps, the leader says who holds the job up; "
-        "before the first step, after six times as long",
+        "before the first step, and after a call of Keras' `fit`, after six times as long",
     )
     stall_limit_s: float | None = setting(
         None,
-        "a worker that holds the others up for this long is evicted; none: never",
+        "a worker that holds the others up for this long is evicted (if a call of Keras' `fit` has "
+        "just ended there, after 600 s at least); none: never",
         option="--stall-limit",
         metavar="SECONDS",
     )

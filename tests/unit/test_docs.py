@@ -8,7 +8,7 @@ import inspect
 import re
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import docs_tables
@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import typer
 from tfrecords import framed
 
 import edl.data
@@ -157,6 +158,26 @@ def test_every_option_of_a_verb_stands_in_the_reference(path: str) -> None:
     (section,) = re.findall(rf"^### {path}\n(.*?)(?=^###|^<!-- end)", commands, re.M | re.S)
     documented = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*(?:=[a-z]+)?", section))
     assert {option for option in OPTIONS[path] if option.startswith("-")} <= documented
+
+
+def test_options_of_edl_run_are_shown_before_the_users_command() -> None:
+    (shown,) = re.findall(r"^`(edl run .*)`$", TEXTS[REFERENCE / "commands.md"], re.M)
+    assert re.fullmatch(r"edl run \[OPTIONS\] (\[--.+\] )+COMMAND…", shown)
+
+
+def test_only_the_value_of_an_option_that_is_a_number_is_called_n() -> None:
+    app = typer.Typer()
+
+    @app.command()
+    def verb(
+        steps: Annotated[int, typer.Option("--steps")] = 1,
+        output: Annotated[Path | None, typer.Option("--output")] = None,
+    ) -> None: ...
+
+    number, path = typer.main.get_command(app).params[:2]
+    assert docs_tables._call(number) == "--steps N"
+    with pytest.raises(ValueError, match="--output needs a metavar: its value is no number"):
+        docs_tables._call(path)
 
 
 def calls() -> list[list[str]]:

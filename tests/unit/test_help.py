@@ -47,6 +47,16 @@ def test_each_command_has_examples_that_can_be_typed() -> None:
             assert what
 
 
+def test_each_option_whose_value_is_a_path_or_a_time_says_so() -> None:
+    for name, command in commands():
+        for one in (each for each in command.params if each.param_type_name == "option"):
+            is_path = "path" in one.type.name.lower()
+            if is_path or one.name.endswith("_s"):
+                assert one.metavar, f"{name} {one.opts[-1]}"
+    shown = CliRunner().invoke(app, ["report", "--help"]).output
+    assert "-o, --output FILE" in shown
+
+
 @pytest.mark.parametrize("width", [40, 80])
 def test_the_help_has_the_groups_and_fits(width: int) -> None:
     shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": str(width)}).output

@@ -163,8 +163,8 @@ class JobManifest(Record):
     cwd: Annotated[
         str,
         Meta(
-            description="the working directory of the command, on each host. Default: the "
-            "directory in which the job is submitted; a relative path begins there"
+            description="the working directory of the command, on each host; a relative path "
+            "begins in the directory of `edl submit`. Default: the directory of `edl submit`"
         ),
     ] = ""
     venv: Annotated[
