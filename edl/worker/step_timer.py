@@ -18,8 +18,9 @@ class StepTimer:
 
     It is the attribute ``timer`` of :class:`edl.worker.steps.WorkerSteps`. In each step the
     training thread calls :meth:`wait`, :meth:`reduce` and :meth:`end`, in this order. In a script
-    that keeps its own place in its data, a step is from one agreement of all workers to the next.
-    Points in time are in seconds on the clock of ``now_s``.
+    that keeps its own place in its data, :attr:`steps_here` counts the agreements of all workers,
+    and :meth:`end` is called after each update between two of them. Points in time are in seconds
+    on the clock of ``now_s``.
 
     Attributes:
         steps_here: how many steps were completed in the present ring.
@@ -31,8 +32,8 @@ class StepTimer:
         data_us: the time for which the worker waited for data in the last step, in microseconds.
         reduce_us: the time from this worker's gradients to the mean of all, in the last step, in
             microseconds.
-        first_step_us: the time from the beginning of the ring until its first step was complete, in
-            microseconds; 0: unknown.
+        first_step_us: the time from the beginning of the ring until its first step (or update) was
+            complete, in microseconds; 0: unknown.
 
     Args:
         now_s: returns the time of a monotonic clock, in seconds.
@@ -49,6 +50,7 @@ class StepTimer:
         self._data_s = 0.0  # time spent waiting for data in the open step
         self._reduced: float | None = None  # when its gradients were the mean of all
         self._durations: deque[float] = deque(maxlen=MEDIAN_OF_STEPS)
+        self._is_first = True  # of this ring is the step that ends next
 
     def enter(self, step: int) -> None:
         """Begin to measure a new ring, which was built after ``step``.
@@ -58,6 +60,7 @@ class StepTimer:
         """
         self.steps_here, self.entered_at, self.first_step_us = 0, step, 0
         self.waiting_since = self._entered = self._now_s()
+        self._is_first = True
 
     @contextmanager
     def loading(self) -> Iterator[None]:
@@ -89,15 +92,16 @@ class StepTimer:
     def end(self) -> None:
         """Note the end of a step, and set the attributes with the times of that step.
 
-        The caller has counted the step in :attr:`steps_here`, as the first one of the ring sets
-        :attr:`first_step_us` and is left out of :attr:`median_step_s`.
+        The first step of a ring sets :attr:`first_step_us`, and is left out of
+        :attr:`median_step_s`.
         """
         now = self._now_s()
         reduced = now if self._reduced is None else self._reduced
         self.reduce_us = us(reduced - self.waiting_since)
         self.compute_us += us(now - reduced)
         self._data_s, self._reduced = 0.0, None
-        if self.steps_here == 1:
+        if self._is_first:
+            self._is_first = False
             self.first_step_us = us(now - self._entered)
         else:
             self._durations.append(now - self.ended)

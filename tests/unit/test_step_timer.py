@@ -19,3 +19,17 @@ def test_a_new_ring_begins_with_nothing_of_the_one_before() -> None:
     now[0] = 17.0
     pace.enter(1)
     assert (pace.first_step_us, pace.waiting_since) == (0, 17.0)
+
+
+def test_of_many_updates_before_the_second_agreement_the_first_one_counts() -> None:
+    # A script with an elastic state agrees with the others every ten updates. The event of a switch
+    # had the time of twenty updates as its first step: 3.52 s, where an update took 0.14 s.
+    now = [0.0]
+    pace = StepTimer(lambda: now[0])
+    pace.enter(0)
+    for number in range(1, 21):
+        now[0] = number * 0.125
+        pace.wait()
+        pace.end()
+        pace.steps_here = number // 10
+    assert (pace.first_step_us, pace.median_step_s) == (125_000, 0.125)
