@@ -92,9 +92,11 @@ def _judge_exchanges(worker: int, result: Counted, first: Counted) -> None:
 def _judge_largest(script: Counting, worker: int, result: Counted) -> None:
     """Judge the largest step: it had no more samples than the script allows.
 
-    Each worker of a ring has at least one sample, and a batch that was read ahead keeps its size.
+    Each worker of a ring has at least one sample. A batch that was read ahead keeps its size when
+    workers join: the k-th worker of a ring has formed its batch in a ring of at least k.
     """
-    limit = script.batch_range[1] or (0 if script.prefetch_batches else script.max_global_batch)
+    limit = script.batch_range[1] or script.max_global_batch
     if limit and script.accumulated == 1:
-        most = max(limit, result.ring)
+        ahead = sum(-(-limit // ring) for ring in range(1, result.ring + 1))
+        most = ahead if script.prefetch_batches else max(limit, result.ring)
         assert result.largest <= most, f"w{worker} has seen a step of {result.largest} samples"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scenarios import SEEDS, Change, Fault, Scenario, faults, points, scales, some
 
@@ -21,6 +21,7 @@ from edl.testing.counting import Counting
     changes=some(scales(), 0, 3),
     deaths=some(faults("kill", "cut", "fail", "freeze"), 0, 3),
 )
+@example(0, 1, 22, (1, 3), 3, 1, (Change(3, 1, 2),), ())  # 2 of 3 join beside a batch read ahead
 def test_it_changes_through_joins_and_deaths(
     seed: int,
     np: int,
