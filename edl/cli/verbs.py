@@ -47,7 +47,7 @@ SUMMARIES: Mapping[str, str] = {
     "list": "List all jobs, with progress and time left.",
     "top": "Show jobs of edl run on the whole terminal.",
     "status": "Show who leads, who trains, how far the job is.",
-    "dashboard": "Show a job in a browser.",
+    "dashboard": "Show a job or a cluster in a browser.",
     "report": "Write a job's page into one file.",
     "events": "Show what has happened, and why.",
     "explain": "Say what an event means, and what to do.",
@@ -138,6 +138,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "delete": (("edl delete digits", "its records and events"),),
     "dashboard": (
         ("edl dashboard digits", "prints the address to open in a browser"),
+        ("edl dashboard --cluster main", "the cluster, and each of its jobs"),
         ("edl dashboard digits --port 0", "at any free port"),
     ),
     "report": (

@@ -62,7 +62,8 @@ def report_page(watcher: JobWatcher) -> str:
     modules = {
         path.rpartition("/")[2]: _data(_IMPORTED.sub(r"\1\2", text), "text/javascript")
         for path, text in files.items()
-        if path.endswith(".mjs") or path == "vendor/htm.module.js"
+        if (path.endswith(".mjs") and not path.startswith("cluster"))
+        or path == "vendor/htm.module.js"
     }
     return _PAGE.format(
         policy=POLICY,

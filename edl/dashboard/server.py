@@ -1,24 +1,43 @@
-"""Serve the page of a job with uvicorn: :func:`run_dashboard`."""
+"""Serve the page of a job, or of a cluster, with uvicorn."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
 from edl.api.embedded_server import EmbeddedServer, server_config
 from edl.api.listening import ListenAddress, listener
+from edl.client.cluster.history_file import HistoryFile, history_path
+from edl.client.cluster.plans import forecast_request
+from edl.coordination.access import Access
+from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.job_store import JobStore
-from edl.dashboard.app import dashboard_app, view_token
+from edl.core.cluster.request_forecast import RequestForecast
+from edl.core.dashboard.forecast_form import requested_manifest
+from edl.dashboard.answers import SecureApplication, view_token
+from edl.dashboard.app import dashboard_app
+from edl.dashboard.cluster_app import cluster_app
+from edl.dashboard.cluster_jobs import ClusterJobPages
+from edl.dashboard.cluster_watcher import ClusterWatcher
 from edl.dashboard.job_watcher import JobWatcher
 from edl.errors import UsageError
 from edl.launch.signals import TO_END, handled
 
 CONNECTIONS = 256  # at most; further requests get 503
 END_S = 3.0  # for the requests that are being answered
+IDLE_LOOK_S = 15  # between two looks for pages of jobs that nobody looks at
 WHAT = "the dashboard"
 
+Say = Callable[[str], None]
+"""Shows a sentence to whoever has started this process."""
 
-def run_dashboard(store: JobStore, listen: ListenAddress, say: Callable[[str], None]) -> None:
+OpenCluster = Callable[[], AbstractContextManager[ClusterStore]]
+"""Opens the records of the cluster in a new session, as the one who looks may read them."""
+
+
+def run_dashboard(store: JobStore, listen: ListenAddress, say: Say) -> None:
     """Serve the page of a job until SIGTERM or Ctrl-C, also after the job's end.
 
     Args:
@@ -37,16 +56,88 @@ def run_dashboard(store: JobStore, listen: ListenAddress, say: Callable[[str], N
     token = view_token(access.secret, access.job)
     store.snapshot()  # what is wrong is said here, and not on the page
     with listener(listen, WHAT) as opened, JobWatcher(store) as watcher:
-        app = dashboard_app(watcher, token)
-        server = EmbeddedServer(server_config(app, CONNECTIONS, END_S))
+        _serve(dashboard_app(watcher, token), opened, listen, f"job {store.name}", token, say)
 
-        def end(number: int, frame: FrameType | None) -> None:
-            server.should_exit = app.state.ends = True
 
-        address = ListenAddress(listen.address, opened.getsockname()[1])
-        say(f"shows job {store.name} at http://{address}/#token={token}")
-        say("who has this address reads the job; it changes nothing. Ctrl-C ends the server")
-        if not listen.is_loopback:
-            say("it is not encrypted: a listener on the network reads the page and its token")
-        with handled(TO_END, end):
-            server.run(sockets=[opened])
+def run_cluster_dashboard(open_cluster: OpenCluster, listen: ListenAddress, say: Say) -> None:
+    """Serve the page of a cluster, and those of its jobs, until SIGTERM or Ctrl-C.
+
+    Args:
+        open_cluster: Opens the records of the cluster; it is called for the page of the cluster,
+            for that of each job, and for each forecast.
+        listen: Where to listen.
+        say: Shows a sentence to whoever has started this process.
+
+    Raises:
+        UsageError: nobody can listen there.
+        UnknownCluster: there is no such cluster.
+        AccessDenied: its secret is not known here.
+        CoordinationError: ZooKeeper does not answer.
+    """
+
+    @contextmanager
+    def open_job(job: str) -> Iterator[JobStore]:
+        with open_cluster() as cluster:
+            found = cluster.jobs.get(job)
+            secret = cluster.jobs.secret(found.name)
+            if secret is None:
+                raise UsageError(f"job {found.name} has not started yet: it has no page")
+            session = cluster.nodes.session
+            session.identify(Access(found.name, secret))
+            yield JobStore(session, found.name)
+
+    def forecast(values: Mapping[str, str]) -> RequestForecast:
+        request = requested_manifest(values)
+        with open_cluster() as cluster:
+            return forecast_request(cluster, request)
+
+    with open_cluster() as store:
+        name, access = store.paths.name, store.nodes.session.access
+        if access is None:
+            raise UsageError(f"the secret of cluster {name} is not known here")
+        token = view_token(access.secret, access.job)
+        history = HistoryFile(history_path(name))
+        pages = ClusterJobPages(open_job)
+        with listener(listen, WHAT) as opened, ClusterWatcher(store, history) as watcher:
+            app = cluster_app(watcher, pages, forecast, token)
+            try:
+                _serve(app, opened, listen, f"cluster {name}", token, say, pages.close_idle)
+            finally:
+                pages.close()
+
+
+def _serve(
+    app: SecureApplication,
+    opened: socket.socket,
+    listen: ListenAddress,
+    what: str,
+    token: str,
+    say: Say,
+    tidy: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """Serve ``app`` until SIGTERM or Ctrl-C, and say at which address.
+
+    Args:
+        app: The application.
+        opened: The socket that listens.
+        listen: Where it was told to.
+        what: What is shown, for the sentence.
+        token: What a browser has to send.
+        say: Shows a sentence to whoever has started this process.
+        tidy: Called now and then on the event loop; None: nothing is.
+    """
+    config = server_config(app, CONNECTIONS, END_S)
+    config.callback_notify, config.timeout_notify = tidy, IDLE_LOOK_S
+    server = EmbeddedServer(config)
+
+    def end(number: int, frame: FrameType | None) -> None:
+        server.should_exit = app.state.ends = True
+
+    address = ListenAddress(listen.address, opened.getsockname()[1])
+    say(f"shows {what} at http://{address}/#token={token}")
+    noun = what.partition(" ")[0]
+    say(f"who has this address reads the {noun}; it changes nothing. Ctrl-C ends the server")
+    if not listen.is_loopback:
+        say("it is not encrypted: a listener on the network reads the page and its token")
+    with handled(TO_END, end):
+        server.run(sockets=[opened])

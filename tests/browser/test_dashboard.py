@@ -7,13 +7,10 @@ another file of axe-core than the one that `make browser` installs.
 
 from __future__ import annotations
 
-import io
-import os
 import re
 import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -21,66 +18,16 @@ from urllib.parse import parse_qs, urlsplit
 import psutil
 import pytest
 from cli_shell import STANDIN, Running, Shell, until
-from PIL import Image
-from playwright.sync_api import Browser, Page, Request, Route, expect
+from pages import WAIT_S, Opened, opened, url_of
+from playwright.sync_api import Browser, Route, expect
 
 from edl.core.dashboard.event_page import EventBuffer, EventChoice, shown_event
 from edl.core.events import CheckpointFailedDetails, Event
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 
-WAIT_S = 120.0
-COLOURS = 96  # of a screenshot, which makes it a third as large
 EXAMPLE = Path(__file__).parents[2] / "examples" / "torch_digits.py"
-AXE = Path(
-    os.environ.get("EDL_AXE")
-    or Path(sys.prefix, "browser", "node_modules", "axe-core", "axe.min.js")
-)
 expect.set_options(timeout=1000 * WAIT_S)
-
-
-@dataclass
-class Opened:
-    """A page in the browser, with what it has asked for and complained of."""
-
-    page: Page
-    url: str
-    requests: list[Request] = field(default_factory=list)
-    complaints: list[str] = field(default_factory=list)
-
-    def shot(self, name: str) -> None:
-        """Save a screenshot of what the window shows, if somebody wants screenshots."""
-        where = os.environ.get("EDL_SCREENSHOTS")
-        if where:
-            shot = Image.open(io.BytesIO(self.page.screenshot())).convert("RGB")
-            shot.quantize(COLOURS).save(Path(where) / f"{name}.png", optimize=True)
-
-    def violations(self) -> list[str]:
-        """Return which rules of accessibility the page violates, by axe-core."""
-        self.page.evaluate(AXE.read_text())
-        found = self.page.evaluate("axe.run().then((all) => all.violations)")
-        return [f"{one['id']}: {[node['html'] for node in one['nodes']]}" for one in found]
-
-
-def url_of(server: Running) -> str:
-    server.expect("Ctrl-C ends the server", WAIT_S)
-    found = re.search(r"http://\S+", server.output)
-    assert found is not None
-    return found[0]
-
-
-def opened(browser: Browser, url: str, **options: Any) -> Opened:
-    page = browser.new_context(**options).new_page()
-    page.set_default_timeout(1000 * WAIT_S)
-    one = Opened(page, url)
-    page.on("request", lambda request: one.requests.append(request))
-    page.on("pageerror", lambda error: one.complaints.append(str(error)))
-    page.on(
-        "console",
-        lambda said: one.complaints.append(said.text) if said.type == "error" else None,
-    )
-    page.goto(url)
-    return one
 
 
 @pytest.fixture

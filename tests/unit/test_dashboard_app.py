@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
+from http_calls import get as called
 from shown_job import (
     CREATED,
     NAME,
@@ -24,7 +23,8 @@ from shown_job import (
 from edl.coordination.job_copy import NUMBERS
 from edl.core.events import CheckpointFailedDetails
 from edl.core.records import JobState
-from edl.dashboard.app import HEADERS, dashboard_app, view_token
+from edl.dashboard.answers import HEADERS, view_token
+from edl.dashboard.app import OneJobPage, dashboard_app
 from edl.dashboard.job_watcher import JobWatcher, are_events_gone
 from edl.dashboard.published_page import PublishedPage
 from edl.errors import CoordinationError, UnknownJob
@@ -50,45 +50,10 @@ def watcher(store: ShownStore) -> JobWatcher:
 
 
 def get(
-    app: Any,
-    path: str,
-    token: str | None = TOKEN,
-    error: type[Exception] | None = None,
-    **headers: str,
-) -> tuple[int, dict, bytes]:
-    """Return status, headers and body of the answer to a GET of ``path``.
-
-    ``error`` is what the application raises after its answer; None: nothing.
-    """
-    if token is not None:
-        headers["authorization"] = f"Bearer {token}"
-    target, _, query = path.partition("?")
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0", "spec_version": "2.4"},  # a closed connection raises in `send`
-        "method": "GET",
-        "path": target,
-        "raw_path": target.encode(),
-        "query_string": query.encode(),
-        "headers": [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()],
-        "client": ("127.0.0.1", 1),
-        "server": ("127.0.0.1", 2),
-        "scheme": "http",
-        "http_version": "1.1",
-        "root_path": "",
-    }
-    sent: list[dict[str, Any]] = []
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    with pytest.raises(error) if error is not None else nullcontext():
-        asyncio.run(app(scope, receive, send))
-    body = b"".join(one.get("body", b"") for one in sent[1:])
-    return sent[0]["status"], {k.decode(): v.decode() for k, v in sent[0]["headers"]}, body
+    app: Any, path: str, token: str | None = TOKEN, **more: Any
+) -> tuple[int, dict[str, str], bytes]:
+    """Return status, headers and body of the answer to a GET of ``path``, with the token."""
+    return called(app, path, token, **more)
 
 
 def sections_of(watcher: JobWatcher) -> dict[str, Any]:
@@ -118,7 +83,7 @@ def test_all_answers_have_the_secure_headers(watcher: JobWatcher) -> None:
 
     for path, token in (("/", None), ("/none", None), ("/api/page", None), ("/api/page", TOKEN)):
         assert is_secure(get(app, path, token)[1]), path
-    app.state.watcher = None  # a defect
+    app.state.jobs = None  # a defect
     status, headers, body = get(app, "/api/page", error=AttributeError)
     assert (status, is_secure(headers), b"Traceback" in body) == (500, True, False)
 
@@ -317,7 +282,8 @@ def test_a_stream_sends_the_page_and_ends_with_the_server(watcher: JobWatcher) -
         return page
 
     page = watcher.page
-    app.state.watcher = type("Watcher", (), {"page": property(lambda _: turned())})()
+    turns: Any = type("Watcher", (), {"page": property(lambda _: turned())})()
+    app.state.jobs = OneJobPage(turns)
     status, headers, body = get(app, "/api/stream")
     assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
     assert body.startswith(b'data: {"instance":"')

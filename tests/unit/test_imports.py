@@ -3,7 +3,7 @@
 ::
 
     errors <- core (text and records <- step <- job <- host; step, job <- policy <- cluster;
-      policy <- dashboard)
+      policy, cluster <- dashboard)
     errors, core/policy, core/cluster <- simulator <- simulator/published
       <- simulator's registry, built_in, trace, runs <- cli/simulation
     errors <- keys, clock, failpoints, horovod_build
@@ -16,7 +16,7 @@
     client <-> client/cluster (a job of a cluster is opened as any other job)
     launch, client <- scheduler/host <- scheduler (the controller)
     client, http, launch <- api (FastAPI and uvicorn, which only a verb asks for) <- cli
-    core/dashboard, coordination, launch, api <- dashboard (Starlette and uvicorn) <- cli
+    core/dashboard, coordination, client, launch, api <- dashboard (Starlette and uvicorn) <- cli
     core, config, ring, checkpoint <- worker <- daemon <- framework <- torch, tensorflow
     errors, config <- data <- framework
     errors, core/step <- schedules <- core/policy, torch, tensorflow
@@ -74,7 +74,7 @@ MAY_IMPORT = {
     "core/host": {"errors", "core", "core/step", "core/job"},
     "core/policy": {"errors", "core", "core/step", "core/job", "schedules"},
     "core/cluster": {"errors", "core", "core/step", "core/policy"},
-    "core/dashboard": {"errors", "core", "core/job", "core/policy"},
+    "core/dashboard": {"errors", "core", "core/job", "core/policy", "core/cluster"},
     "simulator": {"errors", "core", "core/policy", "core/cluster", "simulator/published"},
     "simulator/published": {"errors", "core", "core/policy", "core/cluster", "simulator"},
     "http": BASE | CORE,
@@ -90,7 +90,7 @@ MAY_IMPORT = {
     "scheduler/wakeup": set(),
     "scheduler/host": PLANES - {"ring", "checkpoint"} | {"launch", *CLIENTS} | OF_CLUSTERS,
     "api": BASE | CORE | {"http", "coordination", "launch", *CLIENTS} | POLICIES,
-    "dashboard": BASE | CORE | {"coordination", "launch", "api"},
+    "dashboard": BASE | CORE | {"coordination", "launch", "api", *CLIENTS} | OF_CLUSTERS,
     "worker": BASE | CORE | {"ring", "checkpoint"},
     "daemon": PLANES | {"leader", "chaos", "worker"},
     "data": {"errors", "config"},

@@ -38,6 +38,8 @@ MOST_ROWS = 1000  # of one answer
 ReadEvents = Callable[[int], Sequence[tuple[int, ClusterEvent]]]
 """Returns the events of a cluster with a number above the given one, the oldest first."""
 
+_FIRST = "begin_s, submission, host"
+_LAST = "begin_s DESC, submission DESC, host DESC"
 _TABLES = """
 CREATE TABLE log (number INTEGER NOT NULL, event TEXT NOT NULL);
 CREATE TABLE jobs (
@@ -124,7 +126,12 @@ class HistoryFile:
         return tuple(JobHistoryState.from_json(json.loads(row[0])).until(now_s) for row in rows)
 
     def slots(
-        self, begin_s: float, end_s: float, job: str | None = None, most: int = MOST_ROWS
+        self,
+        begin_s: float,
+        end_s: float,
+        job: str | None = None,
+        most: int = MOST_ROWS,
+        is_newest: bool = False,
     ) -> tuple[SlotInterval, ...]:
         """Return who had which slots between two times, the earliest first: a Gantt chart.
 
@@ -133,6 +140,7 @@ class HistoryFile:
             end_s: Until when.
             job: The name of a job; None: all.
             most: No more than so many.
+            is_newest: Whether, of more than ``most``, the last ones are returned and not the first.
 
         Raises:
             DataError: the file cannot be read.
@@ -140,7 +148,7 @@ class HistoryFile:
         where, values = _where({"job = ?": job, "end_s > ?": begin_s, "begin_s < ?": end_s})
         rows = self._read(
             "SELECT submission, job, host, slots, begin_s, end_s FROM intervals "
-            f"WHERE {where} ORDER BY begin_s, submission, host LIMIT ?",
+            f"WHERE {where} ORDER BY {_LAST if is_newest else _FIRST} LIMIT ?",
             (*values, most),
         )
         where, values = _where({"job = ?": job, "ended_s = ?": 0.0})
@@ -153,7 +161,7 @@ class HistoryFile:
         ]
         found = [*(SlotInterval(*row) for row in rows), *now]
         found.sort(key=lambda one: (one.begin_s, one.submission, one.host))
-        return tuple(found[:most])
+        return tuple(found[-most:] if is_newest else found[:most])
 
     def audit(
         self, after: int = -1, job: str | None = None, most: int = MOST_ROWS
@@ -206,8 +214,15 @@ class HistoryFile:
 
         Raises:
             sqlite3.DatabaseError: the file cannot be used.
+            DataError: its directory cannot be made.
         """
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataError(
+                f"the history in {self._path} cannot be kept: {error.strerror}; let this user "
+                "write there, or set XDG_STATE_HOME to another directory"
+            ) from None
         db = sqlite3.connect(self._path, timeout=LOCKED_S, isolation_level=None)
         try:
             db.execute("PRAGMA journal_mode = WAL")

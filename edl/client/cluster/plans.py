@@ -18,11 +18,15 @@ from edl.core.cluster.cluster_status import (
     with_new_host,
 )
 from edl.core.cluster.leases import lease_summary, with_leases
+from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.measured_throughput import MeasuredThroughput
 from edl.core.cluster.plan import plan
+from edl.core.cluster.queue_shares import unknown_queue
 from edl.core.cluster.records import ControllerRecord
+from edl.core.cluster.request_forecast import RequestForecast, request_forecast
 from edl.core.cluster.run_records import RunRecords
 from edl.core.cluster.view import ClusterView, JobView
+from edl.errors import UsageError
 
 
 def status_of_cluster(store: ClusterStore) -> ClusterStatus:
@@ -88,6 +92,26 @@ def plan_with_host(
     """
     view = with_new_host(read_view(store), slots, labels)
     return job_plans(view, plan(with_new_decision(view), policy_of(view.settings), time.time()))
+
+
+def forecast_request(store: ClusterStore, request: JobManifest) -> RequestForecast:
+    """Return which slots a job would get if it were submitted now, and what others would lose.
+
+    Nothing is written. The job's files are taken to be on all hosts.
+
+    Args:
+        store: the records of the cluster.
+        request: the manifest of the job, without paths.
+
+    Raises:
+        UsageError: the cluster has queues, and none that the manifest names; or this is a tenant.
+        UnknownCluster: the cluster does not exist.
+        CoordinationError: ZooKeeper is away.
+    """
+    view = read_view(store)
+    if view.queues and request.queue not in view.queues:
+        raise UsageError(unknown_queue(store.nodes.what, request.queue, view.queues))
+    return request_forecast(view, request, policy_of(view.settings), time.time())
 
 
 def read_view(store: ClusterStore) -> ClusterView:

@@ -288,6 +288,7 @@ class TenantStore(ClusterStore):
     """
 
     jobs: TenantJobs
+    nodes: TenantNodes
 
     def __init__(self, nodes: TenantNodes, access: Access) -> None:
         super().__init__(nodes)

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 from edl.core.cluster.job_life import LifeState
 from edl.core.cluster.plan import ClusterPlan
 from edl.core.cluster.queue_status import QueueStatus, queue_statuses
-from edl.core.cluster.records import ControllerRecord, HostOffer, HostReport
-from edl.core.cluster.view import ClusterView, HostView
+from edl.core.cluster.records import ControllerRecord, HostOffer, HostReport, Wanted
+from edl.core.cluster.view import ClusterView, HostView, JobRequest, JobView
 from edl.core.record import Record
 
 
@@ -173,6 +173,23 @@ def with_new_host(view: ClusterView, slots: int, labels: Mapping[str, str]) -> C
     paths = {path: True for job in view.jobs for path in job.manifest.required_paths}
     added = HostView(name, HostOffer(slots, labels=labels), report=HostReport(paths=paths))
     return replace(view, hosts=sorted((*view.hosts, added), key=lambda host: host.name))
+
+
+def with_new_job(
+    view: ClusterView, name: str, request: JobRequest, priority: int, now_s: float
+) -> ClusterView:
+    """Return a copy of ``view`` with one more job, which was submitted last.
+
+    Args:
+        view: the cluster as it was read; it is not changed.
+        name: the name of the job; no other job of ``view`` has it.
+        request: what the job asks for.
+        priority: its priority.
+        now_s: when it was submitted, in seconds since 1970.
+    """
+    order = 1 + max((job.order for job in view.jobs), default=0)
+    added = JobView(name, order, request, now_s, Wanted(priority=priority))
+    return replace(view, jobs=(*view.jobs, added))
 
 
 def _host_status(host: HostView) -> HostStatus:

@@ -53,6 +53,7 @@ class QueueStatus(Record):
     is_set: Annotated[
         bool, "whether the queue has a record; false: jobs name it, and none set it"
     ] = True
+    part: Annotated[int, "slots that it has while all queues want all slots"] = 0
 
 
 def queue_statuses(view: ClusterView) -> tuple[QueueStatus, ...]:
@@ -89,6 +90,7 @@ def queue_statuses(view: ClusterView) -> tuple[QueueStatus, ...]:
                 mean_rho=sum(rhos) / len(rhos) if rhos else None,
                 worst_rho=max(rhos, default=None),
                 is_set=name in view.queues,
+                part=parts[name],
             )
         )
     return tuple(found)

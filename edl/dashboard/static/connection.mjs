@@ -22,6 +22,7 @@ export class Connection {
     this.instance = "";
     this.version = 0;
     this.ended = false;
+    this.said = ""; // the sentence with which the server has refused the last request
   }
 
   /** Ask the server for JSON at `path`. */
@@ -34,7 +35,11 @@ export class Connection {
     const headers = { Authorization: `Bearer ${this.token}` };
     const answer = await fetch(path, { headers, signal, cache: "no-store" });
     if (answer.status === 401) throw new Unauthorised("the token is missing or wrong");
-    if (!answer.ok) throw new Error(`the server answers ${answer.status}`);
+    if (!answer.ok) {
+      this.said = (await answer.json().catch(() => null))?.message ?? "";
+      throw new Error(this.said || `the server answers ${answer.status}`);
+    }
+    this.said = "";
     return answer;
   }
 
@@ -79,7 +84,7 @@ export class Connection {
 
   async poll() {
     const abort = AbortSignal.timeout(SILENT_MS);
-    this.take(await this.get(`/api/page?instance=${this.instance}&since=${this.version}`, abort));
+    this.take(await this.get(`api/page?instance=${this.instance}&since=${this.version}`, abort));
   }
 
   /** Read one stream of server-sent events until it ends, or stays silent. */
@@ -88,7 +93,7 @@ export class Connection {
     const abort = () => this.abort.abort();
     let silence = setTimeout(abort, FIRST_MS);
     try {
-      const answer = await this.request("/api/stream", this.abort.signal);
+      const answer = await this.request("api/stream", this.abort.signal);
       const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
       let text = "";
       for (;;) {

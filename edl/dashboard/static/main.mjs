@@ -6,28 +6,19 @@ import { Connection } from "./connection.mjs";
 import { EventList } from "./events.mjs";
 import { clock } from "./format.mjs";
 import { Report, isReport } from "./report.mjs";
+import { forgetToken, givenToken, keepToken, typedToken } from "./token.mjs";
 import { Concerns, Events, Generations, Header, Ledger, Scaling, Speed, Token, Workers } from "./view.mjs";
 
-const KEPT = "edl-token"; // in this tab only, and for this address and port only
+const inCluster = !isReport && location.pathname.startsWith("/jobs/");
 const root = document.getElementById("page");
 root.replaceChildren();
 
 const state = {
-  token: "", wrong: false, link: "", offlineSince: null, instance: "", sections: {},
+  token: "", wrong: false, link: "", said: "", offlineSince: null, instance: "", sections: {},
   chosen: null, cost: null, drawn: false,
 };
 let connection = null;
-const events = new EventList(async (query) => (await connection.get(`/api/events?${query}`)).events, draw);
-
-/** Return the token in the address, which is removed from there, or else the kept one. */
-function givenToken() {
-  const given = new URLSearchParams(location.hash.slice(1)).get("token");
-  if (given) {
-    sessionStorage.setItem(KEPT, given);
-    history.replaceState(null, "", location.pathname);
-  }
-  return given ?? sessionStorage.getItem(KEPT) ?? "";
-}
+const events = new EventList(async (query) => (await connection.get(`api/events?${query}`)).events, draw);
 
 function startReport() {
   connection = new Report(onPage, onLink);
@@ -37,7 +28,7 @@ function startReport() {
 function start(token) {
   Object.assign(state, { token, wrong: false });
   if (!token) return draw();
-  sessionStorage.setItem(KEPT, token);
+  keepToken(token);
   connection?.close();
   connection = new Connection(token, onPage, onLink);
   connection.follow();
@@ -59,11 +50,12 @@ function onPage(message) {
 }
 
 function onLink(link) {
+  state.said = connection.said ?? "";
   if (link === state.link) return;
   state.link = link;
   state.offlineSince = link === "offline" ? Date.now() / 1000 : null;
   if (link === "unauthorised") {
-    sessionStorage.removeItem(KEPT);
+    forgetToken();
     Object.assign(state, { token: "", wrong: true });
   }
   draw();
@@ -72,7 +64,7 @@ function onLink(link) {
 async function askCost() {
   const generation = state.chosen;
   try {
-    const answer = await connection.get(`/api/generations/${generation}`);
+    const answer = await connection.get(`api/generations/${generation}`);
     if (generation === state.chosen) state.cost = answer.switch;
   } catch {
     return;
@@ -93,8 +85,7 @@ function onFilter(filter) {
 }
 
 function onToken(text) {
-  const given = text.includes("token=") ? text.slice(text.indexOf("token=") + 6) : text;
-  start(given.trim());
+  start(typedToken(text));
 }
 
 /** Draw what is known; several changes at once are drawn once. */
@@ -118,13 +109,15 @@ function Page() {
   if (!state.token && !isReport) return html`<${Token} wrong=${state.wrong} onToken=${onToken} />`;
   const { header, timeline, workers, speed, ledger, scaling, events: kept, notice, read_s: now } = state.sections;
   if (!header) {
-    return html`<main><${Notices} notice=${notice} /><p class="loading">Waiting for the job…</p></main>`;
+    return html`<main class="ask"><${Notices} notice=${notice} /><p class="loading">${state.said || "Waiting for the job…"}</p>
+      ${inCluster && html`<a href="/#token=${state.token}">← The cluster</a>`}</main>`;
   }
   document.title = `${header.job}: ${header.words}`;
   const link = {
     stream: "live", poll: "updated every 2 s", offline: "not connected", report: "a report: it stays as it is",
   }[state.link];
   return html`
+    ${inCluster && html`<nav><a href="/#token=${state.token}">← The cluster</a></nav>`}
     <${Notices} notice=${notice} />
     <${Header} header=${header} now=${now} stale=${state.link === "offline" || Boolean(notice?.stale)} />
     <main>

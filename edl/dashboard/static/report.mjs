@@ -22,7 +22,7 @@ export class Report {
 
   async get(path) {
     const { pathname, searchParams } = new URL(path, document.baseURI);
-    if (pathname === "/api/events") return { events: this.events(searchParams) };
+    if (pathname.endsWith("api/events")) return { events: this.events(searchParams) };
     return { switch: this.data.switches[pathname.split("/").pop()] ?? null };
   }
 

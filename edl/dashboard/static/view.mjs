@@ -9,7 +9,7 @@ import { brief, bytes, clock, counted, duration, number, percent, whole } from "
 const PARTS = [["compute_s", "compute"], ["data_s", "data"], ["reduce_s", "reduce"], ["wait_s", "wait"]];
 const TONES = [["bad", "Failures"], ["warning", "Warnings"], ["change", "Changes"], ["plain", "Other"]];
 
-function Card({ name, title, note, wide, children }) {
+export function Card({ name, title, note, wide, children }) {
   return html`
     <section class="card ${wide ? "wide" : ""}" aria-labelledby="${name}-title">
       <h2 id="${name}-title">${title}</h2>
@@ -18,7 +18,7 @@ function Card({ name, title, note, wide, children }) {
     </section>`;
 }
 
-function Fact({ name, children, more }) {
+export function Fact({ name, children, more }) {
   return html`<div><dt>${name}</dt><dd>${children}${more && html`<small>${more}</small>`}</dd></div>`;
 }
 
@@ -305,14 +305,14 @@ export function Events({ events: list, counts, unreadable, now, onFilter }) {
 }
 
 /** The question for the token. */
-export function Token({ wrong, onToken }) {
+export function Token({ wrong, what = "job", onToken }) {
   const submit = (event) => {
     event.preventDefault();
     onToken(event.target.elements.token.value);
   };
   return html`
     <main class="ask"><h1>edl</h1>
-      <p>${wrong ? "The token is not that of this job." : "This page shows a job to whoever has its token."}
+      <p>${wrong ? `The token is not that of this ${what}.` : `This page shows a ${what} to whoever has its token.`}
         ${" "}<code>edl dashboard</code> prints the address that has it.</p>
       <form onSubmit=${submit}>
         <label for="token">Address or token</label>

@@ -1,0 +1,216 @@
+"""Answer the requests of a browser: files, JSON, streams of changes; the token, and headers.
+
+Whoever reaches the port gets the files of the page, which say nothing of a job or cluster. All
+else needs the token (``Authorization: Bearer ...``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from edl.core.dashboard.event_page import PAGE, EventChoice
+from edl.dashboard.published_page import PublishedPage
+from edl.dashboard.static_files import static_files
+from edl.keys import derived
+
+LOOK_S = 0.25  # between two looks whether the page has changed
+ALIVE_S = 10.0  # after which a stream says that it lives
+MOST_STREAMS = 64  # browsers; further ones poll
+MOST_TEXT = 200  # characters of a filter
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+Handler = Callable[[Request], Awaitable[Response]]
+NewestPage = Callable[[], PublishedPage]
+"""Returns the newest page, at once."""
+
+
+def view_token(secret: str, name: str) -> str:
+    """Return the token that lets a browser read the page of a job or cluster; it changes nothing.
+
+    Args:
+        secret: the secret of the job or cluster.
+        name: the name of the job or cluster.
+    """
+    return derived(secret, "dashboard", name)
+
+
+class SecureHeaders:
+    """An application that adds :data:`HEADERS` to each answer of another one, ``app``.
+
+    Args:
+        app: the other application.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+
+        async def send_more(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                more = [(k.lower().encode(), v.encode()) for k, v in HEADERS.items()]
+                message["headers"] = [*message.get("headers", ()), *more]
+            await send(message)
+
+        await self._app(scope, receive, send_more)
+
+
+class SecureApplication(Starlette):
+    """An application whose answers all have :data:`HEADERS`, also that to an error of its own.
+
+    Args:
+        routes: the routes.
+        token: what a browser has to send.
+    """
+
+    def __init__(self, routes: Any, token: str) -> None:
+        super().__init__(routes=routes)
+        self.state.token, self.state.files = token, static_files()
+        self.state.streams = 0
+        self.state.ends = False  # then streams end
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Return the whole application, with the headers around it."""
+        return SecureHeaders(super().build_middleware_stack())
+
+
+def with_token(handler: Handler) -> Handler:
+    """Return ``handler`` for requests with the token; others get 401."""
+
+    async def checked(request: Request) -> Response:
+        if not has_bearer(request, request.app.state.token):
+            return json_answer({"message": "the token is missing or wrong"}, 401)
+        return await handler(request)
+
+    return checked
+
+
+def has_bearer(request: Request, expected: str) -> bool:
+    """Return whether ``request`` has the token ``expected`` in its header ``Authorization``."""
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    is_equal = hmac.compare_digest(given.strip().encode(), expected.encode())
+    return scheme.lower() == "bearer" and is_equal
+
+
+async def health(request: Request) -> Response:
+    """Say that the server answers; nothing is asked."""
+    return json_answer({"status": "ok"})
+
+
+def static(path: str = "") -> Handler:
+    """Return a handler that answers with a file of the page.
+
+    Args:
+        path: the path of the file below ``static/``; empty: the request's own ``path``.
+    """
+
+    async def answered(request: Request) -> Response:
+        found = request.app.state.files.get(path or request.path_params["path"])
+        if found is None:
+            return json_answer({"message": "there is no such file"}, 404)
+        headers = {"ETag": found.tag, "Cache-Control": "no-cache"}
+        if request.headers.get("if-none-match") == found.tag:
+            return Response(status_code=304, headers=headers)
+        return Response(found.content, media_type=found.media_type, headers=headers)
+
+    return answered
+
+
+def patch(request: Request, page: PublishedPage) -> Response:
+    """Return an answer with the sections that changed since the version that the browser has."""
+    instance = request.query_params.get("instance", "")
+    return encoded(page.patch(instance, whole_number(request.query_params.get("since"), 0)))
+
+
+def event_choice(request: Request) -> EventChoice:
+    """Return the filter of events in the query of ``request``."""
+    query = request.query_params
+    return EventChoice(
+        tones=words_of(request, "tones"),
+        text=query.get("text", "")[:MOST_TEXT],
+        before=whole_number(query.get("before"), None),
+        limit=min(max(1, whole_number(query.get("limit"), PAGE)), 5 * PAGE),
+    )
+
+
+def words_of(request: Request, name: str) -> frozenset[str]:
+    """Return the words of the value ``name`` of a query, which are separated by commas."""
+    return frozenset(filter(None, request.query_params.get(name, "")[:MOST_TEXT].split(",")))
+
+
+def stream_page(request: Request, newest: NewestPage) -> Response:
+    """Return an answer with a stream of server-sent events: the page, then what changes of it.
+
+    Args:
+        request: the request of the browser.
+        newest: returns the page.
+    """
+    state = request.app.state
+    if state.streams >= MOST_STREAMS:
+        return json_answer({"message": f"{MOST_STREAMS} browsers have a stream; poll"}, 503)
+
+    async def messages() -> AsyncIterator[bytes]:
+        state.streams += 1
+        try:
+            async for message in _changes(state, newest):
+                yield message
+        finally:
+            state.streams -= 1
+
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(messages(), media_type="text/event-stream", headers=headers)
+
+
+async def _changes(state: Any, newest: NewestPage) -> AsyncIterator[bytes]:
+    """Yield the whole page, then the sections that change, each message as a server-sent event.
+
+    A comment is sent every :data:`ALIVE_S` (10) seconds without a change. The messages end when
+    ``state.ends`` is true; ``state`` is that of the application, ``newest`` returns the page.
+    """
+    instance, version, silent_s = "", 0, 0.0
+    while not state.ends:
+        now = newest()
+        if (now.instance, now.version) != (instance, version):
+            yield b"data: " + now.patch(instance, version) + b"\n\n"
+            instance, version, silent_s = now.instance, now.version, 0.0
+        elif silent_s >= ALIVE_S:
+            silent_s = 0.0
+            yield b": alive\n\n"
+        await asyncio.sleep(LOOK_S)
+        silent_s += LOOK_S
+
+
+def whole_number(text: str | None, default: Any) -> Any:
+    """Return the number that ``text`` is, or ``default`` if it is none."""
+    return int(text) if text is not None and text.isdecimal() and len(text) < 16 else default
+
+
+def json_answer(value: Any, status: int = 200) -> Response:
+    """Return an answer with ``value`` as JSON."""
+    return encoded(msgspec.json.encode(value), status)
+
+
+def encoded(content: bytes, status: int = 200) -> Response:
+    """Return an answer with ``content``, which is JSON."""
+    headers = {"Cache-Control": "no-store"}
+    return Response(content, status, headers, media_type="application/json")

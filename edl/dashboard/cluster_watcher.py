@@ -1,0 +1,226 @@
+"""Read a cluster for its page, in one thread, at a rate that does not depend on the browsers.
+
+Each turn reads what `edl cluster status`, `edl list` and `edl events --cluster` read, only the
+nodes that changed. When ZooKeeper does not answer, or a record cannot be read, the page keeps what
+was known and says since when. When no controller leads, it says so: then nothing decides, and the
+reasons are those of the last plan.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from edl.client.cluster.history_file import HistoryFile
+from edl.coordination.cluster.store import ClusterStore
+from edl.core.cluster.job_status import ClusterJobStatus
+from edl.core.dashboard.cluster_event_page import (
+    ClusterEventBuffer,
+    ShownClusterEvent,
+    shown_cluster_event,
+)
+from edl.core.dashboard.cluster_page import (
+    ClusterJobSummary,
+    ClusterObservation,
+    away_cluster_in_words,
+    cluster_sections,
+)
+from edl.core.dashboard.event_page import EventChoice
+from edl.core.dashboard.job_choice import JobChoice, JobPage, chosen_jobs
+from edl.core.dashboard.slot_chart import SlotChart, slot_chart
+from edl.dashboard.cluster_reading import ClusterReader
+from edl.dashboard.published_page import PublishedPage
+from edl.errors import DataError, EdlError
+
+logger = logging.getLogger(__name__)
+
+TURN_S = 1.0  # between two looks at the cluster
+END_S = 15.0  # for a turn to end when the server does
+MOST_INTERVALS = 20_000  # of slots that are read for one chart
+CHART_S = 2.0  # for which a chart is answered again
+LEAST_S = 60.0  # of a chart
+MOST_CHARTS = 16  # that are kept for so long
+
+
+class ClusterWatcher:
+    """The page of one cluster, kept up to date by a thread; use it as a context manager.
+
+    Any thread may read :attr:`page` and call :meth:`jobs`, :meth:`facts`, :meth:`events` and
+    :meth:`chart`.
+
+    Args:
+        store: the records of the cluster, in the session of the one who looks.
+        history: the file of the cluster's history, which is filled.
+        clock: returns the time in seconds since 1970.
+
+    Attributes:
+        page: the newest page.
+    """
+
+    def __init__(
+        self,
+        store: ClusterStore,
+        history: HistoryFile,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._store = store
+        self._reader = ClusterReader(store)
+        self._history = history
+        self._clock = clock
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="edl-dashboard", daemon=True)
+        self._events = ClusterEventBuffer()
+        self._last = -1
+        self._jobs: tuple[ClusterJobStatus, ...] = ()
+        self._jobs_version = 0
+        self._slots: Mapping[str, int] = {}
+        self._history_version = 0
+        self._history_problem = ""
+        self._charts: dict[tuple[float, str, str], tuple[float, SlotChart]] = {}
+        self._chart_lock = threading.Lock()
+        self._away_since_s: float | None = None
+        self.page = PublishedPage()
+
+    def __enter__(self) -> ClusterWatcher:
+        self.turn()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join(END_S)
+
+    @property
+    def is_tenant(self) -> bool:
+        """Whether a tenant looks, for whom there is no chart, no event and no forecast."""
+        return self._reader.is_tenant
+
+    def jobs(self, choice: JobChoice) -> JobPage:
+        """Return the jobs that ``choice`` shows, as they were read last."""
+        return chosen_jobs(self._jobs, choice)
+
+    def facts(self, job: str) -> ClusterJobSummary:
+        """Return what is shown of ``job`` beside its status.
+
+        Raises:
+            UnknownJob: the one who looks may see no such job.
+        """
+        return self._reader.facts(job, self._clock())
+
+    def events(self, choice: EventChoice) -> Sequence[ShownClusterEvent]:
+        """Return the events that ``choice`` shows, the newest first."""
+        return self._events.chosen(choice)
+
+    def chart(self, period_s: float, job: str = "", host: str = "") -> SlotChart:
+        """Return who had which slots in the last ``period_s`` seconds, or since the first had some.
+
+        An answer is given again for :data:`CHART_S` (2) seconds.
+
+        Args:
+            period_s: how long ago the chart begins.
+            job: a text that the names of the jobs contain; empty: all jobs.
+            host: the host; empty: all hosts.
+
+        Raises:
+            DataError: the history cannot be read.
+        """
+        now_s, about = self._clock(), (period_s, job, host)
+        with self._chart_lock:
+            known = self._charts.get(about)
+            if known is not None and now_s - known[0] < CHART_S:
+                return known[1]
+            found = self._new_chart(now_s, period_s, job, host)
+            if len(self._charts) >= MOST_CHARTS:
+                self._charts.clear()
+            self._charts[about] = now_s, found
+            return found
+
+    def turn(self) -> None:
+        """Read the cluster once, and publish its page; what cannot be read is said there."""
+        now_s = self._clock()
+        try:
+            reading = self._reader.read(now_s)
+            if not self._reader.is_tenant:
+                self._read_events()
+        except EdlError as error:
+            self._away_since_s = self._away_since_s or now_s
+            text = away_cluster_in_words(str(error), self._away_since_s, now_s)
+            self._publish({"notice": {"tone": "bad", "text": text, "stale": True}})
+            return
+        self._away_since_s = None
+        self._fill()
+        self._take(reading)
+        self._publish(
+            {
+                **cluster_sections(reading),
+                "jobs": {"version": self._jobs_version},
+                "history": {"version": self._history_version, "problem": self._history_problem},
+                "events": {"last": self._last, "counts": self._events.counts()},
+                "notice": None,
+                "read_s": round(now_s),
+            }
+        )
+
+    def _take(self, reading: ClusterObservation) -> None:
+        """Keep what was read, for the questions of browsers."""
+        jobs = tuple(reading.jobs)
+        if jobs != self._jobs:
+            self._jobs, self._jobs_version = jobs, self._jobs_version + 1
+        hosts = () if reading.status is None else reading.status.hosts
+        self._slots = {host.host: host.slots for host in hosts}
+
+    def _read_events(self) -> None:
+        """Keep the new events of the cluster.
+
+        Raises:
+            UnknownCluster: the cluster does not exist any more.
+            CoordinationError: ZooKeeper does not answer, or an event cannot be read.
+        """
+        found = self._store.events.read(self._last)
+        if found:
+            self._last = found[-1][0]
+            self._events.add(shown_cluster_event(number, event) for number, event in found)
+
+    def _fill(self) -> None:
+        """Add what has happened to the history; a problem is only shown, and tried again."""
+        if self._reader.is_tenant:
+            return
+        try:
+            self._history_version += bool(self._history.fill(self._store.events.read))
+            self._history_problem = ""
+        except EdlError as error:
+            self._history_problem = str(error)
+
+    def _new_chart(self, now_s: float, period_s: float, job: str, host: str) -> SlotChart:
+        """Return the chart of :meth:`chart` until ``now_s``, from the history.
+
+        Raises:
+            DataError: the history cannot be read.
+        """
+        if self._reader.is_tenant:
+            raise DataError("who had which slots is not shown to a tenant")
+        begin_s = now_s - period_s
+        found = self._history.slots(begin_s, now_s, most=MOST_INTERVALS, is_newest=True)
+        cut_s = found[0].begin_s if len(found) >= MOST_INTERVALS else 0.0
+        if not cut_s and found:  # it begins with what is known
+            begin_s = min(max(begin_s, found[0].begin_s), now_s - LEAST_S)
+        shown = [one for one in found if job in one.job and host in ("", one.host)]
+        slots = {name: count for name, count in self._slots.items() if host in ("", name)}
+        return slot_chart(shown, slots, begin_s, now_s, cut_s)
+
+    def _publish(self, sections: dict[str, Any]) -> None:
+        """Put ``sections`` into the page."""
+        self.page = self.page.with_sections(sections)
+
+    def _run(self) -> None:
+        """Take turns until the end."""
+        while not self._ends.wait(TURN_S):
+            try:
+                self.turn()
+            except Exception as error:
+                logger.exception("the page of cluster %s is not up to date", self._store.paths.name)
+                text = f"the page cannot be brought up to date, a defect of edl: {error!r}"
+                self._publish({"notice": {"tone": "bad", "text": text, "stale": True}})

@@ -1,0 +1,290 @@
+"""The page of a real cluster in headless Chromium: a controller, hosts, and jobs that come and go.
+
+With ``EDL_SCREENSHOTS=docs/figures`` the last test writes the screenshots of the guide.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from cli_shell import STANDIN, Running, Shell, until
+from pages import WAIT_S, Opened, opened, url_of
+from playwright.sync_api import Browser, Locator, expect
+
+pytestmark = [pytest.mark.integration, pytest.mark.long]
+
+CONTROLLER = ("cluster", "start", "--name", "lab", "--policy", "max_min")
+WINDOW = {"width": 1280, "height": 900}
+expect.set_options(timeout=1000 * WAIT_S)
+
+
+@dataclass
+class Lab:
+    """A cluster with one host of 4 slots, whose jobs train until they are told to finish."""
+
+    shell: Shell
+    controller: Running
+    hosts: list[Running]
+
+    def submit(self, name: str, least: int, most: int, **manifest: Any) -> None:
+        """Submit a job of stand-in workers."""
+        until_file = str(self.shell.directory / f"end-{name}")
+        values = {
+            "name": name,
+            "command": [sys.executable, STANDIN, "--until", until_file],
+            "min": least,
+            "max": most,
+            **manifest,
+        }
+        path = self.shell.directory / f"{name}.yaml"
+        path.write_text(json.dumps(values, indent=1) + "\n")
+        done = self.shell.edl("submit", str(path))
+        assert done.returncode == 0, done.stderr
+
+    def finish(self, *jobs: str) -> None:
+        """Let the workers of ``jobs`` end."""
+        for job in jobs:
+            (self.shell.directory / f"end-{job}").touch()
+
+    def states(self) -> dict[str, str]:
+        """Return the state of each job, as `edl list` says it."""
+        lines = self.shell.edl("list", "--json").stdout.splitlines()
+        return {one["name"]: one["result"] or one["state"] for one in map(json.loads, lines)}
+
+    def until(self, **states: str) -> None:
+        """Wait until jobs are in these states."""
+        until(lambda: states.items() <= self.states().items(), WAIT_S, lambda: str(self.states()))
+
+    def offer(self, host: str, slots: int, *options: str) -> None:
+        """Start one more `edl host`."""
+        words = ("host", "--cluster", "lab", "--host", host, "--slots", str(slots), *options)
+        self.hosts.append(self.shell.start(*words))
+        self.hosts[-1].expect(f"host {host} offers")
+
+    def end(self) -> None:
+        """End all jobs, the hosts and the controller."""
+        self.finish(*self.states())
+        for job, state in self.states().items():
+            if state in ("queued", "halted"):
+                self.shell.edl("delete", job)
+        for one in (*self.hosts, self.controller):
+            one.signal(signal.SIGTERM)
+            one.wait(WAIT_S)
+
+
+@pytest.fixture
+def lab(shell: Shell) -> Iterator[Lab]:
+    controller = shell.start(*CONTROLLER)
+    controller.expect("leads cluster lab")
+    one = Lab(shell, controller, [])
+    one.offer("a", 4)
+    yield one
+    one.end()
+
+
+@pytest.fixture
+def server(shell: Shell, lab: Lab) -> Iterator[Running]:
+    one = shell.start("dashboard", "--port", "0")
+    yield one
+    one.process.terminate()
+    assert one.wait(WAIT_S) == 0
+
+
+@pytest.fixture
+def shown(browser: Browser, server: Running) -> Iterator[Opened]:
+    one = opened(browser, url_of(server), viewport=WINDOW)
+    yield one
+    one.page.context.close()
+
+
+def row(shown: Opened, job: str) -> Locator:
+    """Return the row of ``job`` in the table of jobs."""
+    name = re.compile(rf"^{job}$")
+    return shown.page.locator("table.cluster-jobs tbody tr").filter(
+        has=shown.page.get_by_role("button", name=name)
+    )
+
+
+def test_the_page_follows_jobs_that_come_wait_and_go(shown: Opened, lab: Lab) -> None:
+    page = shown.page
+    expect(page.get_by_role("heading", name="lab", exact=True)).to_be_visible()
+    expect(page.get_by_role("status")).to_have_text("0 of 4 slots in use")
+    assert "token" not in page.url
+    lab.submit("first", 3, 4)
+    expect(row(shown, "first")).to_contain_text("running")
+    lab.submit("second", 2, 2)
+    expect(row(shown, "second")).to_contain_text("queued")
+    expect(row(shown, "second")).to_contain_text("place 1 of 1 in the queue")
+    expect(page.locator(".gantt .box title", has_text="first").first).to_contain_text("of a")
+
+    page.get_by_role("textbox", name="workers", exact=True).fill("2")
+    page.get_by_role("button", name="Ask", exact=True).click()
+    expect(page.locator(".forecast")).to_contain_text("It would get 1 slot (a: 1)")
+    expect(page.locator(".forecast .changes")).to_have_text("first: 4 → 3")
+
+    page.get_by_role("searchbox", name="Filter jobs by words").fill("no such words")
+    expect(page.get_by_text("No job matches.")).to_be_visible()
+    page.get_by_role("searchbox", name="Filter jobs by words").fill("")
+    assert lab.shell.edl("delete", "first").returncode == 0
+    expect(row(shown, "second")).to_contain_text("running")
+    expect(page.locator(".gantt .box title", has_text="second").first).to_contain_text("of a")
+    expect(row(shown, "first")).to_contain_text("deleted")
+    expect(page.get_by_role("status")).to_have_text("2 of 4 slots in use")
+
+    row(shown, "second").get_by_role("button").click()
+    page.get_by_role("link", name="Workers, speed and events of second").click()
+    expect(page.get_by_role("heading", name="second", exact=True)).to_be_visible()
+    expect(page.get_by_role("status")).to_have_text("training")
+    page.get_by_role("link", name="The cluster").click()
+    expect(row(shown, "second")).to_be_visible()
+    assert shown.complaints == []
+    origin = shown.url.partition("/#")[0]
+    assert all(one.url.startswith(origin) for one in shown.requests)
+    assert not any("token=" in one.url.partition("#")[0] for one in shown.requests)
+
+
+def test_it_survives_the_death_of_the_controller(shown: Opened, lab: Lab) -> None:
+    page = shown.page
+    lab.submit("j", 2, 2)
+    expect(row(shown, "j")).to_contain_text("running")
+    lab.controller.signal(signal.SIGKILL)
+    lab.controller.wait(WAIT_S)
+    expect(page.get_by_role("status")).to_have_text("no controller leads")
+    expect(page.get_by_role("alert")).to_contain_text("No controller has led since")
+    expect(page.get_by_role("alert")).to_contain_text("The reasons below are from")
+    expect(row(shown, "j")).to_be_visible()
+    lab.controller = lab.shell.start(*CONTROLLER)
+    expect(page.get_by_role("status")).to_have_text("2 of 4 slots in use")
+    expect(page.get_by_role("alert")).to_be_empty()
+    assert shown.complaints == []
+
+
+def test_it_fits_can_be_used_by_keyboard_and_is_accessible(
+    browser: Browser, server: Running, lab: Lab
+) -> None:
+    lab.submit("j", 2, 2)
+    lab.submit("waits", 4, 4)
+    lab.until(j="running", waits="queued")
+    for width in (360, 1280):
+        for mode in ("light", "dark"):
+            scheme: Any = mode
+            one = opened(
+                browser,
+                url_of(server),
+                viewport={"width": width, "height": 800},
+                color_scheme=scheme,
+            )
+            page = one.page
+            expect(row(one, "waits")).to_be_visible()
+            expect(page.locator(".gantt .box").first).to_be_visible()
+            focus(one, "waits")
+            page.keyboard.press("Enter")
+            expect(page.locator(".opened")).to_contain_text("It was never started")
+            page.get_by_role("textbox", name="workers", exact=True).focus()
+            page.keyboard.type("1")
+            page.keyboard.press("Enter")
+            expect(page.locator(".forecast")).to_contain_text("It would")
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            assert one.violations() == [], (width, mode)
+            ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+            assert (sum(map(int, re.findall(r"\d+", ground)[:3])) < 300) == (mode == "dark")
+            assert one.complaints == []
+            page.context.close()
+
+
+def focus(shown: Opened, button: str) -> None:
+    """Press Tab until the button named ``button`` has the focus."""
+    for _ in range(60):
+        shown.page.keyboard.press("Tab")
+        if shown.page.evaluate("document.activeElement.textContent.trim()") == button:
+            return
+    raise AssertionError(f"Tab does not reach {button}")
+
+
+def test_a_tenant_sees_its_own_jobs_only(browser: Browser, shell: Shell, lab: Lab) -> None:
+    assert shell.edl("tenant", "create", "ann").returncode == 0
+    assert shell.edl("queue", "set", "research", "--quota", "2", "--tenant", "ann").returncode == 0
+    assert shell.edl("queue", "set", "prod", "--quota", "2").returncode == 0
+    lab.submit("hidden", 2, 2, queue="prod")
+    lab.until(hidden="running")
+    secret = shell.directory / "state" / "edl" / "clusters" / "lab" / "tenants" / "ann"
+    shell.environment["EDL_SECRET_FILE"] = str(secret)
+    lab.submit("own", 2, 2)
+    server = shell.start("dashboard", "--port", "0")
+    one = opened(browser, url_of(server), viewport=WINDOW)
+    page = one.page
+    expect(page.get_by_role("status")).to_have_text("the jobs of tenant ann")
+    expect(row(one, "ann.own")).to_contain_text("running")
+    row(one, "ann.own").get_by_role("button").click()
+    page.get_by_role("link", name="Workers, speed and events of ann.own").click()
+    expect(page.get_by_role("status")).to_have_text("training")
+    page.goto(f"{one.url.partition('/#')[0]}/jobs/hidden/")
+    expect(page.get_by_text("there is no job named 'ann.hidden'")).to_be_visible()
+    page.goto(one.url)
+    expect(row(one, "ann.own")).to_be_visible()
+    assert "hidden" not in page.content()
+    expect(page.get_by_role("heading", name="Hosts")).to_have_count(0)
+    page.context.close()
+    server.process.terminate()
+    assert server.wait(WAIT_S) == 0
+    del shell.environment["EDL_SECRET_FILE"]
+
+
+def test_who_has_no_token_sees_nothing(browser: Browser, server: Running) -> None:
+    url = url_of(server)
+    one = opened(browser, url.partition("#")[0])
+    field = one.page.get_by_label("Address or token")
+    field.fill("wrong")
+    one.page.keyboard.press("Enter")
+    expect(one.page.get_by_text("The token is not that of this cluster.")).to_be_visible()
+    field.fill(url)
+    one.page.keyboard.press("Enter")
+    expect(one.page.get_by_role("status")).to_contain_text("slots in use")
+    one.page.context.close()
+
+
+def test_a_cluster_with_queues_hosts_and_a_history(browser: Browser, lab: Lab) -> None:
+    shell = lab.shell
+    for queue, options in {"prod": ("--quota", "4"), "research": ("--quota", "2")}.items():
+        assert shell.edl("queue", "set", queue, *options).returncode == 0
+    lab.offer("b", 2)
+    lab.offer("c", 2)
+    lab.submit("warm-up", 1, 2, queue="research")
+    lab.until(**{"warm-up": "running"})
+    lab.submit("digits", 2, 4, queue="prod")
+    lab.until(digits="running")
+    lab.submit("bert", 2, 3, queue="research")
+    lab.until(bert="running")
+    lab.finish("warm-up")
+    lab.until(**{"warm-up": "finished"})
+    lab.submit("resnet", 2, 2, queue="prod", priority=5)
+    lab.submit("large", 8, 8, queue="research")
+    assert shell.edl("drain", "c", "--cluster", "lab").returncode == 0
+    lab.until(resnet="running", large="queued")
+    server = shell.start("dashboard", "--port", "0")
+    one = opened(browser, url_of(server), viewport={"width": 1280, "height": 1180})
+    page = one.page
+    page.get_by_role("button", name="15 min").click()
+    expect(page.locator(".gantt .box title", has_text="warm-up").first).to_be_attached()
+    expect(page.locator("table.hosts tbody tr").first).to_contain_text("drained")
+    expect(page.locator("table.queues tbody tr")).to_have_count(2)
+    row(one, "large").get_by_role("button").click()
+    expect(page.locator(".opened")).to_contain_text("asks for")
+    one.shot("dashboard-cluster-light")
+    page.emulate_media(color_scheme="dark")
+    one.shot("dashboard-cluster-dark")
+    page.emulate_media(color_scheme="light")
+    page.set_viewport_size({"width": 360, "height": 1180})
+    expect(page.locator(".gantt svg")).to_be_visible()
+    one.shot("dashboard-cluster-phone")
+    assert one.complaints == []
+    page.context.close()
+    server.process.terminate()
+    assert server.wait(WAIT_S) == 0

@@ -1,0 +1,104 @@
+"""An invented cluster for tests of the dashboard: the records that a real one would have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from edl.coordination.cluster.job_reader import StoredJob
+from edl.coordination.cluster.store import ClusterSnapshot
+from edl.core.cluster.events import ClusterEvent, ClusterEventKind
+from edl.core.cluster.job_life import JobLife, LifeState
+from edl.core.cluster.lease_records import LeaseTable
+from edl.core.cluster.manifest import JobManifest
+from edl.core.cluster.records import (
+    AllocationRecord,
+    ClusterRecord,
+    HostAssignment,
+    HostOffer,
+    JobAssignment,
+    JobReasons,
+    Wanted,
+)
+from edl.core.cluster.view import HostView
+
+NAME, SECRET = "lab", "c" * 32
+NOW = 1_763_632_000.0
+RUN = "lab-run"
+
+
+def stored(name: str, order: int, state: LifeState = LifeState.QUEUED, **limits: Any) -> StoredJob:
+    """Return a job as ZooKeeper has it; ``limits`` are values of its manifest."""
+    manifest = JobManifest(name, ("python", "train.py"), 1, 4, **limits)
+    slots = 2 if state is LifeState.RUNNING else 0
+    life = JobLife(
+        state, slots=slots, since_s=NOW, submitted_s=NOW - 60.0, run=RUN if slots else ""
+    )
+    return StoredJob(name, order, NOW - 60.0, manifest, Wanted(), life, 0)
+
+
+def event(number: int, job: str, **values: Any) -> tuple[int, ClusterEvent]:
+    """Return an event of a job, by default that it was submitted, with its number."""
+    given = {"kind": ClusterEventKind.SUBMITTED, "reason": f"job {job} was submitted"} | values
+    return number, ClusterEvent(NOW - 50.0 + number, job=job, by="ann@a", **given)
+
+
+class ShownCluster:
+    """Stands for a :class:`ClusterStore`: reads come from what the test has put here.
+
+    Attributes:
+        hosts: host -> job -> its slots there; each host offers 4.
+        listed: the jobs.
+        logged: the events, with their numbers.
+        controllers: the controllers in the election.
+        said: the leader's reasons.
+        error: what each read raises; None: it is answered.
+        reads: how often the cluster was read.
+    """
+
+    def __init__(self) -> None:
+        self.hosts: Mapping[str, Mapping[str, int]] = {"a": {"run": 2}}
+        self.listed = [stored("run", 1, LifeState.RUNNING), stored("wait", 2)]
+        self.logged = [
+            event(0, "run"),
+            event(1, "wait"),
+            event(2, "run", kind=ClusterEventKind.SLOTS, reason="slots", slots={"a": 2}),
+        ]
+        self.controllers = ["one"]
+        self.said = JobReasons(NOW + 1.0, {"wait": "place 1 of 1 in the queue: no slot is free"})
+        self.error: Exception | None = None
+        self.reads = 0
+        session = SimpleNamespace(hosts="here:1", connected=True)
+        self.nodes = SimpleNamespace(session=session)
+        self.paths = SimpleNamespace(name=NAME)
+        self.leader = SimpleNamespace(
+            reasons=lambda: self.said,
+            leases=lambda: (LeaseTable(), 0),
+            controllers=lambda: self.controllers,
+        )
+        self.tenants = SimpleNamespace(names=tuple)
+        self.events = SimpleNamespace(read=self._read)
+
+    def snapshot(self) -> ClusterSnapshot:
+        """Return the cluster as it is."""
+        self.reads += 1
+        if self.error is not None:
+            raise self.error
+        hosts = []
+        for host, jobs in self.hosts.items():
+            given = {job: JobAssignment(RUN, tuple(range(n))) for job, n in jobs.items()}
+            hosts.append(HostView(host, HostOffer(4), assigned=HostAssignment(given)))
+        leader = {"controller": "one", "host": "a", "pid": 7, "address": "a", "version": "1"}
+        return ClusterSnapshot(
+            ClusterRecord(),
+            AllocationRecord(),
+            0,
+            tuple(self.listed),
+            tuple(hosts),
+            {**leader, "term": 2},
+        )
+
+    def _read(self, after: int = -1) -> list[tuple[int, ClusterEvent]]:
+        """Return the events with a number above ``after``."""
+        return [one for one in self.logged if one[0] > after]
