@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
+
+Answer = tuple[int, dict[str, str], bytes]
 
 
 def get(
@@ -15,18 +18,46 @@ def get(
     token: str | None = None,
     error: type[Exception] | None = None,
     **headers: str,
-) -> tuple[int, dict, bytes]:
+) -> Answer:
     """Return status, headers and body of the answer to a GET of ``path``.
 
     ``error`` is what the application raises after its answer; None: nothing.
     """
     if token is not None:
         headers["authorization"] = f"Bearer {token}"
+    sent: list[dict[str, Any]] = []
+    with pytest.raises(error) if error is not None else nullcontext():
+        asyncio.run(_called(app, "GET", path, headers, b"", sent))
+    return _answer(sent)
+
+
+def post(app: Any, path: str, value: Any, token: str | None = None, **headers: str) -> Answer:
+    """Return status, headers and body of the answer to a POST of ``value``.
+
+    It is sent as JSON, or as it is if it is bytes.
+    """
+    if token is not None:
+        headers["authorization"] = f"Bearer {token}"
+    body = value if isinstance(value, bytes) else json.dumps(value).encode()
+    sent: list[dict[str, Any]] = []
+    asyncio.run(_called(app, "POST", path, headers, body, sent))
+    return _answer(sent)
+
+
+async def _called(
+    app: Any,
+    method: str,
+    path: str,
+    headers: dict[str, str],
+    body: bytes,
+    sent: list[dict[str, Any]],
+) -> None:
+    """Call ``app`` with one request; its messages are added to ``sent``."""
     target, _, query = path.partition("?")
     scope = {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.4"},  # a closed connection raises in `send`
-        "method": "GET",
+        "method": method,
         "path": target,
         "raw_path": target.encode(),
         "query_string": query.encode(),
@@ -37,15 +68,17 @@ def get(
         "http_version": "1.1",
         "root_path": "",
     }
-    sent: list[dict[str, Any]] = []
 
     async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b"", "more_body": False}
+        return {"type": "http.request", "body": body, "more_body": False}
 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    with pytest.raises(error) if error is not None else nullcontext():
-        asyncio.run(app(scope, receive, send))
+    await app(scope, receive, send)
+
+
+def _answer(sent: list[dict[str, Any]]) -> Answer:
+    """Return status, headers and body of the answer in the messages ``sent``."""
     body = b"".join(one.get("body", b"") for one in sent[1:])
     return sent[0]["status"], {k.decode(): v.decode() for k, v in sent[0]["headers"]}, body

@@ -36,6 +36,13 @@ def dashboard(
     address: Annotated[
         str, typer.Option("--address", help="Of this host, to listen on, if not for itself alone.")
     ] = LOOPBACK,
+    actions: Annotated[
+        bool,
+        typer.Option(
+            "--actions",
+            help="Also print an address whose page offers to scale, drain, migrate, halt, ...",
+        ),
+    ] = False,
     cluster: Annotated[
         str | None,
         typer.Option(
@@ -54,8 +61,9 @@ def dashboard(
     slots when, the queue with why each job waits, queues, hosts, and what a request would get.
 
     The printed address has a token, without which the page shows nothing. The server reads once a
-    second, changes nothing, and goes on after a job's end, until Ctrl-C. Without JOB and without a
-    cluster, if no job runs, the only one that has ended is shown.
+    second, and goes on after a job's end, until Ctrl-C. It changes nothing, unless --actions has
+    printed a second address, with a token for that. Without JOB and without a cluster, if no job
+    runs, the only one that has ended is shown.
     """
     check_packages("the dashboard", PACKAGES, "dashboard")
     from edl.dashboard.server import run_cluster_dashboard, run_dashboard  # takes half a second
@@ -70,11 +78,11 @@ def dashboard(
             store = known_store(session, cluster)
             name = None if store is None else store.paths.name
         if name is not None:
-            run_cluster_dashboard(partial(connected_cluster, name, zookeeper), listen, say)
+            run_cluster_dashboard(partial(connected_cluster, name, zookeeper), listen, say, actions)
             return
     with connected(zookeeper) as session:
         secret = None if job is None else _secret_in_cluster(session, job, cluster)
-        run_dashboard(choose_job(session, job, ended=True, secret=secret), listen, say)
+        run_dashboard(choose_job(session, job, ended=True, secret=secret), listen, say, actions)
 
 
 def _secret_in_cluster(session: Session, job: str, cluster: str | None) -> str | None:

@@ -140,6 +140,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("edl dashboard digits", "prints the address to open in a browser"),
         ("edl dashboard --cluster main", "the cluster, and each of its jobs"),
         ("edl dashboard digits --port 0", "at any free port"),
+        ("edl dashboard digits --actions", "with buttons that change the job"),
     ),
     "report": (
         ("edl report digits", "into digits.html"),

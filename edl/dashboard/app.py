@@ -1,7 +1,8 @@
 """Put the routes together to the application that serves the page of one job.
 
 :func:`job_routes` are also those of a job in the page of a cluster
-(:mod:`edl.dashboard.cluster_app`). No route changes anything.
+(:mod:`edl.dashboard.cluster_app`). Only the route of actions changes something
+(:mod:`edl.dashboard.acting`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from edl.dashboard.acting import ActionRunner, action_handler
 from edl.dashboard.answers import (
     Handler,
     SecureApplication,
@@ -65,12 +67,15 @@ class OneJobPage:
         return self._watcher.page
 
 
-def dashboard_app(watcher: JobWatcher, token: str) -> SecureApplication:
+def dashboard_app(
+    watcher: JobWatcher, token: str, runner: ActionRunner | None = None
+) -> SecureApplication:
     """Return the application that serves the page of one job.
 
     Args:
         watcher: keeps the page up to date.
         token: what a browser has to send.
+        runner: the actions of the page; None: it only reads.
     """
     routes = [
         Route("/health", health),
@@ -78,7 +83,7 @@ def dashboard_app(watcher: JobWatcher, token: str) -> SecureApplication:
         *job_routes(""),
     ]
     app = SecureApplication(routes, token)
-    app.state.jobs = OneJobPage(watcher)
+    app.state.jobs, app.state.action_runner = OneJobPage(watcher), runner or ActionRunner()
     return app
 
 
@@ -94,6 +99,7 @@ def job_routes(prefix: str) -> list[Route]:
         Route(f"{prefix}/api/stream", of_job(_stream)),
         Route(f"{prefix}/api/events", of_job(_events)),
         Route(f"{prefix}/api/generations/{{number}}", of_job(_generation)),
+        Route(f"{prefix}/api/actions/{{verb}}", action_handler(), methods=["POST"]),
     ]
 
 

@@ -1,6 +1,7 @@
 """Put the routes together to the application that serves the page of a cluster.
 
-Beside its own page it serves that of each job, below ``/jobs/JOB/``. No route changes anything.
+Beside its own page it serves that of each job, below ``/jobs/JOB/``. Only the routes of actions
+change something (:mod:`edl.dashboard.acting`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from starlette.routing import Route
 
 from edl.core.cluster.request_forecast import RequestForecast
 from edl.core.dashboard.job_choice import MOST_JOBS, PAGE, JobChoice
+from edl.dashboard.acting import ActionRunner, action_handler
 from edl.dashboard.answers import (
     MOST_TEXT,
     SecureApplication,
@@ -40,7 +42,11 @@ Forecast = Callable[[Mapping[str, str]], RequestForecast]
 
 
 def cluster_app(
-    watcher: ClusterWatcher, jobs: JobPages, forecast: Forecast, token: str
+    watcher: ClusterWatcher,
+    jobs: JobPages,
+    forecast: Forecast,
+    token: str,
+    runner: ActionRunner | None = None,
 ) -> SecureApplication:
     """Return the application that serves the page of a cluster and those of its jobs.
 
@@ -49,6 +55,7 @@ def cluster_app(
         jobs: the pages of its jobs.
         forecast: says which slots a job would get now; called in a thread of its own.
         token: what a browser has to send.
+        runner: the actions of the pages; None: they only read.
     """
     routes = [
         Route("/", static("cluster.html")),
@@ -61,10 +68,12 @@ def cluster_app(
         Route("/api/chart", with_token(_chart)),
         Route("/api/events", with_token(_events)),
         Route("/api/what-if", with_token(_what_if)),
+        Route("/api/actions/{verb}", action_handler(), methods=["POST"]),
         *job_routes("/jobs/{job}"),
     ]
     app = SecureApplication(routes, token)
     app.state.watcher, app.state.jobs, app.state.forecast = watcher, jobs, forecast
+    app.state.action_runner = runner or ActionRunner()
     app.state.forecasts, app.state.asked = asyncio.Semaphore(FORECASTS), 0
     return app
 

@@ -6,9 +6,13 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
+from typing import Any
 
 from edl.api.embedded_server import EmbeddedServer, server_config
 from edl.api.listening import ListenAddress, listener
+from edl.client import Job
+from edl.client.cluster.access import user_here
+from edl.client.cluster.client import Cluster
 from edl.client.cluster.history_file import HistoryFile, history_path
 from edl.client.cluster.plans import forecast_request
 from edl.coordination.access import Access
@@ -16,6 +20,8 @@ from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.job_store import JobStore
 from edl.core.cluster.request_forecast import RequestForecast
 from edl.core.dashboard.forecast_form import requested_manifest
+from edl.dashboard.acting import ActionRunner
+from edl.dashboard.actions import act_on_cluster, act_on_job
 from edl.dashboard.answers import SecureApplication, view_token
 from edl.dashboard.app import dashboard_app
 from edl.dashboard.cluster_app import cluster_app
@@ -37,13 +43,16 @@ OpenCluster = Callable[[], AbstractContextManager[ClusterStore]]
 """Opens the records of the cluster in a new session, as the one who looks may read them."""
 
 
-def run_dashboard(store: JobStore, listen: ListenAddress, say: Say) -> None:
+def run_dashboard(
+    store: JobStore, listen: ListenAddress, say: Say, has_actions: bool = False
+) -> None:
     """Serve the page of a job until SIGTERM or Ctrl-C, also after the job's end.
 
     Args:
         store: The records of the job, in a session that has proved the job's secret.
         listen: Where to listen.
         say: Shows a sentence to whoever has started this process.
+        has_actions: Whether the page may change the job, for whoever has the second token.
 
     Raises:
         UsageError: nobody can listen there, or the secret of the job is not known.
@@ -53,13 +62,21 @@ def run_dashboard(store: JobStore, listen: ListenAddress, say: Say) -> None:
     access = store.session.access
     if access is None:
         raise UsageError(f"the secret of job {store.name} is not known here")
-    token = view_token(access.secret, access.job)
+    token, secret = view_token(access.secret, access.job), access.secret
+
+    def act(job: str, verb: str, values: Mapping[str, Any]) -> str:
+        return act_on_job(Job(store.name, store.session.hosts, secret=secret), verb, values)
+
     store.snapshot()  # what is wrong is said here, and not on the page
+    runner = ActionRunner(act if has_actions else None)
     with listener(listen, WHAT) as opened, JobWatcher(store) as watcher:
-        _serve(dashboard_app(watcher, token), opened, listen, f"job {store.name}", token, say)
+        app = dashboard_app(watcher, token, runner)
+        _serve(app, opened, listen, f"job {store.name}", say)
 
 
-def run_cluster_dashboard(open_cluster: OpenCluster, listen: ListenAddress, say: Say) -> None:
+def run_cluster_dashboard(
+    open_cluster: OpenCluster, listen: ListenAddress, say: Say, has_actions: bool = False
+) -> None:
     """Serve the page of a cluster, and those of its jobs, until SIGTERM or Ctrl-C.
 
     Args:
@@ -67,6 +84,7 @@ def run_cluster_dashboard(open_cluster: OpenCluster, listen: ListenAddress, say:
             for that of each job, and for each forecast.
         listen: Where to listen.
         say: Shows a sentence to whoever has started this process.
+        has_actions: Whether the pages may change something, for whoever has the second token.
 
     Raises:
         UsageError: nobody can listen there.
@@ -78,13 +96,19 @@ def run_cluster_dashboard(open_cluster: OpenCluster, listen: ListenAddress, say:
     @contextmanager
     def open_job(job: str) -> Iterator[JobStore]:
         with open_cluster() as cluster:
-            found = cluster.jobs.get(job)
-            secret = cluster.jobs.secret(found.name)
-            if secret is None:
-                raise UsageError(f"job {found.name} has not started yet: it has no page")
-            session = cluster.nodes.session
-            session.identify(Access(found.name, secret))
-            yield JobStore(session, found.name)
+            access, session = access_of_job(cluster, job), cluster.nodes.session
+            session.identify(access)
+            yield JobStore(session, access.job)
+
+    def act(job: str, verb: str, values: Mapping[str, Any]) -> str:
+        with open_cluster() as cluster:
+            name, hosts = cluster.paths.name, cluster.nodes.session.hosts
+            access = access_of_job(cluster, job) if job else None
+        if access is not None:
+            return act_on_job(Job(access.job, hosts, secret=access.secret), verb, values)
+        client = Cluster(name, hosts)
+        client.by = f"{user_here()} through the dashboard"
+        return act_on_cluster(client, verb, values)
 
     def forecast(values: Mapping[str, str]) -> RequestForecast:
         request = requested_manifest(values)
@@ -99,11 +123,27 @@ def run_cluster_dashboard(open_cluster: OpenCluster, listen: ListenAddress, say:
         history = HistoryFile(history_path(name))
         pages = ClusterJobPages(open_job)
         with listener(listen, WHAT) as opened, ClusterWatcher(store, history) as watcher:
-            app = cluster_app(watcher, pages, forecast, token)
+            runner = ActionRunner(act if has_actions else None)
+            app = cluster_app(watcher, pages, forecast, token, runner)
             try:
-                _serve(app, opened, listen, f"cluster {name}", token, say, pages.close_idle)
+                _serve(app, opened, listen, f"cluster {name}", say, pages.close_idle)
             finally:
                 pages.close()
+
+
+def access_of_job(cluster: ClusterStore, job: str) -> Access:
+    """Return the full name and the secret of a job of a cluster, as far as the user may read them.
+
+    Raises:
+        UsageError: the job has never started.
+        UnknownJob: there is no such job.
+        CoordinationError: ZooKeeper does not answer.
+    """
+    found = cluster.jobs.get(job)
+    secret = cluster.jobs.secret(found.name)
+    if secret is None:
+        raise UsageError(f"job {found.name} has not started yet: it has no page")
+    return Access(found.name, secret)
 
 
 def _serve(
@@ -111,7 +151,6 @@ def _serve(
     opened: socket.socket,
     listen: ListenAddress,
     what: str,
-    token: str,
     say: Say,
     tidy: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
@@ -122,7 +161,6 @@ def _serve(
         opened: The socket that listens.
         listen: Where it was told to.
         what: What is shown, for the sentence.
-        token: What a browser has to send.
         say: Shows a sentence to whoever has started this process.
         tidy: Called now and then on the event loop; None: nothing is.
     """
@@ -134,10 +172,15 @@ def _serve(
         server.should_exit = app.state.ends = True
 
     address = ListenAddress(listen.address, opened.getsockname()[1])
+    token, actions, noun = app.state.token, app.state.action_runner.token, what.partition(" ")[0]
     say(f"shows {what} at http://{address}/#token={token}")
-    noun = what.partition(" ")[0]
-    say(f"who has this address reads the {noun}; it changes nothing. Ctrl-C ends the server")
+    if actions:
+        say(f"and changes it at http://{address}/#token={token}&actions={actions}")
+        say(f"who has the first address reads the {noun}, who has the second one changes it, too")
+        say("the second one is good until this server ends. Ctrl-C ends the server")
+    else:
+        say(f"who has this address reads the {noun}; it changes nothing. Ctrl-C ends the server")
     if not listen.is_loopback:
-        say("it is not encrypted: a listener on the network reads the page and its token")
+        say("it is not encrypted: a listener on the network reads the page and its tokens")
     with handled(TO_END, end):
         server.run(sockets=[opened])

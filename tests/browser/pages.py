@@ -38,6 +38,12 @@ class Opened:
             shot = Image.open(io.BytesIO(self.page.screenshot())).convert("RGB")
             shot.quantize(COLOURS).save(Path(where) / f"{name}.png", optimize=True)
 
+    def confirm(self) -> None:
+        """Say yes to the question whether to do it, by the keyboard."""
+        button = self.page.get_by_role("button", name="Yes, do it")
+        button.wait_for()
+        button.press("Enter")
+
     def violations(self) -> list[str]:
         """Return which rules of accessibility the page violates, by axe-core."""
         self.page.evaluate(AXE.read_text())
@@ -48,6 +54,14 @@ class Opened:
 def url_of(server: Running) -> str:
     server.expect("Ctrl-C ends the server", WAIT_S)
     found = re.search(r"http://\S+", server.output)
+    assert found is not None
+    return found[0]
+
+
+def actions_url_of(server: Running) -> str:
+    """Return the address with the token for actions, which `edl dashboard --actions` prints."""
+    url_of(server)
+    found = re.search(r"http://\S+&actions=\S+", server.output)
     assert found is not None
     return found[0]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from cli_shell import STANDIN, Running, Shell, until
-from pages import WAIT_S, Opened, opened, url_of
+from pages import WAIT_S, Opened, actions_url_of, opened, url_of
 from playwright.sync_api import Browser, Locator, expect
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
@@ -212,8 +212,8 @@ def test_a_tenant_sees_its_own_jobs_only(browser: Browser, shell: Shell, lab: La
     assert shell.edl("tenant", "create", "ann").returncode == 0
     assert shell.edl("queue", "set", "research", "--quota", "2", "--tenant", "ann").returncode == 0
     assert shell.edl("queue", "set", "prod", "--quota", "2").returncode == 0
-    lab.submit("hidden", 2, 2, queue="prod")
-    lab.until(hidden="running")
+    lab.submit("covert", 2, 2, queue="prod")
+    lab.until(covert="running")
     secret = shell.directory / "state" / "edl" / "clusters" / "lab" / "tenants" / "ann"
     shell.environment["EDL_SECRET_FILE"] = str(secret)
     lab.submit("own", 2, 2)
@@ -225,16 +225,62 @@ def test_a_tenant_sees_its_own_jobs_only(browser: Browser, shell: Shell, lab: La
     row(one, "ann.own").get_by_role("button").click()
     page.get_by_role("link", name="Workers, speed and events of ann.own").click()
     expect(page.get_by_role("status")).to_have_text("training")
-    page.goto(f"{one.url.partition('/#')[0]}/jobs/hidden/")
-    expect(page.get_by_text("there is no job named 'ann.hidden'")).to_be_visible()
+    page.goto(f"{one.url.partition('/#')[0]}/jobs/covert/")
+    expect(page.get_by_text("there is no job named 'ann.covert'")).to_be_visible()
     page.goto(one.url)
     expect(row(one, "ann.own")).to_be_visible()
-    assert "hidden" not in page.content()
+    assert "covert" not in page.content()
     expect(page.get_by_role("heading", name="Hosts")).to_have_count(0)
     page.context.close()
     server.process.terminate()
     assert server.wait(WAIT_S) == 0
     del shell.environment["EDL_SECRET_FILE"]
+
+
+def test_with_the_second_address_jobs_and_hosts_are_steered(browser: Browser, lab: Lab) -> None:
+    shell = lab.shell
+    lab.submit("first", 2, 4)
+    lab.until(first="running")
+    server = shell.start("dashboard", "--port", "0", "--actions")
+    one = opened(browser, actions_url_of(server), viewport=WINDOW)
+    page, last = one.page, one.page.get_by_role("status", name="Last action")
+    row(one, "first").get_by_role("button").click()
+    page.get_by_role("form", name="Set priority").get_by_label("priority").fill("7")
+    page.get_by_role("button", name="Set priority").click()
+    one.confirm()
+    expect(last).to_have_text("job first has priority 7")
+    expect(row(one, "first")).to_contain_text("7")
+    page.get_by_role("button", name="Halt", exact=True).click()
+    assert one.violations() == []
+    one.confirm()
+    expect(row(one, "first")).to_contain_text("halted")
+    page.get_by_role("button", name="Resume", exact=True).click()
+    one.confirm()
+    expect(row(one, "first")).to_contain_text("running")
+
+    page.get_by_role("link", name="Workers, speed and events of first").click()
+    expect(page.get_by_role("heading", name="Actions")).to_be_visible()
+    page.get_by_role("button", name="Halt", exact=True).click()
+    one.confirm()
+    expect(last).to_have_text("job first is to halt")
+    page.get_by_role("link", name="The cluster").click()
+    expect(row(one, "first")).to_contain_text("halted")
+    page.get_by_role("button", name="Drain", exact=True).click()
+    one.confirm()
+    expect(page.locator("table.hosts tbody tr")).to_contain_text("drained")
+    row(one, "first").get_by_role("button").click()
+    page.get_by_role("button", name="Cancel job").click()
+    one.confirm()
+    expect(row(one, "first")).to_contain_text("deleted")
+    by = {
+        json.loads(line)["by"]
+        for line in shell.edl("events", "first", "--json").stdout.split("\n")
+        if line
+    }
+    assert any(one.endswith("through the dashboard") for one in by)
+    page.context.close()
+    server.process.terminate()
+    assert server.wait(WAIT_S) == 0
 
 
 def test_who_has_no_token_sees_nothing(browser: Browser, server: Running) -> None:

@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 import psutil
 import pytest
 from cli_shell import STANDIN, Running, Shell, until
-from pages import WAIT_S, Opened, opened, url_of
+from pages import WAIT_S, Opened, actions_url_of, opened, url_of
 from playwright.sync_api import Browser, Route, expect
 
 from edl.core.dashboard.event_page import EventBuffer, EventChoice, shown_event
@@ -201,6 +201,66 @@ def test_it_says_what_went_wrong_and_what_to_do(shown: Opened, shell: Shell, job
     page.locator(".events .tone-bad summary").first.press("Enter")
     expect(page.locator(".events details[open] dd").last).to_be_visible()
     assert shown.violations() == []
+
+
+def test_with_the_second_address_the_page_changes_the_job(
+    browser: Browser, shell: Shell, job: Running
+) -> None:
+    server = shell.start("dashboard", "j", "--port", "0", "--actions")
+    one = opened(browser, actions_url_of(server), viewport={"width": 360, "height": 900})
+    page = one.page
+    expect(page.get_by_role("heading", name="Actions")).to_be_visible()
+    assert "actions" not in page.url
+    scale = page.get_by_role("form", name="Scale")
+    scale.get_by_label("workers").fill("3")
+    scale.get_by_role("button").click()
+    expect(page.get_by_role("dialog")).to_contain_text("Let j have 3 workers?")
+    assert one.violations() == []
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    assert len(shell.status()["members"]) == 2
+
+    scale.get_by_role("button").press("Enter")
+    one.confirm()
+    expect(page.get_by_role("status", name="Last action")).to_contain_text("2 -> 3")
+    shell.until_size(3)
+    expect(page.locator("table.workers tbody tr")).to_have_count(3)
+    drain = page.get_by_role("form", name="Drain worker")
+    drain.get_by_label("worker").select_option("w1")
+    drain.get_by_role("button").click()
+    one.confirm()
+    expect(page.get_by_role("status", name="Last action")).to_contain_text("w1")
+    shell.until_size(2)
+    scale.get_by_label("workers").fill("9")
+    scale.get_by_role("button").click()
+    one.confirm()
+    expect(page.get_by_role("status", name="Last action")).to_contain_text("max_np is 3")
+    assert one.violations() == []
+    page.context.close()
+    server.process.terminate()
+    assert server.wait(WAIT_S) == 0
+
+
+def test_without_the_token_for_actions_there_are_none(
+    browser: Browser, shell: Shell, job: Running
+) -> None:
+    ask = """async (token) => {
+      const answer = await fetch("/api/actions/scale", {method: "POST", body: '{"np": 3}',
+        headers: {Authorization: `Bearer ${token}`, "Edl-Actions": "0".repeat(64)}});
+      return [answer.status, (await answer.json()).message];
+    }"""
+    for options, why in (((), "this dashboard only reads"), (("--actions",), "this page only")):
+        server = shell.start("dashboard", "j", "--port", "0", *options)
+        url = url_of(server)
+        one = opened(browser, url)
+        expect(one.page.get_by_role("status")).to_have_text("training")
+        expect(one.page.get_by_role("heading", name="Actions")).to_have_count(0)
+        status, said = one.page.evaluate(ask, url.partition("token=")[2])
+        assert (status, said.startswith(why)) == (403, True)
+        one.page.context.close()
+        server.process.terminate()
+        assert server.wait(WAIT_S) == 0
+    assert sum(shell.status()["desired"].values()) == 2
 
 
 def test_a_real_training_is_scaled_and_loses_its_leader(browser: Browser, shell: Shell) -> None:

@@ -3,6 +3,7 @@
 import { render } from "./vendor/preact.mjs";
 import { html } from "./html.mjs";
 import { ClusterEvents, ClusterHeader, ClusterJobs, ClusterNotices, Hosts, Queues, WhatIf } from "./cluster_view.mjs";
+import { ActionStatus, Actions } from "./actions.mjs";
 import { SlotChart } from "./cluster_chart.mjs";
 import { JobList } from "./cluster_jobs.mjs";
 import { Connection } from "./connection.mjs";
@@ -25,6 +26,7 @@ let connection = null;
 const ask = (path) => connection.get(path);
 const events = new EventList(async (query) => (await ask(`api/events?${query}`)).events, draw);
 const jobs = new JobList((query) => ask(`api/jobs?${query}`), draw);
+const actions = new Actions((path, values) => connection.post(path, values), draw);
 
 function start(token) {
   Object.assign(state, { token, wrong: false });
@@ -133,13 +135,14 @@ function Page() {
   return html`
     ${notices}
     <${ClusterHeader} header=${header} now=${now} stale=${state.link === "offline" || Boolean(notice?.stale)} />
+    <${ActionStatus} actions=${actions} />
     <main>
       ${whole && html`<${SlotChart} chart=${state.chart} problem=${state.chartProblem || history?.problem} filter=${state.chartFilter}
         hosts=${hosts?.rows ?? []} chosen=${state.chosen} onChart=${onChart} onChoose=${onChoose} />`}
-      <${ClusterJobs} jobs=${jobs} header=${header} now=${now} chosen=${state.chosen} facts=${state.facts} token=${state.token} onChoose=${onChoose} />
+      <${ClusterJobs} jobs=${jobs} header=${header} now=${now} chosen=${state.chosen} facts=${state.facts} token=${state.token} actions=${actions} onChoose=${onChoose} />
       ${whole && html`<${WhatIf} queues=${queues ?? []} forecast=${state.forecast} onForecast=${onForecast} />`}
       ${whole && html`<${Queues} queues=${queues ?? []} tenants=${tenants ?? []} slots=${header.slots} />`}
-      ${whole && html`<${Hosts} hosts=${hosts} onChoose=${onChoose} />`}
+      ${whole && html`<${Hosts} hosts=${hosts} actions=${actions} onChoose=${onChoose} />`}
       ${whole && html`<${ClusterEvents} events=${events} counts=${logged?.counts ?? {}} now=${now} />`}
     </main>
     <footer><span>${link}</span><span>read at ${clock(now)} from ZooKeeper ${header.zookeeper}</span></footer>`;

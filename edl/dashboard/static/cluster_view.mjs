@@ -1,5 +1,6 @@
 // The sections of the page of a cluster, but for its chart.
 
+import { ClusterJobActions, HostAction } from "./actions.mjs";
 import { html } from "./html.mjs";
 import { clock, counted, duration, number, whole } from "./format.mjs";
 import { hue } from "./cluster_chart.mjs";
@@ -59,7 +60,7 @@ function outcome(job) {
   return job.result ?? job.state;
 }
 
-function JobDetails({ job, facts, now, token }) {
+function JobDetails({ job, facts, now, token, actions }) {
   const hosts = Object.entries(facts?.hosts ?? {}).map(([host, slots]) => `${host}: ${slots}`).join(", ");
   const labels = Object.entries(facts?.labels ?? {}).map(([key, value]) => `${key}=${value}`).join(", ");
   const waits = facts && facts.not_before_s > now;
@@ -81,10 +82,11 @@ function JobDetails({ job, facts, now, token }) {
     ${facts && html`<p class="aside"><code>${facts.command.join(" ")}</code></p>`}
     <p class="aside">${job.runs > 0
       ? html`<a href=${jobAddress(job.name, token)}>Workers, speed and events of ${job.name}</a>`
-      : "It was never started, so it has no workers yet."}</p>`;
+      : "It was never started, so it has no workers yet."}</p>
+    <${ClusterJobActions} actions=${actions} job=${job} />`;
 }
 
-function JobRow({ job, now, queues, chosen, facts, token, onChoose }) {
+function JobRow({ job, now, queues, chosen, facts, token, actions, onChoose }) {
   const isOpen = chosen === job.name;
   const state = outcome(job);
   return html`
@@ -98,11 +100,11 @@ function JobRow({ job, now, queues, chosen, facts, token, onChoose }) {
       <td class="num extra">${duration((job.ended_s || now) - job.submitted_s)}</td>
       <td class="wide">${job.reason}${job.wanted !== "run" && !job.ended_s && html`<small>users want it ${job.wanted === "halt" ? "halted" : "gone"}</small>`}</td>
     </tr>
-    ${isOpen && html`<tr class="opened"><td colspan=${queues ? 7 : 6}><${JobDetails} job=${job} facts=${facts?.job === job.name ? facts : null} now=${now} token=${token} /></td></tr>`}`;
+    ${isOpen && html`<tr class="opened"><td colspan=${queues ? 7 : 6}><${JobDetails} job=${job} facts=${facts?.job === job.name ? facts : null} now=${now} token=${token} actions=${actions} /></td></tr>`}`;
 }
 
 /** The jobs, those with slots first, then the queue; `jobs` is a JobList. */
-export function ClusterJobs({ jobs: list, header, now, chosen, facts, token, onChoose }) {
+export function ClusterJobs({ jobs: list, header, now, chosen, facts, token, actions, onChoose }) {
   const { filter } = list;
   const toggle = (state) => {
     const states = filter.states.includes(state) ? filter.states.filter((one) => one !== state) : [...filter.states, state];
@@ -129,7 +131,7 @@ export function ClusterJobs({ jobs: list, header, now, chosen, facts, token, onC
         <table class="cluster-jobs">
           <thead><tr><th scope="col">job</th><th scope="col">state</th><th scope="col" class="num">slots</th><th scope="col" class="num extra">priority</th>
             ${queues && html`<th scope="col" class="extra">queue</th>`}<th scope="col" class="num extra">age</th><th scope="col" class="wide">reason</th></tr></thead>
-          <tbody>${list.jobs.map((job) => html`<${JobRow} key=${job.name} job=${job} now=${now} queues=${queues} chosen=${chosen} facts=${facts} token=${token} onChoose=${onChoose} />`)}</tbody>
+          <tbody>${list.jobs.map((job) => html`<${JobRow} key=${job.name} job=${job} now=${now} queues=${queues} chosen=${chosen} facts=${facts} token=${token} actions=${actions} onChoose=${onChoose} />`)}</tbody>
         </table></div>`}
       ${!list.jobs.length && html`<p class="muted empty">${Object.keys(header.jobs).length ? "No job matches." : "There is no job; submit one with `edl submit job.yaml`."}</p>`}
       ${list.total > list.jobs.length && html`<p class="aside muted">${list.jobs.length} of ${whole(list.total)} jobs${list.more ? "" : "; filter to see others"}</p>`}
@@ -215,7 +217,7 @@ export function Queues({ queues, tenants, slots }) {
 }
 
 /** The hosts, those that need a look first, and the leases of an engine. */
-export function Hosts({ hosts, onChoose }) {
+export function Hosts({ hosts, actions, onChoose }) {
   const shown = hosts?.rows ?? [];
   const few = hosts && hosts.total > shown.filter((one) => one.host).length ? `The first ${shown.length} of ${hosts.total}. ` : "";
   const lent = shown.some((one) => one.lease);
@@ -224,7 +226,7 @@ export function Hosts({ hosts, onChoose }) {
       ${shown.length > 0 ? html`
         <div class="scroll" tabindex="0" role="region" aria-label="Table of hosts"><table class="hosts">
           <thead><tr><th scope="col">host</th><th scope="col">state</th><th scope="col" class="num">slots in use</th><th scope="col" class="wide">jobs</th>
-            <th scope="col">labels</th>${lent && html`<th scope="col">lease</th>`}</tr></thead>
+            <th scope="col">labels</th>${lent && html`<th scope="col">lease</th>`}${actions.allowed && html`<td></td>`}</tr></thead>
           <tbody>${shown.map((one) => html`<tr key=${one.host || one.lease}>
             <th scope="row">${one.host || html`<span class="muted">not there yet</span>`}</th>
             <td><span class="word tone-${one.tone}">${one.state}</span></td>
@@ -233,7 +235,7 @@ export function Hosts({ hosts, onChoose }) {
               <i class="swatch hue-${hue(job)}" aria-hidden="true"></i>${job} <small>${slots}</small></button></li>`)}
               ${one.more_jobs > 0 && html`<li class="muted">and ${one.more_jobs} more</li>`}</ul></td>
             <td>${[one.kind, ...Object.entries(one.labels).map(([key, value]) => `${key}=${value}`)].filter(Boolean).join(", ") || "–"}</td>
-            ${lent && html`<td>${one.lease || "–"}</td>`}</tr>`)}</tbody>
+            ${lent && html`<td>${one.lease || "–"}</td>`}${actions.allowed && html`<td><${HostAction} actions=${actions} host=${one} /></td>`}</tr>`)}</tbody>
         </table></div>` : html`<p class="muted empty">There is no host; <code>edl host --slots N</code> offers one.</p>`}
     <//>`;
 }

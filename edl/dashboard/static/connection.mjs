@@ -1,5 +1,7 @@
 // The connection to the server: a stream of changes, or polling where no stream comes through.
 
+import { actionToken } from "./token.mjs";
+
 const POLL_MS = 2000;
 const FIRST_MS = 4000; // for the first message of a stream: else something holds it back
 const SILENT_MS = 25000; // the server says each 10 s that it lives
@@ -31,9 +33,16 @@ export class Connection {
     return answer.json();
   }
 
-  async request(path, signal) {
-    const headers = { Authorization: `Bearer ${this.token}` };
-    const answer = await fetch(path, { headers, signal, cache: "no-store" });
+  /** Ask the server to change something, and return the sentence that says what was done. */
+  async post(path, values) {
+    const headers = { "Content-Type": "application/json", "Edl-Actions": actionToken() };
+    const answer = await this.request(path, undefined, { method: "POST", headers, body: JSON.stringify(values) });
+    return (await answer.json()).message;
+  }
+
+  async request(path, signal, { headers: more = {}, ...options } = {}) {
+    const headers = { Authorization: `Bearer ${this.token}`, ...more };
+    const answer = await fetch(path, { headers, signal, cache: "no-store", ...options });
     if (answer.status === 401) throw new Unauthorised("the token is missing or wrong");
     if (!answer.ok) {
       this.said = (await answer.json().catch(() => null))?.message ?? "";

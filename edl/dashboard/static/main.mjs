@@ -2,11 +2,12 @@
 
 import { render } from "./vendor/preact.mjs";
 import { html } from "./html.mjs";
+import { ActionStatus, Actions, JobActions } from "./actions.mjs";
 import { Connection } from "./connection.mjs";
 import { EventList } from "./events.mjs";
 import { clock } from "./format.mjs";
 import { Report, isReport } from "./report.mjs";
-import { forgetToken, givenToken, keepToken, typedToken } from "./token.mjs";
+import { clusterAddress, forgetToken, givenToken, keepToken, typedToken } from "./token.mjs";
 import { Concerns, Events, Generations, Header, Ledger, Scaling, Speed, Token, Workers } from "./view.mjs";
 
 const inCluster = !isReport && location.pathname.startsWith("/jobs/");
@@ -19,6 +20,7 @@ const state = {
 };
 let connection = null;
 const events = new EventList(async (query) => (await connection.get(`api/events?${query}`)).events, draw);
+const actions = new Actions((path, values) => connection.post(path, values), draw);
 
 function startReport() {
   connection = new Report(onPage, onLink);
@@ -110,20 +112,22 @@ function Page() {
   const { header, timeline, workers, speed, ledger, scaling, events: kept, notice, read_s: now } = state.sections;
   if (!header) {
     return html`<main class="ask"><${Notices} notice=${notice} /><p class="loading">${state.said || "Waiting for the job…"}</p>
-      ${inCluster && html`<a href="/#token=${state.token}">← The cluster</a>`}</main>`;
+      ${inCluster && html`<a href=${clusterAddress(state.token)}>← The cluster</a>`}</main>`;
   }
   document.title = `${header.job}: ${header.words}`;
   const link = {
     stream: "live", poll: "updated every 2 s", offline: "not connected", report: "a report: it stays as it is",
   }[state.link];
   return html`
-    ${inCluster && html`<nav><a href="/#token=${state.token}">← The cluster</a></nav>`}
+    ${inCluster && html`<nav><a href=${clusterAddress(state.token)}>← The cluster</a></nav>`}
     <${Notices} notice=${notice} />
     <${Header} header=${header} now=${now} stale=${state.link === "offline" || Boolean(notice?.stale)} />
+    ${!isReport && html`<${ActionStatus} actions=${actions} />`}
     <main>
       <${Concerns} concerns=${kept?.concerns ?? []} now=${now} />
       <${Generations} timeline=${timeline} now=${now} chosen=${state.chosen} cost=${state.cost} onSelect=${onSelect} />
       <${Workers} workers=${workers} />
+      ${!isReport && html`<${JobActions} actions=${actions} header=${header} workers=${workers} inCluster=${inCluster} />`}
       <${Speed} speed=${speed} />
       <${Scaling} scaling=${scaling} />
       <${Ledger} ledger=${ledger} now=${now} />

@@ -1,0 +1,130 @@
+"""Let pages change something: only with the second token, and only for the page of this server.
+
+A request that changes something is a POST with JSON. It needs the token of the page, and in the
+header ``Edl-Actions`` the token that `edl dashboard --actions` has printed, which each start of the
+server makes anew. Another web page cannot set these headers without a question to this server,
+which it does not answer; there are no cookies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from edl.dashboard.answers import Handler, json_answer, with_token
+from edl.errors import EdlError, UsageError
+
+HEADER = "edl-actions"
+MOST_BYTES = 65536  # of a request: the text of a policy is the largest
+MOST_ACTIONS = 8  # at the same time; each has a thread and a session
+
+NO_ACTIONS = (
+    "this dashboard only reads; `edl dashboard --actions` prints an address with which it also "
+    "changes something"
+)
+NO_TOKEN = (
+    "this page only reads: its address has not the token for actions of this start of the server; "
+    "open the address that `edl dashboard --actions` has printed last"
+)
+ANOTHER_PAGE = "another web page has asked for this; use the page of the dashboard itself"
+
+Act = Callable[[str, str, Mapping[str, Any]], str]
+"""Carries out a verb on a job, or on the cluster if the job is empty, with values by name; returns
+what was done, as a sentence. It runs in a thread of its own."""
+
+
+class ActionRunner:
+    """The actions of a server, and the token that they need.
+
+    Args:
+        act: carries out an action; None: the server only reads.
+
+    Attributes:
+        token: the token; empty: the server only reads.
+    """
+
+    def __init__(self, act: Act | None = None) -> None:
+        self._act = act
+        self._running = 0
+        self.token = secrets.token_hex(32) if act is not None else ""
+
+    def refusal(self, request: Request) -> str:
+        """Return why ``request`` may not change anything, as a sentence; empty: it may."""
+        if not self.token:
+            return NO_ACTIONS
+        given = request.headers.get(HEADER, "")
+        if not hmac.compare_digest(given.encode(), self.token.encode()):
+            return NO_TOKEN
+        origin = request.headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != request.headers.get("host", ""):
+            return ANOTHER_PAGE
+        return ""
+
+    async def act(self, job: str, verb: str, values: Mapping[str, Any]) -> str:
+        """Carry out ``verb`` on ``job`` with ``values``; return what was done, as a sentence.
+
+        Args:
+            job: the name of the job; empty: the only one of the server, or the cluster.
+            verb: the name of the action.
+            values: what it needs, by name.
+
+        Raises:
+            UsageError: too many actions are under way.
+            EdlError: what the action raises.
+        """
+        if self._act is None:
+            raise UsageError(NO_ACTIONS)
+        if self._running >= MOST_ACTIONS:
+            raise UsageError(f"{self._running} actions are under way; try again when they are done")
+        self._running += 1
+        try:
+            return await asyncio.to_thread(self._act, job, verb, values)
+        finally:
+            self._running -= 1
+
+
+def action_handler() -> Handler:
+    """Return a handler of requests for an action, whose path names the verb, and maybe the job.
+
+    The answers are 401 without the token of the page, 403 if no action is allowed, 400 if the
+    action is impossible, each with a sentence.
+    """
+
+    async def act(request: Request) -> Response:
+        runner: ActionRunner = request.app.state.action_runner
+        if refusal := runner.refusal(request):
+            return json_answer({"message": refusal}, 403)
+        try:
+            values = await _values(request)
+            job, verb = request.path_params.get("job", ""), request.path_params["verb"]
+            return json_answer({"message": await runner.act(job, verb, values)})
+        except EdlError as error:
+            return json_answer({"message": str(error)}, 400)
+
+    handler: Callable[[Request], Awaitable[Response]] = act
+    return with_token(handler)
+
+
+async def _values(request: Request) -> Mapping[str, Any]:
+    """Return the JSON object in the body of ``request``.
+
+    Raises:
+        UsageError: the body is too large, or no JSON object.
+    """
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MOST_BYTES:
+            raise UsageError(f"the request has more than {MOST_BYTES} bytes; shorten the text")
+    try:
+        return msgspec.json.decode(body, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise UsageError(f"the request is no JSON object: {error}") from None

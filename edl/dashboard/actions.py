@@ -1,0 +1,182 @@
+"""Carry out what somebody asks for on a page: the verbs of the command line, by the same client.
+
+:func:`act_on_job` and :func:`act_on_cluster` do so. Each returns the sentence that the verb prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from edl.client import Job
+from edl.client.cluster.client import Cluster
+from edl.client.policies import stands
+from edl.errors import UsageError
+
+WAIT_S = 60.0  # for workers or a host to leave; then the page says that it goes on
+SOURCE = "the dashboard"  # of a policy, in messages
+
+Values = Mapping[str, Any]
+"""The values of a request by name, as JSON has them."""
+
+
+def act_on_job(job: Job, verb: str, values: Values) -> str:
+    """Carry out ``verb`` on ``job``; return a sentence that says what was done.
+
+    Args:
+        job: a client of the job.
+        verb: one of ``JOB_VERBS``.
+        values: what the verb needs.
+
+    Raises:
+        UsageError: there is no such verb, a value is missing or wrong, or the job does not allow
+            it. Nothing was changed.
+        EdlError: what the client raises.
+    """
+    return _found(JOB_VERBS, verb)(job, values)
+
+
+def act_on_cluster(cluster: Cluster, verb: str, values: Values) -> str:
+    """Carry out ``verb`` on ``cluster``; return a sentence that says what was done.
+
+    The arguments and errors are those of :func:`act_on_job`, with ``CLUSTER_VERBS``.
+    """
+    return _found(CLUSTER_VERBS, verb)(cluster, values)
+
+
+def _found(verbs: Mapping[str, Callable[[Any, Values], str]], verb: str) -> Callable[..., str]:
+    """Return the function that carries out ``verb``.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if verb not in verbs:
+        raise UsageError(f"there is no action {verb[:40]!r}; there are {', '.join(sorted(verbs))}")
+    return verbs[verb]
+
+
+def _number(values: Values, name: str) -> int:
+    """Return the whole number that ``values`` has under ``name``.
+
+    Raises:
+        UsageError: there is none.
+    """
+    found = values.get(name)
+    if isinstance(found, bool) or not isinstance(found, int):
+        raise UsageError(f"{name} must be a whole number; give one")
+    return found
+
+
+def _text(values: Values, name: str) -> str:
+    """Return the text that ``values`` has under ``name``, without spaces around it.
+
+    Raises:
+        UsageError: there is none, or it is empty.
+    """
+    found = values.get(name)
+    if not isinstance(found, str) or not found.strip():
+        raise UsageError(f"{name} is missing; give one")
+    return found.strip()
+
+
+def _scale(job: Job, values: Values) -> str:
+    """Change how many workers the job shall have."""
+    return str(job.scale(_number(values, "np")))
+
+
+def _drain(job: Job, values: Values) -> str:
+    """Let a worker leave the job."""
+    return job.drain(_number(values, "worker"))
+
+
+def _drain_host_of_job(job: Job, values: Values) -> str:
+    """Let a host leave the job."""
+    return job.drain_host(_text(values, "host"), WAIT_S)
+
+
+def _migrate(job: Job, values: Values) -> str:
+    """Move workers of the job to another host; without ``np`` all that are on the first host."""
+    np = None if values.get("np") is None else _number(values, "np")
+    return str(job.migrate(_text(values, "from"), _text(values, "to"), np, WAIT_S))
+
+
+def _set_policy(job: Job, values: Values) -> str:
+    """Give the job a policy."""
+    return f"policy of {SOURCE}: {stands(job.set_policy(_text(values, 'text'), SOURCE))}"
+
+
+def _switch_policy_off(job: Job, values: Values) -> str:
+    """Switch the policy of the job off."""
+    job.switch_policy_off()
+    return "the policy is off; the job keeps its size"
+
+
+def _resume_policy(job: Job, values: Values) -> str:
+    """Let the policy of the job decide again."""
+    job.resume_policy()
+    return "the policy decides again"
+
+
+JOB_VERBS: Mapping[str, Callable[[Job, Values], str]] = {
+    "scale": _scale,
+    "drain": _drain,
+    "drain-host": _drain_host_of_job,
+    "migrate": _migrate,
+    "policy": _set_policy,
+    "policy-off": _switch_policy_off,
+    "policy-resume": _resume_policy,
+}
+"""Verb -> the function that carries it out on a job."""
+
+
+def _halt(cluster: Cluster, values: Values) -> str:
+    """Let a job save, and give its slots to others."""
+    job = _text(values, "job")
+    cluster.halt(job)
+    return f"job {job} is to halt"
+
+
+def _resume(cluster: Cluster, values: Values) -> str:
+    """Let a halted job go on."""
+    job = _text(values, "job")
+    cluster.resume(job)
+    return f"job {job} is to run"
+
+
+def _delete(cluster: Cluster, values: Values) -> str:
+    """End a job for good, or remove the records of one that has ended."""
+    job = _text(values, "job")
+    removed = cluster.delete(job).removed
+    return f"the records of job {job} will be removed" if removed else f"job {job} will be deleted"
+
+
+def _set_priority(cluster: Cluster, values: Values) -> str:
+    """Change the priority of a job."""
+    job, priority = _text(values, "job"), _number(values, "priority")
+    cluster.priority(job, priority)
+    return f"job {job} has priority {priority}"
+
+
+def _drain_host(cluster: Cluster, values: Values) -> str:
+    """Let all jobs leave a host, which gets no others."""
+    host = _text(values, "host")
+    cluster.hosts.drain(host)
+    return f"host {host} is drained"
+
+
+def _undrain_host(cluster: Cluster, values: Values) -> str:
+    """Let a host have jobs again."""
+    host = _text(values, "host")
+    cluster.hosts.undrain(host)
+    return f"host {host} may have jobs again"
+
+
+CLUSTER_VERBS: Mapping[str, Callable[[Cluster, Values], str]] = {
+    "halt": _halt,
+    "resume": _resume,
+    "delete": _delete,
+    "priority": _set_priority,
+    "drain": _drain_host,
+    "undrain": _undrain_host,
+}
+"""Verb -> the function that carries it out on a cluster."""
