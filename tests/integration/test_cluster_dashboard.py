@@ -1,0 +1,83 @@
+"""What the page of a cluster reads of a real ZooKeeper, which goes away and comes back.
+
+No controller runs: the test writes what one would write. The pages themselves are in
+``browser/test_cluster_dashboard.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edl.client.cluster.history_file import HistoryFile
+from edl.client.cluster.manifest_reading import job_manifest
+from edl.coordination.access import Access
+from edl.coordination.cluster.nodes import create_cluster, open_cluster
+from edl.coordination.cluster.store import ClusterStore
+from edl.coordination.cluster.submission import submit_job
+from edl.coordination.secrets import new_secret
+from edl.coordination.session import Session
+from edl.core.cluster.records import ClusterRecord
+from edl.core.dashboard.job_choice import JobChoice
+from edl.dashboard.cluster_watcher import ClusterWatcher
+from edl.testing.zookeeper import ensemble
+
+pytestmark = [pytest.mark.integration, pytest.mark.long]
+
+LAB = Access("lab", new_secret())
+WAIT_S = 60.0
+
+
+def sections(watcher: ClusterWatcher) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(watcher.page.patch())["sections"]
+    return found
+
+
+def turns_until(watcher: ClusterWatcher, holds: Callable[[dict[str, Any]], bool]) -> None:
+    """Let the watcher look again until ``holds`` is true of the page's sections."""
+    deadline = time.monotonic() + WAIT_S
+    while not holds(sections(watcher)):
+        assert time.monotonic() < deadline, sections(watcher)
+        watcher.turn()
+
+
+def test_it_follows_the_cluster_and_survives_zookeeper(tmp_path: Path) -> None:
+    with (
+        ensemble(tmp_path, 1) as (server,),
+        Session(server.hosts, 4.0, 10.0) as writing,
+        Session(server.hosts, 4.0, 10.0) as own,
+    ):
+        assert create_cluster(writing, LAB, ClusterRecord())
+        lab = ClusterStore(open_cluster(writing, LAB), by="ann@a")
+        watcher = ClusterWatcher(
+            ClusterStore(open_cluster(own, LAB)), HistoryFile(tmp_path / "history.sqlite")
+        )
+        watcher.turn()
+        header = sections(watcher)["header"]
+        assert (header["words"], header["jobs"]) == ("no controller leads", {})
+
+        def submit(name: str) -> None:
+            values = {"name": name, "command": ["true"], "min": 1, "max": 2}
+            submit_job(lab, job_manifest(values), None)
+
+        submit("before")
+        turns_until(watcher, lambda page: page["header"]["jobs"] == {"queued": 1})
+        assert sections(watcher)["events"]["counts"] == {"user": 1}
+        [job] = watcher.jobs(JobChoice()).jobs
+        assert job.reason == "no controller of the cluster has seen it yet"
+
+        server.kill()
+        turns_until(watcher, lambda page: page["notice"] is not None)
+        found = sections(watcher)
+        assert found["notice"]["text"].startswith("The cluster could not be read for 0 seconds")
+        assert found["header"]["jobs"] == {"queued": 1}, "what was known stays"
+        server.start()
+        turns_until(watcher, lambda page: page["notice"] is None)
+        submit("after")
+        turns_until(watcher, lambda page: page["header"]["jobs"] == {"queued": 2})
+        assert sections(watcher)["events"]["counts"] == {"user": 2}
