@@ -28,6 +28,7 @@ from edl.dashboard.cluster_app import cluster_app
 from edl.dashboard.cluster_jobs import ClusterJobPages
 from edl.dashboard.cluster_watcher import ClusterWatcher
 from edl.dashboard.job_watcher import JobWatcher
+from edl.dashboard.secure_protocol import SecureProtocol
 from edl.errors import UsageError
 from edl.launch.signals import TO_END, handled
 
@@ -165,6 +166,7 @@ def _serve(
         tidy: Called now and then on the event loop; None: nothing is.
     """
     config = server_config(app, CONNECTIONS, END_S)
+    config.http = SecureProtocol
     config.callback_notify, config.timeout_notify = tidy, IDLE_LOOK_S
     server = EmbeddedServer(config)
 

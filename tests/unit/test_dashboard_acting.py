@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Mapping
@@ -127,3 +128,38 @@ def test_each_start_of_the_server_has_another_token(acted: Acted) -> None:
     assert len(tokens) == 10
     assert all(len(token) == 64 for token in tokens)
     assert ActionRunner().token == ""
+
+
+def test_what_is_no_http_is_answered_with_the_headers_of_all_answers() -> None:
+    import uvicorn
+
+    from edl.dashboard.secure_protocol import SecureProtocol
+
+    written: list[bytes] = []
+
+    class Transport(asyncio.Transport):
+        def write(self, data: Any) -> None:
+            written.append(bytes(data))
+
+        def close(self) -> None:
+            written.append(b"closed")
+
+        def get_extra_info(self, name: str, default: Any = None) -> Any:
+            return default
+
+    async def talk() -> None:
+        config = uvicorn.Config(lambda: None, log_config=None, lifespan="off")
+        config.load()
+        state = uvicorn.server.ServerState()
+        protocol = SecureProtocol(config, state, {}, asyncio.get_running_loop())
+        protocol.connection_made(Transport())
+        protocol.data_received(b"\x16\x03 this is TLS")
+        protocol.connection_lost(None)
+        assert state.default_headers == [], "other answers have them from the application"
+
+    asyncio.run(talk())
+    answer, *ends = written
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert set(ends) == {b"closed"}
+    for name, value in HEADERS.items():
+        assert f"\r\n{name.lower()}: {value}\r\n".encode() in answer
