@@ -178,7 +178,7 @@ class JobWatcher:
         self._unreadable += len(skipped)
         if found and self._is_cut:
             self._trace, self._is_cut = self._trace.cut(found[0][1].time), False
-        self._events.add(shown_event(number, event) for number, event in found)
+        self._events.add(shown_event(number, event, self._store.name) for number, event in found)
         self._trace = self._trace.with_events(event for _, event in found)
 
     def _notify(self, tone: str, text: str) -> None:

@@ -197,7 +197,7 @@ def test_it_says_what_went_wrong_and_what_to_do(shown: Opened, shell: Shell, job
     psutil.Process(victim["pid"]).kill()
     concern = page.locator(".concerns li", has_text="worker failed")
     expect(concern).to_contain_text(f"{victim['id']} on a was killed by SIGKILL")
-    expect(concern).to_contain_text("edl logs JOB WORKER")
+    expect(concern).to_contain_text(f"edl logs j {victim['id']}")
     page.locator(".events .tone-bad summary").first.press("Enter")
     expect(page.locator(".events details[open] dd").last).to_be_visible()
     assert shown.violations() == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import msgspec
@@ -10,13 +11,20 @@ import pytest
 from shown_job import CREATED, curve, learned, snapshot, story, training
 
 from edl.core.dashboard import throughput_history
-from edl.core.dashboard.event_page import EventBuffer, EventChoice, shown_event
+from edl.core.dashboard.event_page import (
+    EventBuffer,
+    EventChoice,
+    named_commands,
+    shown_event,
+)
 from edl.core.dashboard.job_header import away_in_words, job_header
 from edl.core.dashboard.job_page import JobObservation, JobTrace, page_sections
 from edl.core.dashboard.leader_report import LeaderReport, ReportAge, report_age
 from edl.core.dashboard.scaling_curve import scaling_curve
 from edl.core.dashboard.throughput_history import SpeedSample, ThroughputHistory, step_parts
 from edl.core.dashboard.worker_table import MOST_ROWS, worker_table
+from edl.core.event_explanations import EXPLANATIONS
+from edl.core.events import Event, EventKind, SlotDisabledDetails
 from edl.core.policy.scaling_profile import ScalingProfile
 from edl.core.policy.stragglers import Times
 from edl.core.records import JobState, Stage
@@ -184,7 +192,7 @@ def test_events_are_chosen_by_tone_and_words() -> None:
     assert found.counts() == {"bad": 1, "change": 12, "plain": 1, "warning": 2}
     bad = found.chosen(EventChoice(frozenset({"bad"})))
     assert [one.kind for one in bad] == ["worker_failed"]
-    assert "edl logs" in bad[0].advice
+    assert "edl logs JOB" in bad[0].advice
     assert found.chosen(EventChoice(text="switch"))[0].advice == ""
     kinds = [one.kind for one in found.concerns()]
     assert kinds == ["evicted", "worker_failed", "slow_worker"]
@@ -216,3 +224,13 @@ def test_the_whole_page_is_json() -> None:
         "left": 240_000.0,
         "saved_step": 400,
     }
+
+
+def test_the_commands_of_an_advice_name_the_job_and_the_worker() -> None:
+    failed = next(one for one in story() if one.kind is EventKind.WORKER_FAILED)
+    assert "`edl logs digits w2`" in shown_event(1, failed, "digits").advice
+    disabled = Event(0.0, 1, 1, "invented", SlotDisabledDetails("a", 0))
+    assert "(`edl logs digits`)" in shown_event(2, disabled, "digits").advice
+    for kind, known in EXPLANATIONS.items():
+        assert "WORKER" not in named_commands(known.advice, failed, "digits"), kind
+        assert not re.search(r"\bJOB\b", named_commands(known.advice, disabled, "digits")), kind

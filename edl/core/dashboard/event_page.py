@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -58,8 +59,11 @@ def tone_of(kind: EventKind) -> str:
     return "change" if tone == "plain" and kind in CHANGE else tone
 
 
-def shown_event(number: int, event: Event) -> ShownEvent:
-    """Return ``event``, which has ``number`` in the log, as the page lists it."""
+def shown_event(number: int, event: Event, job: str = "JOB") -> ShownEvent:
+    """Return ``event``, which has ``number`` in the log, as the page lists it.
+
+    The commands of its advice name ``job``, and the worker that the event is about.
+    """
     tone, known = tone_of(event.kind), EXPLANATIONS[event.kind]
     concerns = tone in CONCERNING
     return ShownEvent(
@@ -72,9 +76,22 @@ def shown_event(number: int, event: Event) -> ShownEvent:
         reason=event.reason,
         meaning=known.meaning if concerns else "",
         causes=known.why if concerns else "",
-        advice=known.advice if concerns else "",
+        advice=named_commands(known.advice, event, job) if concerns else "",
         cost=cost(event),
     )
+
+
+def named_commands(text: str, event: Event, job: str) -> str:
+    """Return an advice whose commands name a job and the worker that ``event`` is about.
+
+    Args:
+        text: the advice, in which JOB and WORKER stand for the names.
+        event: the event; one that is about no worker leaves WORKER out.
+        job: the name of the job.
+    """
+    worker = getattr(event.details, "worker", None)
+    text = text.replace("JOB WORKER", f"JOB {worker}" if worker else "JOB")
+    return re.sub(r"\bJOB\b", lambda _: job, text)
 
 
 @dataclass(frozen=True)
