@@ -15,7 +15,13 @@ from edl.client.cluster.access import NO_CLUSTER, known_store
 from edl.client.cluster.client import STATES, Cluster
 from edl.client.connection import connected
 from edl.client.observing import ObservedJobs
-from edl.core.job_summary import JobSummary, hidden_jobs_note, newest_jobs, summary_lines
+from edl.core.job_summary import (
+    JobSummary,
+    hidden_jobs_note,
+    newest_jobs,
+    summary_lines,
+    unreadable_jobs_notes,
+)
 from edl.core.plural import counted
 from edl.core.records import JobState
 from edl.errors import UsageError
@@ -61,17 +67,19 @@ def list_jobs(
         with connected(zookeeper) as session:
             if cluster == NO_CLUSTER or known_store(session, None) is None:
                 jobs = ObservedJobs(session)
-                _show_own(jobs.read(), jobs.locked, state, as_json)
+                _show_own(jobs.read(), jobs, state, as_json)
                 return
     _show_of_cluster(Cluster(cluster or None, zookeeper), queue, state, as_json)
 
 
-def _show_own(found: Sequence[JobSummary], locked: int, state: str | None, as_json: bool) -> None:
+def _show_own(
+    found: Sequence[JobSummary], jobs: ObservedJobs, state: str | None, as_json: bool
+) -> None:
     """Print the jobs of `edl run`, one a line, those that run first.
 
     Args:
         found: the jobs.
-        locked: the number of jobs that could not be opened.
+        jobs: what has read them: it knows which could not be opened or read.
         state: the state of the jobs to print; None for all.
         as_json: whether each is printed as JSON.
 
@@ -80,22 +88,27 @@ def _show_own(found: Sequence[JobSummary], locked: int, state: str | None, as_js
     """
     if state is not None and state not in OWN_STATES:
         raise UsageError(f"there is no state {state!r}; use one of {', '.join(OWN_STATES)}")
-    jobs = [job for job in found if state in (None, job.state)]
+    chosen = [job for job in found if state in (None, job.state)]
+    unreadable = unreadable_jobs_notes(jobs.unreadable)
     if as_json:
-        for job in jobs:
+        for job in chosen:
             typer.echo(json.dumps(job.to_json()))
+        for note in unreadable:
+            typer.echo(f"edl: {note}", err=True)
         return
-    shown, more = newest_jobs(jobs) if state is None else (jobs, 0)
+    shown, more = newest_jobs(chosen) if state is None else (chosen, 0)
     width = console().width if console().is_terminal else None
-    if not shown:
+    if not shown and not unreadable:
         such = f"job is {state}" if state else "job is known here; start one with `edl run`"
         typer.echo(f"no {such}")
     for line in summary_lines(shown, time.time(), width) if shown else ():
         typer.echo(line)
     if more:
         typer.echo(hidden_jobs_note(more, "edl list --json"))
-    if locked:
-        typer.echo(f"{counted(locked, 'job')} not shown: the secret is not known here")
+    for note in unreadable:
+        typer.echo(note)
+    if jobs.locked:
+        typer.echo(f"{counted(jobs.locked, 'job')} not shown: the secret is not known here")
 
 
 def _show_of_cluster(cluster: Cluster, queue: str | None, state: str | None, as_json: bool) -> None:

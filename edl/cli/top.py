@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -88,7 +88,7 @@ def top(
         if job is None:
             jobs = ObservedJobs(session)
             _show(
-                lambda: _all_lines(jobs.read(), jobs.locked),
+                lambda: _all_lines(jobs.read(), jobs.locked, jobs.unreadable),
                 lambda: jobs.due_reads,
                 lambda: False,
                 lambda: session.connected,
@@ -154,14 +154,15 @@ def _renew(screen: Screen, read: Callable[[], Lines], connected: Callable[[], bo
     screen.away, screen.read_at_s = "", time.monotonic()
 
 
-def _all_lines(found: Sequence[JobSummary], locked: int) -> Lines:
+def _all_lines(found: Sequence[JobSummary], locked: int, unreadable: Mapping[str, str]) -> Lines:
     """Return a function that makes the lines about all jobs for a width and a height.
 
     Args:
         found: the jobs.
         locked: the number of jobs whose secrets are not known here.
+        unreadable: job -> why its records cannot be read, as a sentence.
     """
-    return lambda width, height: jobs_screen(found, locked, time.time(), width, height)
+    return lambda width, height: jobs_screen(found, locked, time.time(), width, height, unreadable)
 
 
 def _job_lines(now: Snapshot, events: Sequence[Event], zookeeper: str) -> Lines:

@@ -6,8 +6,6 @@ nodes the next look will read, so that their user can wait longer before it.
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from edl import config
 from edl.coordination.access import Access
 from edl.coordination.job_store import JobStore
@@ -17,7 +15,7 @@ from edl.coordination.session import Session
 from edl.core.events import Event
 from edl.core.job_summary import JobSummary, job_summary, sorted_jobs
 from edl.core.snapshot import Snapshot
-from edl.errors import EdlError, UnknownJob
+from edl.errors import CoordinationError, EdlError, UnknownJob
 
 FIXED_READS = 3  # of a snapshot: what is read each time, changed or not
 
@@ -86,10 +84,12 @@ class ObservedJobs:
 
     Attributes:
         locked: the number of jobs that were left out at the last :meth:`read`.
+        unreadable: job -> why its records could not be read then, as a sentence.
     """
 
     def __init__(self, session: Session) -> None:
         self.locked = 0
+        self.unreadable: dict[str, str] = {}
         self._session = session
         self._jobs: dict[str, ObservedJob] = {}
         self._closed: dict[str, list[Access]] = {}  # name -> what was tried in vain
@@ -102,19 +102,30 @@ class ObservedJobs:
     def read(self) -> list[JobSummary]:
         """Read the jobs and return their summaries: those that run first, then the newest first.
 
+        A job whose records cannot be read, such as one of a newer edl, holds up no other one: its
+        summary is the last that was known, if there is one, and ``unreadable`` says why.
+
         Raises:
             CoordinationError: ZooKeeper is away.
         """
         names = job_names(self._session)
         self._jobs = {name: job for name, job in self._jobs.items() if name in names}
         self._open([name for name in names if name not in self._jobs])
+        self.unreadable = {}
         found = []
         for name, job in list(self._jobs.items()):
-            with suppress(UnknownJob):
-                found.append(job_summary(job.read()))
+            try:
+                job.read()
+            except UnknownJob:
+                del self._jobs[name]  # it was deleted just now, or another job has taken its name
                 continue
-            del self._jobs[name]  # it was deleted just now, or another job has taken its name
-        self.locked = len(names) - len(found)
+            except CoordinationError as error:
+                if not self._session.connected:
+                    raise
+                self.unreadable[name] = str(error)
+            if job.snapshot is not None:
+                found.append(job_summary(job.snapshot))
+        self.locked = len(names) - len(self._jobs)
         return sorted_jobs(found)
 
     def _open(self, names: list[str]) -> None:

@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from edl.core.duration import rounded
 from edl.core.event_explanations import EXPLANATIONS, Severity
 from edl.core.events import Event
-from edl.core.job_summary import JobSummary, hidden_jobs_note, newest_jobs, summary_lines
+from edl.core.job_summary import (
+    JobSummary,
+    hidden_jobs_note,
+    newest_jobs,
+    summary_lines,
+    unreadable_jobs_notes,
+)
 from edl.core.plural import counted, workers
 from edl.core.records import JobState, Stage
 from edl.core.remaining import bar, estimated_remaining_s, trained_fraction
@@ -79,7 +86,12 @@ def job_screen(
 
 
 def jobs_screen(
-    jobs: Sequence[JobSummary], locked: int, now_s: float, width: int, height: int
+    jobs: Sequence[JobSummary],
+    locked: int,
+    now_s: float,
+    width: int,
+    height: int,
+    unreadable: Mapping[str, str] = MappingProxyType({}),
 ) -> list[TextLine]:
     """Return the lines that show all jobs: a row and the reason of each, or a row if they fit so.
 
@@ -91,12 +103,14 @@ def jobs_screen(
         now_s: the time, in seconds since 1970.
         width: the width of the screen in columns.
         height: the height of the screen in lines.
+        unreadable: job -> why its records cannot be read; what is shown of it is old.
     """
     shown, ended = newest_jobs(jobs)
     notes = [hidden_jobs_note(ended, "edl list --json")] if ended else []
     if locked:
         notes.append(f"{counted(locked, 'job')} not shown: the secret is not known here")
-    rows = ["no job of this user is known here; start one with `edl run`"]
+    notes += unreadable_jobs_notes(unreadable)
+    rows = [] if unreadable else ["no job of this user is known here; start one with `edl run`"]
     room = max(2, height - len(notes))
     if shown:
         rows = summary_lines(shown, now_s, width)

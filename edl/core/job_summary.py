@@ -7,7 +7,7 @@ text. `make docs` generates the table of docs/reference/status-and-events.md fro
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -24,6 +24,7 @@ WIDE = 110  # columns from which on the reason stands in a column of its own
 _GAP = "  "  # between two columns
 _INDENT = "    "  # of a reason in a line of its own
 _ENDED_SHOWN = 10  # jobs
+UNREADABLE_SHOWN = 3  # jobs
 # The columns of a narrow terminal, the most important first.
 _ORDER = ("JOB", "STATE", "WORKERS", "DONE", "LEFT", "SAMPLES/S", "STEP", "AGE")
 
@@ -95,6 +96,18 @@ def hidden_jobs_note(count: int, command: str) -> str:
     ``command`` is the command that shows all of them.
     """
     return f"{counted(count, 'more job')} {verb(count, 'has', 'have')} ended: `{command}`"
+
+
+def unreadable_jobs_notes(unreadable: Mapping[str, str]) -> list[str]:
+    """Return sentences for people about jobs whose records cannot be read: the first, and a count.
+
+    ``unreadable`` says why, as a sentence, by the name of the job.
+    """
+    notes = [f"job {name} cannot be read: {why}" for name, why in sorted(unreadable.items())]
+    more = len(notes) - UNREADABLE_SHOWN
+    if more > 0:
+        return [*notes[:UNREADABLE_SHOWN], f"{counted(more, 'more job')} cannot be read"]
+    return notes
 
 
 def summary_lines(

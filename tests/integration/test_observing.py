@@ -67,6 +67,32 @@ def test_jobs_that_come_go_and_belong_to_others(
     assert [(job.name, job.created_s) for job in jobs.read()] == [("digits", 9.0)]
 
 
+def test_a_job_that_cannot_be_read_holds_up_no_other_one(
+    store: JobStore, looking: Session, session: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep(config.state_dir(), "other", DIGITS.secret)
+    other = JobStore(session, "other")
+    session.identify(Access("other", DIGITS.secret))
+    other.create(make_job("other"), {"a": 1})
+    jobs = ObservedJobs(looking)
+    assert [job.name for job in jobs.read()] == ["digits", "other"]
+    session.call("spoil it", lambda c: c.set_async(other.paths.job, b"{}"))
+    found = jobs.read()
+    while not jobs.unreadable:  # until the watch has come
+        found = jobs.read()
+    assert [job.name for job in found] == ["digits", "other"], "as it was known last"
+    assert (list(jobs.unreadable), jobs.locked) == (["other"], 0)
+
+    at = ("--zookeeper", looking.hosts)
+    assert invoke(["list", *at]) == 0
+    printed = capsys.readouterr().out
+    assert "digits" in printed
+    assert "job other cannot be read: " in printed
+    assert invoke(["top", *at]) == 0  # into a pipe: once
+    assert "job other cannot be read: " in capsys.readouterr().out
+    other.delete()
+
+
 def test_a_job_is_read_for_what_has_changed(store: JobStore, wait_until: Wait) -> None:
     member = Member(0, "a", 0, "127.0.0.1", 1, 1, "t")
     store.members.put(member)

@@ -149,3 +149,14 @@ def test_jobs_that_are_not_shown_are_counted() -> None:
 
 def test_without_jobs() -> None:
     assert all_texts([], 10) == ["no job of this user is known here; start one with `edl run`"]
+
+
+def test_jobs_that_cannot_be_read_are_named_below_the_others() -> None:
+    why = {f"j{number}": "not a Job" for number in range(5)}
+    texts = [line.text for line in jobs_screen([], 0, 100.0, 80, 20, why)]
+    assert texts == [
+        "job j0 cannot be read: not a Job",
+        "job j1 cannot be read: not a Job",
+        "job j2 cannot be read: not a Job",
+        "2 more jobs cannot be read",
+    ]
