@@ -35,10 +35,11 @@ class Lab:
 
     def submit(self, name: str, least: int, most: int, **manifest: Any) -> None:
         """Submit a job of stand-in workers."""
-        until_file = str(self.shell.directory / f"end-{name}")
+        script, end = self.shell.directory / f"{name}.sh", self.shell.directory / f"end-{name}"
+        script.write_text(f"exec {sys.executable} {STANDIN} --until {end}\n")
         values = {
             "name": name,
-            "command": [sys.executable, STANDIN, "--until", until_file],
+            "command": ["sh", script.name],
             "min": least,
             "max": most,
             **manifest,
