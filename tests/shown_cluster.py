@@ -60,7 +60,7 @@ class ShownCluster:
     def __init__(self) -> None:
         self.hosts: Mapping[str, Mapping[str, int]] = {"a": {"run": 2}}
         self.listed = [stored("run", 1, LifeState.RUNNING), stored("wait", 2)]
-        self.logged = [
+        self.logged: list[tuple[int, ClusterEvent | None]] = [
             event(0, "run"),
             event(1, "wait"),
             event(2, "run", kind=ClusterEventKind.SLOTS, reason="slots", slots={"a": 2}),
@@ -78,7 +78,7 @@ class ShownCluster:
             controllers=lambda: self.controllers,
         )
         self.tenants = SimpleNamespace(names=tuple)
-        self.events = SimpleNamespace(read=self._read)
+        self.events = SimpleNamespace(read=self._read, read_known=self._read)
 
     def snapshot(self) -> ClusterSnapshot:
         """Return the cluster as it is."""
@@ -99,6 +99,9 @@ class ShownCluster:
             {**leader, "term": 2},
         )
 
-    def _read(self, after: int = -1) -> list[tuple[int, ClusterEvent]]:
-        """Return the events with a number above ``after``."""
-        return [one for one in self.logged if one[0] > after]
+    def _read(self, after: int = -1, unreadable: Any = None) -> list[tuple[int, ClusterEvent]]:
+        """Return the events with a number above ``after``; None is one that cannot be read."""
+        for number, known in self.logged:
+            if known is None and number > after:
+                unreadable(number, "a kind of a newer edl")
+        return [(n, one) for n, one in self.logged if n > after and one is not None]

@@ -67,6 +67,21 @@ class EventLogNodes(Generic[E]):
         """
         return self._read(after, None)
 
+    def read_known(self, after: int, unreadable: OnUnreadable) -> list[tuple[int, E]]:
+        """Return what :meth:`read` returns, without the events that this edl cannot read.
+
+        Such an event may have a kind that only a newer edl knows.
+
+        Args:
+            after: The number of the newest event that is known already.
+            unreadable: Called with the number of each event that is left out, and the reason.
+
+        Raises:
+            EdlError: there is no such job or cluster.
+            CoordinationError: ZooKeeper is away.
+        """
+        return self._read(after, unreadable)
+
     def _read(self, after: int, unreadable: OnUnreadable | None) -> list[tuple[int, E]]:
         """Return the events with a number above ``after``, as :meth:`read` does.
 
@@ -167,21 +182,6 @@ class EventNodes(EventLogNodes[Event]):
 
     def __init__(self, nodes: JobNodes) -> None:
         super().__init__(nodes, Event)
-
-    def read_known(self, after: int, unreadable: OnUnreadable) -> list[tuple[int, Event]]:
-        """Return what :meth:`read` returns, without the events that this edl cannot read.
-
-        Such an event may have a kind that only a newer edl knows.
-
-        Args:
-            after: The number of the newest event that is known already.
-            unreadable: Called with the number of each event that is left out, and the reason.
-
-        Raises:
-            EdlError: there is no such job or cluster.
-            CoordinationError: ZooKeeper is away.
-        """
-        return self._read(after, unreadable)
 
     def newest_step(self) -> int:
         """Return the training step that the newest event names; 0 without an event or a job.

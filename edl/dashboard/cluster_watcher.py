@@ -16,6 +16,7 @@ from typing import Any
 
 from edl.client.cluster.history_file import HistoryFile
 from edl.coordination.cluster.store import ClusterStore
+from edl.core.cluster.events import ClusterEvent
 from edl.core.cluster.job_status import ClusterJobStatus
 from edl.core.dashboard.cluster_event_page import (
     ClusterEventBuffer,
@@ -74,6 +75,7 @@ class ClusterWatcher:
         self._thread = threading.Thread(target=self._run, name="edl-dashboard", daemon=True)
         self._events = ClusterEventBuffer()
         self._last = -1
+        self._unreadable = 0
         self._jobs: tuple[ClusterJobStatus, ...] = ()
         self._jobs_version = 0
         self._slots: Mapping[str, int] = {}
@@ -158,7 +160,11 @@ class ClusterWatcher:
                 **cluster_sections(reading),
                 "jobs": {"version": self._jobs_version},
                 "history": {"version": self._history_version, "problem": self._history_problem},
-                "events": {"last": self._last, "counts": self._events.counts()},
+                "events": {
+                    "last": self._last,
+                    "counts": self._events.counts(),
+                    "unreadable": self._unreadable,
+                },
                 "notice": None,
                 "read_s": round(now_s),
             }
@@ -173,26 +179,31 @@ class ClusterWatcher:
         self._slots = {host.host: host.slots for host in hosts}
 
     def _read_events(self) -> None:
-        """Keep the new events of the cluster.
+        """Keep the new events of the cluster; those that cannot be read are left out and counted.
 
         Raises:
             UnknownCluster: the cluster does not exist any more.
-            CoordinationError: ZooKeeper does not answer, or an event cannot be read.
+            CoordinationError: ZooKeeper does not answer.
         """
-        found = self._store.events.read(self._last)
-        if found:
-            self._last = found[-1][0]
-            self._events.add(shown_cluster_event(number, event) for number, event in found)
+        skipped: list[int] = []
+        found = self._store.events.read_known(self._last, lambda number, _: skipped.append(number))
+        self._last = max([self._last, *skipped, *(number for number, _ in found)])
+        self._unreadable += len(skipped)
+        self._events.add(shown_cluster_event(number, event) for number, event in found)
 
     def _fill(self) -> None:
         """Add what has happened to the history; a problem is only shown, and tried again."""
         if self._reader.is_tenant:
             return
         try:
-            self._history_version += bool(self._history.fill(self._store.events.read))
+            self._history_version += bool(self._history.fill(self._known_events))
             self._history_problem = ""
         except EdlError as error:
             self._history_problem = str(error)
+
+    def _known_events(self, after: int) -> Sequence[tuple[int, ClusterEvent]]:
+        """Return the events with a number above ``after`` that this edl can read, oldest first."""
+        return self._store.events.read_known(after, lambda _number, _why: None)
 
     def _new_chart(self, now_s: float, period_s: float, job: str, host: str) -> SlotChart:
         """Return the chart of :meth:`chart` until ``now_s``, from the history.

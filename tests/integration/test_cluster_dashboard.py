@@ -14,13 +14,15 @@ from typing import Any
 
 import pytest
 
+from edl import config
+from edl.cli.main import invoke
 from edl.client.cluster.history_file import HistoryFile
 from edl.client.cluster.manifest_reading import job_manifest
 from edl.coordination.access import Access
 from edl.coordination.cluster.nodes import create_cluster, open_cluster
 from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.cluster.submission import submit_job
-from edl.coordination.secrets import new_secret
+from edl.coordination.secrets import CLUSTERS, keep, new_secret
 from edl.coordination.session import Session
 from edl.core.cluster.records import ClusterRecord
 from edl.core.dashboard.job_choice import JobChoice
@@ -81,3 +83,28 @@ def test_it_follows_the_cluster_and_survives_zookeeper(tmp_path: Path) -> None:
         submit("after")
         turns_until(watcher, lambda page: page["header"]["jobs"] == {"queued": 2})
         assert sections(watcher)["events"]["counts"] == {"user": 2}
+
+
+def test_a_job_of_a_cluster_that_never_started_has_no_page(
+    tmp_path: Path,
+    zk_hosts: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    keep(config.state_dir(), "lab", LAB.secret, CLUSTERS)
+    with Session(zk_hosts, 4.0, 10.0) as session:
+        assert create_cluster(session, LAB, ClusterRecord())
+        lab = ClusterStore(open_cluster(session, LAB), by="ann@a")
+        manifest = job_manifest({"name": "j", "command": ["true"], "min": 1, "max": 2})
+        submit_job(lab, manifest, None)
+    at = ("--zookeeper", zk_hosts, "--port", "0")
+    refusals = {
+        ("j",): "job j has not started yet, so it has no page",
+        ("j", "--cluster", "lab"): "job j has not started yet, so it has no page",
+        ("none", "--cluster", "lab"): "'none'",
+        ("--cluster", "other"): "other",
+    }
+    for words, why in refusals.items():
+        assert invoke(["dashboard", *words, *at]) in (2, 94)
+        assert why in capsys.readouterr().err

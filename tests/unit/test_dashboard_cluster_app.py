@@ -151,6 +151,18 @@ def test_the_chart_is_made_from_the_events(
     assert asked(app, "/api/chart?period=900&host=none")["rows"] == []
 
 
+def test_an_event_that_cannot_be_read_is_left_out(
+    app: SecureApplication, watcher: ClusterWatcher, store: ShownCluster
+) -> None:
+    store.logged += [(3, None), event(4, "late")]
+    watcher.turn()
+    found = sections(app)
+    assert found["events"] == {"last": 4, "counts": {"plain": 1, "user": 3}, "unreadable": 1}
+    assert (found["notice"], found["history"]["problem"]) == (None, "")
+    watcher.turn()
+    assert sections(app)["events"]["unreadable"] == 1
+
+
 def test_charts_and_pages_do_not_read_more_for_more_browsers(
     app: SecureApplication, store: ShownCluster
 ) -> None:

@@ -143,7 +143,7 @@ function Page() {
       ${whole && html`<${WhatIf} queues=${queues ?? []} forecast=${state.forecast} onForecast=${onForecast} />`}
       ${whole && html`<${Queues} queues=${queues ?? []} tenants=${tenants ?? []} slots=${header.slots} />`}
       ${whole && html`<${Hosts} hosts=${hosts} actions=${actions} onChoose=${onChoose} />`}
-      ${whole && html`<${ClusterEvents} events=${events} counts=${logged?.counts ?? {}} now=${now} />`}
+      ${whole && html`<${ClusterEvents} events=${events} counts=${logged?.counts ?? {}} unreadable=${logged?.unreadable} now=${now} />`}
     </main>
     <footer><span>${link}</span><span>read at ${clock(now)} from ZooKeeper ${header.zookeeper}</span></footer>`;
 }

@@ -241,14 +241,15 @@ export function Hosts({ hosts, actions, onChoose }) {
 }
 
 /** The events of the cluster, filtered; `events` is an EventList. */
-export function ClusterEvents({ events: list, counts, now }) {
+export function ClusterEvents({ events: list, counts, unreadable, now }) {
   const { events, filter } = list;
   const toggle = (tone) => {
     const tones = filter.tones.includes(tone) ? filter.tones.filter((one) => one !== tone) : [...filter.tones, tone];
     list.choose({ ...filter, tones });
   };
+  const skipped = unreadable ? ` ${counted(unreadable, "event")} of a newer edl cannot be read and ${unreadable === 1 ? "is" : "are"} left out.` : "";
   return html`
-    <${Card} name="events" title="Events" note="What users asked for, and what the leader did and why, the newest first." wide>
+    <${Card} name="events" title="Events" note="What users asked for, and what the leader did and why, the newest first.${skipped}" wide>
       <div class="tools">
         <div class="choice" role="group" aria-label="Kinds of events">
           ${KINDS.map(([tone, text]) => html`<button type="button" aria-pressed=${filter.tones.includes(tone)} onClick=${() => toggle(tone)}>

@@ -42,13 +42,13 @@ export class Connection {
 
   async request(path, signal, { headers: more = {}, ...options } = {}) {
     const headers = { Authorization: `Bearer ${this.token}`, ...more };
+    this.said = "";
     const answer = await fetch(path, { headers, signal, cache: "no-store", ...options });
     if (answer.status === 401) throw new Unauthorised("the token is missing or wrong");
     if (!answer.ok) {
       this.said = (await answer.json().catch(() => null))?.message ?? "";
       throw new Error(this.said || `the server answers ${answer.status}`);
     }
-    this.said = "";
     return answer;
   }
 

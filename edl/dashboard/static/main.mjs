@@ -52,10 +52,11 @@ function onPage(message) {
 }
 
 function onLink(link) {
-  state.said = connection.said ?? "";
-  if (link === state.link) return;
+  const said = connection.said ?? "";
+  if (link === state.link && said === state.said) return;
+  state.said = said;
   state.link = link;
-  state.offlineSince = link === "offline" ? Date.now() / 1000 : null;
+  state.offlineSince = link === "offline" ? state.offlineSince ?? Date.now() / 1000 : null;
   if (link === "unauthorised") {
     forgetToken();
     Object.assign(state, { token: "", wrong: true });
@@ -102,7 +103,8 @@ function draw() {
 
 function Notices({ notice }) {
   return html`<div role="alert">
-    ${state.link === "offline" && html`<p class="notice tone-bad">The server of this page has not answered since ${clock(state.offlineSince)}. It shows what was known then. <code>edl dashboard</code> starts it again.</p>`}
+    ${state.link === "offline" && state.said && html`<p class="notice tone-bad">${state.said}</p>`}
+    ${state.link === "offline" && !state.said && html`<p class="notice tone-bad">The server of this page has not answered since ${clock(state.offlineSince)}. It shows what was known then. <code>edl dashboard</code> starts it again.</p>`}
     ${notice && html`<p class="notice tone-${notice.tone}">${notice.text}</p>`}
   </div>`;
 }
@@ -111,7 +113,7 @@ function Page() {
   if (!state.token && !isReport) return html`<${Token} wrong=${state.wrong} onToken=${onToken} />`;
   const { header, timeline, workers, speed, ledger, scaling, events: kept, notice, read_s: now } = state.sections;
   if (!header) {
-    return html`<main class="ask"><${Notices} notice=${notice} /><p class="loading">${state.said || "Waiting for the job…"}</p>
+    return html`<main class="ask"><${Notices} notice=${notice} /><p class="loading">Waiting for the job…</p>
       ${inCluster && html`<a href=${clusterAddress(state.token)}>← The cluster</a>`}</main>`;
   }
   document.title = `${header.job}: ${header.words}`;
