@@ -21,6 +21,7 @@ MOST_LANES = 96  # of all hosts together; a lane is 10 pixels high
 MOST_BOXES = 1500
 MOST_ROWS = 40  # of a chart of use
 COLUMNS = 180  # of a chart of use
+SAME_S = 0.5  # events of one plan are written one after the other, within less than that
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,10 @@ def slot_chart(
     for one in shown:
         of_host[one.host].append(one)
     hosts = sorted({*slots, *of_host}, key=natural_order)
-    rows = [_lanes_of(host, of_host[host], slots.get(host, 0), from_s) for host in hosts]
-    is_large = sum(row.lanes for row in rows) > MOST_LANES
+    is_large = len(shown) > MOST_BOXES  # each interval is a box at least
+    laid_out = () if is_large else hosts
+    rows = [_lanes_of(host, of_host[host], slots.get(host, 0), from_s) for host in laid_out]
+    is_large |= sum(row.lanes for row in rows) > MOST_LANES
     is_large |= sum(len(row.boxes) for row in rows) > MOST_BOXES
     return SlotChart(
         from_s=from_s,
@@ -119,6 +122,9 @@ def natural_order(name: str) -> tuple[tuple[bool, int, str], ...]:
 def _lanes_of(host: str, intervals: Sequence[SlotInterval], offered: int, from_s: float) -> HostRow:
     """Return the row of a host: each job keeps its lanes while it grows, shrinks and goes on.
 
+    A slot that changes hands in one plan is on one lane, though the event that its new job has it
+    may be logged up to :data:`SAME_S` (0.5) seconds before the event that the old one has not.
+
     Args:
         host: the name of the host.
         intervals: its intervals, the earliest first.
@@ -129,7 +135,7 @@ def _lanes_of(host: str, intervals: Sequence[SlotInterval], offered: int, from_s
     last: dict[int, list[int]] = {}  # submission -> the lanes that it had before
     boxes: list[ChartInterval] = []
     for one in intervals:
-        free = [lane for lane, end_s in enumerate(ends) if end_s <= one.begin_s]
+        free = [lane for lane, end_s in enumerate(ends) if end_s <= one.begin_s + SAME_S]
         own = [lane for lane in last.get(one.submission, ()) if lane in free]
         chosen = (own + [lane for lane in free if lane not in own])[: one.slots]
         chosen += range(len(ends), len(ends) + one.slots - len(chosen))
