@@ -36,6 +36,21 @@ def act_on_job(job: Job, verb: str, values: Values) -> str:
     return _found(JOB_VERBS, verb)(job, values)
 
 
+def check_of_cluster(job: str, verb: str) -> None:
+    """Raise an error if ``verb`` has no lasting effect on ``job``, a job of a cluster.
+
+    The cluster decides how many workers the job has, and where.
+
+    Raises:
+        UsageError: it has none.
+    """
+    if verb in JOB_VERBS and verb not in LASTING_VERBS:
+        raise UsageError(
+            f"job {job} is one of a cluster, which decides how many workers it has and where; halt "
+            "it, or change its priority"
+        )
+
+
 def act_on_cluster(cluster: Cluster, verb: str, values: Values) -> str:
     """Carry out ``verb`` on ``cluster``; return a sentence that says what was done.
 
@@ -127,6 +142,9 @@ JOB_VERBS: Mapping[str, Callable[[Job, Values], str]] = {
     "policy-resume": _resume_policy,
 }
 """Verb -> the function that carries it out on a job."""
+
+LASTING_VERBS = frozenset({"policy", "policy-off", "policy-resume"})
+"""The verbs of ``JOB_VERBS`` that a cluster does not undo on a job of it."""
 
 
 def _halt(cluster: Cluster, values: Values) -> str:

@@ -21,7 +21,7 @@ from edl.coordination.job_store import JobStore
 from edl.core.cluster.request_forecast import RequestForecast
 from edl.core.dashboard.forecast_form import requested_manifest
 from edl.dashboard.acting import ActionRunner
-from edl.dashboard.actions import act_on_cluster, act_on_job
+from edl.dashboard.actions import act_on_cluster, act_on_job, check_of_cluster
 from edl.dashboard.answers import SecureApplication, view_token
 from edl.dashboard.app import dashboard_app
 from edl.dashboard.cluster_app import cluster_app
@@ -106,6 +106,7 @@ def run_cluster_dashboard(
             name, hosts = cluster.paths.name, cluster.nodes.session.hosts
             access = access_of_job(cluster, job) if job else None
         if access is not None:
+            check_of_cluster(access.job, verb)
             return act_on_job(Job(access.job, hosts, secret=access.secret), verb, values)
         client = Cluster(name, hosts)
         client.by = f"{user_here()} through the dashboard"

@@ -9,7 +9,13 @@ import pytest
 
 from edl.core.cluster.records import Goal, Wanted
 from edl.core.records import JobPolicy
-from edl.dashboard.actions import CLUSTER_VERBS, JOB_VERBS, act_on_cluster, act_on_job
+from edl.dashboard.actions import (
+    CLUSTER_VERBS,
+    JOB_VERBS,
+    act_on_cluster,
+    act_on_job,
+    check_of_cluster,
+)
 from edl.errors import UsageError
 
 
@@ -100,6 +106,15 @@ def test_an_impossible_action_calls_nothing(verb: str, values: dict[str, Any], w
     with pytest.raises(UsageError, match=why):
         act_on_job(job, verb, values)
     assert job.calls == []
+
+
+def test_what_a_cluster_would_undo_is_refused_on_its_jobs() -> None:
+    for verb in JOB_VERBS:
+        if verb.startswith("policy"):
+            check_of_cluster("j", verb)
+        else:
+            with pytest.raises(UsageError, match="job j is one of a cluster, which decides"):
+                check_of_cluster("j", verb)
 
 
 def test_no_verb_reads_or_runs_what_a_browser_names() -> None:

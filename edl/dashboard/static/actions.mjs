@@ -91,38 +91,57 @@ export function ActionForm({ label, onAsk, children }) {
 }
 
 function HostField({ name, label, hosts }) {
-  return html`<label class="field">${label}<input name=${name} list="hosts" autocomplete="off" required />
-    <datalist id="hosts">${hosts.map((host) => html`<option value=${host}></option>`)}</datalist></label>`;
+  return html`<label class="field">${label}<input name=${name} list="hosts-${name}" autocomplete="off" required />
+    <datalist id="hosts-${name}">${hosts.map((host) => html`<option value=${host}></option>`)}</datalist></label>`;
 }
 
 function NumberField({ name, label, ...rest }) {
   return html`<label class="field">${label}<input name=${name} type="number" ...${rest} /></label>`;
 }
 
-/** The actions on a job; `inCluster` also offers to halt it. */
-export function JobActions({ actions, header, workers, inCluster }) {
-  if (!actions.allowed || ["finished", "stopped", "failed"].includes(header.state)) return null;
+const number = (text) => Number.parseInt(text, 10);
+
+/** What changes how many workers a job of `edl run` has, and where. */
+function SizeActions({ actions, header, workers }) {
   const { job } = header;
   const hosts = [...new Set(workers.rows.map((row) => row.host))].sort();
   const names = workers.rows.map((row) => row.worker);
-  const number = (text) => Number.parseInt(text, 10);
+  return html`
+    <${ActionForm} label="Scale" onAsk=${({ np }) => actions.ask(`Let ${job} have ${np} workers?`, "api/actions/scale", { np: number(np) })}>
+      <${NumberField} name="np" label="workers" min="1" required placeholder=${header.np} /><//>
+    ${names.length > 0 && html`<${ActionForm} label="Drain worker" onAsk=${({ worker }) => actions.ask(`Let ${worker} leave ${job}, without a replacement?`, "api/actions/drain", { worker: number(worker.slice(1)) })}>
+      <label class="field">worker<select name="worker">${names.map((one) => html`<option>${one}</option>`)}</select></label><//>`}
+    <${ActionForm} label="Drain host" onAsk=${({ host }) => actions.ask(`Let host ${host} leave ${job}, with its workers and its agent?`, "api/actions/drain-host", { host })}>
+      <${HostField} name="host" label="host" hosts=${hosts} /><//>
+    <${ActionForm} label="Migrate" onAsk=${({ from, to, np }) => actions.ask(`Move ${np || "all"} workers of ${job} from ${from} to ${to}?`, "api/actions/migrate", { from, to, np: np ? number(np) : null })}>
+      <${HostField} name="from" label="from host" hosts=${hosts} /><${HostField} name="to" label="to host" hosts=${hosts} />
+      <${NumberField} name="np" label="workers" min="1" placeholder="all" /><//>`;
+}
+
+/** What a cluster lets a user change of a job: whether it runs, and its priority. */
+function GoalActions({ actions, job, wanted = "", priority = "" }) {
+  const ask = (text, verb, more = {}) => actions.ask(text, `/api/actions/${verb}`, { job, ...more });
+  return html`
+    <div class="fields">
+      ${wanted !== "halt" && html`<button type="button" onClick=${() => ask(`Halt ${job}: save a checkpoint, and give its slots to others?`, "halt")}>Halt</button>`}
+      ${wanted !== "run" && html`<button type="button" onClick=${() => ask(`Let ${job} go on when it gets slots?`, "resume")}>Resume</button>`}
+      <button type="button" onClick=${() => ask(`Cancel ${job} for good? What it has trained is saved first, and its records stay until it is deleted again.`, "delete")}>Cancel job</button>
+      <${ActionForm} label="Set priority" onAsk=${(given) => ask(`Give ${job} the priority ${given.priority}?`, "priority", { priority: number(given.priority) })}>
+        <${NumberField} name="priority" label="priority" required placeholder=${priority} /><//>
+    </div>`;
+}
+
+/** The actions on a job; in a cluster, which places its workers, others than elsewhere. */
+export function JobActions({ actions, header, workers, inCluster }) {
+  if (!actions.allowed || ["finished", "stopped", "failed"].includes(header.state)) return null;
+  const { job } = header;
   return html`
     <section class="card wide" aria-labelledby="actions-title">
       <h2 id="actions-title">Actions</h2>
       <p class="note">Each asks once more, and then does what the command of the same name does.</p>
       <div class="actions">
-        <${ActionForm} label="Scale" onAsk=${({ np }) => actions.ask(`Let ${job} have ${np} workers?`, "api/actions/scale", { np: number(np) })}>
-          <${NumberField} name="np" label="workers" min="1" required placeholder=${header.np} /><//>
-        ${names.length > 0 && html`<${ActionForm} label="Drain worker" onAsk=${({ worker }) => actions.ask(`Let ${worker} leave ${job}, without a replacement?`, "api/actions/drain", { worker: number(worker.slice(1)) })}>
-          <label class="field">worker<select name="worker">${names.map((one) => html`<option>${one}</option>`)}</select></label><//>`}
-        ${!inCluster && html`<${ActionForm} label="Drain host" onAsk=${({ host }) => actions.ask(`Let host ${host} leave ${job}, with its workers and its agent?`, "api/actions/drain-host", { host })}>
-          <${HostField} name="host" label="host" hosts=${hosts} /><//>`}
-        ${!inCluster && html`<${ActionForm} label="Migrate" onAsk=${({ from, to, np }) => actions.ask(`Move ${np || "all"} workers of ${job} from ${from} to ${to}?`, "api/actions/migrate", { from, to, np: np ? number(np) : null })}>
-          <${HostField} name="from" label="from host" hosts=${hosts} /><${HostField} name="to" label="to host" hosts=${hosts} />
-          <${NumberField} name="np" label="workers" min="1" placeholder="all" /><//>`}
-        ${inCluster && html`<div class="choice">
-          <button type="button" onClick=${() => actions.ask(`Halt ${job}: save a checkpoint, and give its slots to others?`, "/api/actions/halt", { job })}>Halt</button>
-          <button type="button" onClick=${() => actions.ask(`Let ${job} go on when it gets slots?`, "/api/actions/resume", { job })}>Resume</button></div>`}
+        ${inCluster ? html`<${GoalActions} actions=${actions} job=${job} />`
+          : html`<${SizeActions} actions=${actions} header=${header} workers=${workers} />`}
         <details><summary>Policy</summary>
           <${ActionForm} label="Set policy" onAsk=${({ text }) => actions.ask(`Give ${job} this policy, in place of the one it has?`, "api/actions/policy", { text })}>
             <label class="field policy">policy, in TOML<textarea name="text" rows="6" required spellcheck="false"></textarea></label><//>
@@ -136,16 +155,8 @@ export function JobActions({ actions, header, workers, inCluster }) {
 
 /** The actions on a job in the table of a cluster. */
 export function ClusterJobActions({ actions, job }) {
-  if (!actions.allowed || job.ended_s > 0) return null;
-  const ask = (text, verb, more = {}) => actions.ask(text, `/api/actions/${verb}`, { job: job.name, ...more });
-  return html`
-    <div class="fields">
-      ${job.wanted === "run" && html`<button type="button" onClick=${() => ask(`Halt ${job.name}: save a checkpoint, and give its slots to others?`, "halt")}>Halt</button>`}
-      ${job.wanted === "halt" && html`<button type="button" onClick=${() => ask(`Let ${job.name} go on when it gets slots?`, "resume")}>Resume</button>`}
-      ${job.wanted !== "gone" && html`<button type="button" onClick=${() => ask(`Cancel ${job.name} for good? What it has trained is saved first, and its records stay until it is deleted again.`, "delete")}>Cancel job</button>`}
-      <${ActionForm} label="Set priority" onAsk=${({ priority }) => ask(`Give ${job.name} the priority ${priority}?`, "priority", { priority: Number.parseInt(priority, 10) })}>
-        <${NumberField} name="priority" label="priority" required placeholder=${job.priority} /><//>
-    </div>`;
+  if (!actions.allowed || job.ended_s > 0 || job.wanted === "gone") return null;
+  return html`<${GoalActions} actions=${actions} job=${job.name} wanted=${job.wanted} priority=${job.priority} />`;
 }
 
 /** The action on a host of a cluster. */
