@@ -86,7 +86,7 @@ short-jobs: setup ## ten thousand short jobs through one local ZooKeeper; ARGS="
 gpu: ## kills, freezes and joins with workers that share a GPU, by NCCL; needs one, and edl installed for it; PYTHON_BIN=python3 ARGS="kill freeze"
 	$(PYTHON_BIN) tests/gpu/check.py $(ARGS)
 
-browser: setup-tests ## the dashboard of a real job in headless Chromium, which it installs
+browser: setup-tests ## the dashboard of real jobs and clusters in headless Chromium, which it installs
 	scripts/setup_browser.sh $(PYTHON_BIN)
 	$(PYTEST) tests/browser $(ARGS)
 

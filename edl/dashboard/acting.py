@@ -11,7 +11,10 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
+import threading
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -86,9 +89,38 @@ class ActionRunner:
             raise UsageError(f"{self._running} actions are under way; try again when they are done")
         self._running += 1
         try:
-            return await asyncio.to_thread(self._act, job, verb, values)
+            return await in_daemon_thread(partial(self._act, job, verb, values))
         finally:
             self._running -= 1
+
+
+async def in_daemon_thread(call: Callable[[], str]) -> str:
+    """Return what ``call`` returns, or raise what it raises, in a thread of its own.
+
+    The end of the server does not wait for it: an action may take a minute, and goes on in the job.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[str] = loop.create_future()
+
+    def end(result: str, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)
+
+    def run() -> None:
+        result, error = "", None
+        try:
+            result = call()
+        except Exception as raised:  # noqa: BLE001 - raised where the answer is awaited
+            error = raised
+        with suppress(RuntimeError):  # the server has ended
+            loop.call_soon_threadsafe(end, result, error)
+
+    threading.Thread(target=run, name="edl-action", daemon=True).start()
+    return await done
 
 
 def action_handler() -> Handler:

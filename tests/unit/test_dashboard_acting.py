@@ -12,7 +12,12 @@ import pytest
 from http_calls import get, post
 from shown_job import NAME, SECRET, ShownStore
 
-from edl.dashboard.acting import MOST_ACTIONS, MOST_BYTES, ActionRunner
+from edl.dashboard.acting import (
+    MOST_ACTIONS,
+    MOST_BYTES,
+    ActionRunner,
+    in_daemon_thread,
+)
 from edl.dashboard.answers import HEADERS, SecureApplication, view_token
 from edl.dashboard.app import dashboard_app
 from edl.dashboard.job_watcher import JobWatcher
@@ -121,6 +126,25 @@ def test_what_is_impossible_is_a_sentence(
     runner._running = MOST_ACTIONS
     status, why = said(post(app, SCALE, {"np": 3}, TOKEN, **tokens))
     assert (status, "8 actions are under way" in why) == (400, True)
+
+
+def test_the_end_of_the_server_does_not_wait_for_an_action() -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def slow() -> str:
+        begun.set()
+        assert may_end.wait(60.0)
+        return "late"
+
+    async def serve() -> None:
+        asked = asyncio.ensure_future(in_daemon_thread(slow))
+        while not begun.is_set():
+            await asyncio.sleep(0.01)
+        asked.cancel()
+
+    asyncio.run(serve())  # returns though the action goes on
+    assert not may_end.is_set()
+    may_end.set()
 
 
 def test_each_start_of_the_server_has_another_token(acted: Acted) -> None:

@@ -17,7 +17,7 @@ from typing import Annotated
 from edl.core.cluster.history import SlotInterval
 from edl.core.record import Record
 
-MOST_LANES = 96  # of all hosts together; a lane is 10 pixels high
+MOST_LANES = 96  # of all hosts together; a lane is 13 pixels high
 MOST_BOXES = 1500
 MOST_ROWS = 40  # of a chart of use
 COLUMNS = 180  # of a chart of use

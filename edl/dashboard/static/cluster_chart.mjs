@@ -6,7 +6,7 @@ import { clock, counted, duration, percent } from "./format.mjs";
 import { Card } from "./view.mjs";
 
 const PERIODS = [[900, "15 min"], [3600, "1 h"], [21600, "6 h"], [86400, "1 day"], [604800, "1 week"]];
-const LANE = 11;
+const LANE = 13;
 const GAP = 7; // between two hosts
 const BOTTOM = 20; // for the times
 const HUES = 8;
