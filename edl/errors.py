@@ -32,7 +32,7 @@
     │   ├── JobFailed           the job ended without its result
     │   │   └── StateDiffers    the workers of the job hold different states
     │   ├── NewcomerDiffers     this worker has joined, and differs from the others, which train on
-    │   ├── JobStopped          the job was asked to stop; not raised yet
+    │   ├── JobStopped          the job was asked to stop, and has no result
     │   └── WorkerEvicted       the leader has evicted this worker
     ├── BuildError              Horovod could not be built or patched
     └── IllegalTransition       a step was to move to a state that its present state does not allow
@@ -385,7 +385,7 @@ class NewcomerDiffers(JobError):
 
 
 class JobStopped(JobError):
-    """The job has ended because it was asked to stop; edl does not raise this error yet."""
+    """The job has ended because it was asked to stop, so ``edl.run`` has no results."""
 
 
 class WorkerEvicted(JobError):

@@ -13,15 +13,16 @@ from edl.cli.common import (
     InterfaceOption,
     MetricsPortOption,
     ZooKeeperOption,
-    check_own_name,
+    console,
 )
 from edl.cli.last_line import AgentCommand, LastLineOption, last_line
-from edl.cli.live import agent_display
 from edl.client.connection import choose_job, connected, in_session_of_job
 from edl.coordination.paths import check_name
 from edl.core.host.exit_codes import agent_exit_code
 from edl.core.job.run_token import check_run_token
+from edl.launch.address import check_own_name
 from edl.launch.host_agent import agent_of_run
+from edl.launch.live import agent_display
 
 
 def agent(
@@ -72,7 +73,8 @@ def agent(
         check_name("host", settings.host)
         check_own_name()
         with connected(zookeeper) as session, in_session_of_job(choose_job(session, job)) as store:
-            one = agent_of_run(store, run, settings, agent_display(store.name, quiet), slots)
+            display = agent_display(store.name, console(), quiet)
+            one = agent_of_run(store, run, settings, display, slots)
             end = line.run(one, agent_exit_code)
         raise end
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import re
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +17,6 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from edl import horovod_build
 from edl.errors import UsageError
 
 ZooKeeperOption = Annotated[
@@ -119,26 +117,6 @@ def console() -> Console:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     return Console(highlight=False)
-
-
-def check_own_name() -> None:
-    """Raise an error if workers on this host would crash because its name does not resolve.
-
-    Raises:
-        UsageError: this host's name does not resolve, and the installed Horovod needs it to (a
-            Horovod with edl's patches does not).
-    """
-    if horovod_build.ADDRESS in horovod_build.applied():
-        return
-    name = socket.gethostname()
-    try:
-        socket.getaddrinfo(name, None)
-    except OSError:
-        raise UsageError(
-            f"this host's own name, {name}, does not resolve, and the Horovod that is installed "
-            "here crashes then; run `edl build-horovod`, which mends that, or add the name to "
-            "/etc/hosts"
-        ) from None
 
 
 @contextmanager

@@ -14,13 +14,14 @@ from edl.cli.common import (
     InterfaceOption,
     MetricsPortOption,
     ZooKeeperOption,
-    check_own_name,
+    console,
 )
 from edl.cli.last_line import AgentCommand, LastLineOption, last_line
-from edl.cli.live import agent_display
 from edl.client.connection import choose_job, connected, in_session_of_job
 from edl.coordination.paths import check_name
+from edl.launch.address import check_own_name
 from edl.launch.host_agent import joining_agent
+from edl.launch.live import agent_display
 
 
 def join(
@@ -75,7 +76,7 @@ def join(
         check_name("host", settings.host)
         check_own_name()
         with connected(zookeeper) as session, in_session_of_job(choose_job(session, job)) as store:
-            agent = joining_agent(store, settings, agent_display(store.name), slots, np)
+            agent = joining_agent(store, settings, agent_display(store.name, console()), slots, np)
             end = line.run(agent)
         raise end
 

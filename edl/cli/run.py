@@ -16,29 +16,28 @@ from edl.cli.common import (
     InterfaceOption,
     MetricsPortOption,
     ZooKeeperOption,
-    check_own_name,
     console,
 )
 from edl.cli.last_line import AgentCommand, LastLine, LastLineOption, last_line
-from edl.cli.live import agent_display
 from edl.cli.options import with_settings
 from edl.cli.policy import read_policy
 from edl.client.connection import open_session
 from edl.client.joining import has_finished, same_job
 from edl.client.policies import checked_policy
-from edl.client.submitting import create, job_spec, made_up_name, prepare
+from edl.client.submitting import create, host_slots, job_spec, made_up_name, prepare
 from edl.coordination.access import Access
 from edl.coordination.local_server import find_local, start_local
 from edl.coordination.paths import check_name
 from edl.coordination.session import Session
 from edl.core.host.exit_codes import AgentEnd, run_exit_code
 from edl.core.job_spec import JobSpec
-from edl.core.plural import counted
 from edl.core.records import NO_POLICY, JobPolicy
 from edl.errors import CheckpointError, JobExists, UsageError
+from edl.launch.address import check_own_name
 from edl.launch.agent import Agent
 from edl.launch.command import check_command
 from edl.launch.host_agent import joining_agent, submitter_agent, this_host
+from edl.launch.live import agent_display
 
 RESUME = "--resume"
 AUTO, AUTO_ALIAS = f"{RESUME}=auto", f"{RESUME}-auto"
@@ -159,7 +158,7 @@ def _run(
         CoordinationError: ZooKeeper does not answer.
     """
     spec = job_spec(command, np, settings, Path.cwd(), slots)
-    slots = _slots_of(spec, slots)
+    slots = host_slots(spec, slots)
     if or_join and (job is None or settings.secret is None):
         raise UsageError(
             "--or-join needs --job and EDL_SECRET or --secret-file, the same on all hosts: take "
@@ -191,7 +190,7 @@ def _run(
                 return _finished(line, name)
             agent = found
         else:
-            display = agent_display(name)
+            display = agent_display(name, console())
             agent = submitter_agent(
                 new.store, new.record, here, settings, display, or_join, new.replaced_events
             )
@@ -265,24 +264,6 @@ def _resume(newest: bool, auto: bool, directory: Path | None) -> str | None:
     return "auto" if auto else "1" if newest else None
 
 
-def _slots_of(spec: JobSpec, slots: int | None) -> int:
-    """Return how many workers fit on this host: ``slots``, or the job's maximum if it is None.
-
-    ``spec`` is the specification of the job. The host's hardware is not looked at.
-
-    Raises:
-        UsageError: fewer workers fit than the job starts with.
-    """
-    if slots is None:
-        slots = spec.sizes.max_np or spec.np
-    if slots < spec.np:
-        raise UsageError(
-            f"-np is {spec.np} and this host has {counted(slots, 'slot')}; raise --slots, or start "
-            f"with -np {max(slots, 1)} and scale after `edl join` on another host"
-        )
-    return slots
-
-
 def _join(
     session: Session,
     own: Access,
@@ -315,7 +296,8 @@ def _join(
             f"{asked.source}` changes it"
         )
     try:
-        return joining_agent(store, settings, agent_display(own.job), slots, spec.np, ends_job=True)
+        display = agent_display(own.job, console())
+        return joining_agent(store, settings, display, slots, spec.np, ends_job=True)
     except UsageError:
         if not has_finished(session, own, _print):  # a moment ago it was not
             raise

@@ -14,7 +14,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from edl import config
-from edl.cli.common import check_own_name
 from edl.cli.main import configure_logging, run_command
 from edl.client.connection import in_session_of_job, open_session
 from edl.config import Config, HorovodSlot
@@ -27,7 +26,7 @@ from edl.core.host.horovodrun_slot import SlotLimits, with_answer
 from edl.core.job_spec import JobSpec
 from edl.core.records import Host, Job
 from edl.errors import EdlError, JobExists, UsageError
-from edl.launch.address import address_of, own_address
+from edl.launch.address import address_of, check_own_name, own_address
 from edl.launch.command import check_command
 from edl.launch.horovodrun.driver import Driver
 from edl.launch.horovodrun.launcher import find_launcher

@@ -37,6 +37,7 @@ from edl.core.job.device_sets import NO_DEVICES, DeviceSets, check_devices, devi
 from edl.core.job.placement import Placement, whole
 from edl.core.job.run_token import check_run_token
 from edl.core.job_spec import JobSpec
+from edl.core.plural import counted
 from edl.core.records import NO_POLICY, JobPolicy
 from edl.errors import EdlError, UsageError
 
@@ -207,6 +208,24 @@ def job_spec(
     sizes = replace(settings.sizes, max_np=most)
     sizes.check(np)
     return JobSpec(tuple(command), np, sizes, settings.job_settings, str(cwd))
+
+
+def host_slots(spec: JobSpec, slots: int | None) -> int:
+    """Return how many workers fit on this host: ``slots``, or the job's maximum if it is None.
+
+    ``spec`` is the specification of the job. The host's hardware is not looked at.
+
+    Raises:
+        UsageError: fewer workers fit than the job starts with.
+    """
+    if slots is None:
+        slots = spec.sizes.max_np or spec.np
+    if slots < spec.np:
+        raise UsageError(
+            f"-np is {spec.np} and this host has {counted(slots, 'slot')}; raise --slots, or start "
+            f"with -np {max(slots, 1)} and scale after `edl join` on another host"
+        )
+    return slots
 
 
 def made_up_name(command: Sequence[str]) -> str:

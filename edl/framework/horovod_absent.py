@@ -45,6 +45,7 @@ ABSENT: Mapping[str, str] = {
     ),
     "gpu_available": 'use tf.config.list_physical_devices("GPU")',
     "ObjectState": "take hvd.elastic.TensorFlowState, which keeps any attributes",
+    "run": "a program starts a job by edl.run, of `import edl`; a script has hvd.elastic.run",
     "run_fn": "put the decorator hvd.elastic.run above the function that trains",
 }
 # Functions for Horovod's own use that happen to lie in its modules.

@@ -11,6 +11,7 @@ import socket
 
 import psutil
 
+from edl import horovod_build
 from edl.config import LOOPBACK
 from edl.errors import UsageError
 
@@ -159,3 +160,23 @@ def _listed(addresses: dict[str, tuple[str, ...]]) -> str:
         A text such as "eth0 (10.0.0.1), lo (127.0.0.1)", in the order of the dict.
     """
     return ", ".join(f"{name} ({', '.join(own)})" for name, own in addresses.items())
+
+
+def check_own_name() -> None:
+    """Raise an error if workers on this host would crash because its name does not resolve.
+
+    Raises:
+        UsageError: this host's name does not resolve, and the installed Horovod needs it to (a
+            Horovod with edl's patches does not).
+    """
+    if horovod_build.ADDRESS in horovod_build.applied():
+        return
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        raise UsageError(
+            f"this host's own name, {name}, does not resolve, and the Horovod that is installed "
+            "here crashes then; run `edl build-horovod`, which mends that, or add the name to "
+            "/etc/hosts"
+        ) from None

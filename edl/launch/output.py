@@ -428,15 +428,18 @@ def _write(file: IO[str], text: str) -> None:
     """Write all of ``text`` directly to the file descriptor of ``file``, without its buffer.
 
     A buffer's lock would be held until the reader of a full pipe reads on. The call waits until all
-    is written. A ``file`` without a descriptor, in a test, is written as usual.
+    is written. A ``file`` that belongs to a notebook or a test, and not to Python itself, is
+    written as usual: the descriptor of a notebook's is that of the terminal of its server.
 
     Raises:
         OSError: the terminal or pipe was closed.
         ValueError: ``file`` was closed.
     """
     try:
-        descriptor = file.fileno()
-    except (io.UnsupportedOperation, AttributeError):  # no file of the system, in a test
+        descriptor = file.fileno() if isinstance(file, io.TextIOWrapper) else None
+    except io.UnsupportedOperation:  # no file of the system, in a test
+        descriptor = None
+    if descriptor is None:
         file.write(text)
         return
     data = memoryview(text.encode(errors="replace"))

@@ -120,6 +120,11 @@ class Supervisor(ABC, Generic[State]):
             self._workers.kill_all(self._own.limits.killed_s)
             self._workers.close()
 
+    @property
+    def first_signal(self) -> signal.Signals | None:
+        """The first signal of those that ask this process to end that it got; None: it got none."""
+        return next(iter(self._signals), None)
+
     def on_change(self) -> None:
         """Let the next turn of the loop begin at once and read the job's records again.
 

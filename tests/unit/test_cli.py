@@ -18,9 +18,8 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from edl import config
-from edl.cli.common import check_own_name, console, worker_number
+from edl.cli.common import console, worker_number
 from edl.cli.events import aligned
-from edl.cli.live import LiveLine
 from edl.cli.main import app, invoke
 from edl.cli.status import line, status_table
 from edl.cli.worker import _reachable
@@ -35,8 +34,9 @@ from edl.core.snapshot import Snapshot
 from edl.core.status import JobStatus, job_status
 from edl.core.step.step_record import SwitchTimes
 from edl.errors import UsageError
-from edl.launch.address import own_address
+from edl.launch.address import check_own_name, own_address
 from edl.launch.command import check_command
+from edl.launch.live import LiveLine
 
 SWITCH = Event(
     time=0.5,

@@ -265,7 +265,7 @@ def test_the_snippet_of_the_data_page_runs(
 
 def test_no_page_names_a_function_that_does_not_exist() -> None:
     called = set(re.findall(r"\bedl\.(\w+)\(", ALL))
-    assert called <= {function for _, function in API}
+    assert called <= {function for _, function in API} | {edl.run.__name__}
 
 
 @pytest.mark.parametrize("patch", [patch.name for patch in horovod_patches.patches()])

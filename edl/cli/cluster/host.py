@@ -13,7 +13,6 @@ from edl.cli.common import (
     ClusterOption,
     InterfaceOption,
     ZooKeeperOption,
-    check_own_name,
 )
 from edl.client.cluster.connection import connected_cluster
 from edl.coordination.paths import check_name
@@ -21,7 +20,7 @@ from edl.core.host.devices import CUDA, entries
 from edl.core.host.offered_devices import offered_devices
 from edl.core.names import RULE, is_name
 from edl.errors import UsageError
-from edl.launch.address import own_address
+from edl.launch.address import check_own_name, own_address
 from edl.scheduler.host.job_users import job_users
 from edl.scheduler.host.start import HostSettings, keep_host
 

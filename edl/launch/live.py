@@ -1,12 +1,12 @@
-"""Draw the status line that stays at the foot of the terminal of `edl run` and `edl join`."""
+"""Draw the status line that stays at the foot of an agent's terminal, as that of `edl run`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from rich.console import Console
 from rich.text import Text
 
-from edl.cli.common import console
 from edl.core.job_line import job_line
 from edl.core.snapshot import Snapshot
 from edl.launch.host_agent import Display
@@ -42,13 +42,13 @@ class LiveLine:
         return Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
 
 
-def agent_display(job: str, quiet: bool = False) -> Display:
+def agent_display(job: str, screen: Console, quiet: bool = False) -> Display:
     """Return the display with which an agent shows a job on standard output.
 
     Args:
         job: the name of the job.
+        screen: the console of standard output.
         quiet: whether to show no output of workers.
     """
-    screen = console()
     line = LiveLine(job, lambda: screen.width)
     return Display(Output(screen, line.render, shows_workers=not quiet), line.update)

@@ -1,0 +1,192 @@
+"""The files by which a program hands a function to the workers of a job, and gets its results.
+
+A directory that all hosts of the job share has these files:
+
+- ``NAME.py``: the script of each worker, which makes the call
+  :func:`edl.program.function_worker.call_function`;
+- ``function``: the function and its arguments, pickled by value as far as no installed module has
+  them, ``sys.path``, and the text of notebook cells, so that a traceback and TensorFlow's AutoGraph
+  find the source;
+- ``result-wN``: the rank of worker N, and what the function has returned there;
+- ``failure-wN``: whether the function has failed after its training, and the traceback.
+
+Each file appears complete or not at all, and only this user can read it.
+"""
+
+from __future__ import annotations
+
+import io
+import linecache
+import os
+import pickle
+import re
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from edl.errors import UsageError
+
+_SCRIPT = '''"""Written by edl.run: a worker that calls a function of another program."""
+
+from edl.program.function_worker import call_function
+
+if __name__ == "__main__":  # not in what multiprocessing spawns
+    call_function(__file__)
+'''
+_FUNCTION, _RESULT, _FAILURE = "function", "result-", "failure-"
+Cells = dict[str, tuple[int, None, list[str], str]]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The exception with which the function has ended on one worker.
+
+    Attributes:
+        worker: the name of the worker, like "w3".
+        after_training: whether the worker had trained to the end before.
+        text: the traceback.
+    """
+
+    worker: str
+    after_training: bool
+    text: str
+
+
+class FunctionFiles:
+    """The files of one function in ``directory``, which exists.
+
+    Methods that read or write may raise an OSError.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def write_function(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Path:
+        """Write the function with its arguments, and the script of the workers; return its path.
+
+        Raises:
+            UsageError: cloudpickle cannot pickle the function or an argument.
+        """
+        name = getattr(function, "__name__", type(function).__name__)
+        call = _pickled((function, tuple(args), dict(kwargs)), f"the function {name}")
+        cells: Cells = {
+            file: (len("".join(lines)), None, lines, file)
+            for file, lines in _cached_lines().items()
+            if not os.path.exists(file)
+        }
+        self._write(_FUNCTION, pickle.dumps((list(sys.path), cells, call)))
+        script = f"{re.sub('[^A-Za-z0-9_]+', '_', name).strip('_') or 'function'}.py"
+        self._write(script, _SCRIPT.encode())
+        return self.directory / script
+
+    def read_function(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+        """Return the function, its positional and its keyword arguments.
+
+        Before, ``sys.path`` becomes that of the program, so that its modules are found, and
+        :mod:`linecache` learns the notebook's cells.
+        """
+        path, cells, call = pickle.loads((self.directory / _FUNCTION).read_bytes())
+        sys.path[:] = path
+        linecache.cache.update(cells)
+        function, args, kwargs = pickle.loads(call)
+        return function, args, kwargs
+
+    def write_result(self, worker: str, rank: int, result: Any) -> None:
+        """Write what the function has returned on ``worker``, which has ``rank``.
+
+        Raises:
+            UsageError: cloudpickle cannot pickle the result.
+        """
+        pickled = _pickled(result, f"the result of {worker}, of type {type(result).__name__},")
+        self._write(f"{_RESULT}{worker}", pickle.dumps((rank, pickled)))
+
+    def results(self) -> dict[str, tuple[int, Any]]:
+        """Return the rank and the result of each worker that has written one, by worker.
+
+        The ranks are in order.
+        """
+        found = {}
+        for path in self.directory.glob(f"{_RESULT}*"):
+            rank, pickled = pickle.loads(path.read_bytes())
+            found[path.name.removeprefix(_RESULT)] = (rank, pickle.loads(pickled))
+        return dict(sorted(found.items(), key=lambda item: (item[1][0], item[0])))
+
+    def has_result(self, worker: str) -> bool:
+        """Return whether ``worker`` has written its result."""
+        return (self.directory / f"{_RESULT}{worker}").exists()
+
+    def write_failure(self, failure: Failure) -> None:
+        """Write how the function has failed on a worker."""
+        content = pickle.dumps((failure.after_training, failure.text))
+        self._write(f"{_FAILURE}{failure.worker}", content)
+
+    def failures(self) -> list[Failure]:
+        """Return how the function has failed on workers, the earliest first."""
+        paths = sorted(self.directory.glob(f"{_FAILURE}*"), key=lambda path: path.stat().st_mtime)
+        return [
+            Failure(path.name.removeprefix(_FAILURE), *pickle.loads(path.read_bytes()))
+            for path in paths
+        ]
+
+    def _write(self, name: str, content: bytes) -> None:
+        """Write a file in one step, readable by this user only; one of that name is replaced."""
+        partial = self.directory / f".{name}.{os.getpid()}"
+        try:
+            with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                file.write(content)
+            partial.rename(self.directory / name)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
+
+
+class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # it is Any to mypy
+    """cloudpickle's pickler, which also keeps in which file, or notebook cell, code stands.
+
+    cloudpickle leaves it out, so that tracebacks show no source and AutoGraph finds none.
+    """
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Return how to pickle ``obj``: code with its file name, all else as cloudpickle does."""
+        if not isinstance(obj, types.CodeType):
+            return super().reducer_override(obj)
+        _, arguments = self.dispatch_table[types.CodeType](obj)
+        return _code_in_file, (arguments, obj.co_filename)
+
+
+def _code_in_file(arguments: tuple[Any, ...], file: str) -> types.CodeType:
+    """Return the code object that ``arguments`` describe, as code of ``file``."""
+    return types.CodeType(*arguments).replace(co_filename=file)
+
+
+def _pickled(value: Any, what: str) -> bytes:
+    """Return ``value`` pickled, its parts of ``__main__`` by value.
+
+    Raises:
+        UsageError: that is impossible; ``what`` is the subject of the sentence.
+    """
+    try:
+        with io.BytesIO() as file:
+            _Pickler(file).dump(value)
+            return file.getvalue()
+    except Exception as error:  # of a __reduce__ of whatever object
+        raise UsageError(
+            f"{what} cannot be sent to another process: {error}; let the function make such "
+            "objects itself, and return plain values"
+        ) from error
+
+
+def _cached_lines() -> dict[str, list[str]]:
+    """Return the lines of each source that :mod:`linecache` has read, by its file name."""
+    found = {}
+    for file, entry in list(linecache.cache.items()):
+        if len(entry) == 4:  # not one that is only known by its loader
+            found[file] = list(entry[2])
+    return found

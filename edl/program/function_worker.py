@@ -1,0 +1,42 @@
+"""Call the function of another program in a worker, and write down its result.
+
+The main entry is :func:`call_function`.
+"""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+from edl.framework import process
+from edl.program.function_files import Failure, FunctionFiles
+
+
+def call_function(script: str) -> None:
+    """Call the function in the directory of ``script`` as a worker; write its result there.
+
+    An exception of the function ends the worker, as it ends a script; its traceback is written, so
+    that the program can show it. A worker that leaves the job has no result.
+
+    Raises:
+        UsageError: the result cannot be sent to the program.
+    """
+    files = FunctionFiles(Path(script).absolute().parent)
+    function, args, kwargs = files.read_function()
+    try:
+        result = function(*args, **kwargs)
+        if process.is_initialized():  # else the job fails, as one of such a script does
+            worker = process.current_worker()
+            files.write_result(f"w{worker.id}", worker.rank, result)
+    except Exception as error:
+        files.write_failure(_failure(error))
+        raise
+
+
+def _failure(error: Exception) -> Failure:
+    """Return how the function has failed with ``error``, without the lines of this module."""
+    begun = process.is_initialized()
+    worker = f"w{process.current_worker().id}" if begun else "a worker"
+    trace = error.__traceback__ and error.__traceback__.tb_next
+    text = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
+    return Failure(worker, begun and process.current_worker().finished, text)
