@@ -61,13 +61,17 @@ def mean(value: Any, weight: float | None = None) -> float | dict[str, float]:
         raise UsageError(f"edl.mean: the weight is {weight}; it is a number of samples")
     named = isinstance(value, Mapping)
     names = sorted(value) if named else [""]
-    numbers = [_number(value[name] if named else value) for name in names]
+    numbers = [number_of(value[name] if named else value, "edl.mean") for name in names]
     means = weighted_means(current_worker().exchange([weight, *numbers]))
     return dict(zip(names, means, strict=True)) if named else means[0]
 
 
-def _number(value: Any) -> float:
+def number_of(value: Any, call: str) -> float:
     """Return a number, or the one element of a tensor, as a float.
+
+    Args:
+        value: the number or the tensor.
+        call: the name of the function that got it, for the error message.
 
     Raises:
         UsageError: if ``value`` is neither a number nor a tensor with one element.
@@ -77,5 +81,5 @@ def _number(value: Any) -> float:
         return float(item() if item is not None else value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(
-            f"edl.mean takes a number, or a tensor with one element in it: {error}"
+            f"{call} takes a number, or a tensor with one element in it: {error}"
         ) from error

@@ -27,6 +27,7 @@ import edl.framework.needs_horovod  # noqa: F401 - before the others
 from edl import data, schedules
 from edl.framework.adapting import on_interval, policy
 from edl.framework.horovod_absent import absent
+from edl.framework.log import log
 from edl.framework.metrics import batch_weight
 from edl.framework.process import (
     checkpoint,
@@ -85,6 +86,7 @@ __all__ = [
     "leader",
     "load_weights",
     "local_rank",
+    "log",
     "mean",
     "next_batch",
     "notify_batch_end",

@@ -28,6 +28,7 @@ import edl.framework.needs_horovod  # noqa: F401 - before the others
 from edl import data, schedules
 from edl.framework.adapting import on_interval, policy
 from edl.framework.horovod_absent import absent
+from edl.framework.log import log
 from edl.framework.metrics import batch_weight, mean
 from edl.framework.process import (
     checkpoint,
@@ -75,6 +76,7 @@ __all__ = [
     "leader",
     "load_weights",
     "local_rank",
+    "log",
     "mean",
     "no_sync",
     "notify_batch_end",

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from edl.checkpoint.format import Checkpoint
+from edl.checkpoint.logged_steps import LoggedSteps
 from edl.checkpoint.store import CheckpointConfig, Checkpoints, Durable
 from edl.config import Config
 from edl.core.events import Details, Event, JobFailedDetails, ResumedDetails
@@ -70,6 +71,7 @@ class Checkpointing:
         self._loader = progress
         self._coordinator = coordinator
         self._checkpoints: Checkpoints | None = None
+        self._logged: LoggedSteps | None = None
         self.replica: Durable | None = None
         self._generation = 0  # for events
 
@@ -119,6 +121,22 @@ class Checkpointing:
         )
         checkpoints.check_directory()
         self._checkpoints = checkpoints
+        self._logged = LoggedSteps(directory)
+
+    def logged(self) -> dict[str, int]:
+        """Return up to which step the job was logged when it ran last, by the names that it logged.
+
+        The result is empty in a job that saves no checkpoints or has started afresh.
+        """
+        return {} if self._logged is None else self._logged.read()
+
+    def put_logged(self, names: str, step: int) -> None:
+        """Keep beside the checkpoints that the numbers ``names`` were logged up to ``step``.
+
+        Nothing happens in a job that saves no checkpoints.
+        """
+        if self._logged is not None:
+            self._logged.put(names, step)
 
     @staticmethod
     def _resume_from(resume: str, directory: Path) -> Path | None:
@@ -179,6 +197,8 @@ class Checkpointing:
             raise
         if self._checkpoints is not None:
             self._checkpoints.take_over(generation.number)
+        if found is None and self._logged is not None:
+            self._logged.forget()
         if found is not None:
             if found.manifest.learned:
                 self._coordinator.policy.put_learned(found.manifest.learned)

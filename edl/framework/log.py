@@ -1,0 +1,88 @@
+"""Let one worker write the job's numbers to TensorBoard, MLflow or another logger (:func:`log`)."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from edl.core.step.mean import weighted_means
+from edl.errors import UsageError
+from edl.framework.metrics import batch_weight, number_of
+from edl.framework.process import current_worker
+from edl.worker.worker import Worker
+
+NOTHING = -1  # the step before all steps
+_written: weakref.WeakKeyDictionary[Worker, dict[str, int]] = weakref.WeakKeyDictionary()
+
+
+def log(
+    values: Mapping[str, Any],
+    write: Callable[[int, dict[str, float]], object],
+    step: int | None = None,
+    weight: float | None = None,
+) -> dict[str, float]:
+    """Let one worker write the means of ``values`` over all workers, once a step; return the means.
+
+    All workers must call this at the same points, with the same names, after the update of a batch
+    and before the next batch, as :func:`edl.framework.metrics.mean`. Rank 0 calls ``write``, and
+    all wait until that has returned. If rank 0 dies before, the next rank 0 writes the point. A
+    step that was written is not written again, not even when the job trains it again after all
+    workers have died and the job continues from a checkpoint. Only if rank 0 dies in the moment
+    between the return of ``write`` and its word to the others, the point is written twice.
+
+    Args:
+        values: numbers, or tensors with one element, by name.
+        write: called as ``write(step, means)`` on rank 0; it is to return when the point is safe
+            from a death of its process (``SummaryWriter.flush()``). What it raises ends rank 0.
+        step: the step of the point, a whole number that grows; None: ``edl.step()``.
+        weight: how many samples this worker's values stand for; None: ``edl.batch_weight()``.
+
+    Returns:
+        The mean of each value, the same on all workers; nan if the weight of every worker is 0.
+        While this worker warms up, its own values.
+
+    Raises:
+        UsageError: if this is called inside a step or outside of the training, if ``values`` is no
+            dict of numbers, or if workers give different names. With an elastic state also if
+            ``weight`` is None.
+        RingBroken: if a worker is gone, in a script with an elastic state.
+        WorkerEvicted, JobFailed: if this worker or the job cannot go on.
+    """
+    worker = current_worker()
+    if not isinstance(values, Mapping) or not values or not callable(write):
+        raise UsageError(
+            "edl.log takes numbers by name, and a function that writes them: "
+            'edl.log({"loss": loss}, write), which calls write(step, {"loss": ...})'
+        )
+    if weight is None:
+        weight = batch_weight()
+    names = sorted(values)
+    name, at = ",".join(names), worker.step if step is None else step
+    numbers = [number_of(values[one], "edl.log") for one in names]
+    rows = worker.exchange([weight, _known(worker, name), *numbers])
+    means = weighted_means([[row[0], *row[2:]] for row in rows])
+    point = dict(zip(names, means, strict=True))
+    if not worker.warming_up:
+        known = max(int(row[1]) for row in rows)
+        while known < at:  # once, and once more for each rank 0 that dies before it has written
+            if worker.rank == 0:
+                write(at, dict(point))
+                known = at
+                worker.checkpointing.put_logged(name, at)
+            known = max(int(row[0]) for row in worker.exchange([known]))
+        _written[worker][name] = known
+    return point
+
+
+def _known(worker: Worker, name: str) -> int:
+    """Return the highest step of which this worker knows that ``name`` was written; -1: of none.
+
+    At first that is what the checkpoint's directory has, which rank 0 reads and tells the others.
+    """
+    of_worker = _written.setdefault(worker, {})
+    if name not in of_worker:
+        if worker.warming_up or worker.rank != 0:
+            return NOTHING
+        of_worker[name] = worker.checkpointing.logged().get(name, NOTHING)
+    return of_worker[name]

@@ -1,0 +1,111 @@
+"""`edl.log`: each point of a log is written once, by whoever is rank 0."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edl.checkpoint.logged_steps import LoggedSteps
+from edl.errors import UsageError
+from edl.framework import log as log_module
+from edl.framework.log import log
+
+
+class Worker:
+    """The worker of this process beside one with a loss of 3; ``dies`` at the next exchange."""
+
+    step, rank, warming_up = 7, 0, False
+    steps = SimpleNamespace(batch_weight=1)
+
+    def __init__(self, record: LoggedSteps) -> None:
+        self.checkpointing = SimpleNamespace(logged=record.read, put_logged=record.put)
+        self.told = -1  # the step that the other one says was written
+        self.dies = False
+        self.exchanges = 0
+
+    def exchange(self, mine: list[float]) -> list[list[float]]:
+        self.exchanges += 1
+        if len(mine) == 1:
+            if self.dies:
+                self.rank = 0
+                return [mine]
+            return [mine, [self.told]]
+        return [mine, [1, self.told, 3.0]]
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Worker:
+    """Return the worker of this process, of rank 0."""
+    one = Worker(LoggedSteps(tmp_path))
+    monkeypatch.setattr(log_module, "current_worker", lambda: one)
+    return one
+
+
+def test_rank_0_writes_the_mean(worker: Any) -> None:
+    written: list[tuple[int, dict[str, float]]] = []
+
+    def write(step: int, values: dict[str, float]) -> None:
+        written.append((step, values))
+
+    assert log({"loss": 1.0}, write, weight=1) == {"loss": 2.0}
+    assert log({"loss": 1.0}, write, weight=1) == {"loss": 2.0}  # the same step
+    log({"loss": 1.0}, write, step=9, weight=1)
+    assert worker.exchanges == 5  # two for a point, one for a step that was written
+    worker.rank, worker.told = 1, 11
+    log({"loss": 1.0}, write, step=11, weight=1)
+    assert written == [(7, {"loss": 2.0}), (9, {"loss": 2.0})]
+
+
+def test_the_next_rank_0_writes_what_the_dead_one_has_not(worker: Any) -> None:
+    written: list[int] = []
+    worker.rank, worker.dies = 1, True
+    log({"loss": 1.0}, lambda at, _: written.append(at), weight=1)
+    assert written == [7]
+
+
+def test_what_the_dead_one_has_told_is_not_written_again(worker: Any) -> None:
+    worker.rank, worker.told = 1, 7
+    log({"loss": 1.0}, lambda *_: pytest.fail("it was written"), weight=1)
+    worker.rank, worker.told = 0, -1  # that one has died, and a newcomer knows nothing
+    log({"loss": 1.0}, lambda *_: pytest.fail("it was written"), weight=1)
+
+
+def test_a_restarted_job_goes_on_behind_what_it_has_written(worker: Any, tmp_path: Path) -> None:
+    LoggedSteps(tmp_path).put("loss", 8)
+    written: list[int] = []
+    for step in (7, 8, 9):
+        log({"loss": 1.0}, lambda at, _: written.append(at), step=step, weight=1)
+    assert written == [9]
+    assert LoggedSteps(tmp_path).read() == {"loss": 9}
+    LoggedSteps(tmp_path).forget()
+    assert LoggedSteps(tmp_path).read() == {}
+
+
+def test_a_restarted_worker_reads_it_after_its_warm_up(worker: Any, tmp_path: Path) -> None:
+    LoggedSteps(tmp_path).put("loss", 8)
+    worker.warming_up = True
+    log({"loss": 1.0}, lambda *_: pytest.fail("it was written"), step=0, weight=1)
+    worker.warming_up = False
+    log({"loss": 1.0}, lambda *_: pytest.fail("it was written"), step=7, weight=1)
+
+
+def test_a_damaged_record_counts_as_none(tmp_path: Path) -> None:
+    for text in ("", "[1]", '{"loss": "x"}'):
+        (tmp_path / "logged.json").write_text(text)
+        assert LoggedSteps(tmp_path).read() == {}
+
+
+def test_nothing_is_written_in_a_warm_up(worker: Any) -> None:
+    worker.warming_up = True
+    log({"loss": 1.0}, lambda *_: pytest.fail("it was written"), weight=1)
+
+
+@pytest.mark.parametrize("values", [3.0, {}, {"loss": "high"}])
+def test_what_is_no_dict_of_numbers_is_refused(worker: Any, values: Any) -> None:
+    with pytest.raises(UsageError, match=r"edl\.log takes"):
+        log(values, lambda *_: None, weight=1)
+    with pytest.raises(UsageError, match="a function that writes"):
+        log({"loss": 1.0}, None, weight=1)  # type: ignore[arg-type]
