@@ -38,6 +38,7 @@ setup(
         "api": ["fastapi>=0.115,<1", "uvicorn>=0.30,<1"],  # of `edl cluster start --api`
         "dashboard": ["starlette>=0.40,<2", "uvicorn>=0.30,<1"],  # of `edl dashboard`
         "plot": ["matplotlib>=3.8,<4"],
+        "otel": ["opentelemetry-sdk>=1.27,<2"],  # spans; and an exporter, such as OTLP's
         "simulator": ["scipy>=1.13,<2"],  # interpolates the published measurements
         "dev": [
             "hypothesis>=6.100,<7",

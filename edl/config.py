@@ -360,6 +360,30 @@ def environment_at_start() -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
+def trace_exporters() -> tuple[tuple[str, ...], ...]:
+    """Return the OpenTelemetry exporters that spans go to; empty: the environment asks for none.
+
+    The variables are OpenTelemetry's own: ``OTEL_TRACES_EXPORTER`` (names; ``none``) or else an
+    endpoint, and ``OTEL_SDK_DISABLED``. For each exporter the result has the names that its package
+    may have registered, the preferred one first: OTLP over HTTP before OTLP over gRPC, unless
+    ``OTEL_EXPORTER_OTLP_PROTOCOL`` says another.
+    """
+
+    def of(name: str) -> str:
+        return os.environ.get(f"OTEL_{name}", "").strip().lower()
+
+    names = of("TRACES_EXPORTER")
+    if not names and (of("EXPORTER_OTLP_TRACES_ENDPOINT") or of("EXPORTER_OTLP_ENDPOINT")):
+        names = "otlp"
+    if of("SDK_DISABLED") == "true" or names in ("", "none"):
+        return ()
+    protocol = of("EXPORTER_OTLP_TRACES_PROTOCOL") or of("EXPORTER_OTLP_PROTOCOL")
+    kinds = {"grpc": ("grpc",)}.get(protocol, ("http",) if protocol else ("http", "grpc"))
+    otlp = tuple(f"otlp_proto_{kind}" for kind in kinds)
+    given = [name.strip() for name in names.split(",")]
+    return tuple(otlp if name == "otlp" else (name,) for name in given if name not in ("", "none"))
+
+
 def set_environment(values: Mapping[str, str | None]) -> None:
     """Set environment variables of this process, for edl, child processes and C++ libraries.
 

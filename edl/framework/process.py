@@ -31,6 +31,7 @@ from edl.errors import REFUSED_EXIT, EdlError, NewcomerDiffers, UsageError
 from edl.framework import ending, first_step
 from edl.framework.forks import end_forks_by_sigterm, free_all_forks
 from edl.framework.replica import FrameworkReplica, add_tracked
+from edl.framework.tracing import trace_worker
 from edl.ring.gloo import Binding, gloo_ring
 from edl.worker.job_of_one import JobOfOne
 from edl.worker.shared_state import SharedState
@@ -110,6 +111,7 @@ def start(binding: Callable[[], Binding], settings: dict[str, Any]) -> None:
     ).start()
     worker.start()
     _worker = worker
+    trace_worker(worker, settings_now.job, settings_now.run)
 
 
 def _end_at_prompt(worker: Worker) -> bool:

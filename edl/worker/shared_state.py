@@ -44,6 +44,7 @@ class SharedState:
         fits: the fits (calls of ``fit``) that this worker's script has done and begun, for
             newcomers.
         step_totals: the number and the times of all steps of this worker, for its metrics.
+        on_event: called with each event that this worker logs, in the thread that logs it.
     """
 
     worker: int = -1
@@ -56,6 +57,7 @@ class SharedState:
     signature: Callable[[], Signature] = dict  # of this worker's model, for newcomers
     fits: ScriptFits = NO_FITS  # of this worker's script, for newcomers
     step_totals: StepTotals = field(default_factory=StepTotals)
+    on_event: Callable[[Event], None] = lambda _: None
     _lock: Condition = field(init=False)
     _generations: dict[int, Generation] = field(default_factory=dict)
     _announced_at: float = 0.0
@@ -284,8 +286,9 @@ class SharedState:
     def log(self, event: Event) -> None:
         """Queue an event for the job's log; the daemon thread writes it later.
 
-        If ``keeps_events`` is False, the event is dropped.
+        If ``keeps_events`` is False, the event is dropped. ``on_event`` is called first.
         """
+        self.on_event(event)
         with self._lock:
             if self.keeps_events:
                 self._events.append(event)

@@ -25,6 +25,7 @@ from edl.core.policy.file import PolicyFile
 from edl.core.records import Leader
 from edl.core.sizes import Sizes
 from edl.core.step.source import Source
+from edl.core.step.step_record import SwitchTimes
 from edl.errors import NewcomerDiffers, UsageError
 from edl.ring.ring import Ring
 from edl.worker.checkpointing import Checkpointing
@@ -304,6 +305,11 @@ class Worker:
         return self._shared.leader or Leader(0, self.id)
 
     @property
+    def switch_times(self) -> SwitchTimes:
+        """The durations of this worker's last switch or repair; all 0 before the first one."""
+        return self._switching.times
+
+    @property
     def step(self) -> int:
         """The number of updates that the job has made, by all its workers together.
 
@@ -363,6 +369,14 @@ class Worker:
         The workers may exchange messages in a callback.
         """
         self._on_leave.append(callback)
+
+    def on_event(self, callback: Callable[[Event], None]) -> None:
+        """Call ``callback`` with each event that this worker logs; it replaces an earlier callback.
+
+        The thread that logs the event calls it: the training thread, or the one that writes a
+        checkpoint.
+        """
+        self._shared.on_event = callback
 
     def attach_source(self, source: Source, reader: StreamReader | None = None) -> None:
         """Declare the data that the job trains on; ``reader`` reads ``source`` if it is a stream.
