@@ -49,6 +49,7 @@ VERBS = {  # module of edl.cli, and the function or the group of verbs in it
     "delete": ("delete", "delete"),
     "events": ("events", "events"),
     "explain": ("explain", "explain"),
+    "timeline": ("timeline", "timeline"),
     "dashboard": ("dashboard", "dashboard"),
     "report": ("report", "report"),
     "history": ("cluster.history", "history"),

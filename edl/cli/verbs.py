@@ -20,6 +20,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
             "report",
             "events",
             "explain",
+            "timeline",
             "logs",
             "leader",
             "wait",
@@ -51,6 +52,7 @@ SUMMARIES: Mapping[str, str] = {
     "report": "Write a job's page into one file.",
     "events": "Show what has happened, and why.",
     "explain": "Say what an event means, and what to do.",
+    "timeline": "Merge the Horovod timelines of a job into one file.",
     "logs": "Show what the workers have printed.",
     "leader": "Show which worker leads a job.",
     "wait": "Wait until a job of a cluster has ended.",
@@ -153,6 +155,10 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "explain": (
         ("edl explain", "all kinds of events"),
         ("edl explain worker_failed", "one of them"),
+    ),
+    "timeline": (
+        ("edl timeline timeline.json", "into timeline.json"),
+        ("edl timeline timeline.json --job digits -o all.json", "with the job's events"),
     ),
     "history": (("edl history", "the jobs of the cluster, also those that are deleted"),),
     "hints": (("edl hints digits --json", "for another scheduler"),),

@@ -1,0 +1,87 @@
+"""`edl timeline`: merge the timelines that the rings of a job have written into one file."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edl.cli.common import ZooKeeperOption, console
+from edl.client.connection import choose_job, connected
+from edl.core.events import Event
+from edl.core.horovod_timeline import (
+    RingTimeline,
+    merge_timelines,
+    of_one_run,
+    parse_timeline,
+)
+from edl.core.plural import counted
+from edl.errors import UsageError
+
+
+def timeline(
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="As in HOROVOD_TIMELINE of the job."),
+    ],
+    job: Annotated[
+        str | None,
+        typer.Option("--job", help="Draw the events of this job, too.", show_default=False),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Default: FILE.", show_default=False),
+    ] = None,
+    zookeeper: ZooKeeperOption = None,
+) -> None:
+    """Merge the Horovod timelines of all rings of a job into one, for Perfetto or chrome://tracing.
+
+    With HOROVOD_TIMELINE=FILE.json each ring of a job writes FILE.gN.json, N its generation.
+    """
+    found = _read(file)
+    kept = of_one_run(found)
+    target = output or file
+    events: list[Event] = []
+    if job is not None:
+        with connected(zookeeper) as session:
+            store = choose_job(session, job, ended=True)
+            events = [event for _, event in store.events.read()]
+    text = json.dumps(merge_timelines(kept, events))
+    try:
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"the timeline cannot be written: {error}; give another -o") from error
+    rings = counted(len(kept), "ring")
+    screen = console()
+    screen.print(f"{target}: {rings}; open it in Perfetto or chrome://tracing")
+    for number in sorted({one.generation for one in found} - {one.generation for one in kept}):
+        screen.print(f"generation {number} is left out: it is of an earlier run")
+    for one in kept:
+        if not one.whole:
+            screen.print(f"generation {one.generation} ends where its writer was killed")
+
+
+def _read(file: Path) -> list[RingTimeline]:
+    """Return the timelines of all rings that were told to write ``file``.
+
+    Raises:
+        UsageError: there is none.
+    """
+    of_ring = re.compile(rf"{re.escape(file.stem)}\.g(\d+){re.escape(file.suffix)}")
+    found = []
+    for path in file.parent.glob(f"{file.stem}.g*{file.suffix}"):
+        if (match := of_ring.fullmatch(path.name)) is None:
+            continue
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if (one := parse_timeline(int(match[1]), text)) is not None:
+            found.append(one)
+    if not found:
+        example = file.with_name(f"{file.stem}.g1{file.suffix}")
+        raise UsageError(
+            f"there is no timeline {example} or of another ring; start the job with "
+            f"HOROVOD_TIMELINE={file}, and call this where its rank 0 has written"
+        )
+    return found

@@ -1,0 +1,161 @@
+"""Merge the timelines that the rings of a job have written into one, which Perfetto opens.
+
+Horovod's rank 0 writes a timeline of its ring, in Chrome's trace format, and each ring of a job has
+its own file. :func:`parse_timeline` reads one, also if its writer was killed, :func:`of_one_run`
+leaves out what an earlier run has left, and :func:`merge_timelines` puts the rest side by side by
+the clocks of their writers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edl.core.events import Event
+
+_START = "start_time_since_epoch_in_micros"
+_RINGS, _EVENTS = 1, 2  # rows of the first process
+TraceEvent = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RingTimeline:
+    """The timeline of one ring.
+
+    Attributes:
+        generation: the number of the ring's generation.
+        start_us: when the ring began to write it, in microseconds since 1970.
+        events: what Horovod has written, in Chrome's trace format; times are since ``start_us``.
+        whole: whether the file ends as Horovod ends it; False: its writer was killed.
+    """
+
+    generation: int
+    start_us: int
+    events: tuple[TraceEvent, ...]
+    whole: bool
+
+    @property
+    def end_us(self) -> int:
+        """When the last event happened, in microseconds since 1970."""
+        ends = (event["ts"] + event.get("dur", 0) for event in self.events if "ts" in event)
+        return self.start_us + max(ends, default=0)
+
+
+def parse_timeline(generation: int, text: str) -> RingTimeline | None:
+    """Return the timeline in the text of a file; None if it does not say when it began.
+
+    Of a file that ends within an event, as of a writer that was killed, all events before count.
+
+    Args:
+        generation: the number of the ring's generation, from the name of the file.
+        text: the content of the file.
+    """
+    decoder, found, at, whole = json.JSONDecoder(), [], text.find("[") + 1, False
+    while True:
+        while at < len(text) and text[at] in " \t\r\n,":
+            at += 1
+        if text[at : at + 1] != "{":
+            whole = text[at : at + 1] == "]"
+            break
+        try:
+            event, at = decoder.raw_decode(text, at)
+        except ValueError:
+            break
+        found.append(event)
+    starts = [event["args"][_START] for event in found if _START in event.get("args", {})]
+    if not starts:
+        return None
+    kept = tuple(event for event in found if _START not in event.get("args", {}))
+    return RingTimeline(generation, int(starts[0]), kept, whole)
+
+
+def of_one_run(timelines: Iterable[RingTimeline]) -> list[RingTimeline]:
+    """Return the timelines of the last run of a job, in the order of generations.
+
+    Generations count from 1 in each run, so an earlier run of more generations has left files. They
+    began before the newest file of generation 1, or of the lowest generation that there is.
+    """
+    ordered = sorted(timelines, key=lambda one: one.generation)
+    return [one for one in ordered if one.start_us >= ordered[0].start_us]
+
+
+def merge_timelines(
+    timelines: Sequence[RingTimeline], events: Iterable[Event] = ()
+) -> dict[str, Any]:
+    """Return one timeline in Chrome's trace format, with times since the first of its rings began.
+
+    Each tensor has one row in all generations. The first row has a bar for each ring, and the
+    job's events beside it. What a broken ring has begun and not ended, ends with the ring.
+
+    Args:
+        timelines: the timelines of the rings of one run, at least one.
+        events: events of the job, drawn as marks.
+    """
+    zero_us = min(one.start_us for one in timelines)
+    merged: list[TraceEvent] = [
+        _name("process_name", 0, 0, "edl"),
+        _name("thread_name", 0, _RINGS, "rings"),
+        _name("thread_name", 0, _EVENTS, "events"),
+    ]
+    pids: dict[str, int] = {}
+    for one in timelines:
+        shift_us = one.start_us - zero_us
+        merged.append(
+            {
+                "ph": "X",
+                "name": f"generation {one.generation}",
+                "pid": 0,
+                "tid": _RINGS,
+                "ts": shift_us,
+                "dur": one.end_us - one.start_us,
+            }
+        )
+        merged.extend(_of_ring(one, shift_us, pids))
+    merged.extend(_mark(event, zero_us) for event in events)
+    return {"traceEvents": merged, "displayTimeUnit": "ms"}
+
+
+def _of_ring(one: RingTimeline, shift_us: int, pids: dict[str, int]) -> Iterator[TraceEvent]:
+    """Yield the events of a ring, each in the row of its tensor, ``shift_us`` later.
+
+    ``pids`` has the rows by the name of the tensor, and gets those of new tensors.
+    """
+    rows: dict[int, int] = {}  # Horovod's number of a tensor in this ring -> its row
+    opened: dict[int, int] = {}
+    for event in one.events:
+        pid = event.get("pid", 0)
+        if event["ph"] == "M":
+            if event["name"] == "process_name":
+                tensor = str(event["args"]["name"])
+                is_new = tensor not in pids
+                rows[pid] = pids.setdefault(tensor, len(pids) + 1)
+                if is_new:
+                    yield _name("process_name", rows[pid], 0, tensor)
+            continue
+        row = rows.get(pid, 0)
+        opened[row] = opened.get(row, 0) + {"B": 1, "E": -1}.get(event["ph"], 0)
+        yield {**event, "pid": row, "tid": 0, "ts": event["ts"] + shift_us}
+    for row, count in opened.items():
+        for _ in range(count):
+            yield {"ph": "E", "pid": row, "tid": 0, "ts": one.end_us - one.start_us + shift_us}
+
+
+def _mark(event: Event, zero_us: int) -> TraceEvent:
+    """Return the mark of an event of the job."""
+    facts: Mapping[str, Any] = {"generation": event.generation, "step": event.step}
+    return {
+        "ph": "i",
+        "name": str(event.kind),
+        "s": "t",
+        "pid": 0,
+        "tid": _EVENTS,
+        "ts": round(event.time * 1e6) - zero_us,
+        "args": {**facts, "reason": event.reason},
+    }
+
+
+def _name(kind: str, pid: int, tid: int, name: str) -> TraceEvent:
+    """Return the event that names a process or a thread, which are rows in the drawing."""
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
