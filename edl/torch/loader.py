@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-import multiprocessing
-import os
 import pickle
-import signal
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sized
 from typing import Any, cast
@@ -20,7 +15,7 @@ from edl.data.stateful_stream import StatefulStream
 from edl.data.stream import Stream
 from edl.errors import DataError, UsageError
 from edl.framework.first_batch import FirstBatch
-from edl.framework.forks import holding_sigterm, let_go_of_the_network
+from edl.framework.forks import holding_sigterm
 from edl.framework.process import current_worker
 from edl.framework.random_numbers import RandomNumbers
 from edl.framework.source import (
@@ -32,13 +27,13 @@ from edl.framework.source import (
 )
 from edl.framework.steps import BatchSteps, asked_length
 from edl.torch.api import begin_loop, end_batch, has_optimizer, track
+from edl.torch.loader_process import LoaderProcessInit, forks
 from edl.torch.lr_schedule import check_schedulers
 from edl.torch.schedulers import warn_of_a_changed_batch, warn_of_counted_steps
 from edl.torch.seeding import Items, Seeded, SeededCollate, draws_nothing
 from edl.worker.sampler import Batch
 from edl.worker.worker import Worker
 
-PR_SET_PDEATHSIG = 1  # prctl(2): have the kernel signal this process when its parent dies
 NO_OPTIMIZER = (
     "this script trains without an edl.Optimizer, so nobody knows when a step is made; write "
     "optimizer = edl.Optimizer(optimizer, model) before the loop"
@@ -159,7 +154,7 @@ class DataLoader:
                 batch_sampler=_Leases(form, as_sent),
                 num_workers=num_workers,
                 prefetch_factor=prefetch_factor,
-                worker_init_fn=_WorkerInit(worker_init_fn),
+                worker_init_fn=LoaderProcessInit(worker_init_fn),
                 **options,
             ),
         )
@@ -394,9 +389,9 @@ class _LoaderBatchSource:
 
     def _open(self) -> Iterator[Any]:
         """Start PyTorch's loader with its processes, and return its iterator over batches."""
-        if not _forks(self._loader):
+        if not forks(self._loader):
             return iter(self._loader)
-        with holding_sigterm():  # until _WorkerInit blocks it
+        with holding_sigterm():  # until LoaderProcessInit blocks it
             return iter(self._loader)
 
     @staticmethod
@@ -450,16 +445,6 @@ class _LoaderBatchSource:
         return collate([dataset[item] for item in items])
 
 
-def _forks(loader: torch.utils.data.DataLoader[Any]) -> bool:
-    """Return whether ``loader`` starts its processes by forking this process.
-
-    Only for forks may signals be blocked while the processes start: a process started in another
-    way may keep a blocked signal blocked for good.
-    """
-    context = loader.multiprocessing_context or multiprocessing
-    return loader.num_workers > 0 and context.get_start_method() == "fork"
-
-
 class _Leases(torch.utils.data.Sampler[list[Any]]):
     """The batch sampler of PyTorch's loader, which yields batches while the leases have samples.
 
@@ -477,51 +462,6 @@ class _Leases(torch.utils.data.Sampler[list[Any]]):
     def __iter__(self) -> Iterator[list[Any]]:
         while (batch := self._form()) is not None:
             yield self._as_sent(batch)
-
-
-class _WorkerInit:
-    """The ``worker_init_fn`` of PyTorch's loader: a function that prepares a loader process.
-
-    PyTorch calls it in each loader process, with the number of the process. The process closes its
-    copies of the ring's connections; it is killed when its worker dies, and a thread ends it at a
-    SIGTERM of its worker. A fork holds copies of these connections; as long as they are open, the
-    other workers cannot see that the worker is gone. At the end the script's own ``worker_init_fn``
-    is called.
-
-    Args:
-        then: the ``worker_init_fn`` of the script; None: it has none.
-    """
-
-    def __init__(self, then: Callable[[int], None] | None) -> None:
-        self._then = then
-
-    def __call__(self, number: int) -> None:
-        parent = os.getppid()
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        worker = multiprocessing.parent_process()  # the trainer; getppid() may be a fork server
-        assert worker is not None
-        if os.getppid() != parent or not worker.is_alive():  # it died before prctl()
-            os.kill(os.getpid(), signal.SIGKILL)
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        threading.Thread(target=_obey, args=(worker.pid,), daemon=True).start()
-        let_go_of_the_network()
-        if self._then is not None:
-            self._then(number)
-
-
-def _obey(worker: int | None) -> None:
-    """Wait for a SIGTERM from the worker's process, and then end this loader process (code 0).
-
-    It runs in a thread of the loader process, and does not return. A SIGTERM from elsewhere, such
-    as one that goes to every process at once, is ignored, because the worker needs its loader until
-    it has left the job.
-
-    Args:
-        worker: the process id of the worker; None: unknown, and every SIGTERM is ignored.
-    """
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != worker:
-        pass
-    os._exit(0)
 
 
 class _Parsed(torch.utils.data.Dataset[Any]):
