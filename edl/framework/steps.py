@@ -217,6 +217,19 @@ class BatchSteps:
         """Whether the job has made as many updates as :meth:`limit` allows; False without limit."""
         return self._max_steps is not None and self._worker.step >= self._max_steps
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the epoch has no batch left, as known after an update; the same on all workers.
+
+        Then :meth:`begin` would return False. It is False while a batch is not trained yet.
+        """
+        worker = self._worker
+        if worker.loader.open:
+            return False
+        if worker.warming_up:
+            return self._warmed_up
+        return worker.loader.ledger.finished or self.made_all_steps
+
     def enter(self) -> None:
         """Enter the job's training; a newcomer, which has warmed up before, joins the ring here.
 

@@ -27,6 +27,10 @@ from edl.torch.scalers import see_scalers
 from edl.torch.schedulers import watch_schedulers
 from edl.torch.sync_batch_norm import synchronise_batch_norm
 
+AFTER_REDUCTION = (
+    "workers exchange numbers before backward() or after optimizer.step(), and not between the two"
+)
+
 _optimizers: Optimizers | None = None  # once there is one
 _replica: TorchReplica | None = None
 
@@ -142,6 +146,34 @@ def end_batch() -> None:
     """
     if (optimizers := _of_this_job()) is not None:
         optimizers.end_batch()
+
+
+def exchange(payload: bytes) -> list[bytes]:
+    """Send ``payload`` to all workers, in a step or between two; return all payloads in rank order.
+
+    All workers call it at the same point of the script, and each waits for all. If one dies
+    meanwhile, all survivors get the same answer. Within a step it may be called until the gradients
+    are reduced. In a warm-up, and before and after the training, the answer is ``payload`` alone.
+
+    Args:
+        payload: the message of this worker, of any size.
+
+    Raises:
+        UsageError: the gradients of the open step are reduced already, or the script has several
+            optimizers, and a step is open.
+        WorkerEvicted, JobFailed: this worker or the job cannot go on.
+    """
+    worker, optimizers = current_worker(), _of_this_job()
+    trains = worker.loader.progress.has_state and not (worker.finished or worker.warming_up)
+    if optimizers is None or not trains:
+        return [payload]
+    if not worker.loader.open:
+        return worker.exchange_bytes(payload)
+    if worker.ring.alone:
+        return [payload]
+    if (in_step := optimizers.exchange()) is None:
+        raise UsageError(AFTER_REDUCTION)
+    return in_step(payload)
 
 
 def model_of(optimizer: torch.optim.Optimizer) -> torch.nn.Module | None:

@@ -254,6 +254,26 @@ class DataLoader:
             yield self._feed.data
 
     @property
+    def epoch_is_over(self) -> bool:
+        """Whether all samples of the epoch are trained, as known after ``optimizer.step()``.
+
+        It is the same on all workers. Then the iterator has no further batch. It is also True after
+        the one batch of a warm-up, and when the job has made all its updates.
+        """
+        return self._steps.is_over
+
+    def stop(self) -> None:
+        """End the training with the update that was made last; all workers call it after that one.
+
+        The loop over :meth:`epochs` or :meth:`steps` then ends instead of going on to its next
+        epoch, and all workers end the job together. It is for scripts that decide during the
+        training how long they train, such as by early stopping. Call it in such a loop, between two
+        steps. Before the job's first update, and in a warm-up, nothing happens.
+        """
+        if self._worker.step > 0 and not self._worker.warming_up:
+            self._steps.limit(self._worker.step)
+
+    @property
     def batch_index(self) -> int:
         """The number of the current batch in its epoch, counted from 0; the same on all workers.
 

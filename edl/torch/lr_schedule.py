@@ -199,7 +199,7 @@ class InSamples:
 
     :func:`in_samples` makes it. Right before each update edl calls ``scheduler.step()`` until the
     scheduler has made one step for each ``batch`` samples that the job has trained before that
-    update.
+    update. The steps that it had made when it was wrapped come in addition.
 
     Args:
         scheduler: the scheduler that counts steps.
@@ -209,11 +209,12 @@ class InSamples:
     def __init__(self, scheduler: LRScheduler, batch: int) -> None:
         self.scheduler = scheduler
         self.batch = batch
+        self._begun = step_count(scheduler)
         counts_samples(scheduler)
         before_each_update(scheduler.optimizer, self._advance, "edl.in_samples")
 
     def _advance(self, update: Update) -> None:
-        while step_count(self.scheduler) < update.before // self.batch:
+        while step_count(self.scheduler) < self._begun + update.before // self.batch:
             self.scheduler.step()
 
     def step(self) -> None:
@@ -236,8 +237,9 @@ def in_samples(scheduler: LRScheduler, batch: int) -> InSamples:
     """Return a wrapper of ``scheduler`` that counts ``batch`` samples as one of its steps.
 
     So its learning rate after a number of samples is the one that it has in a job whose global
-    batch is always ``batch``. ``step()`` of the wrapper does nothing; the scheduler's own
-    ``step()`` must not be called.
+    batch is always ``batch``. A scheduler that has made steps before, such as one whose state the
+    script has loaded, goes on from there. ``step()`` of the wrapper does nothing; the scheduler's
+    own ``step()`` must not be called.
 
     Args:
         scheduler: an LR scheduler of PyTorch that counts steps.

@@ -170,6 +170,15 @@ class LoaderSteps(WorkerSteps):
         """
         return self._progress.iterations_of_epoch(self._switching.began_with)
 
+    @property
+    def first_global_batch(self) -> int:
+        """The size, in samples, of the global batch with which the job began.
+
+        It is the same on all workers, newcomers included; a resumed job has begun anew.
+        """
+        batching = replace(self._progress.source.batching, chosen=0)
+        return batching.of_all(self._switching.began_with)
+
     def next_epoch(self) -> None:
         """Begin the next epoch, and drop what is untrained of the present one.
 

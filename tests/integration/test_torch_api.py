@@ -106,6 +106,22 @@ assert (epoch, edl.step()) == (1, 6), (epoch, edl.step())
 """,
         "",
     ),
+    "a training that ends early": (
+        LOOP.replace("(data)", "([0.0] * 4)")
+        + """
+over = []
+for epoch in loader.epochs(9):
+    for _ in loader:
+        train()
+        over.append(loader.epoch_is_over)
+        if edl.step() == 6:
+            loader.stop()
+            break
+assert over == [False, False, False, True, False, True], over
+assert (epoch, edl.step()) == (1, 6) and edl.current_worker().finished
+""",
+        "",
+    ),
     "a warning of a loop that never updates": (
         LOOP.replace("(data)", "([0.0] * 150)").replace("opt.step()", "pass")
         + """

@@ -128,6 +128,16 @@ def test_one_of_pytorchs_counts_samples_as_steps(job: Job) -> None:
     assert other.scheduler.last_epoch == 5
 
 
+def test_a_scheduler_that_has_made_steps_goes_on_from_there(job: Job) -> None:
+    """As one whose state comes from a checkpoint of another training."""
+    sgd = elastic_sgd(rate=1.0)
+    scheduler = lr.StepLR(sgd, step_size=2, gamma=0.5)
+    sgd.step()
+    scheduler.step()
+    in_samples(scheduler, batch=20)
+    assert [job.train(sgd, 20)[0] for _ in range(4)] == [1.0, 0.5, 0.5, 0.25]
+
+
 def test_a_chain_of_pytorchs_counts_them_too(job: Job) -> None:
     """It has no count of its own. Two that halve, every step and every second one."""
     sgd = elastic_sgd(rate=1.0)
