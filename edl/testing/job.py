@@ -88,11 +88,11 @@ class Run:
         zookeeper: the addresses of ZooKeeper, "host:port,host:port".
 
     Attributes:
-        start_process: is called to start ``edl run`` and ``edl join``, with the arguments of
-            :func:`start_process`; a test may replace it.
+        start_process: a replacement for :func:`start_process`, for ``edl run`` and ``edl join``.
         name: the name of the job, another one for each object.
         environment: the environment variables of all its processes; change them before :meth:`run`.
         here: a command prefix of ``edl run``, such as one that enters a network namespace.
+        python: the interpreter that runs the script, with edl and Horovod.
         there: a command prefix of all other ``edl`` commands. If it is not empty, this process
             counts as unable to reach ZooKeeper, and all is asked by commands.
     """
@@ -118,6 +118,7 @@ class Run:
             "XDG_CACHE_HOME": str(directory / "cache"),
             "OMP_NUM_THREADS": "1",
         }
+        self.python: str | Path = sys.executable
         self.here: Sequence[str] = ()  # words before `edl run`: where it runs
         self.there: Sequence[str] = ()  # the same for all other verbs
         self._output = directory / f"{self.name}.output"
@@ -153,13 +154,12 @@ class Run:
         """
         limits = ["-np", str(np), "--min-np", str(min_np), "--max-np", str(max_np)]
         verb: list[str | Path] = [*self.here, EDL, "run", *limits, *options, "--job", self.name]
-        self._begin([*verb, sys.executable, Path(script).absolute(), *arguments])
+        self._begin([*verb, self.python, Path(script).absolute(), *arguments])
 
     def throttle(self, how: Throttle) -> None:
         """Slow down the steps of the job, from the next one on, in place of an earlier rule.
 
-        This works for scripts that call :func:`edl.testing.throttle.throttle_step`, or run under
-        that module.
+        The script calls :func:`edl.testing.throttle.throttle_step`, or runs under that module.
 
         Args:
             how: the rule for how long each step sleeps.

@@ -22,7 +22,7 @@ def graph_break():
     pass
 
 
-if throttle.FILE in os.environ:
+if throttle.FILE in os.environ and "torch._dynamo" not in sys.modules:  # else nothing is saved
     compiler = ModuleType("torch._dynamo")
     compiler.disable, compiler.graph_break = disable, graph_break
     sys.modules["torch._dynamo"] = torch._dynamo = compiler

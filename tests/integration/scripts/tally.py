@@ -85,11 +85,11 @@ def hold_the_lock():
         libc.pthread_mutex_lock(mutex)
 
 
-def counted(before, now, clip=float("inf")):
+def counted(before, now, clip=float("inf"), eps=0.0):
     """How often each sample was counted in a step, and what was wrong with it, or None.
 
     ``clip``: what the norm of the step's mean gradient was clipped to; the change of a sample that
-    was counted once is that much smaller than 1/N.
+    was counted once is that much smaller than 1/N. ``eps``: what PyTorch adds to the norm then.
     """
     change = before - now
     size = 1 / change[change > 0].min() if (change > 0).any() else 0.0
@@ -99,7 +99,7 @@ def counted(before, now, clip=float("inf")):
     times = times.round()
     total = times.sum()
     norm = np.sqrt((times**2).sum()) / total if total else 0.0
-    if abs(size - total * max(1.0, norm / clip)) > TOLERANCE * size:
+    if abs(size - total * max(1.0, (norm + eps) / clip)) > TOLERANCE * size:
         wrong = f"{total:g} counted, each with weight 1/{size:.9g}"
         return times.astype(np.int64), f"is no mean over its samples: {wrong}"
     return times.astype(np.int64), None
