@@ -1,0 +1,81 @@
+"""Refuse what a Trainer cannot do on workers that come and go: :func:`check_fit`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from edl.errors import UsageError
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+# Callbacks by name: some are only in some releases of Lightning.
+CALLBACKS = {
+    "StochasticWeightAveraging": "its averaged weights do not reach newcomers; track an average of "
+    "your own by edl.track",
+    "WeightAveraging": "its averaged weights do not reach newcomers; track an average of your own "
+    "by edl.track",
+    "EMAWeightAveraging": "its averaged weights do not reach newcomers; track an average of your "
+    "own by edl.track",
+    "LearningRateFinder": "it trains several times, and a job trains once; run it before, in a "
+    "script of its own",
+    "BatchSizeFinder": "it trains several times, and a job trains once; run it before, in a script "
+    "of its own",
+    "ModelPruning": "it changes the parameters outside of the optimizer's update",
+}
+
+
+class Fit(NamedTuple):
+    """What :func:`why_refused` looks at in a call of ``trainer.fit()``.
+
+    Attributes:
+        is_automatic: whether the module leaves optimization to Lightning.
+        callbacks: the names of the callbacks' classes and of their base classes.
+        reloads_every: ``reload_dataloaders_every_n_epochs`` of the Trainer.
+        takes_iterator: whether ``training_step`` takes a ``dataloader_iter``.
+    """
+
+    is_automatic: bool = True
+    callbacks: tuple[str, ...] = ()
+    reloads_every: int = 0
+    takes_iterator: bool = False
+
+
+def check_fit(trainer: Trainer, module: LightningModule) -> None:
+    """Raise UsageError, in one sentence, if ``trainer.fit(module)`` does what edl cannot follow."""
+    kinds = {kind.__name__ for each in trainer.callbacks for kind in type(each).__mro__}
+    if why := why_refused(
+        Fit(
+            module.automatic_optimization,
+            tuple(sorted(kinds)),
+            trainer.reload_dataloaders_every_n_epochs,
+            _takes(module.training_step, "dataloader_iter"),
+        )
+    ):
+        raise UsageError(f"with ElasticStrategy {why}")
+
+
+def why_refused(fit: Fit) -> str | None:
+    """Return what is wrong with a call of ``trainer.fit()`` and what to do; None if nothing is."""
+    if not fit.is_automatic:
+        return (
+            "the module must leave optimization to Lightning; leave out automatic_optimization = "
+            "False, or write the loop with edl.torch (docs/guides/lightning.md)"
+        )
+    for name in fit.callbacks:
+        if name in CALLBACKS:
+            return f"the callback {name} does not work: {CALLBACKS[name]}"
+    if fit.reloads_every:
+        return (
+            "the training loader stays the same; leave out "
+            f"reload_dataloaders_every_n_epochs={fit.reloads_every}"
+        )
+    if fit.takes_iterator:
+        return "training_step takes a batch; it cannot take a dataloader_iter"
+    return None
+
+
+def _takes(function: Callable[..., object], name: str) -> bool:
+    return name in inspect.signature(function).parameters

@@ -1,0 +1,147 @@
+"""Divide the data of a script's loaders among the workers: :func:`training_loader`, :func:`shared`.
+
+Training data are divided by edl's ledger, so each sample is trained once an epoch whatever happens.
+Validation data are divided by rank and size at the time when a validation begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sized
+from typing import Any, cast
+
+import torch.utils.data
+from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
+
+import edl.torch as edl
+from edl.errors import UsageError
+
+# What edl.DataLoader hands on to PyTorch's loader as it is.
+PASSED_ON = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
+
+
+def training_loader(given: object, **batching: Any) -> edl.DataLoader:
+    """Return a loader of edl with the data set and the options of the script's training loader.
+
+    Args:
+        given: the script's loader.
+        batching: ``seed``, ``global_batch`` and ``max_global_batch`` of :class:`edl.DataLoader`.
+
+    Raises:
+        UsageError: the script's loader is none of PyTorch's, or decides itself which samples a
+            batch has (a sampler, a batch sampler, ``drop_last``).
+        DataError: the data set is empty.
+    """
+    if not isinstance(given, torch.utils.data.DataLoader):
+        raise UsageError(
+            f"the training data come from a {type(given).__name__}; with ElasticStrategy give "
+            "trainer.fit() one torch.utils.data.DataLoader, whose data set edl divides among the "
+            "workers"
+        )
+    options = {name: getattr(given, name) for name in PASSED_ON}
+    if given.num_workers:
+        options |= {"prefetch_factor": given.prefetch_factor}
+        options |= {"persistent_workers": True}  # they live as long as the worker
+    if given.collate_fn is not torch.utils.data.default_collate:
+        options["collate_fn"] = given.collate_fn
+    if batching.get("global_batch") is None:
+        options["batch_size"] = given.batch_size
+    return edl.DataLoader(given.dataset, shuffle=is_shuffled(given), **options, **batching)
+
+
+def is_shuffled(loader: torch.utils.data.DataLoader[Any]) -> bool:
+    """Return whether a loader of PyTorch takes its samples in random order.
+
+    Raises:
+        UsageError: the loader decides by a sampler of the script's, or leaves samples out, which
+            edl cannot keep: its ledger decides which worker trains which sample.
+    """
+    if type(loader.batch_sampler) is not BatchSampler:
+        why = "a batch sampler of its own" if loader.batch_sampler else "no batch_size"
+        raise UsageError(f"the training loader has {why}; {INSTEAD}")
+    if loader.drop_last:
+        raise UsageError(
+            "the training loader has drop_last=True, and edl trains every sample; leave it out"
+        )
+    if isinstance(loader.dataset, IterableDataset):
+        return False
+    sampler: Any = loader.sampler
+    if type(sampler) is SequentialSampler:
+        return False
+    plain = type(sampler) is RandomSampler and not sampler.replacement
+    if not plain or sampler.num_samples != len(sampler.data_source):
+        raise UsageError(f"the training loader has a {type(sampler).__name__}; {INSTEAD}")
+    return True
+
+
+INSTEAD = (
+    "edl decides which worker trains which sample: give the loader batch_size and shuffle only, or "
+    "a data set that has what your sampler would choose (docs/guides/loading.md)"
+)
+
+
+class RankSampler(torch.utils.data.Sampler[int]):
+    """The sampler of a validation loader: this worker's part of the data set.
+
+    Worker r of n takes the samples r, r + n, r + 2n, ... of the data set; with fewer samples than
+    workers, some samples are taken by several. It is divided anew whenever it is iterated.
+
+    Args:
+        dataset: the data set, the same on all workers.
+        place: returns rank and size.
+    """
+
+    def __init__(self, dataset: Sized, place: Callable[[], tuple[int, int]]) -> None:
+        self._dataset = dataset
+        self._place = place
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._part())
+
+    def __len__(self) -> int:
+        return len(self._part())
+
+    def _part(self) -> range:
+        rank, size = self._place()
+        total = len(self._dataset)
+        return range(rank % max(1, min(size, total)), total, size)
+
+
+Rebuilt = Callable[[torch.utils.data.DataLoader[Any], RankSampler], object]
+
+
+def shared(given: object, place: Callable[[], tuple[int, int]], rebuilt: Rebuilt) -> object:
+    """Return a loader that gives each worker a part of the validation data.
+
+    A loader whose samples cannot be divided, because its data set is iterable or it has a sampler
+    of the script's, is returned as it is: each worker then validates on all of it.
+
+    Args:
+        given: the script's loader.
+        place: returns rank and size.
+        rebuilt: returns a loader like the given one, with the given sampler.
+    """
+    if not isinstance(given, torch.utils.data.DataLoader):
+        return given
+    plain = type(given.batch_sampler) is BatchSampler
+    if not plain or type(given.sampler) not in (RandomSampler, SequentialSampler):
+        return given
+    return rebuilt(given, RankSampler(cast(Sized, given.dataset), place))
+
+
+class LoaderView:
+    """What Lightning's loop gets in place of the training loader: it has a length and no batches.
+
+    :class:`edl.lightning.loop.ElasticLoop` hands out the batches.
+
+    Args:
+        loader: edl's loader.
+    """
+
+    def __init__(self, loader: edl.DataLoader) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return len(self._loader)

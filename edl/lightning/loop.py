@@ -1,0 +1,265 @@
+"""Run Lightning's training loop on the batches and epochs of the job: :class:`ElasticLoop`.
+
+Lightning's loops stay in charge. Where they ask for a batch, :class:`ElasticLoop` gives one of
+edl's loader, and workers join and leave there; after each update it tells Lightning whether the
+epoch is over, which nobody knows before. A newcomer trains one batch by these loops to warm up,
+and then takes over the Trainer's counters from the job.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.loggers import CSVLogger
+from torchmetrics import Metric
+
+import edl.torch as edl
+from edl.errors import UsageError
+from edl.framework.process import current_worker
+from edl.lightning.trainer_state import stand_before_epoch
+from edl.torch.api import end_batch
+from edl.torch.lr_schedule import InSamples
+
+logger = logging.getLogger(__name__)
+
+Profile = Callable[[], None]
+
+
+class ElasticLoop:
+    """The link between the loops of one Trainer and edl's loader.
+
+    Lightning's epoch loop uses it as its data fetcher.
+
+    Attributes:
+        is_training: whether the job trains: from the time when this worker has the job's state to
+            the end of ``fit``.
+        has_begun: whether the first batch was asked for.
+        step_samples: how many samples count as one step of each LR scheduler that counts samples.
+        fetched: how many batches were handed out; Lightning adds to it.
+        done: always False, see :meth:`end_update`.
+
+    Args:
+        trainer: the Trainer.
+        loader: returns edl's loader, which exists when the training begins.
+    """
+
+    def __init__(self, trainer: Trainer, loader: Callable[[], edl.DataLoader]) -> None:
+        self.is_training = self.has_begun = False
+        self.step_samples: list[int] = []
+        self.fetched, self.done = 0, False
+        self._trainer = trainer
+        self._loader_of = loader
+        self._in_samples: list[InSamples] = []
+        self._epochs: Iterator[int] = iter(())
+        self._batches: Iterator[Any] = iter(())
+        self._epoch = self._first_epoch = 0
+        self._writes = False
+        self._start_profiler: Profile = _nothing
+        self._stop_profiler: Profile = _nothing
+
+    # --- the life of a training
+
+    def begin(self) -> None:
+        """Enter the job's training: wait for its state; a newcomer warms up and joins.
+
+        Raises:
+            UsageError: the Trainer has loaded a checkpoint that was saved inside an epoch.
+        """
+        trainer, fit = self._trainer, self._trainer.fit_loop
+        stand_before_epoch(trainer, self._epochs_trained())
+        fit._data_fetcher = self
+        self._set_limits()
+        self._count_samples()
+        left = None if fit.max_epochs == -1 else max(0, fit.max_epochs - trainer.current_epoch)
+        steps = math.inf if trainer.max_steps == -1 else trainer.max_steps - trainer.global_step
+        limit = max(1, int(steps)) if steps != math.inf else (2**62 if left is None else None)
+        self._epochs = self._loader.epochs(left, max_steps=limit)
+        self._next_epoch()
+        if edl.is_warming_up():
+            self._warm_up()
+            self._next_epoch()
+        for each, samples in zip(self._in_samples, self.step_samples, strict=True):
+            each.batch = samples
+        self.is_training = True
+        if self._loader.epoch_is_over:  # resumed where an epoch had ended
+            self._next_epoch()
+        self._first_epoch = trainer.current_epoch - self._epoch
+        self._follow_rank(starts=True)
+
+    def end(self) -> None:
+        """End the training together with all other workers, also inside an epoch."""
+        if self.is_training:
+            self._loader.stop()
+            for _ in self._epochs:
+                raise AssertionError("the training has gone on after its end")
+            self.is_training = False
+
+    def _next_epoch(self) -> None:
+        """Begin the job's next epoch; do nothing if it has none."""
+        self._epoch = next(self._epochs, self._epoch)
+        self._batches = iter(())
+
+    def _epochs_trained(self) -> int:
+        """Return how many epochs the Trainer has trained, by a checkpoint that it has loaded.
+
+        Raises:
+            UsageError: the checkpoint was saved inside an epoch.
+        """
+        epoch = self._trainer.fit_loop.epoch_progress.current
+        batch = self._trainer.fit_loop.epoch_loop.batch_progress
+        if batch.is_last_batch or epoch.processed == epoch.ready:
+            return int(epoch.ready)
+        if batch.current.ready == 0:
+            return int(epoch.processed)
+        raise UsageError(
+            f"the checkpoint of ckpt_path was saved after batch {batch.current.ready} of an epoch, "
+            "and edl begins with a whole one: give a checkpoint from the end of an epoch, or let "
+            "edl.checkpoint save the job, which `edl run --resume` continues at the exact sample"
+        )
+
+    def _set_limits(self) -> None:
+        """Let an epoch end where its samples end, and not after the number of batches expected.
+
+        ``limit_train_batches`` still ends it earlier. A validation at the end of each epoch comes
+        then; one after a part of an epoch, after that part of the expected number.
+        """
+        trainer, fit = self._trainer, self._trainer.fit_loop
+        limit = trainer.limit_train_batches
+        if isinstance(limit, int):
+            fit.max_batches = limit
+        elif limit == 1.0:
+            if trainer.val_check_batch == fit.max_batches:
+                trainer.val_check_batch = math.inf
+            fit.max_batches = math.inf
+
+    def _count_samples(self) -> None:
+        """Let LR schedulers that Lightning steps after each update count samples instead.
+
+        They then end with the last epoch, whatever the number of workers: Lightning's
+        ``estimated_stepping_batches`` is for the workers with which the job began. With
+        ``max_steps`` they count updates, as the training does.
+        """
+        trainer = self._trainer
+        if trainer.max_steps != -1:
+            return
+        batch = current_worker().loader.first_global_batch * trainer.accumulate_grad_batches
+        for config in trainer.lr_scheduler_configs:
+            if config.interval == "step" and not config.reduce_on_plateau:
+                samples = batch * config.frequency
+                self._in_samples.append(edl.in_samples(config.scheduler, samples))
+                self.step_samples.append(samples)
+                config.interval = "samples"  # so Lightning does not step it
+
+    def _warm_up(self) -> None:
+        """Train one batch by Lightning's loops; what the job's state does not replace is reset."""
+        trainer, fit = self._trainer, self._trainer.fit_loop
+        fit.on_advance_start()
+        fit.advance()
+        trainer._logger_connector.reset_results()
+        trainer._logger_connector.reset_metrics()
+        for module in trainer.lightning_module.modules():
+            if isinstance(module, Metric):
+                module.reset()
+
+    # --- the data fetcher of Lightning's epoch loop
+
+    def __iter__(self) -> ElasticLoop:
+        return self
+
+    def __next__(self) -> tuple[Any, int, int]:
+        """Begin a step; return its batch, its number and that of the loader, which is 0.
+
+        Raises:
+            StopIteration: the epoch is over.
+            SystemExit: with code 0, if this worker leaves the job.
+        """
+        self._start_profiler()
+        try:
+            batch = self._next_batch()
+        finally:
+            self._stop_profiler()
+        self.fetched += 1
+        index = self._loader.batch_index
+        current = self._trainer.fit_loop.epoch_loop.batch_progress.current
+        current.ready = current.started = current.processed = current.completed = index
+        self._follow_rank()
+        return batch, index, 0
+
+    def teardown(self) -> None:
+        """Let go of the batches; Lightning calls it after the training."""
+        self._batches = iter(())
+
+    def _next_batch(self) -> Any:
+        if not edl.is_warming_up():
+            self.has_begun = True
+            while self._epoch < self._trainer.current_epoch - self._first_epoch:
+                self._next_epoch()
+        try:
+            return next(self._batches)
+        except StopIteration:
+            if self._loader.epoch_is_over:
+                raise
+        self._batches = iter(self._loader)
+        return next(self._batches)
+
+    # --- after an update
+
+    def end_update(self) -> None:
+        """Tell Lightning whether this was the last batch of the epoch.
+
+        It is known when the update is made. In a warm-up nothing is told, so that no validation
+        follows.
+        """
+        if current_worker().loader.open:  # a GradScaler has skipped the update
+            end_batch()
+        if not edl.is_warming_up():
+            batch_progress = self._trainer.fit_loop.epoch_loop.batch_progress
+            batch_progress.is_last_batch = self._loader.epoch_is_over
+            self._follow_rank()
+
+    def _follow_rank(self, starts: bool = False) -> None:
+        """Let this worker write logs and show the progress bar from now on, if it is rank 0.
+
+        Args:
+            starts: whether the training begins, where Lightning has set up both.
+        """
+        rank_zero_only.rank = edl.rank()
+        before, self._writes = self._writes, edl.rank() == 0
+        if starts or before or not self._writes:
+            return
+        for each in self._trainer.loggers:
+            if isinstance(each, CSVLogger):
+                keep_metrics_file(Path(each.log_dir) / "metrics.csv", edl.step())
+        bar = self._trainer.progress_bar_callback
+        if isinstance(bar, ProgressBar):
+            bar.enable()
+            bar.on_train_start(self._trainer, self._trainer.lightning_module)
+            bar.on_train_epoch_start(self._trainer, self._trainer.lightning_module)
+
+    @property
+    def _loader(self) -> edl.DataLoader:
+        return self._loader_of()
+
+
+def keep_metrics_file(path: Path, step: int) -> None:
+    """Rename the file of an earlier rank 0's CSVLogger, which that of the new one would delete.
+
+    Args:
+        path: the file; nothing happens if there is none.
+        step: the present step, which is in the new name.
+    """
+    if path.exists():
+        kept = path.with_name(f"metrics-until-step-{step}.csv")
+        path.rename(kept)
+        logger.info("rank 0 has changed: its metrics until now are in %s", kept)
+
+
+def _nothing() -> None:
+    pass

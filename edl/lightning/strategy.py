@@ -1,0 +1,357 @@
+"""Train with Lightning on workers that come and go: :class:`ElasticStrategy`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.pytorch import Trainer
+from lightning.pytorch.accelerators import Accelerator, CUDAAccelerator
+from lightning.pytorch.plugins import CheckpointIO, Precision
+from lightning.pytorch.strategies import ParallelStrategy
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
+from lightning.pytorch.utilities.data import _update_dataloader as _rebuilt
+from torchmetrics import Metric
+
+import edl.torch as edl
+from edl.errors import UsageError
+from edl.framework.process import current_worker
+from edl.lightning.checks import check_fit
+from edl.lightning.collectives import StrategyCollectives
+from edl.lightning.environment import ElasticEnvironment
+from edl.lightning.loaders import LoaderView, shared, training_loader
+from edl.lightning.loop import ElasticLoop
+from edl.lightning.trainer_state import TrainerState
+
+PREPARE_TIMEOUT_S = 3600.0  # for the other workers of the host, which may download
+
+
+class ElasticStrategy(ParallelStrategy):
+    """A strategy of Lightning for workers that join, leave and die during the training.
+
+    The number of workers is that of the job (``edl run -np 4``), whatever ``devices`` and
+    ``num_nodes`` say. The training data are divided by edl's ledger, so each sample is trained once
+    an epoch. A Trainer trains once in a job.
+
+    Args:
+        seed: the seed of the order of the samples.
+        global_batch: the samples of all workers together in a step, in place of the loader's
+            ``batch_size``, as for :class:`edl.torch.DataLoader`; None: the loader's ``batch_size``
+            is that of each worker.
+        max_global_batch: the largest global batch; None: no limit.
+        accelerator: the accelerator, if it is not given to the Trainer.
+        checkpoint_io: the reader and writer of Lightning's checkpoints, if not the Trainer's.
+        precision_plugin: the precision, if it is not given to the Trainer.
+
+    Raises:
+        UsageError: ``edl.init()`` was not called.
+    """
+
+    strategy_name = "edl"
+
+    def __init__(
+        self,
+        *,
+        seed: int = 0,
+        global_batch: int | tuple[int, int] | None = None,
+        max_global_batch: int | None = None,
+        accelerator: Accelerator | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision_plugin: Precision | None = None,
+    ) -> None:
+        current_worker()
+        super().__init__(
+            accelerator=accelerator,
+            cluster_environment=ElasticEnvironment(),
+            checkpoint_io=checkpoint_io,
+            precision_plugin=precision_plugin,
+        )
+        self._batching = {
+            "seed": seed,
+            "global_batch": global_batch,
+            "max_global_batch": max_global_batch,
+        }
+        self._loader: edl.DataLoader | None = None
+        self._loop: ElasticLoop | None = None
+        self._divides: bool | None = None  # whether the workers share validation data
+        self._in_evaluation_step = False
+        self._leave: Any = None  # edl's handler of SIGTERM
+        script = zlib.crc32(str(Path(sys.argv[0]).resolve()).encode())
+        name = f"edl-prepare-data-{os.getuid()}-{script:08x}.lock"
+        self._preparing = FileLock(Path(tempfile.gettempdir()) / name, timeout=PREPARE_TIMEOUT_S)
+        self._collectives = StrategyCollectives(self._is_local, edl.batch_weight, self._in_step)
+        rank_zero_only.rank = edl.rank()
+
+    # --- who and where
+
+    @property
+    def root_device(self) -> torch.device:
+        """The device of this worker: on GPUs that of its slot, else the first of the Trainer's.
+
+        Raises:
+            UsageError: the host has fewer GPUs than slots.
+        """
+        if isinstance(self.accelerator, CUDAAccelerator):
+            slot, count = edl.local_rank(), torch.cuda.device_count()
+            if slot >= count:
+                raise UsageError(
+                    f"this worker has slot {slot} of its host, which has {count} GPUs: start edl "
+                    f"run and edl join there with --slots {count} (docs/guides/gpus.md)"
+                )
+            return torch.device("cuda", slot)
+        return self.parallel_devices[0] if self.parallel_devices else torch.device("cpu")
+
+    @property
+    def local_rank(self) -> int:
+        """This worker's slot on its host; 0 while it prepares data, which each worker does."""
+        return 0 if self._preparing.is_locked else edl.local_rank()
+
+    @property
+    def node_rank(self) -> int:
+        """The index of this worker's host; 0 while it prepares data, which each worker does."""
+        return 0 if self._preparing.is_locked else super().node_rank
+
+    @property
+    def is_distributed(self) -> bool:
+        """True: Lightning then calls :meth:`reduce` for values logged with ``sync_dist=True``."""
+        return True
+
+    @property
+    def handles_gradient_accumulation(self) -> bool:
+        """True: edl fills the last group of batches of an epoch, so each step has a whole group."""
+        return True
+
+    # --- set-up
+
+    def setup_environment(self) -> None:
+        """Set up the device, and let the workers of this host call ``prepare_data`` in turn.
+
+        :meth:`barrier` ends a worker's turn.
+        """
+        super().setup_environment()
+        connector = self.lightning_module.trainer._accelerator_connector
+        # Lightning shall put no DistributedSampler into loaders, because edl divides the data.
+        if self._divides is None:
+            self._divides = connector.use_distributed_sampler
+        connector.use_distributed_sampler = False
+        self._leave = signal.getsignal(signal.SIGTERM)
+        self._preparing.acquire()
+
+    def setup(self, trainer: Trainer) -> None:
+        """Move the model to the device, and make its optimizer and the Trainer follow the job.
+
+        Raises:
+            UsageError: the Trainer or the module does something that edl cannot follow.
+        """
+        module = self.lightning_module
+        if trainer.state.fn == TrainerFn.FITTING:
+            check_fit(trainer, module)
+            current_worker().check_trains()
+            self._loop = ElasticLoop(trainer, self._the_loader)
+        super().setup(trainer)
+        for each in module.modules():
+            if isinstance(each, Metric) and each.dist_sync_fn is None:
+                each.dist_sync_fn = edl.gather_each
+                each.distributed_available_fn = self._is_shared
+        if self._loop is not None and trainer.state.fn == TrainerFn.FITTING:
+            for optimizer in self.optimizers:
+                edl.Optimizer(optimizer, module)
+            state = TrainerState(trainer, lambda: self.loop.has_begun, self.loop.step_samples)
+            edl.track(lightning=state)
+
+    def _setup_model(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Convert the model's batch norms if the Trainer has ``sync_batchnorm=True``."""
+        return model if self._layer_sync is None else self._layer_sync.apply(model)
+
+    def model_to_device(self) -> None:
+        """Move the module to the device of this worker."""
+        if self.root_device.type == "cuda":
+            torch.cuda.set_device(self.root_device)
+        self.model.to(self.root_device)
+
+    def process_dataloader(self, dataloader: object) -> object:
+        """Divide the data of a loader among the workers.
+
+        Raises:
+            UsageError: it is a second training loader, or edl cannot keep what it does.
+        """
+        trainer = self.lightning_module.trainer
+        if not trainer.training:
+            return shared(dataloader, self._place, _rebuilt) if self._divides else dataloader
+        if self._loader is not None:
+            raise UsageError(
+                "the script has two training loaders, and a job has one; join the data sets, such "
+                "as by torch.utils.data.StackDataset"
+            )
+        self._loader = training_loader(dataloader, **self._batching)
+        return LoaderView(self._loader)
+
+    def _the_loader(self) -> edl.DataLoader:
+        assert self._loader is not None
+        return self._loader
+
+    @property
+    def loop(self) -> ElasticLoop:
+        """The link to edl's loader; it exists in ``fit`` only."""
+        assert self._loop is not None
+        return self._loop
+
+    # --- the training
+
+    def on_train_start(self) -> None:
+        """Enter the job's training."""
+        signal.signal(signal.SIGTERM, self._leave)  # Lightning's ends the loop inside an epoch
+        self.loop.begin()
+
+    def on_train_end(self) -> None:
+        """End the job's training together with all other workers."""
+        self.loop.end()
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Let means over an epoch count this batch with the samples that it trains, 0 for padding.
+
+        Args:
+            batch: not used.
+            batch_idx: not used.
+        """
+        self.lightning_module.trainer.fit_loop._results.batch_size = edl.batch_weight()
+
+    def optimizer_step(
+        self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any
+    ) -> Any:
+        """Train a batch: add up its gradients, or make the update with the job's mean gradient.
+
+        Args:
+            optimizer: the optimizer, which edl has wrapped.
+            closure: runs the forward and the backward pass.
+            model: the module; None: the strategy's.
+            kwargs: further arguments of ``optimizer.step``.
+
+        Returns:
+            What the closure returns.
+        """
+        trainer = self.lightning_module.trainer
+        ready = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        if ready % trainer.accumulate_grad_batches != 0:
+            with edl.no_sync():
+                return closure()
+        output = super().optimizer_step(optimizer, closure, model, **kwargs)
+        self.loop.end_update()
+        return output
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's ``validation_step``, in which no values are exchanged."""
+        return self._evaluate(super().validation_step, *args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's ``test_step``, in which no values are exchanged."""
+        return self._evaluate(super().test_step, *args, **kwargs)
+
+    def _evaluate(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._in_evaluation_step = True
+        try:
+            return step(*args, **kwargs)
+        finally:
+            self._in_evaluation_step = False
+
+    # --- exchanges
+
+    def _is_local(self) -> bool:
+        """Return whether this worker exchanges nothing with others at present.
+
+        Raises:
+            UsageError: it is in a batch of a validation, of which the workers have different
+                numbers.
+        """
+        if not self._is_shared():
+            return True
+        if self._in_evaluation_step:
+            raise UsageError(
+                "the workers have different numbers of validation batches, so they exchange "
+                "nothing in one: log with on_step=False, on_epoch=True, sync_dist=True, and gather "
+                "in on_validation_epoch_end"
+            )
+        return False
+
+    def _is_shared(self) -> bool:
+        """Return whether other workers may train with this one, and so exchange values with it."""
+        if self._loop is None or not self._loop.is_training:
+            return False
+        status = self.lightning_module.trainer.state.status
+        return status == TrainerStatus.RUNNING and edl.size() > 1
+
+    def _in_step(self) -> bool:
+        return current_worker().loader.open
+
+    def _place(self) -> tuple[int, int]:
+        return (edl.rank(), edl.size()) if self._is_shared() else (0, 1)
+
+    def barrier(self, name: str | None = None) -> None:
+        """Go on at once: the workers wait for each other in each step, and at the end of ``fit``.
+
+        Args:
+            name: the place in Lightning's code. At ``pre_setup`` the data are prepared.
+        """
+        if name == "pre_setup" and self._preparing.is_locked:
+            self._preparing.release()
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """Return the object of rank ``src``; before and after the training, this worker's own."""
+        answers = self._collectives.gather(obj, "broadcast()")
+        return answers[src] if len(answers) > 1 else obj
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """Return ``tensor`` reduced over all workers; what is no tensor stays as it is.
+
+        Args:
+            tensor: the tensor.
+            group: not used; edl has no process groups.
+            reduce_op: the operation, see :func:`edl.lightning.collectives.operation_of`.
+        """
+        if not isinstance(tensor, torch.Tensor):
+            return tensor
+        return self._collectives.reduce(tensor, reduce_op)
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        """Return whether all workers, or with ``all=False`` any of them, have decided so."""
+        decisions = self._collectives.gather(bool(decision), f"reduce_boolean_decision(all={all})")
+        return False not in decisions if all else True in decisions
+
+    def all_gather(
+        self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False
+    ) -> torch.Tensor:
+        """Return the tensors of all workers, one row for each in rank order.
+
+        Args:
+            tensor: the tensor, of the same shape on all workers.
+            group: not used; edl has no process groups.
+            sync_grads: must be False.
+
+        Raises:
+            UsageError: gradients are to flow back to the other workers, or shapes differ.
+        """
+        if sync_grads and self._is_shared():
+            raise UsageError(
+                "all_gather(sync_grads=True) would send gradients to the workers that gave the "
+                "tensors, which edl cannot; leave out sync_grads"
+            )
+        rows = self._collectives.gather(tensor.detach().cpu(), "all_gather()")
+        if len({tuple(each.shape) for each in rows}) > 1:
+            shapes = ", ".join(str(tuple(each.shape)) for each in rows)
+            raise UsageError(f"all_gather() of the shapes {shapes}; edl.gather takes such tensors")
+        return torch.stack([each.to(tensor.device) for each in rows])
+
+    def teardown(self) -> None:
+        """Move model and optimizer to the CPU, and let go of what was set up."""
+        if self._preparing.is_locked:
+            self._preparing.release()
+        super().teardown()

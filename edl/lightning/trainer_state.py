@@ -1,0 +1,111 @@
+"""Send the state of a Trainer to newcomers and into checkpoints: :class:`TrainerState`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+PLAIN_VERSION = (int, str)
+
+
+class TrainerState:
+    """What a Trainer knows beside model and optimizer, in the form that ``edl.track`` takes.
+
+    These are the counters of its loops, the states of its callbacks and its datamodule, the metrics
+    that were logged last, and the folders into which its loggers and ModelCheckpoints write.
+
+    Args:
+        trainer: the Trainer of this worker.
+        has_begun: returns whether the training loop has asked for its first batch. Before that, the
+            workers of a new job take over the folders only: all have loaded the same checkpoint of
+            Lightning, if any.
+        step_samples: returns, for each LR scheduler that counts samples, how many count as one of
+            its steps; a list that may be changed.
+    """
+
+    edl_compared = False  # it is not looked at in each step
+
+    def __init__(
+        self, trainer: Trainer, has_begun: Callable[[], bool], step_samples: list[int]
+    ) -> None:
+        self._trainer = trainer
+        self._has_begun = has_begun
+        self._step_samples = step_samples
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the present state, made of plain values and tensors."""
+        trainer = self._trainer
+        state: dict[str, Any] = {"folders": self._folders(), "begun": self._has_begun()}
+        if not state["begun"]:
+            return state
+        return {
+            **state,
+            "loops": copy.deepcopy(trainer.fit_loop.state_dict()),
+            "callbacks": {each.state_key: each.state_dict() for each in trainer.callbacks},
+            "datamodule": {} if trainer.datamodule is None else trainer.datamodule.state_dict(),
+            "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
+            "should_stop": trainer.should_stop,
+            "step_samples": list(self._step_samples),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over ``state``, which :meth:`state_dict` has returned on another worker.
+
+        The loops then stand before the epoch in which the other worker is; the batches that are
+        trained of it are counted when the loop gets its next one.
+        """
+        trainer = self._trainer
+        self._load_folders(state["folders"])
+        if not state["begun"]:
+            return
+        trainer.fit_loop.load_state_dict(state["loops"])
+        stand_before_epoch(trainer, trainer.fit_loop.epoch_progress.current.processed)
+        for each in trainer.callbacks:
+            if (theirs := state["callbacks"].get(each.state_key)) is not None:
+                each.load_state_dict(copy.deepcopy(theirs))
+        if trainer.datamodule is not None and state["datamodule"]:
+            trainer.datamodule.load_state_dict(state["datamodule"])
+        trainer.callback_metrics.update(
+            {name: torch.tensor(value) for name, value in state["metrics"].items()}
+        )
+        trainer.should_stop = state["should_stop"]
+        self._step_samples[:] = state["step_samples"]
+
+    def _folders(self) -> dict[str, Any]:
+        """Return the folders that this worker has found for loggers and ModelCheckpoints.
+
+        Each worker looks for the next free version of a folder; all have to write into one.
+        """
+        return {
+            "versions": [getattr(each, "_version", None) for each in self._trainer.loggers],
+            "checkpoints": [str(each.dirpath) for each in self._model_checkpoints()],
+        }
+
+    def _load_folders(self, folders: dict[str, Any]) -> None:
+        for logger, version in zip(self._trainer.loggers, folders["versions"], strict=True):
+            if isinstance(version, PLAIN_VERSION) and hasattr(logger, "_version"):
+                logger._version = version
+        paths = folders["checkpoints"]
+        for callback, path in zip(self._model_checkpoints(), paths, strict=True):
+            callback.dirpath = path
+
+    def _model_checkpoints(self) -> list[ModelCheckpoint]:
+        return [one for one in self._trainer.callbacks if isinstance(one, ModelCheckpoint)]
+
+
+def stand_before_epoch(trainer: Trainer, epoch: int) -> None:
+    """Set the loops of ``trainer`` as if ``epoch`` epochs were trained and no other was begun.
+
+    What Lightning remembers of a restart inside an epoch is forgotten.
+    """
+    fit = trainer.fit_loop
+    for progress in (fit.epoch_progress.current, fit.epoch_progress.total):
+        progress.ready = progress.started = progress.processed = progress.completed = epoch
+    fit.epoch_loop.batch_progress.is_last_batch = False
+    for loop in (fit, fit.epoch_loop, fit.epoch_loop.val_loop):
+        loop.on_iteration_done()

@@ -1,0 +1,174 @@
+"""The parts of ElasticStrategy that need no Lightning: reductions, loaders, refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, WeightedRandomSampler
+
+from edl.errors import UsageError
+from edl.lightning.checks import Fit, why_refused
+from edl.lightning.collectives import StrategyCollectives, operation_of, reduced
+from edl.lightning.loaders import RankSampler, is_shuffled, shared
+
+
+def values(*numbers: float) -> list[torch.Tensor]:
+    return [torch.tensor(number) for number in numbers]
+
+
+@pytest.mark.parametrize(
+    ("operation", "result"), [("mean", 3.0), ("sum", 9.0), ("min", 1.0), ("max", 6.0)]
+)
+def test_floats_are_reduced(operation: str, result: float) -> None:
+    found = reduced(values(1.0, 2.0, 6.0), [1, 1, 1], operation)
+    assert found == result
+    assert found.dtype == torch.float32
+
+
+def test_a_mean_in_a_step_is_over_the_samples() -> None:
+    assert reduced(values(1.0, 5.0), [3, 1], "mean") == 2.0
+
+
+def test_a_padding_batch_does_not_count_even_if_its_loss_is_no_number() -> None:
+    assert reduced(values(1.0, float("nan")), [4, 0], "mean") == 1.0
+
+
+def test_if_all_batches_are_padding_all_count_alike() -> None:
+    assert reduced(values(1.0, 3.0), [0, 0], "mean") == 2.0
+
+
+def test_integers_are_added_exactly_and_their_mean_is_no_integer() -> None:
+    large = [torch.tensor(2**53), torch.tensor(1)]
+    assert reduced(large, [1, 1], "sum").item() == 2**53 + 1
+    assert reduced([torch.tensor(1), torch.tensor(2)], [1, 1], "mean") == 1.5
+
+
+def test_small_floats_are_added_in_double_precision() -> None:
+    many = [torch.tensor(1.0, dtype=torch.bfloat16)] * 1000
+    assert reduced(many, [1] * 1000, "mean") == 1.0
+
+
+def test_shapes_must_be_equal() -> None:
+    with pytest.raises(UsageError, match=r"shapes \(\), \(2,\)"):
+        reduced([torch.zeros(()), torch.zeros(2)], [1, 1], "sum")
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        (None, "sum"),
+        ("avg", "mean"),
+        ("MEAN", "mean"),
+        ("prod", "product"),
+        (torch.distributed.ReduceOp.SUM, "sum"),
+        (torch.distributed.ReduceOp.AVG, "mean"),
+        (torch.distributed.ReduceOp.MAX, "max"),
+    ],
+)
+def test_operations_have_the_names_of_lightning_and_of_torch(given: Any, name: str) -> None:
+    assert operation_of(given) == name
+
+
+def test_an_operation_that_is_unknown_is_named() -> None:
+    with pytest.raises(UsageError, match="cannot reduce by 'median'; take mean"):
+        operation_of("median")
+
+
+def test_a_worker_by_itself_gets_its_own_value() -> None:
+    alone = StrategyCollectives(lambda: True, lambda: 4, lambda: False)
+    value = torch.tensor(3)
+    assert alone.gather("own", "broadcast()") == ["own"]
+    assert alone.reduce(value, "mean") is value
+
+
+@pytest.mark.parametrize("total", [1, 2, 7, 12])
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_each_sample_is_validated_and_only_with_too_few_twice(total: int, size: int) -> None:
+    parts = [[*RankSampler(range(total), lambda r=rank: (r, size))] for rank in range(size)]
+    assert {each for part in parts for each in part} == set(range(total))
+    assert all(parts)
+    assert total < size or sum(map(len, parts)) == total
+
+
+def test_a_validation_is_divided_anew_when_the_size_has_changed() -> None:
+    place = (0, 2)
+    sampler = RankSampler(range(6), lambda: place)
+    assert [*sampler] == [0, 2, 4]
+    place = (1, 3)
+    assert [*sampler] == [1, 4]
+    assert len(sampler) == 2
+
+
+def test_only_plain_loaders_of_validation_data_are_divided() -> None:
+    def rebuilt(loader: Any, sampler: RankSampler) -> list[int]:
+        return [*sampler]
+
+    def place() -> tuple[int, int]:
+        return 1, 2
+
+    own = DataLoader(range(4), sampler=WeightedRandomSampler([1.0] * 4, 4))
+    assert shared(DataLoader(range(4)), place, rebuilt) == [1, 3]
+    assert shared(DataLoader(range(4), shuffle=True), place, rebuilt) == [1, 3]
+    assert shared(own, place, rebuilt) is own
+    assert shared([1, 2], place, rebuilt) == [1, 2]
+
+
+def test_a_training_loader_says_whether_it_shuffles() -> None:
+    assert is_shuffled(DataLoader(range(4), shuffle=True))
+    assert is_shuffled(DataLoader(range(4), sampler=RandomSampler(range(4))))
+    assert not is_shuffled(DataLoader(range(4), sampler=SequentialSampler(range(4))))
+    assert not is_shuffled(DataLoader(range(4), batch_size=2))
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"sampler": WeightedRandomSampler([1.0] * 4, 4)}, "a WeightedRandomSampler; edl decides"),
+        ({"sampler": RandomSampler(range(4), replacement=True)}, "a RandomSampler; edl decides"),
+        ({"sampler": RandomSampler(range(4), num_samples=2)}, "a RandomSampler; edl decides"),
+        ({"batch_sampler": [[0, 1], [2, 3]]}, "a batch sampler of its own; edl decides"),
+        ({"batch_size": None}, "no batch_size; edl decides"),
+        ({"batch_size": 2, "drop_last": True}, "drop_last=True, and edl trains every sample"),
+    ],
+)
+def test_a_training_loader_that_chooses_samples_is_refused(
+    options: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(UsageError, match=f"the training loader has {why}"):
+        is_shuffled(DataLoader(range(4), **options))
+
+
+@pytest.mark.parametrize(
+    ("fit", "why"),
+    [
+        (Fit(is_automatic=False), "must leave optimization to Lightning"),
+        (Fit(callbacks=("Callback", "BatchSizeFinder")), "BatchSizeFinder does not work: it tr"),
+        (Fit(callbacks=("StochasticWeightAveraging",)), "averaged weights do not reach newcomers"),
+        (Fit(reloads_every=2), "leave out reload_dataloaders_every_n_epochs=2"),
+        (Fit(takes_iterator=True), "cannot take a dataloader_iter"),
+    ],
+)
+def test_what_cannot_follow_the_job_is_refused_with_what_to_do(fit: Fit, why: str) -> None:
+    found = why_refused(fit)
+    assert found is not None
+    assert why in found
+
+
+def test_usual_callbacks_are_not_refused() -> None:
+    usual = ("Callback", "EarlyStopping", "LearningRateMonitor", "ModelCheckpoint", "Timer")
+    assert why_refused(Fit(callbacks=usual)) is None
+
+
+def test_without_lightning_one_sentence_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import edl.lightning
+
+    monkeypatch.setitem(__import__("sys").modules, "lightning", None)
+    with pytest.raises(UsageError, match=r"install edl-horovod\[lightning\]"):
+        _ = edl.lightning.ElasticStrategy
+    with pytest.raises(AttributeError, match="no attribute 'Strategy'"):
+        _ = edl.lightning.Strategy
