@@ -18,7 +18,6 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import CSVLogger
-from torchmetrics import Metric
 
 import edl.torch as edl
 from edl.errors import UsageError
@@ -26,6 +25,7 @@ from edl.framework.process import current_worker
 from edl.lightning.trainer_state import stand_before_epoch
 from edl.torch.api import end_batch
 from edl.torch.lr_schedule import InSamples
+from edl.torch.metric_sync import is_metric
 
 logger = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ class ElasticLoop:
         trainer._logger_connector.reset_results()
         trainer._logger_connector.reset_metrics()
         for module in trainer.lightning_module.modules():
-            if isinstance(module, Metric):
+            if is_metric(module):
                 module.reset()
 
     # --- the data fetcher of Lightning's epoch loop

@@ -20,7 +20,6 @@ from lightning.pytorch.plugins import CheckpointIO, Precision
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities.data import _update_dataloader as _rebuilt
-from torchmetrics import Metric
 
 import edl.torch as edl
 from edl.errors import UsageError
@@ -31,6 +30,7 @@ from edl.lightning.environment import ElasticEnvironment
 from edl.lightning.loaders import LoaderView, shared, training_loader
 from edl.lightning.loop import ElasticLoop
 from edl.lightning.trainer_state import TrainerState
+from edl.torch.metric_sync import is_metric
 
 PREPARE_TIMEOUT_S = 3600.0  # for the other workers of the host, which may download
 
@@ -158,10 +158,8 @@ class ElasticStrategy(ParallelStrategy):
             current_worker().check_trains()
             self._loop = ElasticLoop(trainer, self._the_loader)
         super().setup(trainer)
-        for each in module.modules():
-            if isinstance(each, Metric) and each.dist_sync_fn is None:
-                each.dist_sync_fn = edl.gather_each
-                each.distributed_available_fn = self._is_shared
+        if any(map(is_metric, module.modules())):
+            edl.sync_metrics(module)
         if self._loop is not None and trainer.state.fn == TrainerFn.FITTING:
             for optimizer in self.optimizers:
                 edl.Optimizer(optimizer, module)

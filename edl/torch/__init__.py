@@ -52,6 +52,7 @@ from edl.torch.horovod_names import *  # noqa: F403 - for scripts written for Ho
 from edl.torch.loader import DataLoader
 from edl.torch.lr_schedule import LRSchedule, in_samples
 from edl.torch.lr_tuner import LRTuner
+from edl.torch.metric_sync import sync_metrics
 from edl.torch.optimizer import Optimizer
 from edl.torch.weights import load_weights
 
@@ -89,6 +90,7 @@ __all__ = [
     "size",
     "step",
     "sum",
+    "sync_metrics",
     "track",
 ]
 __all__ += ["elastic", *horovod_names.__all__]

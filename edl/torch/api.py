@@ -148,6 +148,13 @@ def end_batch() -> None:
         optimizers.end_batch()
 
 
+def exchanges() -> bool:
+    """Return whether :func:`exchange` asks other workers: the job trains, and has several."""
+    worker = current_worker()
+    trains = worker.loader.progress.has_state and not (worker.finished or worker.warming_up)
+    return trains and _of_this_job() is not None and not worker.ring.alone
+
+
 def exchange(payload: bytes) -> list[bytes]:
     """Send ``payload`` to all workers, in a step or between two; return all payloads in rank order.
 
@@ -164,13 +171,10 @@ def exchange(payload: bytes) -> list[bytes]:
         WorkerEvicted, JobFailed: this worker or the job cannot go on.
     """
     worker, optimizers = current_worker(), _of_this_job()
-    trains = worker.loader.progress.has_state and not (worker.finished or worker.warming_up)
-    if optimizers is None or not trains:
+    if optimizers is None or not exchanges():
         return [payload]
     if not worker.loader.open:
         return worker.exchange_bytes(payload)
-    if worker.ring.alone:
-        return [payload]
     if (in_step := optimizers.exchange()) is None:
         raise UsageError(AFTER_REDUCTION)
     return in_step(payload)

@@ -19,9 +19,8 @@ def gather_each(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
 
     All workers call it at the same point of the script, between two steps. The shapes of their
     tensors may differ. While a newcomer warms up, and in a job of one worker, the list has the
-    worker's own tensor only. A metric of torchmetrics can use it to gather its state::
-
-        Accuracy(..., dist_sync_fn=edl.gather_each, distributed_available_fn=edl.is_initialized)
+    worker's own tensor only. It fits ``dist_sync_fn`` of torchmetrics;
+    :func:`edl.torch.sync_metrics` sends all states of a metric at once.
 
     Args:
         tensor: a tensor on any device and of any shape; the returned tensors are on the same

@@ -117,7 +117,7 @@ for epoch in loader.epochs(9):
         if edl.step() == 6:
             loader.stop()
             break
-assert over == [False, False, False, True, False, True], over
+assert over == [False, False, False, True, False, False], over
 assert (epoch, edl.step()) == (1, 6) and edl.current_worker().finished
 """,
         "",
