@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from paths import ROOT, SCRIPTS
 from scenario import Scenario, scenario
 
 from edl.testing.job import WAIT_S
+from edl.testing.throttle import Throttle
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 
@@ -28,10 +30,13 @@ class LightningJob(Scenario):
     session_s = 10.0
 
     def begin(self, np: int, max_np: int, min_np: int = 1) -> None:
+        self.prepare()
+        super().begin(np, max_np, min_np)
+
+    def prepare(self) -> None:
         self.python = lightning_python()
         # Without tests/site, which takes matplotlib away: torchmetrics imports it.
         self.environment |= {"EDL_TEMPLATE": "0", "PYTHONPATH": str(ROOT)}
-        super().begin(np, max_np, min_np)
 
     def of_rank(self, rank: int) -> str:
         """Return the name of a worker."""
@@ -109,6 +114,29 @@ def test_values_of_a_validation_batch_are_not_exchanged(tmp_path: Path, zk_hosts
         job.hurry()
         assert job.end(job.end_s) == 1
         assert "log with on_step=False, on_epoch=True, sync_dist=True" in job.output()
+
+
+@pytest.mark.parametrize("words", [(), ("--part",)], ids=["whole", "part"])
+def test_much_that_a_trainer_can_do(words: tuple[str, ...], tmp_path: Path, zk_hosts: str) -> None:
+    """A datamodule, batch norm, a plateau, a timer, other accumulation: the workers end alike."""
+    job = LightningJob(tmp_path, zk_hosts)
+    job.prepare()
+    job.throttle(Throttle(0.5, 40, 4.0))
+    try:
+        job.run(SCRIPTS / "lightning_more.py", "--out", str(tmp_path), *words, np=2, max_np=2)
+        job.wait_for_step(2)
+        job.hurry()
+        assert job.end() == 0, job.describe("it failed")
+        ends = re.findall(r"ends with (.*)", job.output())
+    finally:
+        job.close()
+    assert len(ends) == 2
+    assert len({*ends}) == 1, ends
+    prepared = (tmp_path / "prepared").read_text().split()
+    assert prepared[1::2] == ["begins", "ends"] * 4  # fit and validate
+    assert prepared[0::4] == prepared[2::4], "one after another"
+    epochs = "{0: 6, 1: 6, 2: 6, 3: 6}, 8" if words else "{0: 12, 1: 12, 2: 12, 3: 12}, 4"
+    assert ends[0].endswith(epochs.replace("}, ", "} ")), ends[0]
 
 
 REFUSED = {
