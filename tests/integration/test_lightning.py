@@ -108,6 +108,23 @@ def test_all_workers_die_and_the_trainer_goes_on(tmp_path: Path, zk_hosts: str) 
     check_metrics(reports, job.samples)
 
 
+def test_a_death_in_a_validation(tmp_path: Path, zk_hosts: str) -> None:
+    """What the dead worker was to validate is missing in that validation, and in no other."""
+    hold = tmp_path / "hold"
+    hold.touch()
+    more = ("--hold", str(hold))
+    with scenario(
+        tmp_path, zk_hosts, np=3, max_np=3, kind=LightningJob, samples=60, more=more
+    ) as job:
+        job.until(lambda: all(f"[w{n}] validates" in job.output() for n in range(3)), "validation")
+        job.kill(job.of_rank(0))
+        hold.unlink()
+        job.wait(lambda now: now["evicted"], "death")
+        reports = job.prove()
+    seen = {tuple(epoch["val_seen"] for epoch in report["epochs"]) for report in reports}
+    assert (40.0, 60.0, 60.0, 60.0) in seen
+
+
 def test_values_of_a_validation_batch_are_not_exchanged(tmp_path: Path, zk_hosts: str) -> None:
     more = ("--each-validation-batch",)
     with scenario(tmp_path, zk_hosts, np=2, kind=LightningJob, samples=80, more=more) as job:

@@ -4,6 +4,9 @@ Validation counts, too: `val_count` is the mean of how often the samples were tr
 `val_seen`, a metric of torchmetrics, how many samples all workers have validated together.
 """
 
+import time
+from pathlib import Path
+
 import lightning as L
 import torch
 import torchmetrics
@@ -24,6 +27,7 @@ options.add_argument("--stop-after", type=int, help="epochs: by EarlyStopping")
 options.add_argument("--ckpt", help="of Lightning, to begin with")
 options.add_argument("--check-every", type=float, default=1.0)
 options.add_argument("--precision", default="32-true")
+options.add_argument("--hold", type=Path, help="validation stands still as long as it exists")
 options.add_argument("--each-validation-batch", action="store_true", help="exchange something")
 
 
@@ -43,6 +47,10 @@ class Counting(L.LightningModule):
         return loss
 
     def validation_step(self, indices, batch_idx):
+        if args.hold and not self.trainer.sanity_checking and args.hold.exists():
+            print("validates", flush=True)
+            while args.hold.exists():
+                time.sleep(0.05)
         self.seen(len(indices))
         self.log("val_count", self.model.count[indices].double().mean(), sync_dist=True)
         each = {"on_step": True, "on_epoch": True} if args.each_validation_batch else {}
