@@ -102,7 +102,7 @@ def test_the_verb(tmp_path: Path) -> None:
     file = tmp_path / "timeline.json"
     done = CliRunner().invoke(app, ["timeline", str(file)])
     assert done.exit_code == 0, done.output
-    lines = done.output.replace("\n", " ")
+    lines = " ".join(done.output.split())
     assert "2 rings; open it in Perfetto" in lines
     assert "generation 7 is left out: it is of an earlier run" in lines
     assert "generation 2 ends where its writer was killed" in lines
