@@ -33,6 +33,7 @@ AFTER_REDUCTION = (
 
 _optimizers: Optimizers | None = None  # once there is one
 _replica: TorchReplica | None = None
+_loss_look: LossLook | None = None
 
 watch_schedulers()  # a script may make one before edl.init()
 synchronise_batch_norm(lambda: None if (found := _of_this_job()) is None else found.exchange())
@@ -123,6 +124,12 @@ def no_sync() -> Iterator[None]:
         yield
 
 
+def skip_loss_check() -> None:
+    """Do not warn of losses that are no means over samples, because the caller weights them."""
+    if _loss_look is not None:
+        _loss_look.end()
+
+
 def begin_loop() -> None:
     """Record the parameter groups and ``requires_grad`` flags with which the epoch loop begins.
 
@@ -211,7 +218,7 @@ def attach_optimizer(
             optimizers, or one that takes two backward passes for an update (SAM), and one has
             ``passes_per_step`` > 1.
     """
-    global _optimizers, _replica
+    global _optimizers, _replica, _loss_look
     worker, last_step = current_worker(), LastStep()
     worker.check_trains()
     is_first = _of_this_job() is None
@@ -221,7 +228,8 @@ def attach_optimizer(
         replica = TorchReplica(model, optimizer, last_step)
         process.attach_replica(replica)
         see_scalers(lambda scaler: _see_scaler(optimizers, replica, scaler))
-        LossLook(worker).begin()
+        _loss_look = LossLook(worker)
+        _loss_look.begin()
         _replica = replica
     else:
         _replica.add(model, optimizer, last_step)

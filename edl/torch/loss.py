@@ -62,11 +62,15 @@ class LossLook:
         def backward(tensors: Any, *arguments: Any, **named: Any) -> None:
             if self._left > 0:
                 self._look(tensors)
-                if self._left == 0 and torch.autograd.backward is backward:
-                    torch.autograd.backward = self._plain
+            if self._left == 0 and torch.autograd.backward is backward:
+                torch.autograd.backward = self._plain
             return self._plain(tensors, *arguments, **named)
 
         torch.autograd.backward = backward
+
+    def end(self) -> None:
+        """Check no further losses; call this where another weighting of the losses is known."""
+        self._left = 0
 
     def _look(self, tensors: Any) -> None:
         worker = self._worker

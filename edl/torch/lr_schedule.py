@@ -204,17 +204,27 @@ class InSamples:
     Args:
         scheduler: the scheduler that counts steps.
         batch: the number of samples that count as one step.
+        epoch: the number of samples in an epoch. The samples that are left over at the end of each
+            epoch count as one more step. None: epochs make no difference.
     """
 
-    def __init__(self, scheduler: LRScheduler, batch: int) -> None:
+    def __init__(self, scheduler: LRScheduler, batch: int, epoch: int | None = None) -> None:
         self.scheduler = scheduler
         self.batch = batch
+        self.epoch = epoch
         self._begun = step_count(scheduler)
         counts_samples(scheduler)
         before_each_update(scheduler.optimizer, self._advance, "edl.in_samples")
 
+    def steps_of(self, samples: int) -> int:
+        """Return how many steps the scheduler has made when the job has trained ``samples``."""
+        if self.epoch is None:
+            return self._begun + samples // self.batch
+        epochs, rest = divmod(samples, self.epoch)
+        return self._begun + epochs * -(-self.epoch // self.batch) + rest // self.batch
+
     def _advance(self, update: Update) -> None:
-        while step_count(self.scheduler) < self._begun + update.before // self.batch:
+        while step_count(self.scheduler) < self.steps_of(update.before):
             self.scheduler.step()
 
     def step(self) -> None:

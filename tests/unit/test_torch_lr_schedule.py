@@ -17,7 +17,7 @@ from edl.errors import UsageError
 from edl.schedules import Constant, Linear, Scaling
 from edl.testing.noise import known_noise
 from edl.torch import lr_schedule, schedulers
-from edl.torch.lr_schedule import LRSchedule, in_samples
+from edl.torch.lr_schedule import InSamples, LRSchedule, in_samples
 from edl.torch.schedulers import Schedulers
 from edl.worker.loader_steps import Update
 
@@ -146,6 +146,15 @@ def test_a_chain_of_pytorchs_counts_them_too(job: Job) -> None:
     rates = [job.train(sgd, 10)[0] for _ in range(6)]
     assert rates == [1.0, 1.0, 0.5, 0.5, 0.125, 0.125]
     assert chain.get_last_lr() == [0.125]
+
+
+def test_samples_left_over_at_the_end_of_an_epoch_count_as_a_step() -> None:
+    """As in a plain loop: 97 samples are 12 batches of 8 and one of a single sample."""
+    scheduler = InSamples(lr.StepLR(elastic_sgd(rate=1.0), 1), batch=8, epoch=97)
+    assert [scheduler.steps_of(samples) for samples in (0, 7, 8, 96, 97, 105, 194)] == [
+        *(0, 0, 1, 12, 13, 14, 26)
+    ]
+    assert InSamples(lr.StepLR(elastic_sgd(rate=1.0), 1), batch=8).steps_of(194) == 24
 
 
 @pytest.mark.parametrize(
