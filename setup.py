@@ -35,6 +35,7 @@ setup(
         "torch": ["torch>=2.1"],
         "tensorflow": ["tensorflow>=2.16", "tensorboard>=2.16"],
         "lightning": ["lightning>=2.6,<2.7", "torchmetrics>=1.4"],  # of edl.lightning
+        "huggingface": ["torch>=2.1", "transformers>=5.24,<6", "accelerate>=1.15,<2"],
         "parquet": ["pyarrow>=15"],
         "api": ["fastapi>=0.115,<1", "uvicorn>=0.30,<1"],  # of `edl cluster start --api`
         "dashboard": ["starlette>=0.40,<2", "uvicorn>=0.30,<1"],  # of `edl dashboard`

@@ -1,0 +1,51 @@
+"""Train with Hugging Face's ``Trainer`` on workers that may join and leave during the training.
+
+A script calls ``edl.init()`` at its top, and changes one import::
+
+    import edl.torch as edl
+
+    edl.init()
+
+    from edl.huggingface import Trainer
+    from transformers import TrainingArguments
+
+    trainer = Trainer(model=model, args=TrainingArguments(...), train_dataset=dataset)
+    trainer.train()
+
+:class:`ElasticTrainerMixin` makes a further subclass of ``transformers.Trainer`` elastic. No other
+package of edl imports this one. See docs/guides/huggingface.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from edl.errors import UsageError
+
+if TYPE_CHECKING:
+    from edl.huggingface.trainer import ElasticTrainerMixin, Seq2SeqTrainer, Trainer
+
+__all__ = ["ElasticTrainerMixin", "Seq2SeqTrainer", "Trainer"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name of ``__all__`` when a script first asks for it.
+
+    Raises:
+        AttributeError: the package has no such name.
+        UsageError: transformers or accelerate is not installed.
+    """
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        found = getattr(importlib.import_module("edl.huggingface.trainer"), name)
+    except ModuleNotFoundError as error:
+        if error.name not in ("transformers", "accelerate"):
+            raise
+        raise UsageError(
+            f"edl.huggingface needs {error.name}, which is not installed here; install the extra, "
+            "pip install 'edl-horovod[huggingface]'"
+        ) from error
+    globals()[name] = found
+    return found

@@ -1,0 +1,82 @@
+"""Keep a ``Trainer``'s state at the position of the job, by a callback that runs before others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import transformers
+
+import edl.torch.api
+from edl.core.step.steps_left import steps_left
+from edl.framework import process
+
+
+class JobCallback(transformers.TrainerCallback):
+    """A callback of a ``Trainer`` that writes the job's epoch, end and rank into its state.
+
+    It is the first one, so that all other callbacks see the job's values.
+
+    Args:
+        trainer: the ``Trainer``.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._was_rank_0 = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Write this worker's rank into ``state``, before progress bars and writers are made."""
+        self._write_rank(state)
+        self._was_rank_0 = state.is_world_process_zero
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Write the rank of this worker in the present ring into ``state``."""
+        self.follow_rank(args, state, control)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Write the job's epoch and the estimate of its last step into ``state``.
+
+        After the last step of the training ``state.max_steps`` is that step, so that other
+        callbacks evaluate and save as at the end of any training.
+        """
+        self.follow_rank(args, state, control)
+        edl.torch.api.end_batch()
+        progress = process.current_worker().loader.progress
+        ledger, source = progress.ledger, progress.source
+        if not source.known_total:  # a stream
+            state.epoch = float(ledger.epoch)
+            return
+        state.epoch = ledger.epoch + ledger.done / ledger.total
+        if args.max_steps > 0:
+            return
+        batch = source.batching.of_all(process.size()) * args.gradient_accumulation_steps
+        left = steps_left(args.num_train_epochs, ledger.epoch, ledger.done, ledger.total, batch)
+        state.max_steps = state.global_step + left
+        for one in self._trainer.callback_handler.callbacks:
+            bar = getattr(one, "training_bar", None)
+            if bar is not None:
+                bar.total = state.max_steps
+
+    @staticmethod
+    def _write_rank(state: Any) -> None:
+        state.is_world_process_zero = state.is_local_process_zero = process.rank() == 0
+
+    def follow_rank(self, args: Any, state: Any, control: Any) -> None:
+        """Write this worker's rank into ``state``.
+
+        If it has become rank 0, it begins to show progress and to report: the progress bar and the
+        integrations of Hugging Face (TensorBoard, wandb, ...) begin here as at the beginning of a
+        training.
+        """
+        self._write_rank(state)
+        if self._was_rank_0 or not state.is_world_process_zero:
+            return
+        self._was_rank_0 = True
+        handler = self._trainer.callback_handler
+        every = handler.callbacks
+        reporting = ("transformers.trainer_callback", "transformers.integrations")
+        handler.callbacks = [one for one in every if type(one).__module__.startswith(reporting)]
+        try:
+            handler.call_event("on_train_begin", args, state, control)
+        finally:
+            handler.callbacks = every

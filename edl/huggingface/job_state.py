@@ -1,0 +1,84 @@
+"""Share the state of a ``Trainer`` with newcomers: steps, logs, best metric, callbacks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+# Fields of TrainerState that each worker has for itself.
+OWN = ("is_local_process_zero", "is_world_process_zero", "stateful_callbacks")
+# Attributes of a Trainer that it sets when it begins to train, and that are the job's here.
+TOTALS = (
+    "_total_loss_scalar",
+    "_globalstep_last_logged",
+    "_initial_global_step",
+    "_initial_num_input_tokens_seen",
+)
+
+
+class TrainerJobState:
+    """The part of a ``Trainer`` that a newcomer must know, as ``edl.track`` sends it.
+
+    It has the fields of ``TrainerState`` (the step, the history of logs, the best metric), the
+    totals from which means are logged, and the states of callbacks that derive from
+    ``ExportableState``, such as ``EarlyStoppingCallback``.
+
+    Args:
+        trainer: the ``Trainer``.
+
+    Attributes:
+        edl_compared: False: the workers' states are not compared, because each worker logs the time
+            that it has measured itself.
+    """
+
+    edl_compared = False
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._totals: dict[str, Any] = {}
+
+    def state_dict(self) -> dict[str, str]:
+        """Return the state as one JSON text."""
+        fields = dataclasses.asdict(self._trainer.state)
+        state = {
+            "state": {name: value for name, value in fields.items() if name not in OWN},
+            "totals": {name: getattr(self._trainer, name, 0) for name in TOTALS},
+            "callbacks": [
+                [type(one).__name__, one.state().get("attributes", {})]
+                for one in self._exportable()
+            ],
+        }
+        return {"json": json.dumps(state)}
+
+    def load_state_dict(self, state: dict[str, str]) -> None:
+        """Load ``state``, a result of :meth:`state_dict`, into this worker's ``Trainer``.
+
+        A callback gets the state of the one with the same class and the same place among those of
+        its class. The totals are kept until :meth:`put_totals`.
+        """
+        found = json.loads(state["json"])
+        for name, value in found["state"].items():
+            setattr(self._trainer.state, name, value)
+        self._totals = found["totals"]
+        waiting = list(found["callbacks"])
+        for one in self._exportable():
+            match = next((each for each in waiting if each[0] == type(one).__name__), None)
+            if match is not None:
+                waiting.remove(match)
+                for name, value in match[1].items():
+                    setattr(one, name, value)
+
+    def put_totals(self) -> None:
+        """Set the job's totals in the ``Trainer``, which has set its own when it began to train.
+
+        Nothing happens on a worker that has received no state.
+        """
+        for name, value in self._totals.items():
+            setattr(self._trainer, name, value)
+        self._totals = {}
+
+    def _exportable(self) -> list[Any]:
+        """Return the callbacks that can export their state, in their order."""
+        callbacks = self._trainer.callback_handler.callbacks
+        return [one for one in callbacks if hasattr(one, "state") and callable(one.state)]

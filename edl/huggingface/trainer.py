@@ -1,0 +1,482 @@
+"""Provide ``edl.huggingface.Trainer``: Hugging Face's ``Trainer``, with workers that come and go.
+
+:class:`ElasticTrainerMixin` overrides methods of ``transformers.Trainer`` (tried with release
+5.24). The loop of each epoch, the callbacks, the clipping and the logs stay Hugging Face's own. It
+changes where batches come from, when an epoch and the training end, which worker saves and logs,
+and what a newcomer does before it joins.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import transformers
+
+import edl.framework.needs_horovod
+import edl.torch
+from edl.core.step.label_weights import Counts, batch_factor, step_factor
+from edl.errors import UsageError
+from edl.framework import process
+from edl.huggingface.callback import JobCallback
+from edl.huggingface.job_state import TrainerJobState
+from edl.huggingface.messages import from_all, from_rank_0
+from edl.huggingface.process_state import follow_rank, use_one_device, without_wrapper
+from edl.huggingface.refused import ONE_TRAINING, option_text, refused_model, refused_option
+from edl.torch.api import exchange, skip_loss_check
+from edl.torch.lr_schedule import InSamples
+
+# What the mixin overrides is of the class that follows it in the bases of a subclass.
+Base: Any = transformers.Trainer if TYPE_CHECKING else object
+
+logger = logging.getLogger(__name__)
+
+MANY = sys.maxsize  # steps of an epoch, whose true number is known at its end
+NO_RESUME = (
+    "trainer.train(resume_from_checkpoint=...) would train samples of the interrupted epoch twice; "
+    "call edl.checkpoint(directory) before train(), and continue with `edl run --resume`, which "
+    "goes on at the exact sample; or begin a new training with the weights, "
+    "from_pretrained(checkpoint)"
+)
+IGNORED = (
+    "trainer.train(resume_from_checkpoint=...) is ignored: this script calls edl.checkpoint, which "
+    "continues at the exact sample when the job is started with `edl run --resume`"
+)
+OWN_SAMPLER = (
+    "{kind} overrides _get_train_sampler(), and the job's ledger decides which worker trains what; "
+    "leave the method out, and order or repeat the samples in the data set"
+)
+
+
+class ElasticTrainerMixin(Base):
+    """A mixin that makes a subclass of ``transformers.Trainer`` train in an elastic job.
+
+    Write it before the class: ``class MyTrainer(ElasticTrainerMixin, SFTTrainer)``. The constructor
+    calls ``edl.init()`` if the script has not.
+
+    Raises:
+        UsageError: from the constructor, for options that cannot work in an elastic job; from
+            :meth:`train`, for a second training and for ``resume_from_checkpoint``.
+    """
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        if not edl.torch.is_initialized():
+            edl.torch.init()
+        args = named.get("args", arguments[1] if len(arguments) > 1 else None)
+        if args is not None:
+            self._check(args, named.get("model", arguments[0] if arguments else None))
+        super().__init__(*arguments, **named)
+        self._check(self.args, self.model)
+        follow_rank()
+        edl.torch.on_resize(lambda *_: follow_rank())
+        self._job_state = TrainerJobState(self)
+        self._job_callback = JobCallback(self)
+        self.callback_handler.callbacks.insert(0, self._job_callback)
+        self._loader: edl.torch.DataLoader | None = None
+        self._epochs: Iterator[int] = iter(())
+        self._epoch: int | None = None  # the job's, while this worker trains
+        self._joined = False  # this worker has joined a job that trained
+        self._in_epoch = False
+        self._counted = [0, 0]  # samples and labels of the open step
+        self._loss_factor = 1.0
+        self._steps_per_epoch = 0  # of Trainer's schedule, once the training begins
+        self.current_flos: float = 0
+        self._begin_mean_loss()
+
+    @staticmethod
+    def _check(args: Any, model: Any) -> None:
+        """Raise UsageError for options or a model that cannot work in an elastic job."""
+        why = refused_option(args) or refused_model(model)
+        if why is not None:
+            raise UsageError(why)
+        use_one_device(args)
+        follow_rank()
+
+    # --- the beginning
+
+    def train(self, resume_from_checkpoint: Any = None, *arguments: Any, **named: Any) -> Any:
+        """Train as ``transformers.Trainer.train`` does, while workers come and go.
+
+        Args:
+            resume_from_checkpoint: None or False. A newcomer ignores a value, because it gets the
+                job's state; so does a job with ``edl.checkpoint``, which resumes by that.
+            arguments: further arguments of ``transformers.Trainer.train``.
+            named: further arguments of ``transformers.Trainer.train``, by name.
+
+        Raises:
+            UsageError: the job has trained before, or is to resume from a checkpoint of Hugging
+                Face's.
+        """
+        if self._loader is not None:
+            raise UsageError(f"trainer.train() was called before: {ONE_TRAINING}")
+        if resume_from_checkpoint and not edl.torch.is_warming_up():
+            if not process.current_worker().checkpointing.saves:
+                raise UsageError(NO_RESUME)
+            logger.warning("%s", IGNORED)
+        return super().train(None, *arguments, **named)
+
+    def hyperparameter_search(self, *_: Any, **__: Any) -> Any:
+        """Refuse a search, which trains several times.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(f"edl.huggingface.Trainer has no hyperparameter_search(): {ONE_TRAINING}")
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Create the accelerator, whose ``backward`` weights a loss that is a mean over labels."""
+        super().create_accelerator_and_postprocess()
+        backward = self.accelerator.backward
+        self.accelerator.backward = lambda loss, **named: backward(
+            loss if self._loss_factor == 1.0 else loss * self._loss_factor, **named
+        )
+
+    def get_train_dataloader(self) -> Any:
+        """Return edl's loader of the training data set, made as the script's options say."""
+        if self.train_dataset is None:
+            return super().get_train_dataloader()  # which raises its error
+        if type(self)._get_train_sampler is not transformers.Trainer._get_train_sampler:
+            raise UsageError(OWN_SAMPLER.format(kind=type(self).__name__))
+        dataset, collate = self.train_dataset, self.data_collator
+        has_length = hasattr(dataset, "__len__")
+        if has_length and hasattr(dataset, "remove_columns"):  # of the library datasets
+            dataset = self._remove_unused_columns(dataset, description="training")
+        else:
+            collate = self._get_collator_with_removed_columns(collate, description="training")
+        args = self.args
+        options: dict[str, Any] = {}
+        if args.dataloader_num_workers > 0:
+            options = {
+                "prefetch_factor": args.dataloader_prefetch_factor,
+                "multiprocessing_context": args.dataloader_multiprocessing_context,
+            }
+        return edl.torch.DataLoader(
+            dataset,
+            batch_size=self._train_batch_size,
+            shuffle=has_length and option_text(args.train_sampling_strategy) == "random",
+            seed=args.seed if args.data_seed is None else args.data_seed,
+            num_workers=args.dataloader_num_workers,
+            collate_fn=collate,
+            pin_memory=args.dataloader_pin_memory and torch.cuda.is_available(),
+            **options,
+        )
+
+    def set_initial_training_values(self, args: Any, dataloader: Any) -> tuple[Any, ...]:
+        """Return the numbers of the training, without a limit to the number of epochs.
+
+        The job's loader ends the training. ``max_steps`` is computed for the number of workers with
+        which the job began, as an estimate, unless the script gives it.
+        """
+        values = super().set_initial_training_values(args, dataloader)
+        self._steps_per_epoch = values[1]
+        return MANY, *values[1:]
+
+    def create_optimizer(self, *arguments: Any, **named: Any) -> Any:
+        """Create the optimizer, which applies the mean gradient of all workers."""
+        optimizer = super().create_optimizer(*arguments, **named)
+        raw = without_wrapper(optimizer)
+        if not hasattr(raw, "synchronize"):
+            passes = self.args.gradient_accumulation_steps
+            edl.torch.Optimizer(raw, self.model, backward_passes_per_step=passes)
+        return optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Create the LR scheduler, which counts samples if the script trains by epochs.
+
+        So warm-up and decay keep their places in the data when the number of steps changes with
+        the number of workers. With ``max_steps`` it counts steps.
+        """
+        raw = without_wrapper(self.optimizer if optimizer is None else optimizer)
+        scheduler = super().create_scheduler(num_training_steps, raw)
+        if self._created_lr_scheduler and self.args.max_steps <= 0 and self._steps_per_epoch:
+            self.lr_scheduler = self._in_samples(scheduler)
+        return self.lr_scheduler
+
+    def _in_samples(self, scheduler: Any) -> Any:
+        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) or not isinstance(
+            scheduler, torch.optim.lr_scheduler.LRScheduler
+        ):
+            return scheduler
+        samples = len(self.train_dataset)
+        batch = math.ceil(samples / self._steps_per_epoch)
+        return InSamples(scheduler, batch, samples)
+
+    def _prepare_for_training(
+        self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any
+    ) -> tuple[Any, Any]:
+        """Prepare model and optimizer; bring this worker to the job's state.
+
+        A newcomer trains its warm-up batch here, before callbacks see anything, and joins.
+
+        Raises:
+            UsageError: a subclass has made another loader than edl's.
+        """
+        if not isinstance(train_dataloader, edl.torch.DataLoader):
+            raise UsageError(
+                "get_train_dataloader() of this trainer returns a "
+                f"{type(train_dataloader).__name__}; let it return edl.DataLoader(dataset, "
+                "batch_size=..., shuffle=...), which divides the samples among the workers"
+            )
+        model, _ = super()._prepare_for_training(max_steps, train_dataloader, None)
+        self._loader = train_dataloader
+        edl.torch.track(**{"edl.huggingface.Trainer": self._job_state})
+        args = self.args
+        by_steps = args.max_steps > 0
+        self.state.num_train_epochs = math.ceil(args.num_train_epochs)
+        self._epochs = train_dataloader.epochs(
+            None if by_steps else math.ceil(args.num_train_epochs),
+            max_steps=args.max_steps if by_steps else None,
+        )
+        self._joined = edl.torch.is_warming_up()
+        self._epoch = next(self._epochs, None)
+        if edl.torch.is_warming_up():
+            self._warm_up(model, train_dataloader)
+            self._epoch = next(self._epochs, None)
+        follow_rank()
+        return model, train_dataloader
+
+    def _warm_up(self, model: Any, loader: Any) -> None:
+        """Train the newcomer's warm-up step, without callbacks; its result is discarded."""
+        passes = self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
+        for number, inputs in enumerate(loader, start=1):
+            last = number % passes == 0
+            self.accelerator.gradient_state._set_sync_gradients(last)
+            self.training_step(model, inputs)
+            if last:
+                if self.args.max_grad_norm > 0:
+                    self._clip_grad_norm(model)
+                self.optimizer.step()
+                model.zero_grad()
+        self._begin_mean_loss()
+
+    # --- the loop
+
+    def _run_epoch(self, **arguments: Any) -> None:
+        """Train one epoch of the job, or what is left of it when this worker joins."""
+        if self._epoch is None:
+            self.control.should_training_stop = True
+            return
+        self._job_state.put_totals()
+        arguments |= {
+            "epoch": self._epoch,
+            "steps_in_epoch": MANY,
+            "num_update_steps_per_epoch": MANY,
+            "resume_from_checkpoint": None,
+        }
+        self._in_epoch = True
+        super()._run_epoch(**arguments)
+        self._end_epoch()
+
+    def _end_epoch(self) -> None:
+        """Go to the job's next epoch, or end the training on all workers together."""
+        assert self._loader is not None
+        if self.control.should_training_stop:
+            self._loader.stop()
+            self._share_mean_loss(self._tr_loss)
+            self.store_flos()
+        self._in_epoch = False
+        self._epoch = next(self._epochs, None)
+        if self._epoch is None:
+            self.control.should_training_stop = True
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
+    ) -> tuple[Any, None]:
+        """Return the batches of one step, which are loaded one after the other.
+
+        The first one is loaded here; it begins the step, and workers come and go before it. At the
+        end of the epoch there is none.
+        """
+        first = next(epoch_iterator, None)
+        if first is None:
+            self.control.should_epoch_stop = True
+            return [], None
+        self._counted = [0, 0]
+        return _BatchGroup(first, epoch_iterator, num_batches), None
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        """Train one batch as ``transformers.Trainer`` does, with its weight in the job's step.
+
+        Returns:
+            The mean loss of the batch, divided by the number of accumulated batches.
+        """
+        passes = self.args.gradient_accumulation_steps
+        self.current_gradient_accumulation_steps = passes
+        samples = edl.torch.batch_weight()
+        labels = self._get_num_items_in_batch([inputs], torch.device("cpu"))
+        scaled, counts = self._is_scaled(labels), []
+        weight = samples
+        if scaled and labels is not None:
+            skip_loss_check()
+            weight = int(labels) if samples else 0
+            self._loss_factor = batch_factor(samples, weight, passes)
+            self._counted[0] += samples
+            self._counted[1] += weight
+            if self.accelerator.gradient_state.sync_gradients:
+                counts = self._counts_of_all()
+        elif scaled:
+            self._loss_factor = 1.0 / passes
+        given = None if labels is None else labels.to(self.args.device)
+        try:
+            loss = super().training_step(model, inputs, given)
+        finally:
+            self._loss_factor = 1.0
+        if counts:
+            averaged = process.current_worker().loader.progress.members
+            self._scale_gradients(step_factor(counts, averaged))
+        mean = loss if scaled else loss * passes
+        self._add_loss(mean, weight)
+        return mean / passes
+
+    def _is_scaled(self, labels: Any) -> bool:
+        """Return whether the loss is left undivided by the number of accumulated batches.
+
+        That is the rule of ``Trainer.training_step``: the loss was divided by the number of labels.
+        """
+        if self.loss_is_scaled_for_ga is not None:
+            return bool(self.loss_is_scaled_for_ga)
+        counts = self.model_accepts_loss_kwargs and labels is not None
+        return counts or self.compute_loss_func is not None
+
+    def _counts_of_all(self) -> list[Counts]:
+        """Exchange what each worker trains in the open step; all call it in its last batch."""
+        own = Counts(process.current_worker().id, *self._counted)
+        answers = exchange(np.array(own, dtype=np.int64).tobytes())
+        return [Counts(*np.frombuffer(one, dtype=np.int64).tolist()) for one in answers]
+
+    def _scale_gradients(self, factor: float) -> None:
+        """Multiply the averaged gradients by ``factor``."""
+        groups = self.optimizer.param_groups
+        gradients = [p.grad for group in groups for p in group["params"] if p.grad is not None]
+        if gradients:
+            torch._foreach_mul_(gradients, factor)
+
+    # --- evaluation, logs, checkpoints
+
+    @property
+    def _shares(self) -> bool:
+        """Whether this worker is between two steps of the training, and can send messages."""
+        return self._in_epoch and not process.current_worker().loader.open
+
+    def _begin_mean_loss(self) -> None:
+        self._loss_sum = torch.zeros(2, dtype=torch.float32)
+        self._tokens = 0
+
+    def _track_num_input_tokens(self, inputs: Any) -> None:
+        """Count the input tokens of this worker, which are added up when the loss is logged."""
+        before = self.state.num_input_tokens_seen
+        super()._track_num_input_tokens(inputs)
+        if edl.torch.batch_weight():
+            self._tokens += self.state.num_input_tokens_seen - before
+        self.state.num_input_tokens_seen = before
+
+    def _add_loss(self, mean: torch.Tensor, weight: int) -> None:
+        """Add a batch to the mean loss that is logged next.
+
+        Args:
+            mean: the mean of the batch's loss, over its labels or samples.
+            weight: how many of them there are; 0 for a padding batch.
+        """
+        added = torch.stack((mean.float() * weight, torch.full_like(mean, weight).float()))
+        if self.args.logging_nan_inf_filter:
+            added = torch.where(torch.isfinite(mean), added, 0.0)
+        self._loss_sum = self._loss_sum.to(added.device) + (added if weight else 0.0)
+
+    def _share_mean_loss(self, tr_loss: torch.Tensor) -> None:
+        """Set ``tr_loss`` to the sum over the steps since the last log of the job's mean loss.
+
+        It is the mean over the samples (or labels) of all present workers. The state gets the
+        number of their input tokens.
+
+        Args:
+            tr_loss: the sum of this worker's losses, a tensor of one element, which is changed.
+        """
+        found = edl.torch.sum({"loss": self._loss_sum, "tokens": torch.tensor(self._tokens)})
+        total, weight = found["loss"].tolist()
+        self.state.num_input_tokens_seen += int(found["tokens"])
+        steps = self.state.global_step - self._globalstep_last_logged
+        tr_loss.fill_(total / weight * steps if weight else 0.0)
+        self._begin_mean_loss()
+
+    def _maybe_log_save_evaluate(self, tr_loss: torch.Tensor, *rest: Any, **named: Any) -> None:
+        """Log the mean loss of all workers, and evaluate and save when it is time."""
+        if self.control.should_log and self.state.global_step > self._globalstep_last_logged:
+            self._share_mean_loss(tr_loss)
+            self._job_callback.follow_rank(self.args, self.state, self.control)
+        super()._maybe_log_save_evaluate(tr_loss, *rest, **named)
+
+    def store_flos(self) -> None:
+        """Add the floating-point operations of all workers to the state."""
+        if self._shares:
+            self.current_flos = sum(from_all(self.current_flos))
+        super().store_flos()
+
+    def evaluation_loop(self, *arguments: Any, **named: Any) -> Any:
+        """Evaluate all of the data on this worker; during the training return rank 0's metrics.
+
+        So early stopping, the best model and ``ReduceLROnPlateau`` decide alike on all workers.
+        """
+        output = super().evaluation_loop(*arguments, **named)
+        if self._shares:
+            numbers = {k: v for k, v in output.metrics.items() if isinstance(v, int | float)}
+            output.metrics.update(from_rank_0(numbers))
+        return output
+
+    def _evaluate(self, *arguments: Any, **named: Any) -> Any:
+        """Evaluate, but not at the start of a newcomer, for which the others would wait."""
+        if self._joined and not self._in_epoch:
+            return {}
+        return super()._evaluate(*arguments, **named)
+
+    def _save_checkpoint(self, *arguments: Any, **named: Any) -> None:
+        """Save a checkpoint of Hugging Face's on rank 0, while the others wait.
+
+        If rank 0 dies meanwhile, the next rank 0 saves it.
+        """
+        self.store_flos()
+        saved = False
+        while True:
+            if self.args.should_save and not saved:
+                self._in_epoch = False  # rank 0 alone stores its operations again
+                super()._save_checkpoint(*arguments, **named)
+                self._in_epoch = saved = True
+            answer = from_rank_0([saved, self.state.best_model_checkpoint])
+            if answer[0]:
+                self.state.best_model_checkpoint = answer[1]
+                return
+
+
+class _BatchGroup:
+    """The batches of one step, each loaded when the one before has been trained.
+
+    Args:
+        first: the first batch.
+        rest: an iterator over the further ones.
+        count: how many batches there are.
+    """
+
+    def __init__(self, first: Any, rest: Iterator[Any], count: int) -> None:
+        self._first = first
+        self._rest = rest
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Any]:
+        yield self._first
+        yield from itertools.islice(self._rest, self._count - 1)
+
+
+class Trainer(ElasticTrainerMixin, transformers.Trainer):
+    """Hugging Face's ``Trainer`` in an elastic job; it takes the same arguments."""
+
+
+class Seq2SeqTrainer(ElasticTrainerMixin, transformers.Seq2SeqTrainer):
+    """Hugging Face's ``Seq2SeqTrainer`` in an elastic job; it takes the same arguments."""

@@ -1,0 +1,118 @@
+"""What edl.huggingface decides without Hugging Face's libraries: refusals, weights, the end."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edl.core.step.label_weights import Counts, batch_factor, step_factor
+from edl.core.step.steps_left import steps_left
+from edl.huggingface.refused import refused_model, refused_option
+
+
+def arguments(**changed: Any) -> SimpleNamespace:
+    """Return options as ``TrainingArguments`` has them by default, with some changed."""
+    defaults = {
+        "deepspeed": None,
+        "fsdp": None,
+        "parallelism_config": None,
+        "auto_find_batch_size": False,
+        "dataloader_drop_last": False,
+        "train_sampling_strategy": "random",
+        "dataloader_in_order": True,
+        "accelerator_config": SimpleNamespace(dispatch_batches=None, split_batches=False),
+        "enable_jit_checkpoint": False,
+        "save_on_each_node": False,
+        "optim": SimpleNamespace(value="adamw_torch_fused"),
+    }
+    return SimpleNamespace(**defaults | changed)
+
+
+def test_usual_options_are_taken() -> None:
+    assert refused_option(arguments()) is None
+    assert refused_option(arguments(train_sampling_strategy="sequential")) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"deepspeed": "ds.json"}, "deepspeed="),
+        ({"fsdp": True}, "fsdp="),
+        ({"parallelism_config": object()}, "parallelism_config="),
+        ({"auto_find_batch_size": True}, "auto_find_batch_size=True"),
+        ({"dataloader_drop_last": True}, "dataloader_drop_last=True"),
+        ({"train_sampling_strategy": SimpleNamespace(value="group_by_length")}, "group_by_length"),
+        ({"dataloader_in_order": False}, "dataloader_in_order=False"),
+        ({"accelerator_config": SimpleNamespace(dispatch_batches=True)}, "dispatch_batches=True"),
+        ({"accelerator_config": SimpleNamespace(split_batches=True)}, "split_batches=True"),
+        ({"enable_jit_checkpoint": True}, "enable_jit_checkpoint=True"),
+        ({"save_on_each_node": True}, "save_on_each_node=True"),
+        ({"optim": "adalomo"}, 'optim="adalomo"'),
+        ({"optim": "galore_adamw_layerwise"}, "layerwise"),
+    ],
+)
+def test_an_option_is_refused_in_one_sentence(changed: dict[str, Any], named: str) -> None:
+    why = refused_option(arguments(**changed))
+    assert why is not None
+    assert named in why
+    assert re.fullmatch(r"edl\.huggingface\.Trainer does not take [^\n]*; [^\n]*[^.]", why), why
+
+
+def test_a_sharded_model_is_refused() -> None:
+    assert refused_model(SimpleNamespace()) is None
+    assert refused_model(SimpleNamespace(tp_size=1)) is None
+    assert "sharded" in str(refused_model(SimpleNamespace(tp_size=2)))
+    model = SimpleNamespace(is_distributed_loading_by_transformers=True)
+    assert "sharded" in str(refused_model(model))
+
+
+def test_each_label_counts_alike() -> None:
+    """Two workers, two batches each: edl's mean over samples becomes the mean over labels."""
+    batches = {0: [(4, 12), (4, 3)], 1: [(4, 40), (1, 5)]}  # (samples, labels)
+    factor = step_factor(
+        [
+            Counts(worker, sum(n for n, _ in each), sum(t for _, t in each))
+            for worker, each in batches.items()
+        ],
+        averaged=(0, 1),
+    )
+    samples = sum(n for each in batches.values() for n, _ in each)
+    labels = sum(t for each in batches.values() for _, t in each)
+    for each in batches.values():
+        for n, t in each:
+            # What edl makes of the mean loss over t labels: k * n / N of it.
+            weight = 2 * n / samples * batch_factor(n, t, batches=2) * factor
+            assert weight == pytest.approx(t / labels)
+
+
+def test_a_worker_that_died_counts_for_nothing() -> None:
+    counts = [Counts(0, 4, 10), Counts(1, 4, 30), Counts(7, 2, 2)]
+    assert step_factor(counts, averaged=(0, 7)) == 6 / 12
+    assert step_factor(counts, averaged=(1,)) == 4 / 30
+
+
+def test_masked_labels_and_padding_divide_by_nothing() -> None:
+    assert step_factor([Counts(0, 4, 0)], averaged=(0,)) == 1.0
+    assert batch_factor(samples=0, labels=0, batches=4) == 0.25
+
+
+@pytest.mark.parametrize(
+    ("epochs", "epoch", "done", "left"),
+    [
+        (2.0, 0, 0, 26),
+        (2.0, 0, 96, 14),
+        (2.0, 0, 97, 13),
+        (2.0, 1, 8, 12),
+        (2.0, 1, 97, 0),
+        (1.5, 0, 97, 7),
+        (1.5, 1, 49, 0),
+        (0.5, 0, 40, 2),
+        (2.0, 2, 0, 0),
+    ],
+)
+def test_steps_that_are_left(epochs: float, epoch: int, done: int, left: int) -> None:
+    """97 samples are 13 steps of 8."""
+    assert steps_left(epochs, epoch, done, total=97, batch=8) == left
