@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Any
 from edl.errors import UsageError
 
 if TYPE_CHECKING:
+    from edl.huggingface.accelerator import Accelerator
     from edl.huggingface.trainer import ElasticTrainerMixin, Seq2SeqTrainer, Trainer
 
-__all__ = ["ElasticTrainerMixin", "Seq2SeqTrainer", "Trainer"]
+__all__ = ["Accelerator", "ElasticTrainerMixin", "Seq2SeqTrainer", "Trainer"]
 
 
 def __getattr__(name: str) -> Any:
@@ -38,8 +39,9 @@ def __getattr__(name: str) -> Any:
     """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = "accelerator" if name == "Accelerator" else "trainer"
     try:
-        found = getattr(importlib.import_module("edl.huggingface.trainer"), name)
+        found = getattr(importlib.import_module(f"edl.huggingface.{module}"), name)
     except ModuleNotFoundError as error:
         if error.name not in ("transformers", "accelerate"):
             raise

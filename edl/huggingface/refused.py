@@ -6,6 +6,7 @@ Face's libraries are not imported here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 WHOLE_MODEL = "each worker of the job holds the whole model, and edl averages the gradients"
@@ -31,6 +32,14 @@ ONE_SAVES = (
 )
 OWN_READS = "each worker reads the samples that it trains; leave it out"
 ONE_BATCH = "the batch size is that of one worker; leave it out"
+PLUGINS = (
+    "deepspeed_plugin",
+    "deepspeed_plugins",
+    "fsdp_plugin",
+    "megatron_lm_plugin",
+    "torch_tp_plugin",
+    "parallelism_config",
+)
 UPDATES_EARLY = (
     "it updates parameters inside of backward(), before their gradients are averaged over the "
     "workers; take another optimizer"
@@ -94,6 +103,22 @@ def _rules(args: Any) -> list[tuple[str, Any, str]]:
 def option_text(option: Any) -> str:
     """Return the text of an option that is a text or an enumeration of texts."""
     return str(getattr(option, "value", option))
+
+
+def refused_plugin(given: Mapping[str, Any]) -> str | None:
+    """Return why an elastic job cannot train with these arguments of an ``Accelerator``, or None.
+
+    Args:
+        given: the arguments that the script gives by name.
+    """
+    for name in PLUGINS:
+        if given.get(name) is not None:
+            return f"edl.huggingface.Accelerator does not take {name}: {LEAVE_OUT}"
+    config = given.get("dataloader_config")
+    for name, why in (("split_batches", ONE_BATCH), ("dispatch_batches", OWN_READS)):
+        if given.get(name) is True or getattr(config, name, None) is True:
+            return f"edl.huggingface.Accelerator does not take {name}=True: {why}"
+    return None
 
 
 def refused_model(model: Any) -> str | None:

@@ -176,6 +176,28 @@ def test_all_workers_stop_early_together(python: Path, tmp_path: Path, zk_hosts:
         assert report["counts"] == {"1": 480}, "the best model is that after the first epoch"
 
 
+@pytest.mark.parametrize(
+    ("accumulate", "num_workers"), [(1, 2), (3, 0)], ids=["loaders", "accumulated"]
+)
+def test_accelerate_through_a_join_a_leave_and_a_death(
+    accumulate: int, num_workers: int, python: Path, tmp_path: Path, zk_hosts: str
+) -> None:
+    """The data are a Dataset of the library datasets."""
+    how = settings(
+        python,
+        script=SCRIPTS / "hf_accelerate.py",
+        num_workers=num_workers,
+        more=["--accumulate", str(accumulate)],
+    )
+    with scenario(tmp_path, zk_hosts, np=2, max_np=3, **how) as job:
+        job.join_leave_and_die()
+        reports = job.prove(workers=2)
+    for report in reports:
+        made, total = report["schedule"]
+        assert 0 <= total - made <= 4 * accumulate, "the schedule ends with the data"
+    assert (tmp_path / "trainer" / "model.safetensors").exists()
+
+
 def language_model(
     directory: Path,
     python: Path,

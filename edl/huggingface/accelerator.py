@@ -1,0 +1,302 @@
+"""Provide ``edl.huggingface.Accelerator``: Accelerate's loop, with workers that come and go.
+
+:class:`Accelerator` overrides methods of ``accelerate.Accelerator`` (tried with release 1.15). For
+Accelerate each worker is a single process; edl divides the data and averages the gradients.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import accelerate
+import numpy as np
+import torch
+from accelerate.utils import DistributedType
+from accelerate.utils.operations import recursively_apply
+
+import edl.framework.needs_horovod
+import edl.torch
+from edl.errors import UsageError
+from edl.huggingface.loader_options import is_shuffled, training_options
+from edl.huggingface.loaders import TrainingDataLoader
+from edl.huggingface.process_state import follow_rank, use_one_gpu, without_wrapper
+from edl.huggingface.refused import refused_plugin
+from edl.torch.api import exchange
+from edl.torch.lr_schedule import InSamples
+
+PREPARE_FIRST = (
+    "accelerator.prepare() got an optimizer whose model it does not know; give it the model in the "
+    "same call, or before"
+)
+TWO_LOADERS = (
+    "accelerator.prepare() got a loader with shuffle=True after another one, which it took for the "
+    "training data; prepare the training loader first, and the loaders for evaluation after it"
+)
+NO_SKIP = (
+    "accelerator.skip_first_batches() would leave out batches of this worker only; call "
+    "edl.checkpoint(directory) before the loop, and continue with `edl run --resume`, which goes "
+    "on at the exact sample"
+)
+
+
+class Accelerator(accelerate.Accelerator):
+    """Accelerate's ``Accelerator`` in an elastic job; it takes the same arguments.
+
+    The constructor calls ``edl.init()`` if the script has not. A script changes the line of its
+    loop: ``for epoch in train_dataloader.epochs(n):``.
+
+    Raises:
+        UsageError: a plugin for DeepSpeed, FSDP, Megatron-LM or model parallelism is given, or
+            batches are to be split or dispatched, or the script was started by another launcher.
+    """
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        if not edl.torch.is_initialized():
+            edl.torch.init()
+        why = refused_plugin(named)
+        if why is not None:
+            raise UsageError(why)
+        super().__init__(*arguments, **named)
+        use_one_gpu()
+        if self.distributed_type != DistributedType.NO:
+            raise UsageError(
+                f"Accelerate is set up for {self.distributed_type.value}, and edl averages the "
+                "gradients; start the script with `edl run`, not with `accelerate launch`"
+            )
+        follow_rank()
+        edl.torch.on_resize(lambda *_: follow_rank())
+        self._training: TrainingDataLoader | None = None
+        self._declared: Any = None  # PyTorch's loader of the training data
+        self._tracked = 0
+        self._asked_trackers: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+
+    # --- the objects of the script
+
+    def prepare(self, *args: Any, device_placement: Any = None) -> Any:
+        """Prepare models, optimizers, loaders and LR schedulers, in any order; return them.
+
+        An optimizer then applies the mean gradient of all workers. The first loader (or the one
+        with ``shuffle=True``) becomes the training loader of the job. Other loaders are for
+        evaluation, and each worker reads all of their data.
+
+        Args:
+            args: the objects.
+            device_placement: for each object, whether it is put on the device; None: all are.
+
+        Raises:
+            UsageError: the model of an optimizer is unknown, or the training loader cannot be used.
+        """
+        models = [each for each in args if isinstance(each, torch.nn.Module)]
+        if self.device_placement:
+            for model in models:  # before edl.Optimizer looks at the parameters
+                if not self.verify_device_map(model):
+                    model.to(self.device)
+        for each in args:
+            raw = without_wrapper(each)
+            if isinstance(raw, torch.optim.Optimizer) and not hasattr(raw, "synchronize"):
+                edl.torch.Optimizer(raw, self._model_of(raw, models))
+        loaders = [each for each in args if isinstance(each, torch.utils.data.DataLoader)]
+        if self._training is None and loaders:
+            self._declared = next(filter(is_shuffled, loaders), loaders[0])
+        return super().prepare(*args, device_placement=device_placement)
+
+    def _model_of(self, optimizer: torch.optim.Optimizer, models: Iterable[Any]) -> Any:
+        """Return the model that ``optimizer`` trains, of ``models`` or of those prepared before.
+
+        Raises:
+            UsageError: none of them has a parameter of the optimizer.
+        """
+        own = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        for model in (*models, *self._models):
+            if any(id(one) in own for one in model.parameters()):
+                return model
+        raise UsageError(PREPARE_FIRST)
+
+    def prepare_data_loader(self, data_loader: Any, *arguments: Any, **named: Any) -> Any:
+        """Return the job's loader of the training data, or a loader for evaluation.
+
+        Raises:
+            UsageError: this is a second loader with ``shuffle=True``, or the training loader has a
+                sampler of its own.
+        """
+        if isinstance(data_loader, edl.torch.DataLoader):
+            return data_loader
+        declared = data_loader if self._declared is None else self._declared
+        if self._training is None and declared is data_loader:
+            self._training = TrainingDataLoader(
+                self.device if self.device_placement else None,
+                self.non_blocking,
+                **training_options(data_loader),
+            )
+            return self._training
+        if self._training is not None and is_shuffled(data_loader):
+            raise UsageError(TWO_LOADERS)
+        return super().prepare_data_loader(data_loader, *arguments, **named)
+
+    def prepare_scheduler(self, scheduler: Any) -> Any:
+        """Return an LR scheduler that counts the samples of the job.
+
+        In Accelerate a scheduler makes one step for each batch of each process. Here it makes one
+        for as many samples as a batch (or the accumulated batches) of one worker has, so it keeps
+        its place in the data when workers come and go.
+        """
+        prepared = super().prepare_scheduler(scheduler)
+        loader = self._training
+        plateau = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        if loader is None or plateau or not self.step_scheduler_with_optimizer:
+            return prepared
+        samples: Any = loader.dataset
+        if hasattr(samples, "__len__") and not isinstance(prepared.scheduler, InSamples):
+            batch = loader.batch_size * self.gradient_accumulation_steps
+            prepared.scheduler = InSamples(scheduler, batch, len(samples))
+        return prepared
+
+    def register_for_checkpointing(self, *objects: Any) -> None:
+        """Save the state of ``objects`` with ``save_state``; newcomers of the job get it, too."""
+        super().register_for_checkpointing(*objects)
+        for each in objects:
+            edl.torch.track(**{f"accelerate.{self._tracked}": each})
+            self._tracked += 1
+
+    # --- a step
+
+    def no_sync(self, model: Any) -> AbstractContextManager[None]:
+        """Accumulate gradients on this worker, as ``edl.no_sync()`` does.
+
+        Args:
+            model: the model, which makes no difference.
+        """
+        return edl.torch.no_sync()
+
+    def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
+        """Return ``dataloader`` without its first batches, if it is one for evaluation.
+
+        Raises:
+            UsageError: it is the training loader.
+        """
+        if isinstance(dataloader, edl.torch.DataLoader):
+            raise UsageError(NO_SKIP)
+        return super().skip_first_batches(dataloader, num_batches)
+
+    # --- values of all workers
+
+    def gather(self, tensor: Any) -> Any:
+        """Return the tensors of all workers, one after the other along the first dimension.
+
+        All workers call it at the same point: before ``backward()``, or after the update. In a loop
+        over a loader for evaluation, and outside of the training, the result is this worker's own
+        tensor, since each worker evaluates all of the data.
+
+        Args:
+            tensor: a tensor, or nested containers of tensors.
+
+        Raises:
+            UsageError: the call is between ``backward()`` and ``optimizer.step()``.
+        """
+
+        def gathered(one: torch.Tensor) -> torch.Tensor:
+            rows = one.reshape(1) if one.ndim == 0 else one
+            return torch.cat(self._each(rows))
+
+        return recursively_apply(gathered, tensor)
+
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """Return the sum or the mean of the tensors of all workers; where: see :meth:`gather`.
+
+        Args:
+            tensor: a tensor, or nested containers of tensors, of one shape on all workers.
+            reduction: "sum", "mean" or "none".
+            scale: the result is multiplied by it.
+
+        Raises:
+            UsageError: the call is between ``backward()`` and ``optimizer.step()``, or another
+                reduction is asked for.
+        """
+        if reduction not in ("sum", "mean", "none"):
+            raise UsageError(
+                f"accelerator.reduce(): the reduction is {reduction!r}; take sum or mean"
+            )
+        if reduction == "none":
+            return tensor
+
+        def reduced(one: torch.Tensor) -> torch.Tensor:
+            found = torch.stack(self._each(one))
+            total = found.sum(0) if reduction == "sum" else found.float().mean(0)
+            return total * scale if scale != 1.0 else total
+
+        return recursively_apply(reduced, tensor)
+
+    def _each(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Return the tensors of all workers in rank order, on this worker's device."""
+        loader = self._training
+        if loader is None or not loader.is_training or self.gradient_state.in_dataloader:
+            return [tensor]
+        return [_unpacked(one, tensor.device) for one in exchange(_packed(tensor))]
+
+    # --- what one worker does for all
+
+    def on_main_process(self, function: Callable[..., Any] | None = None) -> Any:
+        """Return ``function`` wrapped, so that a call does something on rank 0 only."""
+        if function is None:
+            return self.on_main_process
+
+        @functools.wraps(function)
+        def called(*arguments: Any, **named: Any) -> Any:
+            return function(*arguments, **named) if self.is_main_process else None
+
+        return called
+
+    on_local_main_process = on_main_process
+
+    def init_trackers(self, *arguments: Any, **named: Any) -> None:
+        """Start the trackers on rank 0; a later rank 0 starts its own when it logs.
+
+        Args:
+            arguments: as for ``accelerate.Accelerator.init_trackers``.
+            named: the same, by name.
+        """
+        self._asked_trackers = arguments, named
+        self._start_trackers()
+
+    def _start_trackers(self) -> None:
+        if self._asked_trackers is not None and self.is_main_process:
+            (arguments, named), self._asked_trackers = self._asked_trackers, None
+            super().init_trackers(*arguments, **named)
+
+    def log(self, values: Any, *arguments: Any, **named: Any) -> None:
+        """Log ``values`` to the trackers, on rank 0 only.
+
+        Args:
+            values: numbers and texts, by name.
+            arguments: as for ``accelerate.Accelerator.log``.
+            named: the same, by name.
+        """
+        if self.is_main_process:
+            self._start_trackers()
+            super().log(values, *arguments, **named)
+
+    def save_state(self, *arguments: Any, **named: Any) -> Any:
+        """Save models, optimizers and schedulers on rank 0; return the folder there, else None.
+
+        The place in the data is not saved: ``edl.checkpoint`` does that.
+        """
+        return super().save_state(*arguments, **named) if self.is_main_process else None
+
+
+def _packed(tensor: torch.Tensor) -> bytes:
+    """Return a tensor as bytes: a line of JSON with its type and shape, and its data."""
+    own = tensor.detach().cpu().contiguous()
+    header = json.dumps([str(own.dtype).removeprefix("torch."), list(own.shape)])
+    return header.encode() + b"\n" + own.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _unpacked(message: bytes, device: torch.device) -> torch.Tensor:
+    """Return the tensor of a message of :func:`_packed`, on ``device``."""
+    header, _, data = message.partition(b"\n")
+    kind, shape = json.loads(header)
+    read = torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy())
+    return read.view(getattr(torch, kind)).reshape(shape).to(device)
