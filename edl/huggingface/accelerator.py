@@ -21,11 +21,11 @@ from accelerate.utils.operations import recursively_apply
 import edl.framework.needs_horovod
 import edl.torch
 from edl.errors import UsageError
-from edl.huggingface.loader_options import is_shuffled, training_options
 from edl.huggingface.loaders import TrainingDataLoader
 from edl.huggingface.process_state import follow_rank, use_one_gpu, without_wrapper
 from edl.huggingface.refused import refused_plugin
 from edl.torch.api import exchange
+from edl.torch.loader_options import is_shuffled, training_options
 from edl.torch.lr_schedule import InSamples
 
 PREPARE_FIRST = (

@@ -10,13 +10,11 @@ from collections.abc import Callable, Iterator, Sized
 from typing import Any, cast
 
 import torch.utils.data
-from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 import edl.torch as edl
 from edl.errors import UsageError
-
-# What edl.DataLoader hands on to PyTorch's loader as it is.
-PASSED_ON = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
+from edl.torch.loader_options import training_options
 
 
 def training_loader(given: object, **batching: Any) -> edl.DataLoader:
@@ -37,46 +35,10 @@ def training_loader(given: object, **batching: Any) -> edl.DataLoader:
             "trainer.fit() one torch.utils.data.DataLoader, whose data set edl divides among the "
             "workers"
         )
-    options = {name: getattr(given, name) for name in PASSED_ON}
-    if given.num_workers:
-        options |= {"prefetch_factor": given.prefetch_factor}
-        options |= {"persistent_workers": True}  # they live as long as the worker
-    if given.collate_fn is not torch.utils.data.default_collate:
-        options["collate_fn"] = given.collate_fn
-    if batching.get("global_batch") is None:
-        options["batch_size"] = given.batch_size
-    return edl.DataLoader(given.dataset, shuffle=is_shuffled(given), **options, **batching)
-
-
-def is_shuffled(loader: torch.utils.data.DataLoader[Any]) -> bool:
-    """Return whether a loader of PyTorch takes its samples in random order.
-
-    Raises:
-        UsageError: the loader decides by a sampler of the script's, or leaves samples out, which
-            edl cannot keep: its ledger decides which worker trains which sample.
-    """
-    if type(loader.batch_sampler) is not BatchSampler:
-        why = "a batch sampler of its own" if loader.batch_sampler else "no batch_size"
-        raise UsageError(f"the training loader has {why}; {INSTEAD}")
-    if loader.drop_last:
-        raise UsageError(
-            "the training loader has drop_last=True, and edl trains every sample; leave it out"
-        )
-    if isinstance(loader.dataset, IterableDataset):
-        return False
-    sampler: Any = loader.sampler
-    if type(sampler) is SequentialSampler:
-        return False
-    plain = type(sampler) is RandomSampler and not sampler.replacement
-    if not plain or sampler.num_samples != len(sampler.data_source):
-        raise UsageError(f"the training loader has a {type(sampler).__name__}; {INSTEAD}")
-    return True
-
-
-INSTEAD = (
-    "edl decides which worker trains which sample: give the loader batch_size and shuffle only, or "
-    "a data set that has what your sampler would choose (docs/guides/loading.md)"
-)
+    options = training_options(given) | batching
+    if batching.get("global_batch") is not None:
+        del options["batch_size"]
+    return edl.DataLoader(**options)
 
 
 class RankSampler(torch.utils.data.Sampler[int]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edl.core.cluster.queue_shares import (
@@ -71,6 +71,14 @@ REQUESTS = st.lists(
 
 
 @given(REQUESTS, st.integers(12, 30))
+@example(
+    [
+        QueueRequest("", 3, QueueRecord(0, 0.5)),
+        QueueRequest("", 3, QueueRecord(0, 0.5), 2),  # what it holds is part of its share
+        QueueRequest("", 7, QueueRecord(0, 3.0)),
+    ],
+    12,
+)
 def test_no_slot_is_given_twice_or_left_idle_and_quotas_are_met(
     drawn: list[QueueRequest], slots: int
 ) -> None:
@@ -82,14 +90,13 @@ def test_no_slot_is_given_twice_or_left_idle_and_quotas_are_met(
         guaranteed = min(one.record.quota, one.limit)
         if sum(max(c.held, min(c.record.quota, c.limit)) for c in queues) <= slots:
             assert shares[one.name] >= guaranteed
-    for one in queues:  # by weight: no queue could have one more without being ahead of another
+    quota = {c.name: min(c.record.quota, c.limit) for c in queues}
+    for one in queues:  # by weight: no queue has a slot that another one was to get before
         for other in queues:
-            mine, its = (
-                max(0, shares[c.name] - max(c.held, min(c.record.quota, c.limit)))
-                for c in (one, other)
-            )
-            if shares[one.name] < one.limit and its:
-                assert its / other.record.weight <= (mine + 1) / one.record.weight + 3
+            mine, its = (shares[c.name] - quota[c.name] for c in (one, other))
+            dealt = shares[other.name] > max(other.held, quota[other.name])
+            if shares[one.name] < one.limit and dealt:
+                assert its / other.record.weight <= (mine + 1) / one.record.weight
 
 
 def test_the_quota_of_a_queue_counts_for_its_first_jobs() -> None:

@@ -7,13 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
 
 from edl.core.step.label_weights import Counts, batch_factor, step_factor
 from edl.core.step.steps_left import steps_left
-from edl.errors import UsageError
-from edl.huggingface.loader_options import training_options
 from edl.huggingface.refused import refused_model, refused_option, refused_plugin
 
 
@@ -134,29 +130,3 @@ def test_steps_that_are_left(epochs: float, epoch: int, done: int, left: int) ->
 def test_a_plugin_of_accelerate_is_refused(given: dict[str, Any], named: str) -> None:
     assert refused_plugin({"gradient_accumulation_steps": 2, "mixed_precision": "bf16"}) is None
     assert f"does not take {named}" in str(refused_plugin(given))
-
-
-def test_a_training_loader_of_pytorch_becomes_options() -> None:
-    generator = torch.Generator().manual_seed(5)
-    options = training_options(
-        DataLoader(range(10), batch_size=4, shuffle=True, num_workers=2, generator=generator)
-    )
-    assert (options["batch_size"], options["shuffle"], options["seed"]) == (4, True, 5)
-    assert (options["num_workers"], options["collate_fn"]) == (2, None)
-    assert "num_workers" not in training_options(DataLoader(range(10), collate_fn=list))
-    assert training_options(DataLoader(range(10), collate_fn=list))["collate_fn"] is list
-
-
-@pytest.mark.parametrize(
-    ("loader", "named"),
-    [
-        (DataLoader(range(10), batch_size=4, drop_last=True), "drop_last"),
-        (DataLoader(range(10), batch_size=None), "batch_size=None"),
-        (DataLoader(range(10), batch_sampler=[[1, 2], [3]]), "batch_sampler"),
-        (DataLoader(range(10), sampler=RandomSampler(range(10), num_samples=3)), "RandomSampler"),
-        (DataLoader(range(10), sampler=WeightedRandomSampler([1.0] * 10, 10)), "Weighted"),
-    ],
-)
-def test_a_training_loader_that_decides_itself_is_refused(loader: Any, named: str) -> None:
-    with pytest.raises(UsageError, match=named):
-        training_options(loader)

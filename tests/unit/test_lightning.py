@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, WeightedRandomSampler
+from torch.utils.data import DataLoader, WeightedRandomSampler
 
 from edl.errors import UsageError
 from edl.lightning.checks import Fit, why_refused
 from edl.lightning.collectives import StrategyCollectives, operation_of, reduced
-from edl.lightning.loaders import RankSampler, is_shuffled, shared
+from edl.lightning.loaders import RankSampler, shared
 
 
 def values(*numbers: float) -> list[torch.Tensor]:
@@ -114,31 +114,6 @@ def test_only_plain_loaders_of_validation_data_are_divided() -> None:
     assert shared(DataLoader(range(4), shuffle=True), place, rebuilt) == [1, 3]
     assert shared(own, place, rebuilt) is own
     assert shared([1, 2], place, rebuilt) == [1, 2]
-
-
-def test_a_training_loader_says_whether_it_shuffles() -> None:
-    assert is_shuffled(DataLoader(range(4), shuffle=True))
-    assert is_shuffled(DataLoader(range(4), sampler=RandomSampler(range(4))))
-    assert not is_shuffled(DataLoader(range(4), sampler=SequentialSampler(range(4))))
-    assert not is_shuffled(DataLoader(range(4), batch_size=2))
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"sampler": WeightedRandomSampler([1.0] * 4, 4)}, "a WeightedRandomSampler; edl decides"),
-        ({"sampler": RandomSampler(range(4), replacement=True)}, "a RandomSampler; edl decides"),
-        ({"sampler": RandomSampler(range(4), num_samples=2)}, "a RandomSampler; edl decides"),
-        ({"batch_sampler": [[0, 1], [2, 3]]}, "a batch sampler of its own; edl decides"),
-        ({"batch_size": None}, "no batch_size; edl decides"),
-        ({"batch_size": 2, "drop_last": True}, "drop_last=True, and edl trains every sample"),
-    ],
-)
-def test_a_training_loader_that_chooses_samples_is_refused(
-    options: dict[str, Any], why: str
-) -> None:
-    with pytest.raises(UsageError, match=f"the training loader has {why}"):
-        is_shuffled(DataLoader(range(4), **options))
 
 
 @pytest.mark.parametrize(
