@@ -116,6 +116,7 @@ def start_worker(
     store: Store | Mapping[str, str],
     *argv: str,
     gloo_timeout_s: int = GLOO_TIMEOUT_S,
+    script: Path = WORKER,
 ) -> subprocess.Popen[str]:
     settings = {
         "RANK": rank,
@@ -131,7 +132,7 @@ def start_worker(
     env = {k: v for k, v in os.environ.items() if not k.startswith("HOROVOD_")}
     env |= {f"HOROVOD_{name}": str(value) for name, value in settings.items()}
     env |= at(store) if isinstance(store, Store) else store
-    return forked.Python("torch", [WORKER, *argv], env=env, stdout=subprocess.PIPE)
+    return forked.Python("torch", [script, *argv], env=env, stdout=subprocess.PIPE)
 
 
 def outcome(process: subprocess.Popen[str]) -> dict[str, object]:
@@ -243,13 +244,21 @@ def test_a_message_that_nobody_waits_for_raises(
 
 
 @pytest.mark.parametrize(
-    "collective",
-    ["allreduce", "broadcast from 0", pytest.param("broadcast from 1", marks=pytest.mark.long)],
+    ("collective", "shared"),
+    [
+        ("allreduce", "1"),
+        ("allreduce", "0"),
+        ("broadcast from 0", "1"),
+        pytest.param("broadcast from 1", "1", marks=pytest.mark.long),
+    ],
 )
 def test_a_peer_that_dies_in_the_midst_of_a_transfer_raises_at_once(
-    workers: list[subprocess.Popen[str]], serve: Callable[[Store], Store], collective: str
+    workers: list[subprocess.Popen[str]],
+    serve: Callable[[Store], Store],
+    collective: str,
+    shared: str,
 ) -> None:
-    store = serve(Store())
+    store = at(serve(Store())) | {"HOROVOD_SHM_ALLREDUCE": shared}
     for rank in (0, 1):
         argv = (collective, str(LARGE))
         workers.append(start_worker(rank, 2, store, *argv, gloo_timeout_s=LONG_GLOO_TIMEOUT_S))

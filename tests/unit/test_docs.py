@@ -271,7 +271,7 @@ def test_no_page_names_a_function_that_does_not_exist() -> None:
 
 @pytest.mark.parametrize("patch", [patch.name for patch in horovod_patches.patches()])
 @pytest.mark.parametrize(
-    "page", ["get-started/installing.md", "adr/0005-patching-horovod-at-build-time.md"]
+    "page", ["reference/horovod-patches.md", "adr/0005-patching-horovod-at-build-time.md"]
 )
 def test_every_patch_of_horovod_is_explained(patch: str, page: str) -> None:
     assert f"`{patch}`" in TEXTS[DOCS / page]

@@ -1,0 +1,79 @@
+"""One process of test_shared_memory.py: reduces tensors of many sizes and types.
+
+Prints one JSON object: whether this process has the memory, and a sha256 of all results. Each
+result must be the sum in the order of the ranks, as one process computes it.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+import horovod.torch as hvd
+import torch
+
+SIZES = (0, 1, 7, 16_383, 131_072, 131_073, 1_000_003)  # a block has 131,072 floats
+TYPES = (torch.float32, torch.float64, torch.float16, torch.int32, torch.int64)
+ROUNDS = 3  # slots are used again
+
+
+def values(rank: int, size: int, kind: torch.dtype) -> torch.Tensor:
+    """Return the tensor of a rank; the ranks' tensors have other rounding errors in each order."""
+    generator = torch.Generator().manual_seed(rank * 10_007 + size)
+    drawn = torch.randn(size, generator=generator, dtype=torch.float64)
+    return (drawn * 10**rank).to(kind) if kind.is_floating_point else (drawn * 9).abs().to(kind)
+
+
+def in_order(size: int, kind: torch.dtype) -> torch.Tensor:
+    """Return the sum of the tensors of all ranks, in their order."""
+    total = values(0, size, kind)
+    for rank in range(1, hvd.size()):
+        total = total + values(rank, size, kind)
+    return total
+
+
+def has_memory() -> bool:
+    """Return whether this process has mapped the memory of a ring."""
+    return "/memfd:horovod" in Path("/proc/self/maps").read_text(encoding="utf-8")
+
+
+def main() -> None:
+    """Reduce alone, fused, in place and by other operations."""
+    hvd.init()
+    rank, ranks = hvd.rank(), hvd.size()
+    hvd.allreduce(torch.ones(1), name="first")
+    shared = has_memory()  # at the end another rank may have ended the ring
+    digest = hashlib.sha256()
+    wrong = []
+    for round_ in range(ROUNDS):
+        for kind in TYPES:
+            mine = [values(rank, size, kind) for size in SIZES]
+            fused = hvd.grouped_allreduce(mine, op=hvd.Sum, name=f"fused.{kind}")
+            for size, one, together in zip(SIZES, mine, fused, strict=True):
+                found = hvd.allreduce(one, op=hvd.Sum, name=f"alone.{kind}.{size}")
+                expected = in_order(size, kind)
+                kept = torch.equal(one, values(rank, size, kind))
+                if not (kept and torch.equal(found, expected) and torch.equal(together, expected)):
+                    wrong.append(f"{kind}, {size}, round {round_}")
+                digest.update(found.numpy().tobytes())
+        tensor = torch.full((300_000,), float(rank + 1))
+        mean = hvd.allreduce_(tensor.clone(), op=hvd.Average, name="average")
+        largest = hvd.allreduce(tensor, op=hvd.Max, name="largest")
+        scaled = hvd.allreduce(
+            tensor, op=hvd.Sum, name="scaled", prescale_factor=2.0, postscale_factor=0.5
+        )
+        total = ranks * (ranks + 1) / 2
+        for name, found, expected in (
+            ("mean", mean, total * torch.tensor(1.0 / ranks).item()),
+            ("largest", largest, float(ranks)),
+            ("scaled", scaled, total),
+        ):
+            if not torch.allclose(found, torch.full_like(found, expected), rtol=1e-6):
+                wrong.append(f"{name}: {found[0]} instead of {expected}")
+    hvd.shutdown()
+    gone = not has_memory()
+    said = {"shared": shared, "gone": gone, "wrong": wrong, "sha256": digest.hexdigest()}
+    print(json.dumps(said))
+
+
+if __name__ == "__main__":
+    main()
