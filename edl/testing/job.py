@@ -50,7 +50,6 @@ MARK = "EDL_TEST_MARK"
 LOOK_S = 0.25  # between two looks at a job
 WAIT_S = 240.0  # for what the job does; a busy machine takes a minute to start a worker
 END_S = 60.0  # for agents of other hosts, and helpers of workers, to notice the end of a job
-CYCLE_MS = "5"  # a ring that waits for its test need not be looked at each millisecond
 
 Status = dict[str, Any]
 
@@ -112,7 +111,6 @@ class Run:
         self.environment = outside | {
             MARK: self.name,
             throttle.FILE: str(self._throttled),
-            "HOROVOD_CYCLE_TIME": CYCLE_MS,
             "EDL_ZOOKEEPER": zookeeper,
             "XDG_STATE_HOME": str(directory / "state"),
             "XDG_CACHE_HOME": str(directory / "cache"),

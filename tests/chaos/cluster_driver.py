@@ -76,7 +76,7 @@ MOST_JOBS = 7  # that have not ended
 BATCH = 4
 ANSWER_S = 120.0  # for ZooKeeper to answer a user who tries again and again
 SETTINGS = JobSettings(session_timeout_s=3.0, max_restarts=1000, state_check_steps=1)
-ENVIRONMENT = {"HOROVOD_CYCLE_TIME": "5", "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 RETRIES = 1000  # kills of all workers at once are failures of a run
 
 

@@ -1,11 +1,13 @@
-"""One process of test_shared_memory.py: reduces tensors of many sizes and types.
+"""One process of test_horovod_build.py: reduces tensors of many sizes and types.
 
-Prints one JSON object: whether this process has the memory, and a sha256 of all results. Each
-result must be the sum in the order of the ranks, as one process computes it.
+Prints one JSON object: whether this process has the memory, a sha256 of all results, and how often
+an idle ring wakes up. Each result must be the sum in the order of the ranks.
 """
 
 import hashlib
 import json
+import resource
+import time
 from pathlib import Path
 
 import horovod.torch as hvd
@@ -14,6 +16,7 @@ import torch
 SIZES = (0, 1, 7, 16_383, 131_072, 131_073, 1_000_003)  # a block has 131,072 floats
 TYPES = (torch.float32, torch.float64, torch.float16, torch.int32, torch.int64)
 ROUNDS = 3  # slots are used again
+IDLE_S = 0.5
 
 
 def values(rank: int, size: int, kind: torch.dtype) -> torch.Tensor:
@@ -34,6 +37,13 @@ def in_order(size: int, kind: torch.dtype) -> torch.Tensor:
 def has_memory() -> bool:
     """Return whether this process has mapped the memory of a ring."""
     return "/memfd:horovod" in Path("/proc/self/maps").read_text(encoding="utf-8")
+
+
+def wakes_of_an_idle_ring() -> int:
+    """Return how often the threads of this process go to sleep in IDLE_S, while none has work."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+    time.sleep(IDLE_S)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before
 
 
 def main() -> None:
@@ -69,10 +79,11 @@ def main() -> None:
         ):
             if not torch.allclose(found, torch.full_like(found, expected), rtol=1e-6):
                 wrong.append(f"{name}: {found[0]} instead of {expected}")
+    wakes = wakes_of_an_idle_ring()
     hvd.shutdown()
     gone = not has_memory()
-    said = {"shared": shared, "gone": gone, "wrong": wrong, "sha256": digest.hexdigest()}
-    print(json.dumps(said))
+    said = {"shared": shared, "gone": gone, "wakes": wakes}
+    print(json.dumps(said | {"wrong": wrong, "sha256": digest.hexdigest()}))
 
 
 if __name__ == "__main__":
