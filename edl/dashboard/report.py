@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from edl.core.dashboard.event_page import MOST_EVENTS, EventChoice
+from edl.dashboard.html_page import html_page
 from edl.dashboard.job_watcher import JobWatcher
 from edl.dashboard.static_files import static_files
 
@@ -21,27 +22,6 @@ POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' data:; style-src 'unsafe-inline'; img-src data:"
 )
 _IMPORTED = re.compile(r'(from ")\./(?:[\w-]+/)*([\w.-]+")')
-_PAGE = """\
-<!doctype html>
-<html lang="en">
-  <head>
-    <meta charset="utf-8">
-    <meta http-equiv="Content-Security-Policy" content="{policy}">
-    <meta name="viewport" content="width=device-width, initial-scale=1">
-    <meta name="color-scheme" content="light dark">
-    <title>edl</title>
-    <link rel="icon" href="{icon}" type="image/svg+xml">
-    <style>{styles}</style>
-    <script>{chart}</script>
-    <script type="importmap">{imports}</script>
-    <script type="application/json" id="report">{report}</script>
-    <script type="module">import "main.mjs";</script>
-  </head>
-  <body>
-    <div id="page"><p class="loading">This report needs JavaScript.</p></div>
-  </body>
-</html>
-"""
 
 
 def report_page(watcher: JobWatcher) -> str:
@@ -65,14 +45,17 @@ def report_page(watcher: JobWatcher) -> str:
         if (path.endswith(".mjs") and not path.startswith("cluster"))
         or path == "vendor/htm.module.js"
     }
-    return _PAGE.format(
-        policy=POLICY,
-        icon=_data(files["icon.svg"], "image/svg+xml"),
-        styles=files["vendor/uPlot.min.css"] + files["style.css"],
-        chart=files["vendor/uPlot.iife.min.js"],
-        imports=_script({"imports": modules}),
-        report=_script(report),
+    icon = _data(files["icon.svg"], "image/svg+xml")
+    head = (
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
+        f'<link rel="icon" href="{icon}" type="image/svg+xml">',
+        f"<style>{files['vendor/uPlot.min.css']}{files['style.css']}</style>",
+        f"<script>{files['vendor/uPlot.iife.min.js']}</script>",
+        f'<script type="importmap">{_script({"imports": modules})}</script>',
+        f'<script type="application/json" id="report">{_script(report)}</script>',
+        '<script type="module">import "main.mjs";</script>',
     )
+    return html_page(head, "This report needs JavaScript.")
 
 
 def _data(text: str, media_type: str) -> str:
