@@ -8,11 +8,9 @@ reasons are those of the last plan.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from edl.client.cluster.history_file import HistoryFile
 from edl.coordination.cluster.store import ClusterStore
@@ -33,20 +31,16 @@ from edl.core.dashboard.event_page import EventChoice
 from edl.core.dashboard.job_choice import JobChoice, JobPage, chosen_jobs
 from edl.core.dashboard.slot_chart import SlotChart, slot_chart
 from edl.dashboard.cluster_reading import ClusterReader
-from edl.dashboard.published_page import PublishedPage
+from edl.dashboard.page_watcher import PageWatcher
 from edl.errors import DataError, EdlError
 
-logger = logging.getLogger(__name__)
-
-TURN_S = 1.0  # between two looks at the cluster
-END_S = 15.0  # for a turn to end when the server does
 MOST_INTERVALS = 20_000  # of slots that are read for one chart
 CHART_S = 2.0  # for which a chart is answered again
 LEAST_S = 60.0  # of a chart
 MOST_CHARTS = 16  # that are kept for so long
 
 
-class ClusterWatcher:
+class ClusterWatcher(PageWatcher):
     """The page of one cluster, kept up to date by a thread; use it as a context manager.
 
     Any thread may read :attr:`page` and call :meth:`jobs`, :meth:`facts`, :meth:`events` and
@@ -56,9 +50,6 @@ class ClusterWatcher:
         store: the records of the cluster, in the session of the one who looks.
         history: the file of the cluster's history, which is filled.
         clock: returns the time in seconds since 1970.
-
-    Attributes:
-        page: the newest page.
     """
 
     def __init__(
@@ -67,12 +58,11 @@ class ClusterWatcher:
         history: HistoryFile,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        super().__init__(f"cluster {store.paths.name}")
         self._store = store
         self._reader = ClusterReader(store)
         self._history = history
         self._clock = clock
-        self._ends = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="edl-dashboard", daemon=True)
         self._events = ClusterEventBuffer()
         self._last = -1
         self._unreadable = 0
@@ -84,16 +74,6 @@ class ClusterWatcher:
         self._charts: dict[tuple[float, str, str], tuple[float, SlotChart]] = {}
         self._chart_lock = threading.Lock()
         self._away_since_s: float | None = None
-        self.page = PublishedPage()
-
-    def __enter__(self) -> ClusterWatcher:
-        self.turn()
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ends.set()
-        self._thread.join(END_S)
 
     @property
     def is_tenant(self) -> bool:
@@ -150,12 +130,12 @@ class ClusterWatcher:
         except EdlError as error:
             self._away_since_s = self._away_since_s or now_s
             text = away_cluster_in_words(str(error), self._away_since_s, now_s)
-            self._publish({"notice": {"tone": "bad", "text": text, "stale": True}})
+            self.notify("bad", text)
             return
         self._away_since_s = None
         self._fill()
         self._take(reading)
-        self._publish(
+        self.publish(
             {
                 **cluster_sections(reading),
                 "jobs": {"version": self._jobs_version},
@@ -221,17 +201,3 @@ class ClusterWatcher:
         shown = [one for one in found if job in one.job and host in ("", one.host)]
         slots = {name: count for name, count in self._slots.items() if host in ("", name)}
         return slot_chart(shown, slots, begin_s, now_s, cut_s)
-
-    def _publish(self, sections: dict[str, Any]) -> None:
-        """Put ``sections`` into the page."""
-        self.page = self.page.with_sections(sections)
-
-    def _run(self) -> None:
-        """Take turns until the end."""
-        while not self._ends.wait(TURN_S):
-            try:
-                self.turn()
-            except Exception as error:
-                logger.exception("the page of cluster %s is not up to date", self._store.paths.name)
-                text = f"the page cannot be brought up to date, a defect of edl: {error!r}"
-                self._publish({"notice": {"tone": "bad", "text": text, "stale": True}})

@@ -9,11 +9,8 @@ also after the job was deleted.
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from edl.coordination.job_copy import NUMBERS
 from edl.coordination.job_store import JobStore
@@ -26,15 +23,12 @@ from edl.core.dashboard.timeline import SwitchLoss
 from edl.core.job.profile import Curve
 from edl.core.policy.scaling_profile import ScalingProfile
 from edl.core.snapshot import Snapshot
+from edl.dashboard.page_watcher import TURN_S, PageWatcher
 from edl.dashboard.published_page import PublishedPage
 from edl.errors import CoordinationError, UnknownJob
 
-logger = logging.getLogger(__name__)
-
-TURN_S = 1.0  # between two looks at a job that runs
-OVER_S = 5.0  # at one that has ended, or is not there
+OVER_S = 5.0  # between two looks at a job that has ended, or is not there
 LEARNED_S = 5.0  # between two looks at what it has measured
-END_S = 15.0  # for a turn to end when the server does
 
 
 def are_events_gone(last: int, first: int) -> bool:
@@ -51,18 +45,15 @@ def are_events_gone(last: int, first: int) -> bool:
     return first > last + 1 and not is_written_again
 
 
-class JobWatcher:
+class JobWatcher(PageWatcher):
     """The page of one job, kept up to date by a thread; use it as a context manager.
 
-    Any thread may read :attr:`page`, :meth:`events` and :meth:`switch`.
+    Any thread may read :attr:`page`, and call :meth:`events` and :meth:`switch`.
 
     Args:
         store: the records of the job.
         clock: returns the time in seconds since 1970.
         steady_clock: returns seconds that pass evenly, whoever sets the time.
-
-    Attributes:
-        page: the newest page.
     """
 
     def __init__(
@@ -71,11 +62,9 @@ class JobWatcher:
         clock: Callable[[], float] = time.time,
         steady_clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(f"job {store.name}")
         self._store = store
         self._clock, self._steady_clock = clock, steady_clock
-        self._ends = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="edl-dashboard", daemon=True)
-        self.page = PublishedPage()
         self._forget()
 
     def _forget(self) -> None:
@@ -93,15 +82,6 @@ class JobWatcher:
         self._away_since_s: float | None = None
         self._over = False
 
-    def __enter__(self) -> JobWatcher:
-        self.turn()
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ends.set()
-        self._thread.join(END_S)
-
     def events(self, choice: EventChoice) -> Sequence[ShownEvent]:
         """Return the events that ``choice`` shows, the newest first."""
         return self._events.chosen(choice)
@@ -110,6 +90,11 @@ class JobWatcher:
         """Return the cost of the switch into ``generation``; None: it is not known."""
         return self._trace.timeline.switch_of(generation)
 
+    @property
+    def pause_s(self) -> float:
+        """The seconds between two turns: more of them once the job has ended."""
+        return OVER_S if self._over else TURN_S
+
     def turn(self) -> None:
         """Read the job once, and publish its page; what cannot be read is said there."""
         now_s = self._clock()
@@ -117,13 +102,13 @@ class JobWatcher:
             reading = self._read(now_s)
         except UnknownJob as error:
             self._over, self._away_since_s = True, None
-            self._notify("warning", f"{error}. The page stays, as it was known last.")
+            self.notify("warning", f"{error}. The page stays, as it was known last.")
             return
         except CoordinationError as error:
             self._away_since_s = self._away_since_s or now_s
             in_words = unreadable_in_words if self._store.session.connected else away_in_words
             text = in_words(str(error), self._away_since_s, now_s)
-            self._notify("bad", text)
+            self.notify("bad", text)
             return
         self._away_since_s = None
         self._over = reading.snapshot.job.state.over
@@ -136,7 +121,7 @@ class JobWatcher:
             "concerns": concerns,
             "unreadable": self._unreadable,
         }
-        self._publish({**sections, "events": events, "notice": None, "read_s": round(now_s)})
+        self.publish({**sections, "events": events, "notice": None, "read_s": round(now_s)})
 
     def _read(self, now_s: float) -> JobObservation:
         """Return what ZooKeeper has of the job at ``now_s``; its new events go into the trace.
@@ -180,21 +165,3 @@ class JobWatcher:
             self._trace, self._is_cut = self._trace.cut(found[0][1].time), False
         self._events.add(shown_event(number, event, self._store.name) for number, event in found)
         self._trace = self._trace.with_events(event for _, event in found)
-
-    def _notify(self, tone: str, text: str) -> None:
-        """Say in the page, in ``tone``, that the rest of it is old, and why (``text``)."""
-        self._publish({"notice": {"tone": tone, "text": text, "stale": True}})
-
-    def _publish(self, sections: dict[str, Any]) -> None:
-        """Put ``sections`` into the page."""
-        self.page = self.page.with_sections(sections)
-
-    def _run(self) -> None:
-        """Take turns until the end."""
-        while not self._ends.wait(OVER_S if self._over else TURN_S):
-            try:
-                self.turn()
-            except Exception as error:
-                logger.exception("the page of job %s is not up to date", self._store.name)
-                text = f"the page cannot be brought up to date, a defect of edl: {error!r}"
-                self._notify("bad", text)
