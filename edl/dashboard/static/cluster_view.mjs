@@ -14,14 +14,10 @@ const STATES = [
 const TONE = { running: "good", starting: "warning", halting: "warning", failed: "bad" };
 const KINDS = [["bad", "Failures"], ["user", "Asked by users"], ["host", "Hosts"], ["plain", "Other"]];
 
-/** What is wrong with the page, its server or the controllers. */
-export function ClusterNotices({ notice, header, now, offlineSince }) {
-  const lost = header?.leaderless_s > 0;
-  return html`<div role="alert">
-    ${offlineSince !== null && html`<p class="notice tone-bad">The server of this page has not answered since ${clock(offlineSince)}. It shows what was known then. <code>edl dashboard</code> starts it again.</p>`}
-    ${notice && html`<p class="notice tone-${notice.tone}">${notice.text}</p>`}
-    ${lost && html`<p class="notice tone-bad">No controller has led since ${clock(header.leaderless_s, now)}, as far as this page has seen. Running jobs train on; none starts, and no slots change hands. The reasons below are ${header.reasons_s ? `from ${clock(header.reasons_s, now)}` : "not known"}. <code>edl cluster start --name ${header.cluster}</code> starts a controller.</p>`}
-  </div>`;
+/** The notice that no controller leads, and since when; nothing while one does. */
+export function Leaderless({ header, now }) {
+  if (!(header?.leaderless_s > 0)) return null;
+  return html`<p class="notice tone-bad">No controller has led since ${clock(header.leaderless_s, now)}, as far as this page has seen. Running jobs train on; none starts, and no slots change hands. The reasons below are ${header.reasons_s ? `from ${clock(header.reasons_s, now)}` : "not known"}. <code>edl cluster start --name ${header.cluster}</code> starts a controller.</p>`;
 }
 
 function sum(jobs, ...states) {

@@ -305,7 +305,7 @@ export function Events({ events: list, counts, unreadable, now, onFilter }) {
 }
 
 /** The question for the token. */
-export function Token({ wrong, what = "job", onToken }) {
+export function Token({ wrong, what, onToken }) {
   const submit = (event) => {
     event.preventDefault();
     onToken(event.target.elements.token.value);
