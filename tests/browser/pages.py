@@ -12,7 +12,7 @@ from typing import Any
 
 from cli_shell import Running
 from PIL import Image
-from playwright.sync_api import Browser, Page, Request
+from playwright.sync_api import Browser, Page, Request, expect
 
 WAIT_S = 120.0
 COLOURS = 96  # of a screenshot, which makes it a third as large
@@ -78,3 +78,24 @@ def opened(browser: Browser, url: str, **options: Any) -> Opened:
     )
     page.goto(url)
     return one
+
+
+def check_that_it_asks_for_the_token(browser: Browser, url: str, what: str, words: str) -> None:
+    """Fail unless the page shows nothing to a wrong token, and ``words`` to that of ``url``.
+
+    Args:
+        browser: the browser.
+        url: the address with the token.
+        what: what the page shows, a job or a cluster.
+        words: a part of the state of it.
+    """
+    one = opened(browser, url.partition("#")[0])
+    field = one.page.get_by_label("Address or token")
+    field.fill("wrong")
+    one.page.keyboard.press("Enter")
+    expect(one.page.get_by_text(f"The token is not that of this {what}.")).to_be_visible()
+    expect(one.page.get_by_role("status")).to_have_count(0)
+    field.fill(url)
+    one.page.keyboard.press("Enter")
+    expect(one.page.get_by_role("status")).to_contain_text(words)
+    one.page.context.close()

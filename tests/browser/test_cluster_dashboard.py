@@ -9,13 +9,21 @@ import json
 import re
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from cli_shell import STANDIN, Running, Shell, until
-from pages import WAIT_S, Opened, actions_url_of, opened, url_of
+from pages import (
+    WAIT_S,
+    Opened,
+    actions_url_of,
+    check_that_it_asks_for_the_token,
+    opened,
+    url_of,
+)
 from playwright.sync_api import Browser, Locator, expect
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
@@ -200,6 +208,38 @@ def test_it_fits_can_be_used_by_keyboard_and_is_accessible(
             page.context.close()
 
 
+def test_jobs_that_are_shown_together_have_different_colours(shown: Opened) -> None:
+    expect(shown.page.get_by_role("status")).to_contain_text("slots in use")
+    found = shown.page.evaluate(
+        """async () => {
+          const { JobColours } = await import("/static/cluster_colours.mjs");
+          const colours = new JobColours();
+          const show = (...jobs) => {
+            colours.show(jobs);
+            return jobs.map((job) => colours.of(job));
+          };
+          const jobs = Array.from({ length: 20 }, (_, number) => `job-${number}`);
+          return {
+            alike: [show("bert"), new JobColours().of("bert"), new JobColours().of("resnet")],
+            both: show("resnet", "bert"),
+            eight: show(...jobs.slice(0, 8)),
+            twenty: show(...jobs),
+            again: show(...jobs),
+            left: show(...jobs.slice(3, 11)),
+          };
+        }"""
+    )
+    (bert,), own, other = found["alike"]
+    assert bert == own == other, "by their names they would be alike"
+    assert found["both"][1] == bert, "a job keeps its colour"
+    assert found["both"][0] != bert
+    assert sorted(found["eight"]) == list(range(8))
+    assert found["twenty"][:8] == found["eight"]
+    assert sorted(Counter(found["twenty"]).values()) == [2, 2, 2, 2, 3, 3, 3, 3]
+    assert found["again"] == found["twenty"]
+    assert sorted(found["left"]) == list(range(8))
+
+
 def focus(shown: Opened, button: str) -> None:
     """Press Tab until the button named ``button`` has the focus."""
     for _ in range(60):
@@ -285,16 +325,7 @@ def test_with_the_second_address_jobs_and_hosts_are_steered(browser: Browser, la
 
 
 def test_who_has_no_token_sees_nothing(browser: Browser, server: Running) -> None:
-    url = url_of(server)
-    one = opened(browser, url.partition("#")[0])
-    field = one.page.get_by_label("Address or token")
-    field.fill("wrong")
-    one.page.keyboard.press("Enter")
-    expect(one.page.get_by_text("The token is not that of this cluster.")).to_be_visible()
-    field.fill(url)
-    one.page.keyboard.press("Enter")
-    expect(one.page.get_by_role("status")).to_contain_text("slots in use")
-    one.page.context.close()
+    check_that_it_asks_for_the_token(browser, url_of(server), "cluster", "slots in use")
 
 
 def test_a_cluster_with_queues_hosts_and_a_history(browser: Browser, lab: Lab) -> None:
@@ -322,6 +353,9 @@ def test_a_cluster_with_queues_hosts_and_a_history(browser: Browser, lab: Lab) -
     expect(page.locator(".gantt .box title", has_text="warm-up").first).to_be_attached()
     expect(page.locator("table.hosts tbody tr").first).to_contain_text("drained")
     expect(page.locator("table.queues tbody tr")).to_have_count(2)
+    swatches = page.locator("table.cluster-jobs .swatch")
+    expect(swatches).to_have_count(5)
+    assert len(set(swatches.evaluate_all("all => all.map(one => one.className)"))) == 5
     row(one, "large").get_by_role("button").click()
     expect(page.locator(".opened")).to_contain_text("asks for")
     one.shot("dashboard-cluster-light")

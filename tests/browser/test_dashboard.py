@@ -18,7 +18,14 @@ from urllib.parse import parse_qs, urlsplit
 import psutil
 import pytest
 from cli_shell import STANDIN, Running, Shell, until
-from pages import WAIT_S, Opened, actions_url_of, opened, url_of
+from pages import (
+    WAIT_S,
+    Opened,
+    actions_url_of,
+    check_that_it_asks_for_the_token,
+    opened,
+    url_of,
+)
 from playwright.sync_api import Browser, Route, expect
 
 from edl.core.dashboard.event_page import EventBuffer, EventChoice, shown_event
@@ -117,16 +124,7 @@ def test_without_a_stream_it_polls(browser: Browser, server: Running) -> None:
 
 
 def test_who_has_no_token_sees_nothing(browser: Browser, server: Running) -> None:
-    url = url_of(server)
-    one = opened(browser, url.partition("#")[0])
-    field = one.page.get_by_label("Address or token")
-    field.fill("wrong")
-    one.page.keyboard.press("Enter")
-    expect(one.page.get_by_text("The token is not that of this job.")).to_be_visible()
-    field.fill(url)
-    one.page.keyboard.press("Enter")
-    expect(one.page.get_by_role("status")).to_have_text("training")
-    one.page.context.close()
+    check_that_it_asks_for_the_token(browser, url_of(server), "job", "training")
 
 
 def test_a_report_is_the_page_without_a_server(

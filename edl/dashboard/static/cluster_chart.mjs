@@ -9,14 +9,6 @@ const PERIODS = [[900, "15 min"], [3600, "1 h"], [21600, "6 h"], [86400, "1 day"
 const LANE = 13;
 const GAP = 7; // between two hosts
 const BOTTOM = 20; // for the times
-const HUES = 8;
-
-/** Return a number from 0 to 7 for a job, the same each time: its colour. */
-export function hue(job) {
-  let sum = 0;
-  for (const letter of job) sum = (131 * sum + 7 * letter.codePointAt(0)) % 65521;
-  return (sum >> 4) % HUES;
-}
 
 function told(box, host, now) {
   const until = box.to_s === null ? "now" : clock(box.to_s, now);
@@ -31,8 +23,8 @@ function fitting(text, wide) {
 }
 
 /**
- * Properties: `chart`, `problem`, `filter`, `hosts`, `chosen` (a job), `onChart(change)`,
- * `onChoose(job)`.
+ * Properties: `chart`, `problem`, `filter`, `hosts`, `chosen` (a job), `colours` (a JobColours),
+ * `onChart(change)`, `onChoose(job)`.
  */
 export class SlotChart extends Component {
   constructor() {
@@ -108,14 +100,14 @@ export class SlotChart extends Component {
   }
 
   boxes(row, top, x, now) {
-    const { chart, onChoose } = this.props;
+    const { chart, colours, onChoose } = this.props;
     const isShown = chart.rows.some((one) => one.boxes.some((box) => box.job === this.props.chosen));
     const chosen = isShown ? this.props.chosen : null;
     return row.boxes.map((box) => {
       const left = x(box.from_s);
       const wide = Math.max(1.5, x(box.to_s ?? now) - left);
       const tall = box.lanes * LANE - 1;
-      const classes = ["box", `hue-${hue(box.job)}`, box.to_s === null && "open",
+      const classes = ["box", `hue-${colours.of(box.job)}`, box.to_s === null && "open",
         chosen !== null && (chosen === box.job ? "chosen" : "other")].filter(Boolean).join(" ");
       return html`
         <g key="${box.submission} ${box.lane} ${box.from_s}" class=${classes} onClick=${() => onChoose(box.job)}>

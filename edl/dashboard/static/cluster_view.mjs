@@ -3,7 +3,6 @@
 import { ClusterJobActions, HostAction } from "./actions.mjs";
 import { html } from "./html.mjs";
 import { clock, counted, duration, number, whole } from "./format.mjs";
-import { hue } from "./cluster_chart.mjs";
 import { jobAddress } from "./token.mjs";
 import { Card, Fact } from "./view.mjs";
 
@@ -82,13 +81,13 @@ function JobDetails({ job, facts, now, token, actions }) {
     <${ClusterJobActions} actions=${actions} job=${job} />`;
 }
 
-function JobRow({ job, now, queues, chosen, facts, token, actions, onChoose }) {
+function JobRow({ job, now, queues, chosen, facts, token, actions, colours, onChoose }) {
   const isOpen = chosen === job.name;
   const state = outcome(job);
   return html`
     <tr key=${job.name} class=${isOpen ? "current" : ""}>
       <th scope="row"><button type="button" class="plain" aria-expanded=${isOpen} onClick=${() => onChoose(job.name)}>
-        <i class="swatch hue-${hue(job.name)}" aria-hidden="true"></i>${job.name}</button></th>
+        <i class="swatch hue-${colours.of(job.name)}" aria-hidden="true"></i>${job.name}</button></th>
       <td><span class="word tone-${TONE[state] ?? "plain"}">${state}</span></td>
       <td class="num">${job.slots}<span class="muted">/${limits(job)}</span></td>
       <td class="num extra">${job.priority}</td>
@@ -100,7 +99,7 @@ function JobRow({ job, now, queues, chosen, facts, token, actions, onChoose }) {
 }
 
 /** The jobs, those with slots first, then the queue; `jobs` is a JobList. */
-export function ClusterJobs({ jobs: list, header, now, chosen, facts, token, actions, onChoose }) {
+export function ClusterJobs({ jobs: list, header, now, chosen, facts, token, actions, colours, onChoose }) {
   const { filter } = list;
   const toggle = (state) => {
     const states = filter.states.includes(state) ? filter.states.filter((one) => one !== state) : [...filter.states, state];
@@ -127,7 +126,7 @@ export function ClusterJobs({ jobs: list, header, now, chosen, facts, token, act
         <table class="cluster-jobs">
           <thead><tr><th scope="col">job</th><th scope="col">state</th><th scope="col" class="num">slots</th><th scope="col" class="num extra">priority</th>
             ${queues && html`<th scope="col" class="extra">queue</th>`}<th scope="col" class="num extra">age</th><th scope="col" class="wide">reason</th></tr></thead>
-          <tbody>${list.jobs.map((job) => html`<${JobRow} key=${job.name} job=${job} now=${now} queues=${queues} chosen=${chosen} facts=${facts} token=${token} actions=${actions} onChoose=${onChoose} />`)}</tbody>
+          <tbody>${list.jobs.map((job) => html`<${JobRow} key=${job.name} job=${job} now=${now} queues=${queues} chosen=${chosen} facts=${facts} token=${token} actions=${actions} colours=${colours} onChoose=${onChoose} />`)}</tbody>
         </table></div>`}
       ${!list.jobs.length && html`<p class="muted empty">${Object.keys(header.jobs).length ? "No job matches." : "There is no job; submit one with `edl submit job.yaml`."}</p>`}
       ${list.total > list.jobs.length && html`<p class="aside muted">${list.jobs.length} of ${whole(list.total)} jobs${list.more ? "" : "; filter to see others"}</p>`}
@@ -213,7 +212,7 @@ export function Queues({ queues, tenants, slots }) {
 }
 
 /** The hosts, those that need a look first, and the leases of an engine. */
-export function Hosts({ hosts, actions, onChoose }) {
+export function Hosts({ hosts, actions, colours, onChoose }) {
   const shown = hosts?.rows ?? [];
   const few = hosts && hosts.total > shown.filter((one) => one.host).length ? `The first ${shown.length} of ${hosts.total}. ` : "";
   const lent = shown.some((one) => one.lease);
@@ -228,7 +227,7 @@ export function Hosts({ hosts, actions, onChoose }) {
             <td><span class="word tone-${one.tone}">${one.state}</span></td>
             <td class="num">${one.used}<span class="muted">/${one.slots}</span></td>
             <td class="wide"><ul class="chips">${Object.entries(one.jobs).map(([job, slots]) => html`<li><button type="button" onClick=${() => onChoose(job)}>
-              <i class="swatch hue-${hue(job)}" aria-hidden="true"></i>${job} <small>${slots}</small></button></li>`)}
+              <i class="swatch hue-${colours.of(job)}" aria-hidden="true"></i>${job} <small>${slots}</small></button></li>`)}
               ${one.more_jobs > 0 && html`<li class="muted">and ${one.more_jobs} more</li>`}</ul></td>
             <td>${[one.kind, ...Object.entries(one.labels).map(([key, value]) => `${key}=${value}`)].filter(Boolean).join(", ") || "–"}</td>
             ${lent && html`<td>${one.lease || "–"}</td>`}${actions.allowed && html`<td><${HostAction} actions=${actions} host=${one} /></td>`}</tr>`)}</tbody>
