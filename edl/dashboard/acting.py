@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 import secrets
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,6 +25,8 @@ from starlette.responses import Response
 
 from edl.dashboard.answers import Handler, json_answer, with_token
 from edl.errors import EdlError, UsageError
+
+logger = logging.getLogger(__name__)
 
 HEADER = "edl-actions"
 MOST_BYTES = 65536  # of a request: the text of a policy is the largest
@@ -97,37 +100,34 @@ class ActionRunner:
 async def in_daemon_thread(call: Callable[[], str]) -> str:
     """Return what ``call`` returns, or raise what it raises, in a thread of its own.
 
-    The end of the server does not wait for it: an action may take a minute, and goes on in the job.
-    """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[str] = loop.create_future()
+    The end of the server does not wait for it, as it would for a thread of an executor: an action
+    may take a minute, and goes on in the job.
 
-    def end(result: str, error: BaseException | None) -> None:
-        if done.cancelled():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)
+    Raises:
+        EdlError: what ``call`` raises; another error of it is logged, and put into a sentence.
+    """
+    done: Future[str] = Future()
 
     def run() -> None:
-        result, error = "", None
+        if not done.set_running_or_notify_cancel():
+            return
         try:
-            result = call()
-        except Exception as raised:  # noqa: BLE001 - raised where the answer is awaited
-            error = raised
-        with suppress(RuntimeError):  # the server has ended
-            loop.call_soon_threadsafe(end, result, error)
+            done.set_result(call())
+        except EdlError as error:
+            done.set_exception(error)
+        except Exception as error:
+            logger.exception("an action of the dashboard has failed")
+            done.set_exception(EdlError(f"the action has failed, a defect of edl: {error!r}"))
 
     threading.Thread(target=run, name="edl-action", daemon=True).start()
-    return await done
+    return await asyncio.wrap_future(done)
 
 
 def action_handler() -> Handler:
     """Return a handler of requests for an action, whose path names the verb, and maybe the job.
 
     The answers are 401 without the token of the page, 403 if no action is allowed, 400 if the
-    action is impossible, each with a sentence.
+    action is impossible or has failed, each with a sentence.
     """
 
     async def act(request: Request) -> Response:

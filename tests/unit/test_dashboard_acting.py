@@ -138,13 +138,24 @@ def test_the_end_of_the_server_does_not_wait_for_an_action() -> None:
 
     async def serve() -> None:
         asked = asyncio.ensure_future(in_daemon_thread(slow))
-        while not begun.is_set():
-            await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(begun.wait, 60.0)
         asked.cancel()
 
     asyncio.run(serve())  # returns though the action goes on
     assert not may_end.is_set()
     may_end.set()
+
+
+def test_a_defect_is_logged_and_a_sentence(
+    app: SecureApplication,
+    runner: ActionRunner,
+    acted: Acted,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    acted.error = KeyError("np")
+    found = said(post(app, SCALE, {"np": 3}, TOKEN, edl_actions=runner.token))
+    assert found == (400, "the action has failed, a defect of edl: KeyError('np')")
+    assert [one.message for one in caplog.records] == ["an action of the dashboard has failed"]
 
 
 def test_each_start_of_the_server_has_another_token(acted: Acted) -> None:
