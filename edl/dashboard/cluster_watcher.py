@@ -16,18 +16,14 @@ from edl.client.cluster.history_file import HistoryFile
 from edl.coordination.cluster.store import ClusterStore
 from edl.core.cluster.events import ClusterEvent
 from edl.core.cluster.job_status import ClusterJobStatus
-from edl.core.dashboard.cluster_event_page import (
-    ClusterEventBuffer,
-    ShownClusterEvent,
-    shown_cluster_event,
-)
+from edl.core.dashboard.cluster_event_page import ShownClusterEvent, shown_cluster_event
 from edl.core.dashboard.cluster_page import (
     ClusterJobSummary,
     ClusterObservation,
     away_cluster_in_words,
     cluster_sections,
 )
-from edl.core.dashboard.event_page import EventChoice
+from edl.core.dashboard.event_page import EventBuffer, EventChoice
 from edl.core.dashboard.job_choice import JobChoice, JobPage, chosen_jobs
 from edl.core.dashboard.slot_chart import SlotChart, slot_chart
 from edl.dashboard.cluster_reading import ClusterReader
@@ -63,7 +59,7 @@ class ClusterWatcher(PageWatcher):
         self._reader = ClusterReader(store)
         self._history = history
         self._clock = clock
-        self._events = ClusterEventBuffer()
+        self._events: EventBuffer[ShownClusterEvent] = EventBuffer()
         self._last = -1
         self._unreadable = 0
         self._jobs: tuple[ClusterJobStatus, ...] = ()

@@ -71,7 +71,7 @@ class JobWatcher(PageWatcher):
         """Forget what is known of the job, because another start of it has begun."""
         self._created = 0.0
         self._trace = JobTrace()
-        self._events = EventBuffer()
+        self._events: EventBuffer[ShownEvent] = EventBuffer()
         self._report = LeaderReport()
         self._last = -1
         self._unreadable = 0

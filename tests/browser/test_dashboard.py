@@ -28,7 +28,7 @@ from pages import (
 )
 from playwright.sync_api import Browser, Route, expect
 
-from edl.core.dashboard.event_page import EventBuffer, EventChoice, shown_event
+from edl.core.dashboard.event_page import EventBuffer, EventChoice, ShownEvent, shown_event
 from edl.core.events import CheckpointFailedDetails, Event
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
@@ -166,7 +166,7 @@ def test_the_server_goes_and_comes_back(shown: Opened, shell: Shell, server: Run
 
 
 def test_all_events_can_be_shown(browser: Browser, server: Running) -> None:
-    kept = EventBuffer()
+    kept: EventBuffer[ShownEvent] = EventBuffer()
     logged = Event(0.0, 1, 1, "invented", CheckpointFailedDetails())
     kept.add(shown_event(number, logged) for number in range(640))
 

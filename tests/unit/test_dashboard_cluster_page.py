@@ -16,7 +16,7 @@ from edl.core.cluster.lease_records import LeaseRecord, LeaseState, LeaseTable
 from edl.core.cluster.queue_status import QueueStatus, queue_statuses
 from edl.core.cluster.records import Goal, QueueRecord
 from edl.core.cluster.request_forecast import request_forecast
-from edl.core.dashboard.cluster_event_page import ClusterEventBuffer, shown_cluster_event
+from edl.core.dashboard.cluster_event_page import ShownClusterEvent, shown_cluster_event
 from edl.core.dashboard.cluster_page import (
     ClusterObservation,
     away_cluster_in_words,
@@ -25,7 +25,7 @@ from edl.core.dashboard.cluster_page import (
     shown_hosts,
     tenant_uses,
 )
-from edl.core.dashboard.event_page import EventChoice
+from edl.core.dashboard.event_page import EventBuffer, EventChoice
 from edl.core.dashboard.forecast_form import requested_manifest
 from edl.core.dashboard.job_choice import JobChoice, chosen_jobs, job_counts
 from edl.errors import UsageError
@@ -174,7 +174,7 @@ def test_jobs_with_slots_come_first_then_the_queue_in_its_order() -> None:
 
 
 def test_events_are_found_by_who_is_behind_them_and_by_words() -> None:
-    kept = ClusterEventBuffer()
+    kept: EventBuffer[ShownClusterEvent] = EventBuffer()
     logged = [
         ClusterEvent(1.0, ClusterEventKind.SUBMITTED, "job j was submitted", "j", by="ann@a"),
         ClusterEvent(2.0, ClusterEventKind.HOST, "host b has come", host="b"),

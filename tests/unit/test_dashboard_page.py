@@ -14,6 +14,7 @@ from edl.core.dashboard import throughput_history
 from edl.core.dashboard.event_page import (
     EventBuffer,
     EventChoice,
+    ShownEvent,
     named_commands,
     shown_event,
 )
@@ -187,7 +188,7 @@ def test_what_another_size_would_bring() -> None:
 
 
 def test_events_are_chosen_by_tone_and_words() -> None:
-    found = EventBuffer()
+    found: EventBuffer[ShownEvent] = EventBuffer()
     found.add(shown_event(number, one) for number, one in enumerate(story()))
     assert found.counts() == {"bad": 1, "change": 12, "plain": 1, "warning": 2}
     bad = found.chosen(EventChoice(frozenset({"bad"})))

@@ -1,4 +1,4 @@
-"""Choose the events of a job that a page shows: by kind, by words, the newest first."""
+"""Choose the events of a job or a cluster that a page shows: by kind and words, newest first."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from edl.core.event_explanations import EXPLANATIONS, Severity
 from edl.core.event_text import cost
@@ -52,6 +53,11 @@ class ShownEvent(Record):
     advice: str
     cost: str
 
+    @property
+    def words(self) -> str:
+        """The text in which a filter looks for words."""
+        return f"{self.kind} {self.reason}"
+
 
 def tone_of(kind: EventKind) -> str:
     """Return how serious events of ``kind`` are: ``bad``, ``warning``, ``change`` or ``plain``."""
@@ -94,13 +100,36 @@ def named_commands(text: str, event: Event, job: str) -> str:
     return re.sub(r"\bJOB\b", lambda _: job, text)
 
 
+class PageEvent(Protocol):
+    """An event as a page lists it, of a job or of a cluster."""
+
+    @property
+    def number(self) -> int:
+        """The number of the event in its log."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of the event."""
+
+    @property
+    def tone(self) -> str:
+        """A word for how serious the event is, or for who is behind it."""
+
+    @property
+    def words(self) -> str:
+        """The text in which a filter looks for words."""
+
+
+Shown = TypeVar("Shown", bound=PageEvent)
+
+
 @dataclass(frozen=True)
 class EventChoice:
     """A filter of events.
 
     Attributes:
         tones: the tones to show; empty: all.
-        text: words that must all occur in kind or reason, in any case; empty: no limit.
+        text: words that must all occur in an event's ``words``, in any case; empty: no limit.
         before: show only events with a smaller number; None: no limit.
         limit: the largest number of events.
     """
@@ -110,23 +139,23 @@ class EventChoice:
     before: int | None = None
     limit: int = PAGE
 
-    def matches(self, event: ShownEvent) -> bool:
+    def matches(self, event: PageEvent) -> bool:
         """Return whether ``event`` is to be shown."""
         if self.tones and event.tone not in self.tones:
             return False
         if self.before is not None and event.number >= self.before:
             return False
-        said = f"{event.kind} {event.reason}".lower()
+        said = event.words.lower()
         return all(word in said for word in self.text.lower().split())
 
 
-class EventBuffer:
-    """The newest events of a job, at most :data:`MOST_EVENTS`; one thread adds to it at a time."""
+class EventBuffer(Generic[Shown]):
+    """The newest 2,000 events of a job or a cluster; one thread adds to it at a time."""
 
     def __init__(self) -> None:
-        self._events: deque[ShownEvent] = deque(maxlen=MOST_EVENTS)
+        self._events: deque[Shown] = deque(maxlen=MOST_EVENTS)
 
-    def add(self, events: Iterable[ShownEvent]) -> None:
+    def add(self, events: Iterable[Shown]) -> None:
         """Append ``events``, the oldest first; the oldest of too many are dropped."""
         self._events.extend(events)
 
@@ -134,9 +163,9 @@ class EventBuffer:
         """Return the number of kept events by tone."""
         return dict(sorted(Counter(one.tone for one in tuple(self._events)).items()))
 
-    def chosen(self, choice: EventChoice) -> Sequence[ShownEvent]:
+    def chosen(self, choice: EventChoice) -> Sequence[Shown]:
         """Return the events that ``choice`` shows, the newest first."""
-        found: list[ShownEvent] = []
+        found: list[Shown] = []
         for one in reversed(tuple(self._events)):
             if len(found) >= choice.limit:
                 break
@@ -144,12 +173,12 @@ class EventBuffer:
                 found.append(one)
         return found
 
-    def concerns(self) -> Sequence[ShownEvent]:
+    def concerns(self) -> Sequence[Shown]:
         """Return the newest event of each kind that somebody should look at, the newest first.
 
         At most :data:`MOST_CONCERNS` are returned.
         """
-        found: dict[str, ShownEvent] = {}
+        found: dict[str, Shown] = {}
         for one in reversed(tuple(self._events)):
             if one.tone in CONCERNING:
                 found.setdefault(one.kind, one)
