@@ -6,15 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from edl.client.cluster.plans import status_of_snapshot
 from edl.client.cluster.waiting import described
 from edl.coordination.cluster.job_reader import StoredJob
-from edl.coordination.cluster.runs import cluster_view
 from edl.coordination.cluster.store import ClusterSnapshot, ClusterStore
 from edl.coordination.cluster.tenant_store import TenantStore
-from edl.core.cluster.cluster_status import ClusterStatus, cluster_status
+from edl.core.cluster.cluster_status import ClusterStatus
 from edl.core.cluster.lease_records import LeaseTable
-from edl.core.cluster.leases import lease_summary, with_leases
-from edl.core.cluster.records import ControllerRecord
 from edl.core.dashboard.cluster_page import ClusterJobSummary, ClusterObservation
 from edl.errors import UnknownJob
 
@@ -130,14 +128,5 @@ class ClusterReader:
         """
         about = (snapshot, leases, controllers)
         if self._known is None or self._known.about != about:
-            view = cluster_view(snapshot, {})
-            status = cluster_status(
-                self.store.paths.name,
-                with_leases(view, leases) if leases.engine else view,
-                ControllerRecord.from_json(snapshot.leader) if snapshot.leader else None,
-                controllers,
-                self.store.nodes.session.hosts,
-                lease_summary(leases) if leases.engine else "",
-            )
-            self._known = _LastStatus(about, status)
+            self._known = _LastStatus(about, status_of_snapshot(self.store, *about))
         return self._known.status

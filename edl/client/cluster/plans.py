@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from edl.cluster_policies import load_policy, policy_of
 from edl.coordination.cluster.job_reader import StoredJob
 from edl.coordination.cluster.runs import RunReader, cluster_view, job_view
-from edl.coordination.cluster.store import ClusterStore
+from edl.coordination.cluster.store import ClusterSnapshot, ClusterStore
 from edl.core.cluster.cluster_status import (
     ClusterStatus,
     JobPlan,
@@ -17,6 +17,7 @@ from edl.core.cluster.cluster_status import (
     with_new_decision,
     with_new_host,
 )
+from edl.core.cluster.lease_records import LeaseTable
 from edl.core.cluster.leases import lease_summary, with_leases
 from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.measured_throughput import MeasuredThroughput
@@ -36,16 +37,29 @@ def status_of_cluster(store: ClusterStore) -> ClusterStatus:
         UnknownCluster: the cluster does not exist.
         CoordinationError: ZooKeeper is away.
     """
-    snapshot = store.look()
-    leader = ControllerRecord.from_json(snapshot.leader) if snapshot.leader else None
-    view, (table, _) = cluster_view(snapshot, {}), store.leader.leases()
+    leases, _ = store.leader.leases()
+    return status_of_snapshot(store, store.look(), leases, len(store.leader.controllers()))
+
+
+def status_of_snapshot(
+    store: ClusterStore, snapshot: ClusterSnapshot, leases: LeaseTable, controllers: int
+) -> ClusterStatus:
+    """Return the status of a cluster from records that were read; nothing is read.
+
+    Args:
+        store: the store that has read them.
+        snapshot: the jobs, hosts, queues and leader.
+        leases: the hosts that an engine lends.
+        controllers: the number of controllers in the election.
+    """
+    view = cluster_view(snapshot, {})
     return cluster_status(
         store.paths.name,
-        with_leases(view, table) if table.engine else view,
-        leader,
-        len(store.leader.controllers()),
+        with_leases(view, leases) if leases.engine else view,
+        ControllerRecord.from_json(snapshot.leader) if snapshot.leader else None,
+        controllers,
         store.nodes.session.hosts,
-        lease_summary(table) if table.engine else "",
+        lease_summary(leases) if leases.engine else "",
     )
 
 
