@@ -1,4 +1,4 @@
-"""Carry out what somebody asks for on a page: the verbs of the command line, by the same client.
+"""Carry out a request of a page: a verb of the command line, by the same client.
 
 :func:`act_on_job` and :func:`act_on_cluster` do so. Each returns the sentence that the verb prints.
 """
@@ -26,23 +26,23 @@ def act_on_job(job: Job, verb: str, values: Values) -> str:
     Args:
         job: a client of the job.
         verb: one of ``JOB_VERBS``.
-        values: what the verb needs.
+        values: the values that the verb needs.
 
     Raises:
         UsageError: there is no such verb, a value is missing or wrong, or the job does not allow
             it. Nothing was changed.
-        EdlError: what the client raises.
+        EdlError: the client raises it.
     """
     return _found(JOB_VERBS, verb)(job, values)
 
 
 def check_of_cluster(job: str, verb: str) -> None:
-    """Raise an error if ``verb`` has no lasting effect on ``job``, a job of a cluster.
+    """Raise an error if a cluster would undo ``verb`` on its job ``job``.
 
     The cluster decides how many workers the job has, and where.
 
     Raises:
-        UsageError: it has none.
+        UsageError: the cluster would undo the verb.
     """
     if verb in JOB_VERBS and verb not in LASTING_VERBS:
         raise UsageError(
@@ -54,7 +54,15 @@ def check_of_cluster(job: str, verb: str) -> None:
 def act_on_cluster(cluster: Cluster, verb: str, values: Values) -> str:
     """Carry out ``verb`` on ``cluster``; return a sentence that says what was done.
 
-    The arguments and errors are those of :func:`act_on_job`, with ``CLUSTER_VERBS``.
+    Args:
+        cluster: a client of the cluster.
+        verb: one of ``CLUSTER_VERBS``.
+        values: the values that the verb needs.
+
+    Raises:
+        UsageError: there is no such verb, a value is missing or wrong, or the cluster does not
+            allow it. Nothing was changed.
+        EdlError: the client raises it.
     """
     return _found(CLUSTER_VERBS, verb)(cluster, values)
 

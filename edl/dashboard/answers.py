@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edl.core.dashboard.event_page import PAGE, EventChoice
@@ -78,13 +79,16 @@ class SecureHeaders:
 class SecureApplication(Starlette):
     """An application whose answers all have :data:`HEADERS`, also that to an error of its own.
 
+    It has the routes of the files of the page, and of the health of the server.
+
     Args:
-        routes: the routes.
-        token: what a browser has to send.
+        routes: further routes.
+        token: the token that a browser has to send.
     """
 
-    def __init__(self, routes: Any, token: str) -> None:
-        super().__init__(routes=routes)
+    def __init__(self, routes: Sequence[Route], token: str) -> None:
+        files = Route("/health", health), Route("/static/{path:path}", static())
+        super().__init__(routes=[*files, *routes])
         self.state.token, self.state.files = token, static_files()
         self.state.streams = 0
         self.state.ends = False  # then streams end

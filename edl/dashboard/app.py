@@ -19,7 +19,6 @@ from edl.dashboard.answers import (
     Handler,
     SecureApplication,
     event_choice,
-    health,
     json_answer,
     patch,
     static,
@@ -74,15 +73,10 @@ def dashboard_app(
 
     Args:
         watcher: keeps the page up to date.
-        token: what a browser has to send.
+        token: the token that a browser has to send.
         runner: the actions of the page; None: it only reads.
     """
-    routes = [
-        Route("/health", health),
-        Route("/static/{path:path}", static()),
-        *job_routes(""),
-    ]
-    app = SecureApplication(routes, token)
+    app = SecureApplication(job_routes(""), token)
     app.state.jobs, app.state.action_runner = OneJobPage(watcher), runner or ActionRunner()
     return app
 
@@ -126,7 +120,7 @@ def _job_of(request: Request) -> str:
 
 
 async def _page(request: Request, watcher: JobWatcher) -> Response:
-    """Answer with the sections that changed since the version that the browser has."""
+    """Answer with the sections of the page that changed after the version the browser has."""
     return patch(request, watcher.page)
 
 
@@ -144,7 +138,7 @@ async def _generation(request: Request, watcher: JobWatcher) -> Response:
 
 
 async def _stream(request: Request, watcher: JobWatcher) -> Response:
-    """Answer with a stream of server-sent events: the page, and then what changes of it."""
+    """Answer with server-sent events: the whole page, then the sections that change."""
     jobs: JobPages = request.app.state.jobs
     job = _job_of(request)
     return stream_page(request, lambda: jobs.page(job, watcher))

@@ -20,7 +20,6 @@ from edl.dashboard.answers import (
     MOST_TEXT,
     SecureApplication,
     event_choice,
-    health,
     json_answer,
     patch,
     static,
@@ -54,13 +53,11 @@ def cluster_app(
         watcher: keeps the page of the cluster up to date.
         jobs: the pages of its jobs.
         forecast: says which slots a job would get now; called in a thread of its own.
-        token: what a browser has to send.
+        token: the token that a browser has to send.
         runner: the actions of the pages; None: they only read.
     """
     routes = [
         Route("/", static("cluster.html")),
-        Route("/health", health),
-        Route("/static/{path:path}", static()),
         Route("/api/page", with_token(_page)),
         Route("/api/stream", with_token(_stream)),
         Route("/api/jobs", with_token(_jobs)),
@@ -79,12 +76,12 @@ def cluster_app(
 
 
 async def _page(request: Request) -> Response:
-    """Answer with the sections that changed since the version that the browser has."""
+    """Answer with the sections of the page that changed after the version the browser has."""
     return patch(request, request.app.state.watcher.page)
 
 
 async def _stream(request: Request) -> Response:
-    """Answer with a stream of server-sent events: the page, and then what changes of it."""
+    """Answer with server-sent events: the whole page, then the sections that change."""
     watcher: ClusterWatcher = request.app.state.watcher
     return stream_page(request, lambda: watcher.page)
 

@@ -74,7 +74,7 @@ class ShownHost(Record):
 
 @dataclass(frozen=True)
 class TenantUsage(Record):
-    """The jobs and slots of a tenant, of all its queues together."""
+    """The jobs and slots of a tenant, summed over its queues."""
 
     tenant: Annotated[str, "its name; empty: the administrator"]
     queues: Annotated[tuple[str, ...], "its queues"]
@@ -86,7 +86,7 @@ class TenantUsage(Record):
 
 @dataclass(frozen=True)
 class ClusterJobSummary(Record):
-    """What the page shows of a job when its row is opened, beside its status.
+    """The details of a job that its opened row shows beside the job's status.
 
     The environment of its command is left out: it may hold secrets.
     """
