@@ -14,7 +14,6 @@ from edl.client.cluster.connection import connected_cluster
 from edl.client.connection import choose_job, connected
 from edl.config import LOOPBACK
 from edl.coordination.session import Session
-from edl.errors import UsageError
 
 PORT = 8470
 PACKAGES = ("starlette", "uvicorn")
@@ -95,10 +94,6 @@ def _secret_in_cluster(session: Session, job: str, cluster: str | None) -> str |
     store = store_of_job(session, job, cluster)
     if store is None or not store.jobs.has(job):
         return None
-    secret = store.jobs.secret(job)
-    if secret is None:
-        raise UsageError(
-            f"job {job} has not started yet, so it has no page; `edl dashboard` without JOB shows "
-            "the cluster, and why the job waits"
-        )
-    return secret
+    from edl.dashboard.server import access_of_job
+
+    return access_of_job(store, job).secret

@@ -144,7 +144,10 @@ def access_of_job(cluster: ClusterStore, job: str) -> Access:
     found = cluster.jobs.get(job)
     secret = cluster.jobs.secret(found.name)
     if secret is None:
-        raise UsageError(f"job {found.name} has not started yet: it has no page")
+        raise UsageError(
+            f"job {found.name} has not started yet, so it has no page; that of its cluster, "
+            "`edl dashboard` without JOB, says why it waits"
+        )
     return Access(found.name, secret)
 
 
