@@ -24,6 +24,7 @@ export class JobList {
   choose(change) {
     this.filter = { ...this.filter, ...change };
     this.limit = FIRST;
+    this.onChange();
     return this.refresh();
   }
 

@@ -4,7 +4,7 @@ import { ClusterJobActions, HostAction } from "./actions.mjs";
 import { html } from "./html.mjs";
 import { clock, counted, duration, number, whole } from "./format.mjs";
 import { jobAddress } from "./token.mjs";
-import { Card, Fact } from "./view.mjs";
+import { Card, EventCard, Fact } from "./view.mjs";
 
 const STATES = [
   ["running", "Running"], ["starting", "Starting"], ["queued", "Waiting"], ["halting", "Halting"], ["halted", "Halted"],
@@ -235,32 +235,14 @@ export function Hosts({ hosts, actions, colours, onChoose }) {
     <//>`;
 }
 
-/** The events of the cluster, filtered; `events` is an EventList. */
-export function ClusterEvents({ events: list, counts, unreadable, now }) {
-  const { events, filter } = list;
-  const toggle = (tone) => {
-    const tones = filter.tones.includes(tone) ? filter.tones.filter((one) => one !== tone) : [...filter.tones, tone];
-    list.choose({ ...filter, tones });
-  };
-  const skipped = unreadable ? ` ${counted(unreadable, "event")} of a newer edl cannot be read and ${unreadable === 1 ? "is" : "are"} left out.` : "";
-  return html`
-    <${Card} name="events" title="Events" note="What users asked for, and what the leader did and why, the newest first.${skipped}" wide>
-      <div class="tools">
-        <div class="choice" role="group" aria-label="Kinds of events">
-          ${KINDS.map(([tone, text]) => html`<button type="button" aria-pressed=${filter.tones.includes(tone)} onClick=${() => toggle(tone)}>
-            ${text} <small>${counts[tone] ?? 0}</small></button>`)}
-        </div>
-        <input type="search" placeholder="Filter by words" aria-label="Filter events by words" maxlength="200" value=${filter.text}
-          onInput=${(event) => list.choose({ ...filter, text: event.target.value })} />
-      </div>
-      <ol class="events">${events.map((one) => html`
-        <li key=${one.number} class="tone-${one.tone === "user" ? "change" : one.tone}">
-          <time datetime=${new Date(1000 * one.at_s).toISOString()}>${clock(one.at_s, now)}</time>
-          <span class="kind">${one.about || one.kind}</span>
-          <div class="what">${one.reason}</div>
-          <span class="where">${one.kind}${one.by ? ` · ${one.by}` : ""}</span>
-        </li>`)}</ol>
-      ${!events.length && html`<p class="muted empty">No event matches.</p>`}
-      ${list.more && html`<button type="button" class="more" onClick=${() => list.showMore()}>Show more</button>`}
-    <//>`;
+/** The events of the cluster; `events` is an EventList. */
+export function ClusterEvents({ events, counts, unreadable, now }) {
+  const drawn = (one) => ({
+    tone: one.tone === "user" ? "change" : one.tone,
+    title: one.about || one.kind,
+    text: one.reason,
+    place: `${one.kind}${one.by ? ` · ${one.by}` : ""}`,
+  });
+  return html`<${EventCard} events=${events} kinds=${KINDS} counts=${counts} unreadable=${unreadable} now=${now} drawn=${drawn}
+    note="What users asked for, and what the leader did and why, the newest first." hint="Filter by words" />`;
 }

@@ -32,6 +32,7 @@ export class EventList {
   choose(filter) {
     this.filter = filter;
     this.isOld = true;
+    this.onChange();
     return this.refresh();
   }
 

@@ -45,11 +45,6 @@ function onSelect(band) {
   if (state.chosen !== null) askCost();
 }
 
-function onFilter(filter) {
-  events.choose(filter);
-  draw();
-}
-
 function Page() {
   const { header, timeline, workers, speed, ledger, scaling, events: kept, read_s: now } = page.sections;
   if (!header) {
@@ -70,7 +65,7 @@ function Page() {
       <${Speed} speed=${speed} />
       <${Scaling} scaling=${scaling} />
       <${Ledger} ledger=${ledger} now=${now} />
-      <${Events} events=${events} counts=${kept?.counts ?? {}} unreadable=${kept?.unreadable} now=${now} onFilter=${onFilter} />
+      <${Events} events=${events} counts=${kept?.counts ?? {}} unreadable=${kept?.unreadable} now=${now} />
     </main>
     <footer><span>${page.linkWords}</span><span>read at ${clock(now)} from ZooKeeper ${header.zookeeper}</span>
       <code>${header.command.join(" ")}</code></footer>`;

@@ -272,36 +272,56 @@ export class Scaling extends Component {
   }
 }
 
-/** The events, filtered. `events` is an EventList. */
-export function Events({ events: list, counts, unreadable, now, onFilter }) {
+/**
+ * The events of an EventList, and its filter.
+ *
+ * `kinds` has the tone and the name of each kind; those with a dot are `dotted`. `drawn(event)`
+ * returns the `tone`, `title`, `text` and `place` of the row of an event.
+ */
+export function EventCard({ events: list, kinds, dotted, counts, unreadable, note, hint, now, drawn }) {
   const { events, filter } = list;
   const toggle = (tone) => {
     const tones = filter.tones.includes(tone) ? filter.tones.filter((one) => one !== tone) : [...filter.tones, tone];
-    onFilter({ ...filter, tones });
+    list.choose({ ...filter, tones });
   };
   const skipped = unreadable ? ` ${counted(unreadable, "event")} of a newer edl cannot be read and ${unreadable === 1 ? "is" : "are"} left out.` : "";
   return html`
-    <${Card} name="events" title="Events" note="Each decision with its reason, the newest first.${skipped}" wide>
+    <${Card} name="events" title="Events" note="${note}${skipped}" wide>
       <div class="tools">
         <div class="choice" role="group" aria-label="Kinds of events">
-          ${TONES.map(([tone, text]) => html`
+          ${kinds.map(([tone, text]) => html`
             <button type="button" aria-pressed=${filter.tones.includes(tone)} onClick=${() => toggle(tone)}>
-              <i class="dot tone-${tone}" aria-hidden="true"></i>${text} <small>${counts[tone] ?? 0}</small></button>`)}
+              ${dotted && html`<i class="dot tone-${tone}" aria-hidden="true"></i>`}${text} <small>${counts[tone] ?? 0}</small></button>`)}
         </div>
-        <input type="search" placeholder="Filter by words, such as w3" aria-label="Filter events by words" maxlength="200"
-          value=${filter.text} onInput=${(event) => onFilter({ ...filter, text: event.target.value })} />
+        <input type="search" placeholder=${hint} aria-label="Filter events by words" maxlength="200"
+          value=${filter.text} onInput=${(event) => list.choose({ ...filter, text: event.target.value })} />
       </div>
-      <ol class="events">${events.map((one) => html`
-        <li key=${one.number} class="tone-${one.tone}">
-          <time datetime=${new Date(1000 * one.at_s).toISOString()}>${clock(one.at_s, now)}</time>
-          <span class="kind">${one.kind.replaceAll("_", " ")}</span>
-          <div class="what">${one.reason}${one.cost && html`<small>${one.cost}</small>`}
-            ${one.advice && html`<details><summary>Why, and what to do</summary><${Explanation} event=${one} /></details>`}</div>
-          <span class="where">gen ${one.generation} · step ${whole(one.step)}</span>
-        </li>`)}</ol>
+      <ol class="events">${events.map((one) => {
+        const { tone, title, text, place } = drawn(one);
+        return html`
+          <li key=${one.number} class="tone-${tone}">
+            <time datetime=${new Date(1000 * one.at_s).toISOString()}>${clock(one.at_s, now)}</time>
+            <span class="kind">${title}</span>
+            <div class="what">${text}</div>
+            <span class="where">${place}</span>
+          </li>`;
+      })}</ol>
       ${!events.length && html`<p class="muted empty">No event matches.</p>`}
       ${list.more && html`<button type="button" class="more" onClick=${() => list.showMore()}>Show more</button>`}
     <//>`;
+}
+
+/** The events of a job; `events` is an EventList. */
+export function Events({ events, counts, unreadable, now }) {
+  const drawn = (one) => ({
+    tone: one.tone,
+    title: one.kind.replaceAll("_", " "),
+    text: html`${one.reason}${one.cost && html`<small>${one.cost}</small>`}
+      ${one.advice && html`<details><summary>Why, and what to do</summary><${Explanation} event=${one} /></details>`}`,
+    place: `gen ${one.generation} · step ${whole(one.step)}`,
+  });
+  return html`<${EventCard} events=${events} kinds=${TONES} dotted counts=${counts} unreadable=${unreadable} now=${now} drawn=${drawn}
+    note="Each decision with its reason, the newest first." hint="Filter by words, such as w3" />`;
 }
 
 /** The question for the token. */
