@@ -28,7 +28,7 @@ CALLBACKS = {
 
 
 class Fit(NamedTuple):
-    """What :func:`why_refused` looks at in a call of ``trainer.fit()``.
+    """The properties of a call of ``trainer.fit()`` by which :func:`why_refused` decides.
 
     Attributes:
         is_automatic: whether the module leaves optimization to Lightning.

@@ -91,7 +91,7 @@ def shared(given: object, place: Callable[[], tuple[int, int]], rebuilt: Rebuilt
 
 
 class LoaderView:
-    """What Lightning's loop gets in place of the training loader: it has a length and no batches.
+    """A stand-in for the training loader in Lightning's loop, with its length and without batches.
 
     :class:`edl.lightning.loop.ElasticLoop` hands out the batches.
 

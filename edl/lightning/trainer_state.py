@@ -14,18 +14,18 @@ PLAIN_VERSION = (int, str)
 
 
 class TrainerState:
-    """What a Trainer knows beside model and optimizer, in the form that ``edl.track`` takes.
+    """The state of a Trainer beside model and optimizer, as an object that ``edl.track`` takes.
 
-    These are the counters of its loops, the states of its callbacks and its datamodule, the metrics
-    that were logged last, and the folders into which its loggers and ModelCheckpoints write.
+    The state has the counters of the loops, the states of the callbacks and of the datamodule, the
+    metrics that were logged last, and the folders of the loggers and ModelCheckpoints.
 
     Args:
         trainer: the Trainer of this worker.
         has_begun: returns whether the training loop has asked for its first batch. Before that, the
             workers of a new job take over the folders only: all have loaded the same checkpoint of
             Lightning, if any.
-        step_samples: returns, for each LR scheduler that counts samples, how many count as one of
-            its steps; a list that may be changed.
+        step_samples: for each LR scheduler that counts samples, how many count as one of its steps.
+            A newcomer's list gets the numbers of the job.
     """
 
     edl_compared = False  # it is not looked at in each step

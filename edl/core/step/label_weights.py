@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 
 class Counts(NamedTuple):
-    """What one worker trains in a step.
+    """The numbers of samples and of labels that one worker trains in a step.
 
     Attributes:
         worker: the number of the worker.

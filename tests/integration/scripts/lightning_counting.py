@@ -20,6 +20,7 @@ import edl.torch as edl
 from edl.lightning import ElasticStrategy
 
 CLIP, EPS = 0.2, 1e-6  # the norm of a mean gradient of 8 samples is 0.35; PyTorch adds EPS
+HOLD_S = 300.0  # at most, for a validation that a test holds
 
 options = parser()
 options.add_argument("--max-steps", type=int, default=-1)
@@ -49,7 +50,9 @@ class Counting(L.LightningModule):
     def validation_step(self, indices, batch_idx):
         if args.hold and not self.trainer.sanity_checking and args.hold.exists():
             print("validates", flush=True)
+            deadline = time.monotonic() + HOLD_S
             while args.hold.exists():
+                assert time.monotonic() < deadline, f"{args.hold} is still there after {HOLD_S:g} s"
                 time.sleep(0.05)
         self.seen(len(indices))
         self.log("val_count", self.model.count[indices].double().mean(), sync_dist=True)
