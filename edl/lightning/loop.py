@@ -153,9 +153,25 @@ class ElasticLoop:
         for config in trainer.lr_scheduler_configs:
             if config.interval == "step" and not config.reduce_on_plateau:
                 samples = batch * config.frequency
-                self._in_samples.append(edl.in_samples(config.scheduler, samples))
+                self._in_samples.append(
+                    InSamples(config.scheduler, samples, self._samples_of_epoch(config.frequency))
+                )
                 self.step_samples.append(samples)
                 config.interval = "samples"  # so Lightning does not step it
+
+    def _samples_of_epoch(self, frequency: int) -> int | None:
+        """Return the samples of an epoch whose rest makes an LR scheduler step once more.
+
+        Args:
+            frequency: Lightning steps the scheduler after so many batches of an epoch.
+
+        Returns:
+            The samples; None if no step is made for the rest, or nobody knows the number of the
+            samples.
+        """
+        samples: Any = self._loader.dataset
+        is_whole = self._trainer.limit_train_batches == 1.0 and frequency == 1
+        return len(samples) if is_whole and hasattr(samples, "__len__") else None
 
     def _warm_up(self) -> None:
         """Train one batch by Lightning's loops; what the job's state does not replace is reset."""

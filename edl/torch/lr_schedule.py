@@ -206,9 +206,23 @@ class InSamples:
         batch: the number of samples that count as one step.
         epoch: the number of samples in an epoch. The samples that are left over at the end of each
             epoch count as one more step. None: epochs make no difference.
+
+    Raises:
+        UsageError: the scheduler counts no steps, its optimizer is not edl's, or ``batch`` is below
+            1.
     """
 
     def __init__(self, scheduler: LRScheduler, batch: int, epoch: int | None = None) -> None:
+        if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+            raise UsageError(
+                f"batch is {batch!r}; edl.in_samples needs the global batch, in samples, for which "
+                "the steps of the scheduler were chosen"
+            )
+        if isinstance(scheduler, ReduceLROnPlateau) or not isinstance(scheduler, LRScheduler):
+            raise UsageError(
+                f"edl.in_samples takes an LR scheduler that counts steps; "
+                f"{type(scheduler).__name__} does not"
+            )
         self.scheduler = scheduler
         self.batch = batch
         self.epoch = epoch
@@ -259,16 +273,6 @@ def in_samples(scheduler: LRScheduler, batch: int) -> InSamples:
         UsageError: the scheduler counts no steps, its optimizer is not edl's, or ``batch`` is below
             1.
     """
-    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-        raise UsageError(
-            f"batch is {batch!r}; edl.in_samples needs the global batch, in samples, for which the "
-            "steps of the scheduler were chosen"
-        )
-    if isinstance(scheduler, ReduceLROnPlateau) or not isinstance(scheduler, LRScheduler):
-        raise UsageError(
-            f"edl.in_samples takes an LR scheduler that counts steps; {type(scheduler).__name__} "
-            "does not"
-        )
     return InSamples(scheduler, batch)
 
 
