@@ -7,7 +7,7 @@ exchange (:mod:`edl.worker.exchange`).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,11 @@ Array = npt.NDArray[Any]
 LENGTH_BYTES = 8
 
 
-def gather_arrays(arrays: Mapping[str, Array], empty_fits: bool = False) -> list[dict[str, Array]]:
+def gather_arrays(
+    arrays: Mapping[str, Array],
+    empty_fits: bool = False,
+    exchange: Callable[[bytes], list[bytes]] | None = None,
+) -> list[dict[str, Array]]:
     """Return the arrays of all workers: one dict by name for each worker, in rank order.
 
     All workers must call this at the same point between two steps, with the same names and types;
@@ -30,6 +34,8 @@ def gather_arrays(arrays: Mapping[str, Array], empty_fits: bool = False) -> list
         arrays: this worker's arrays, by name.
         empty_fits: whether an array without elements may be of any type. It is then converted to
             the type of the first worker whose array has elements.
+        exchange: a function that sends a message and returns those of all workers in rank order;
+            None: that of this worker, which works between two steps.
 
     Returns:
         New arrays, which may be changed.
@@ -44,7 +50,8 @@ def gather_arrays(arrays: Mapping[str, Array], empty_fits: bool = False) -> list
     header = json.dumps(forms).encode()
     parts = [np.ascontiguousarray(array).tobytes() for _, array in sorted(arrays.items())]
     payload = b"".join([len(header).to_bytes(LENGTH_BYTES, "little"), header, *parts])
-    found = [_read(each) for each in current_worker().exchange_bytes(payload)]
+    send = current_worker().exchange_bytes if exchange is None else exchange
+    found = [_read(each) for each in send(payload)]
     if empty_fits:
         found = _with_fitting_types(found)
     kinds = [{name: str(array.dtype) for name, array in each.items()} for each in found]

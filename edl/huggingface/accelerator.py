@@ -7,13 +7,11 @@ Accelerate each worker is a single process; edl divides the data and averages th
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import accelerate
-import numpy as np
 import torch
 from accelerate.utils import DistributedType
 from accelerate.utils.operations import recursively_apply
@@ -25,8 +23,10 @@ from edl.huggingface.loaders import TrainingDataLoader
 from edl.huggingface.process_state import follow_rank, use_one_gpu, without_wrapper
 from edl.huggingface.refused import refused_plugin
 from edl.torch.api import exchange
+from edl.torch.gathering import tensors_of_all
 from edl.torch.loader_options import is_shuffled, training_options
 from edl.torch.lr_schedule import InSamples
+from edl.torch.value_reduction import reduced
 
 PREPARE_FIRST = (
     "accelerator.prepare() got an optimizer whose model it does not know; give it the model in the "
@@ -223,19 +223,18 @@ class Accelerator(accelerate.Accelerator):
         if reduction == "none":
             return tensor
 
-        def reduced(one: torch.Tensor) -> torch.Tensor:
-            found = torch.stack(self._each(one))
-            total = found.sum(0) if reduction == "sum" else found.float().mean(0)
+        def of_all(one: torch.Tensor) -> torch.Tensor:
+            total = reduced(self._each(one), reduction)
             return total * scale if scale != 1.0 else total
 
-        return recursively_apply(reduced, tensor)
+        return recursively_apply(of_all, tensor)
 
     def _each(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Return the tensors of all workers in rank order, on this worker's device."""
         loader = self._training
         if loader is None or not loader.is_training or self.gradient_state.in_dataloader:
             return [tensor]
-        return [_unpacked(one, tensor.device) for one in exchange(_packed(tensor))]
+        return tensors_of_all(tensor, exchange)
 
     # --- what one worker does for all
 
@@ -285,18 +284,3 @@ class Accelerator(accelerate.Accelerator):
         The place in the data is not saved: ``edl.checkpoint`` does that.
         """
         return super().save_state(*arguments, **named) if self.is_main_process else None
-
-
-def _packed(tensor: torch.Tensor) -> bytes:
-    """Return a tensor as bytes: a line of JSON with its type and shape, and its data."""
-    own = tensor.detach().cpu().contiguous()
-    header = json.dumps([str(own.dtype).removeprefix("torch."), list(own.shape)])
-    return header.encode() + b"\n" + own.reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def _unpacked(message: bytes, device: torch.device) -> torch.Tensor:
-    """Return the tensor of a message of :func:`_packed`, on ``device``."""
-    header, _, data = message.partition(b"\n")
-    kind, shape = json.loads(header)
-    read = torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy())
-    return read.view(getattr(torch, kind)).reshape(shape).to(device)

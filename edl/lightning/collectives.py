@@ -1,19 +1,19 @@
 """Exchange values between the workers for :class:`edl.lightning.ElasticStrategy`.
 
-:class:`StrategyCollectives` does it, inside a step and between two steps; :func:`reduced` is the
-arithmetic.
+:class:`StrategyCollectives` does it, inside a step and between two steps.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from edl.errors import UsageError
 from edl.torch.api import exchange
+from edl.torch.value_reduction import reduced
 
 OPERATIONS = ("mean", "sum", "min", "max", "product")
 
@@ -79,7 +79,8 @@ class StrategyCollectives:
         rows = self.gather((weight, tensor.detach().cpu()), f"reduce({name})")
         if len(rows) == 1:
             return tensor
-        return reduced([row for _, row in rows], [each for each, _ in rows], name).to(tensor.device)
+        weights, tensors = zip(*rows, strict=True)
+        return reduced(tensors, name, weights).to(tensor.device)
 
 
 def operation_of(operation: Any) -> str:
@@ -102,36 +103,3 @@ def operation_of(operation: Any) -> str:
             f"the workers cannot reduce by {operation!r}; take mean, sum, min, max or product"
         )
     return name
-
-
-def reduced(
-    tensors: Sequence[torch.Tensor], weights: Sequence[int], operation: str
-) -> torch.Tensor:
-    """Return one tensor made of the tensors of all workers, element by element.
-
-    Args:
-        tensors: one for each worker, of one shape and dtype.
-        weights: how many samples each stands for, for a mean only; if all are 0, all count alike.
-        operation: one of :data:`OPERATIONS`.
-
-    Returns:
-        A tensor of the same dtype; the mean of integers is of PyTorch's default dtype. Floating
-        point numbers are added in double precision.
-
-    Raises:
-        UsageError: shapes differ.
-    """
-    if len({tuple(each.shape) for each in tensors}) > 1:
-        shapes = ", ".join(str(tuple(each.shape)) for each in tensors)
-        raise UsageError(f"the workers reduce tensors of the shapes {shapes}; they must be equal")
-    kind = tensors[0].dtype
-    is_real = kind.is_floating_point
-    stacked = torch.stack([each.to(torch.float64 if is_real else torch.int64) for each in tensors])
-    if operation == "mean":
-        shares = weights if any(weights) else [1] * len(tensors)
-        parts = [each.double() * n for each, n in zip(stacked, shares, strict=True) if n]
-        mean = torch.stack(parts).sum(0) / sum(shares)
-        return mean.to(kind if is_real else torch.get_default_dtype())
-    if operation in ("min", "max"):
-        return (stacked.amin(0) if operation == "min" else stacked.amax(0)).to(kind)
-    return (stacked.sum(0) if operation == "sum" else stacked.prod(0)).to(kind)

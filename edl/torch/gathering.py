@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, overload
 
 import numpy as np
 import torch
 
 from edl.framework.gathering import Array, check_rows, check_same_shape, gather_arrays
+from edl.torch.value_reduction import reduced
 
 # Types that NumPy does not have, each with a type of the same size to carry its bytes.
 AS_INTEGERS = {torch.bfloat16: torch.int16}
@@ -34,8 +35,26 @@ def gather_each(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
         RingBroken: a worker has died, in a script with an elastic state; in any other script the
             call goes on with the survivors.
     """
+    return tensors_of_all(tensor)
+
+
+def tensors_of_all(
+    tensor: torch.Tensor, exchange: Callable[[bytes], list[bytes]] | None = None
+) -> list[torch.Tensor]:
+    """Return the tensors of all workers in rank order, as :func:`gather_each` does.
+
+    Args:
+        tensor: a tensor on any device and of any shape.
+        exchange: a function that sends a message and returns those of all workers in rank order,
+            such as :func:`edl.torch.api.exchange`, which works inside of a step, too; None: that of
+            this worker, which works between two steps.
+
+    Raises:
+        UsageError: the types differ, or the call is where ``exchange`` does not work.
+        RingBroken: a worker has died, in a script with an elastic state.
+    """
     own = np.frombuffer(str(tensor.dtype).encode(), dtype=np.uint8)
-    found = gather_arrays({"": _array(tensor), "type": own}, empty_fits=True)
+    found = gather_arrays({"": _array(tensor), "type": own}, empty_fits=True, exchange=exchange)
     names = [each["type"].tobytes().decode() for each in found if each[""].size]
     kind = getattr(torch, names[0].removeprefix("torch.")) if names else tensor.dtype
     return [torch.from_numpy(each[""]).view(kind).to(tensor.device) for each in found]
@@ -119,9 +138,7 @@ def sum(
     for name, own in tensors.items():
         parts = [each[name] for each in found]
         check_same_shape(name, parts)
-        wide = _wide(own.dtype)
-        total = torch.stack([_tensor(part, own).to(wide) for part in parts]).sum(0)
-        together[name] = total if own.dtype == torch.bool else total.to(own.dtype)
+        together[name] = reduced([_tensor(part, own) for part in parts], "sum")
     return together if named else together[""]
 
 
@@ -145,9 +162,3 @@ def _rows(array: Array) -> Array:
 
 def _tensor(array: Array, like: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(array).view(like.dtype).to(like.device)
-
-
-def _wide(kind: torch.dtype) -> torch.dtype:
-    if kind.is_complex:
-        return torch.complex128
-    return torch.float64 if kind.is_floating_point else torch.int64

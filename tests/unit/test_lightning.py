@@ -11,49 +11,8 @@ from torch.utils.data import DataLoader, WeightedRandomSampler
 
 from edl.errors import UsageError
 from edl.lightning.checks import Fit, why_refused
-from edl.lightning.collectives import StrategyCollectives, operation_of, reduced
+from edl.lightning.collectives import StrategyCollectives, operation_of
 from edl.lightning.loaders import RankSampler, shared
-
-
-def values(*numbers: float) -> list[torch.Tensor]:
-    return [torch.tensor(number) for number in numbers]
-
-
-@pytest.mark.parametrize(
-    ("operation", "result"), [("mean", 3.0), ("sum", 9.0), ("min", 1.0), ("max", 6.0)]
-)
-def test_floats_are_reduced(operation: str, result: float) -> None:
-    found = reduced(values(1.0, 2.0, 6.0), [1, 1, 1], operation)
-    assert found == result
-    assert found.dtype == torch.float32
-
-
-def test_a_mean_in_a_step_is_over_the_samples() -> None:
-    assert reduced(values(1.0, 5.0), [3, 1], "mean") == 2.0
-
-
-def test_a_padding_batch_does_not_count_even_if_its_loss_is_no_number() -> None:
-    assert reduced(values(1.0, float("nan")), [4, 0], "mean") == 1.0
-
-
-def test_if_all_batches_are_padding_all_count_alike() -> None:
-    assert reduced(values(1.0, 3.0), [0, 0], "mean") == 2.0
-
-
-def test_integers_are_added_exactly_and_their_mean_is_no_integer() -> None:
-    large = [torch.tensor(2**53), torch.tensor(1)]
-    assert reduced(large, [1, 1], "sum").item() == 2**53 + 1
-    assert reduced([torch.tensor(1), torch.tensor(2)], [1, 1], "mean") == 1.5
-
-
-def test_small_floats_are_added_in_double_precision() -> None:
-    many = [torch.tensor(1.0, dtype=torch.bfloat16)] * 1000
-    assert reduced(many, [1] * 1000, "mean") == 1.0
-
-
-def test_shapes_must_be_equal() -> None:
-    with pytest.raises(UsageError, match=r"shapes \(\), \(2,\)"):
-        reduced([torch.zeros(()), torch.zeros(2)], [1, 1], "sum")
 
 
 @pytest.mark.parametrize(
