@@ -29,6 +29,11 @@ from edl.torch.metric_sync import is_metric
 
 logger = logging.getLogger(__name__)
 
+LONGER = (
+    "Lightning goes on, and the job ends after {} epochs, as trainer.fit() has asked for: give the "
+    "Trainer its max_epochs or max_steps, and do not change them during the training"
+)
+
 Profile = Callable[[], None]
 
 
@@ -101,10 +106,13 @@ class ElasticLoop:
                 raise AssertionError("the training has gone on after its end")
             self.is_training = False
 
-    def _next_epoch(self) -> None:
-        """Begin the job's next epoch; do nothing if it has none."""
-        self._epoch = next(self._epochs, self._epoch)
+    def _next_epoch(self) -> bool:
+        """Begin the job's next epoch; return False, and keep the number, if it has none."""
         self._batches = iter(())
+        epoch = next(self._epochs, None)
+        if epoch is not None:
+            self._epoch = epoch
+        return epoch is not None
 
     def _epochs_trained(self) -> int:
         """Return how many epochs the Trainer has trained, by a checkpoint that it has loaded.
@@ -216,7 +224,8 @@ class ElasticLoop:
         if not edl.is_warming_up():
             self.has_begun = True
             while self._epoch < self._trainer.current_epoch - self._first_epoch:
-                self._next_epoch()
+                if not self._next_epoch():
+                    raise UsageError(LONGER.format(self._trainer.current_epoch))
         try:
             return next(self._batches)
         except StopIteration:

@@ -169,6 +169,7 @@ REFUSED = {
     "no_loader": "the training data come from a Tensor",
     "unnumbered": "have no numbers",
     "second_fit": "a job trains once",
+    "one_more_epoch": "the job ends after 1 epochs",
     "inside_an_epoch": "the checkpoint of ckpt_path was saved after batch 2 of an epoch",
     "prediction": "trained 5 steps",
 }

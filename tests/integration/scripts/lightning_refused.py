@@ -128,6 +128,15 @@ def second_fit():
 
 
 @case
+def one_more_epoch():
+    class Longer(L.Callback):
+        def on_train_epoch_end(self, trainer, module):
+            trainer.fit_loop.max_epochs = 2
+
+    fit(callbacks=[Longer()])
+
+
+@case
 def inside_an_epoch():
     kept = Path(tempfile.mkdtemp())
     if (pid := os.fork()) == 0:
