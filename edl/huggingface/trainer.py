@@ -15,21 +15,20 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 import transformers
 
 import edl.framework.needs_horovod
 import edl.torch
-from edl.core.step.label_weights import Counts, batch_factor, step_factor
 from edl.errors import UsageError
 from edl.framework import process
 from edl.huggingface.callback import JobCallback
 from edl.huggingface.job_state import TrainerJobState
+from edl.huggingface.label_weights import LabelWeights
+from edl.huggingface.mean_loss import MeanLoss
 from edl.huggingface.messages import from_all, from_rank_0
 from edl.huggingface.process_state import follow_rank, use_one_device, without_wrapper
 from edl.huggingface.refused import ONE_TRAINING, option_text, refused_model, refused_option
-from edl.torch.api import exchange, skip_loss_check
 from edl.torch.lr_schedule import InSamples
 
 # What the mixin overrides is of the class that follows it in the bases of a subclass.
@@ -83,11 +82,10 @@ class ElasticTrainerMixin(Base):
         self._epoch: int | None = None  # the job's, while this worker trains
         self._joined = False  # this worker has joined a job that trained
         self._in_epoch = False
-        self._counted = [0, 0]  # samples and labels of the open step
-        self._loss_factor = 1.0
+        self._label_weights = LabelWeights()
+        self._mean_loss = MeanLoss()
         self._steps_per_epoch = 0  # of Trainer's schedule, once the training begins
         self.current_flos: float = 0
-        self._begin_mean_loss()
 
     @staticmethod
     def _check(args: Any, model: Any) -> None:
@@ -133,9 +131,12 @@ class ElasticTrainerMixin(Base):
         """Create the accelerator, whose ``backward`` weights a loss that is a mean over labels."""
         super().create_accelerator_and_postprocess()
         backward = self.accelerator.backward
-        self.accelerator.backward = lambda loss, **named: backward(
-            loss if self._loss_factor == 1.0 else loss * self._loss_factor, **named
-        )
+
+        def weighted(loss: Any, **named: Any) -> None:
+            factor = self._label_weights.loss_factor
+            backward(loss if factor == 1.0 else loss * factor, **named)
+
+        self.accelerator.backward = weighted
 
     def get_train_dataloader(self) -> Any:
         """Return edl's loader of the training data set, made as the script's options say."""
@@ -253,7 +254,7 @@ class ElasticTrainerMixin(Base):
                     self._clip_grad_norm(model)
                 self.optimizer.step()
                 model.zero_grad()
-        self._begin_mean_loss()
+        self._mean_loss.begin()
 
     # --- the loop
 
@@ -297,7 +298,7 @@ class ElasticTrainerMixin(Base):
         if first is None:
             self.control.should_epoch_stop = True
             return [], None
-        self._counted = [0, 0]
+        self._label_weights.begin_step()
         return _BatchGroup(first, epoch_iterator, num_batches), None
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
@@ -310,28 +311,21 @@ class ElasticTrainerMixin(Base):
         self.current_gradient_accumulation_steps = passes
         samples = edl.torch.batch_weight()
         labels = self._get_num_items_in_batch([inputs], torch.device("cpu"))
-        scaled, counts = self._is_scaled(labels), []
+        scaled, weights = self._is_scaled(labels), self._label_weights
         weight = samples
         if scaled and labels is not None:
-            skip_loss_check()
-            weight = int(labels) if samples else 0
-            self._loss_factor = batch_factor(samples, weight, passes)
-            self._counted[0] += samples
-            self._counted[1] += weight
-            if self.accelerator.gradient_state.sync_gradients:
-                counts = self._counts_of_all()
+            is_last = self.accelerator.gradient_state.sync_gradients
+            weight = weights.begin_batch(samples, int(labels), passes, is_last)
         elif scaled:
-            self._loss_factor = 1.0 / passes
+            weights.loss_factor = 1.0 / passes
         given = None if labels is None else labels.to(self.args.device)
         try:
             loss = super().training_step(model, inputs, given)
         finally:
-            self._loss_factor = 1.0
-        if counts:
-            averaged = process.current_worker().loader.progress.members
-            self._scale_gradients(step_factor(counts, averaged))
+            weights.end_batch()
+        weights.scale_gradients(self.optimizer)
         mean = loss if scaled else loss * passes
-        self._add_loss(mean, weight)
+        self._mean_loss.add(mean, weight, self.args.logging_nan_inf_filter)
         return mean / passes
 
     def _is_scaled(self, labels: Any) -> bool:
@@ -344,19 +338,6 @@ class ElasticTrainerMixin(Base):
         counts = self.model_accepts_loss_kwargs and labels is not None
         return counts or self.compute_loss_func is not None
 
-    def _counts_of_all(self) -> list[Counts]:
-        """Exchange what each worker trains in the open step; all call it in its last batch."""
-        own = Counts(process.current_worker().id, *self._counted)
-        answers = exchange(np.array(own, dtype=np.int64).tobytes())
-        return [Counts(*np.frombuffer(one, dtype=np.int64).tolist()) for one in answers]
-
-    def _scale_gradients(self, factor: float) -> None:
-        """Multiply the averaged gradients by ``factor``."""
-        groups = self.optimizer.param_groups
-        gradients = [p.grad for group in groups for p in group["params"] if p.grad is not None]
-        if gradients:
-            torch._foreach_mul_(gradients, factor)
-
     # --- evaluation, logs, checkpoints
 
     @property
@@ -364,29 +345,13 @@ class ElasticTrainerMixin(Base):
         """Whether this worker is between two steps of the training, and can send messages."""
         return self._in_epoch and not process.current_worker().loader.open
 
-    def _begin_mean_loss(self) -> None:
-        self._loss_sum = torch.zeros(2, dtype=torch.float32)
-        self._tokens = 0
-
     def _track_num_input_tokens(self, inputs: Any) -> None:
         """Count the input tokens of this worker, which are added up when the loss is logged."""
         before = self.state.num_input_tokens_seen
         super()._track_num_input_tokens(inputs)
         if edl.torch.batch_weight():
-            self._tokens += self.state.num_input_tokens_seen - before
+            self._mean_loss.tokens += self.state.num_input_tokens_seen - before
         self.state.num_input_tokens_seen = before
-
-    def _add_loss(self, mean: torch.Tensor, weight: int) -> None:
-        """Add a batch to the mean loss that is logged next.
-
-        Args:
-            mean: the mean of the batch's loss, over its labels or samples.
-            weight: how many of them there are; 0 for a padding batch.
-        """
-        added = torch.stack((mean.float() * weight, torch.full_like(mean, weight).float()))
-        if self.args.logging_nan_inf_filter:
-            added = torch.where(torch.isfinite(mean), added, 0.0)
-        self._loss_sum = self._loss_sum.to(added.device) + (added if weight else 0.0)
 
     def _share_mean_loss(self, tr_loss: torch.Tensor) -> None:
         """Set ``tr_loss`` to the sum over the steps since the last log of the job's mean loss.
@@ -397,12 +362,9 @@ class ElasticTrainerMixin(Base):
         Args:
             tr_loss: the sum of this worker's losses, a tensor of one element, which is changed.
         """
-        found = edl.torch.sum({"loss": self._loss_sum, "tokens": torch.tensor(self._tokens)})
-        total, weight = found["loss"].tolist()
-        self.state.num_input_tokens_seen += int(found["tokens"])
-        steps = self.state.global_step - self._globalstep_last_logged
-        tr_loss.fill_(total / weight * steps if weight else 0.0)
-        self._begin_mean_loss()
+        mean, tokens = self._mean_loss.of_all()
+        self.state.num_input_tokens_seen += tokens
+        tr_loss.fill_(mean * (self.state.global_step - self._globalstep_last_logged))
 
     def _maybe_log_save_evaluate(self, tr_loss: torch.Tensor, *rest: Any, **named: Any) -> None:
         """Log the mean loss of all workers, and evaluate and save when it is time."""

@@ -1,0 +1,82 @@
+"""Let each label of a step count alike, over all workers and batches: :class:`LabelWeights`.
+
+The factors are those of :mod:`edl.core.step.label_weights`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from edl.core.step.label_weights import Counts, batch_factor, step_factor
+from edl.framework import process
+from edl.torch.api import exchange, skip_loss_check
+
+
+class LabelWeights:
+    """The weighting of losses that are means over labels, for one worker.
+
+    Attributes:
+        loss_factor: the factor by which the loss of the present batch is multiplied before
+            ``backward()``; 1.0 between two batches.
+    """
+
+    def __init__(self) -> None:
+        self.loss_factor = 1.0
+        self._counts_of_all: list[Counts] = []  # of a step whose last batch is in training
+        self.begin_step()
+
+    def begin_step(self) -> None:
+        """Begin a step, of which no batch is trained yet."""
+        self._samples = self._labels = 0
+
+    def begin_batch(self, samples: int, labels: int, batches: int, is_last: bool) -> int:
+        """Set :attr:`loss_factor` for a batch; in the last one exchange the numbers of the step.
+
+        All workers call it before the forward pass of the same batch of a step.
+
+        Args:
+            samples: the samples of the batch; 0 for a padding batch.
+            labels: the labels that enter its loss.
+            batches: how many batches are accumulated in a step.
+            is_last: whether this is the step's last batch.
+
+        Returns:
+            How many labels count: 0 for a padding batch.
+        """
+        skip_loss_check()
+        counted = labels if samples else 0
+        self.loss_factor = batch_factor(samples, counted, batches)
+        self._samples += samples
+        self._labels += counted
+        self._counts_of_all = self._exchange() if is_last else []
+        return counted
+
+    def end_batch(self) -> None:
+        """Leave the losses of the script's other calls of ``backward()`` as they are."""
+        self.loss_factor = 1.0
+
+    def scale_gradients(self, optimizer: Any) -> None:
+        """Turn the averaged gradients of a step into means over the labels.
+
+        Nothing happens before the last batch of a step, and in a step that is not weighted.
+
+        Args:
+            optimizer: the optimizer whose gradients are changed.
+        """
+        counts, self._counts_of_all = self._counts_of_all, []
+        if not counts:
+            return
+        averaged = process.current_worker().loader.progress.members
+        groups = optimizer.param_groups
+        gradients = [p.grad for group in groups for p in group["params"] if p.grad is not None]
+        if gradients:
+            torch._foreach_mul_(gradients, step_factor(counts, averaged))
+
+    def _exchange(self) -> list[Counts]:
+        """Return what each worker trains in the open step; all call it in its last batch."""
+        own = Counts(process.current_worker().id, self._samples, self._labels)
+        answers = exchange(np.array(own, dtype=np.int64).tobytes())
+        return [Counts(*np.frombuffer(one, dtype=np.int64).tolist()) for one in answers]
