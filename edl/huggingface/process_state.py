@@ -15,6 +15,7 @@ from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.state import AcceleratorState, PartialState
 
 from edl.framework import process
+from edl.torch.devices import gpu_of_slot
 
 
 def follow_rank() -> None:
@@ -35,11 +36,14 @@ def use_one_gpu() -> torch.device | None:
 
     Returns:
         The GPU; None on a CPU and with one GPU, where nothing is changed.
+
+    Raises:
+        UsageError: the host has fewer GPUs than slots.
     """
     device = PartialState._shared_state.get("device")
     if device is None or device.type != "cuda" or torch.cuda.device_count() <= 1:
         return None
-    own = torch.device("cuda", process.local_rank())
+    own = gpu_of_slot()
     torch.cuda.set_device(own)
     for state in (PartialState, AcceleratorState):
         if state._shared_state:
@@ -55,6 +59,9 @@ def use_one_device(args: Any) -> None:
 
     Args:
         args: the ``TrainingArguments`` of the script.
+
+    Raises:
+        UsageError: the host has fewer GPUs than slots.
     """
     if args.n_gpu > 1 and (own := use_one_gpu()) is not None:
         args._n_gpu = 1

@@ -30,6 +30,7 @@ from edl.lightning.environment import ElasticEnvironment
 from edl.lightning.loaders import LoaderView, shared, training_loader
 from edl.lightning.loop import ElasticLoop
 from edl.lightning.trainer_state import TrainerState
+from edl.torch.devices import gpu_of_slot
 from edl.torch.metric_sync import is_metric
 
 PREPARE_TIMEOUT_S = 3600.0  # for the other workers of the host, which may download
@@ -101,13 +102,7 @@ class ElasticStrategy(ParallelStrategy):
             UsageError: the host has fewer GPUs than slots.
         """
         if isinstance(self.accelerator, CUDAAccelerator):
-            slot, count = edl.local_rank(), torch.cuda.device_count()
-            if slot >= count:
-                raise UsageError(
-                    f"this worker has slot {slot} of its host, which has {count} GPUs: start edl "
-                    f"run and edl join there with --slots {count} (docs/guides/gpus.md)"
-                )
-            return torch.device("cuda", slot)
+            return gpu_of_slot()
         return self.parallel_devices[0] if self.parallel_devices else torch.device("cpu")
 
     @property
