@@ -18,10 +18,9 @@ package of edl imports this one. See docs/guides/huggingface.md.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
-from edl.errors import UsageError
+from edl.framework.extras import import_adapter
 
 if TYPE_CHECKING:
     from edl.huggingface.accelerator import Accelerator
@@ -40,14 +39,5 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = "accelerator" if name == "Accelerator" else "trainer"
-    try:
-        found = getattr(importlib.import_module(f"edl.huggingface.{module}"), name)
-    except ModuleNotFoundError as error:
-        if error.name not in ("transformers", "accelerate"):
-            raise
-        raise UsageError(
-            f"edl.huggingface needs {error.name}, which is not installed here; install the extra, "
-            "pip install 'edl-horovod[huggingface]'"
-        ) from error
-    globals()[name] = found
-    return found
+    libraries = ("transformers", "accelerate")
+    return getattr(import_adapter(f"{__name__}.{module}", libraries, "huggingface"), name)

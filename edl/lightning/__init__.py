@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from edl.errors import UsageError
+from edl.framework.extras import import_adapter
 
 if TYPE_CHECKING:
     from edl.lightning.environment import ElasticEnvironment
@@ -35,13 +35,6 @@ def __getattr__(name: str) -> Any:
     """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        from edl.lightning import environment, strategy
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("lightning", "torchmetrics"):
-            raise
-        raise UsageError(
-            f"edl.lightning needs the package lightning ({error}): install edl-horovod[lightning]"
-        ) from error
-    found: Any = getattr(strategy if name == "ElasticStrategy" else environment, name)
-    return found
+    module = "strategy" if name == "ElasticStrategy" else "environment"
+    libraries = ("lightning", "torchmetrics")
+    return getattr(import_adapter(f"{__name__}.{module}", libraries, "lightning"), name)

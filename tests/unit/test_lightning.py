@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,15 +93,3 @@ def test_what_cannot_follow_the_job_is_refused_with_what_to_do(fit: Fit, why: st
 def test_usual_callbacks_are_not_refused() -> None:
     usual = ("Callback", "EarlyStopping", "LearningRateMonitor", "ModelCheckpoint", "Timer")
     assert why_refused(Fit(callbacks=usual)) is None
-
-
-def test_without_lightning_one_sentence_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    import edl.lightning
-
-    monkeypatch.setitem(__import__("sys").modules, "lightning", None)
-    with pytest.raises(UsageError, match=r"install edl-horovod\[lightning\]"):
-        _ = edl.lightning.ElasticStrategy
-    with pytest.raises(AttributeError, match="no attribute 'Strategy'"):
-        _ = edl.lightning.Strategy
