@@ -1,35 +1,42 @@
-"""Send a small value from rank 0 to all workers, between two steps."""
+"""Send a small value from rank 0, or from all workers, to all, between two steps."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from edl.torch.api import exchange
+from edl.torch.objects import exchange_objects
+
+SAME_ORDER = (
+    "all must log, evaluate and save after the same steps; a callback must decide by what is equal "
+    "on all workers, such as state, metrics and logs"
+)
 
 
-def from_all(value: Any) -> list[Any]:
+def from_all(what: str, value: Any) -> list[Any]:
     """Return the values of all workers, in rank order; all call it at the same point.
 
     The call is between two steps of the training: before and after it, and in a warm-up, the answer
     is this worker's own value. If a worker dies meanwhile, the survivors get the same answer.
 
     Args:
-        value: what JSON can hold.
+        what: the call of the script, for the error message.
+        value: what this worker sends; it is pickled.
 
     Raises:
-        UsageError: the gradients of the open step are reduced already.
+        UsageError: another worker is at another call, or the gradients of the open step are reduced
+            already.
     """
-    return [json.loads(one) for one in exchange(json.dumps(value).encode())]
+    return exchange_objects(what, value, SAME_ORDER)
 
 
-def from_rank_0(value: Any) -> Any:
+def from_rank_0(what: str, value: Any) -> Any:
     """Return the value of rank 0 on all workers; all call it at the same point.
 
     Args:
-        value: what JSON can hold; the values of the other workers are not used.
+        what: the call of the script, for the error message.
+        value: what this worker would send as rank 0; it is pickled.
 
     Raises:
-        UsageError: the gradients of the open step are reduced already.
+        UsageError: as :func:`from_all`.
     """
-    return from_all(value)[0]
+    return from_all(what, value)[0]

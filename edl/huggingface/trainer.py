@@ -376,7 +376,7 @@ class ElasticTrainerMixin(Base):
     def store_flos(self) -> None:
         """Add the floating-point operations of all workers to the state."""
         if self._shares:
-            self.current_flos = sum(from_all(self.current_flos))
+            self.current_flos = sum(from_all("store_flos()", self.current_flos))
         super().store_flos()
 
     def evaluation_loop(self, *arguments: Any, **named: Any) -> Any:
@@ -387,7 +387,7 @@ class ElasticTrainerMixin(Base):
         output = super().evaluation_loop(*arguments, **named)
         if self._shares:
             numbers = {k: v for k, v in output.metrics.items() if isinstance(v, int | float)}
-            output.metrics.update(from_rank_0(numbers))
+            output.metrics.update(from_rank_0("evaluate()", numbers))
         return output
 
     def _evaluate(self, *arguments: Any, **named: Any) -> Any:
@@ -408,7 +408,8 @@ class ElasticTrainerMixin(Base):
                 self._in_epoch = False  # rank 0 alone stores its operations again
                 super()._save_checkpoint(*arguments, **named)
                 self._in_epoch = saved = True
-            answer = from_rank_0([saved, self.state.best_model_checkpoint])
+            state = [saved, self.state.best_model_checkpoint]
+            answer = from_rank_0("save_checkpoint()", state)
             if answer[0]:
                 self.state.best_model_checkpoint = answer[1]
                 return

@@ -5,16 +5,19 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from edl.errors import UsageError
-from edl.torch.api import exchange
+from edl.torch.objects import exchange_objects
 from edl.torch.value_reduction import reduced
 
+SAME_ORDER = (
+    "all workers must log with sync_dist=True, gather and broadcast the same values in the same "
+    "order, in validation once an epoch and not for each batch"
+)
 OPERATIONS = ("mean", "sum", "min", "max", "product")
 
 
@@ -51,15 +54,7 @@ class StrategyCollectives:
         """
         if self._is_local():
             return [value]
-        answers = [pickle.loads(each) for each in exchange(pickle.dumps((what, value)))]
-        for rank, (theirs, _) in enumerate(answers):
-            if theirs != what:
-                raise UsageError(
-                    f"the worker of rank {rank} calls {theirs} while this one calls {what}: all "
-                    "workers must log with sync_dist=True, gather and broadcast the same values in "
-                    "the same order, in validation once an epoch and not for each batch"
-                )
-        return [each for _, each in answers]
+        return exchange_objects(what, value, SAME_ORDER)
 
     def reduce(self, tensor: torch.Tensor, operation: Any) -> torch.Tensor:
         """Return ``tensor`` reduced over all workers, on its own device.

@@ -10,7 +10,6 @@ torchmetrics is not imported: a metric is known by what it has.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -19,7 +18,8 @@ import torch
 
 from edl.errors import UsageError
 from edl.framework.process import current_worker
-from edl.torch.api import exchange, exchanges
+from edl.torch.api import exchanges
+from edl.torch.objects import exchange_objects
 
 State = dict[str, Any]
 
@@ -63,13 +63,8 @@ def _sync(metric: Any, *_: Any, **__: Any) -> None:
     torchmetrics keeps a copy of the worker's own states, and puts it back after ``compute()``.
     """
     own = {name: getattr(metric, name) for name in metric._reductions}
-    answers = exchange(pickle.dumps((type(metric).__name__, _moved(own, "cpu"))))
-    kinds, states = zip(*map(pickle.loads, answers), strict=True)
-    if len({*kinds}) > 1:
-        raise UsageError(
-            f"the workers compute different metrics at the same time: {', '.join(kinds)}; all must "
-            "call compute() at the same points of the script"
-        )
+    call = f"{type(metric).__name__}.compute()"
+    states = exchange_objects(call, _moved(own, "cpu"), "all must call it at the same points")
     for name, reduction in metric._reductions.items():
         found = reduced_state([state[name] for state in states], reduction)
         setattr(metric, name, _moved(found, metric.device))
