@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
-import tempfile
-import zlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Trainer
 from lightning.pytorch.accelerators import Accelerator, CUDAAccelerator
@@ -29,11 +24,10 @@ from edl.lightning.collectives import StrategyCollectives
 from edl.lightning.environment import ElasticEnvironment
 from edl.lightning.loaders import LoaderView, shared, training_loader
 from edl.lightning.loop import ElasticLoop
+from edl.lightning.preparing import PreparationLock
 from edl.lightning.trainer_state import TrainerState
 from edl.torch.devices import gpu_of_slot
 from edl.torch.metric_sync import is_metric
-
-PREPARE_TIMEOUT_S = 3600.0  # for the other workers of the host, which may download
 
 
 class ElasticStrategy(ParallelStrategy):
@@ -86,9 +80,7 @@ class ElasticStrategy(ParallelStrategy):
         self._divides: bool | None = None  # whether the workers share validation data
         self._in_evaluation_step = False
         self._leave: Any = None  # edl's handler of SIGTERM
-        script = zlib.crc32(str(Path(sys.argv[0]).resolve()).encode())
-        name = f"edl-prepare-data-{os.getuid()}-{script:08x}.lock"
-        self._preparing = FileLock(Path(tempfile.gettempdir()) / name, timeout=PREPARE_TIMEOUT_S)
+        self._preparing = PreparationLock(sys.argv[0])
         self._collectives = StrategyCollectives(self._is_local, edl.batch_weight, self._in_step)
         rank_zero_only.rank = edl.rank()
 
@@ -108,12 +100,12 @@ class ElasticStrategy(ParallelStrategy):
     @property
     def local_rank(self) -> int:
         """This worker's slot on its host; 0 while it prepares data, which each worker does."""
-        return 0 if self._preparing.is_locked else edl.local_rank()
+        return 0 if self._preparing.is_held else edl.local_rank()
 
     @property
     def node_rank(self) -> int:
         """The index of this worker's host; 0 while it prepares data, which each worker does."""
-        return 0 if self._preparing.is_locked else super().node_rank
+        return 0 if self._preparing.is_held else super().node_rank
 
     @property
     def is_distributed(self) -> bool:
@@ -131,6 +123,9 @@ class ElasticStrategy(ParallelStrategy):
         """Set up the device, and let the workers of this host call ``prepare_data`` in turn.
 
         :meth:`barrier` ends a worker's turn.
+
+        Raises:
+            UsageError: another worker of the host does not end ``prepare_data`` in an hour.
         """
         super().setup_environment()
         connector = self.lightning_module.trainer._accelerator_connector
@@ -294,7 +289,7 @@ class ElasticStrategy(ParallelStrategy):
         Args:
             name: the place in Lightning's code. At ``pre_setup`` the data are prepared.
         """
-        if name == "pre_setup" and self._preparing.is_locked:
+        if name == "pre_setup":
             self._preparing.release()
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
@@ -345,6 +340,5 @@ class ElasticStrategy(ParallelStrategy):
 
     def teardown(self) -> None:
         """Move model and optimizer to the CPU, and let go of what was set up."""
-        if self._preparing.is_locked:
-            self._preparing.release()
+        self._preparing.release()
         super().teardown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from edl.errors import UsageError
 from edl.lightning.checks import Fit, why_refused
 from edl.lightning.collectives import StrategyCollectives, operation_of
 from edl.lightning.loaders import RankSampler, shared
+from edl.lightning.preparing import PreparationLock
 
 
 @pytest.mark.parametrize(
@@ -93,3 +95,17 @@ def test_what_cannot_follow_the_job_is_refused_with_what_to_do(fit: Fit, why: st
 def test_usual_callbacks_are_not_refused() -> None:
     usual = ("Callback", "EarlyStopping", "LearningRateMonitor", "ModelCheckpoint", "Timer")
     assert why_refused(Fit(callbacks=usual)) is None
+
+
+def test_a_worker_that_prepares_data_without_an_end_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    first, second = (PreparationLock("train.py", timeout_s=0.0) for _ in range(2))
+    first.acquire()
+    with pytest.raises(UsageError, match="has not ended it in 0 s; prepare the data in a script"):
+        second.acquire()
+    PreparationLock("other.py", timeout_s=0.0).acquire()
+    first.release()
+    second.acquire()
+    assert (first.is_held, second.is_held) == (False, True)
