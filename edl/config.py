@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import operator
 import os
 import socket
 import tomllib
@@ -164,7 +165,7 @@ def load(
         of_environment = environ.get(variable_of(name)) or environ.get(variable_of(old))
         if given is not None:
             is_text = isinstance(given, str) and hint is not str
-            found[kind][name] = _parse(name, given, hint) if is_text else given
+            found[kind][name] = (_parse if is_text else _typed)(name, given, hint)
         elif of_environment:
             found[kind][name] = _parse(variable_of(name), of_environment, hint)
         elif name in file_values or old in file_values:
@@ -483,7 +484,42 @@ def _as_text(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
+def _typed(name: str, value: Any, hint: Any) -> Any:
+    """Return the value that a program gives for the setting ``name``, as a value of type ``hint``.
+
+    NumPy's numbers, lists and paths are taken, too.
+
+    Raises:
+        ConfigError: the value has another type.
+    """
+    try:
+        if hint in (int, int | None):
+            return operator.index(value)
+        if hint == tuple[int, ...]:
+            return tuple(operator.index(size) for size in value)
+        if hint in (float, float | None):
+            return float(value)
+        if hint is bool:
+            return bool(operator.index(value))
+        return os.fspath(value)
+    except (TypeError, ValueError):
+        raise ConfigError(name, f"{name} is {value!r}; it must be {_kind(hint)}") from None
+
+
+def _kind(hint: Any) -> str:
+    """Return a description of the values of a setting of type ``hint``: "an integer"."""
+    if hint == tuple[int, ...]:
+        return "whole numbers with commas between, like 1,2,4"
+    kinds = {int: "an integer", float: "a number", bool: "1 or 0", str: "text"}
+    return next(kind for type_, kind in kinds.items() if hint in (type_, type_ | None))
+
+
 def _parse(name: str, text: str, hint: Any) -> Any:
+    """Return the value of type ``hint`` that ``text`` stands for.
+
+    Raises:
+        ConfigError: it stands for none; ``name`` is that of the setting, or says where it was read.
+    """
     try:
         if hint in (int, int | None):
             return int(text)
@@ -493,13 +529,6 @@ def _parse(name: str, text: str, hint: Any) -> Any:
             return float(text)
         if hint is bool:
             return _TRUTH[text.strip().lower()]
-    except KeyError:
-        raise ConfigError(name, f"{name} is {text!r}; it must be 1 or 0") from None
-    except ValueError:
-        kind = "a number"
-        if hint in (int, int | None):
-            kind = "an integer"
-        elif hint == tuple[int, ...]:
-            kind = "whole numbers with commas between, like 1,2,4"
-        raise ConfigError(name, f"{name} is {text!r}; it must be {kind}") from None
+    except (KeyError, ValueError):
+        raise ConfigError(name, f"{name} is {text!r}; it must be {_kind(hint)}") from None
     return text

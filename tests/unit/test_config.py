@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import socket
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from made import make_job
 
@@ -101,6 +103,31 @@ def test_a_file_that_cannot_be_used_gets_a_sentence(
 def test_an_argument_that_does_not_exist_gets_a_sentence() -> None:
     with pytest.raises(ConfigError, match="no setting named process_sets"):
         load({}, process_sets=None)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ({"min_np": 1.5}, "min_np is 1.5; it must be an integer"),
+        ({"sizes": 2}, "sizes is 2; it must be whole numbers"),
+        ({"stall_limit_s": [3]}, r"stall_limit_s is \[3\]; it must be a number"),
+        ({"chaos": "perhaps"}, "chaos is 'perhaps'; it must be 1 or 0"),
+        ({"chaos": 0.5}, "chaos is 0.5; it must be 1 or 0"),
+        ({"zookeeper": 2181}, "zookeeper is 2181; it must be text"),
+    ],
+)
+def test_an_argument_of_another_type_gets_a_sentence(
+    argument: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load({}, **argument)
+
+
+def test_an_argument_may_be_a_number_of_numpy_a_list_or_a_path() -> None:
+    found = load({}, max_np=np.int64(4), sizes=[1, 2], stall_s=np.float32(2), resume=Path("saved"))
+    assert (found.sizes.max_np, found.sizes.sizes) == (4, (1, 2))
+    assert (found.job_settings.stall_s, found.job_settings.resume) == (2.0, "saved")
+    assert type(found.sizes.max_np) is int
 
 
 def test_a_file_that_is_not_text_gets_a_sentence(elsewhere: Path) -> None:
