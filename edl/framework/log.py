@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
+import zlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, SupportsIndex
 
 from edl.core.step.mean import weighted_means
 from edl.errors import UsageError
-from edl.framework.metrics import batch_weight, number_of
+from edl.framework.metrics import number_of, weight_of
 from edl.framework.process import current_worker
 from edl.worker.worker import Worker
 
@@ -19,7 +21,7 @@ _written: weakref.WeakKeyDictionary[Worker, dict[str, int]] = weakref.WeakKeyDic
 def log(
     values: Mapping[str, Any],
     write: Callable[[int, dict[str, float]], object],
-    step: int | None = None,
+    step: SupportsIndex | None = None,
     weight: float | None = None,
 ) -> dict[str, float]:
     """Let one worker write the means of ``values`` over all workers, once a step; return the means.
@@ -35,7 +37,8 @@ def log(
         values: numbers, or tensors with one element, by name.
         write: called as ``write(step, means)`` on rank 0; it is to return when the point is safe
             from a death of its process (``SummaryWriter.flush()``). What it raises ends rank 0.
-        step: the step of the point, a whole number that grows; None: ``edl.step()``.
+        step: the step of the point, a whole number from 0 that grows, the same on all workers;
+            None: ``edl.step()``.
         weight: how many samples this worker's values stand for; None: ``edl.batch_weight()``.
 
     Returns:
@@ -44,24 +47,26 @@ def log(
 
     Raises:
         UsageError: if this is called inside a step or outside of the training, if ``values`` is no
-            dict of numbers, or if workers give different names. With an elastic state also if
-            ``weight`` is None.
+            dict of numbers by name, if ``step`` or ``weight`` is no number that it can be, or if
+            workers give different names or steps. With an elastic state also if ``weight`` is None.
         RingBroken: if a worker is gone, in a script with an elastic state.
         WorkerEvicted, JobFailed: if this worker or the job cannot go on.
     """
     worker = current_worker()
-    if not isinstance(values, Mapping) or not values or not callable(write):
+    is_named = isinstance(values, Mapping) and all(isinstance(one, str) for one in values)
+    if not is_named or not values or not callable(write):
         raise UsageError(
             "edl.log takes numbers by name, and a function that writes them: "
             'edl.log({"loss": loss}, write), which calls write(step, {"loss": ...})'
         )
-    if weight is None:
-        weight = batch_weight()
+    at = worker.step if step is None else _checked_step(step)
+    samples = weight_of(weight, "edl.log")
     names = sorted(values)
-    name, at = ",".join(names), worker.step if step is None else step
+    name = ",".join(names)
     numbers = [number_of(values[one], "edl.log") for one in names]
-    rows = worker.exchange([weight, _known(worker, name), *numbers])
-    means = weighted_means([[row[0], *row[2:]] for row in rows])
+    rows = worker.exchange([samples, _known(worker, name), at, _code(name), *numbers])
+    _check_alike([int(row[2]) for row in rows], [int(row[3]) for row in rows])
+    means = weighted_means([[row[0], *row[4:]] for row in rows])
     point = dict(zip(names, means, strict=True))
     if not worker.warming_up:
         known = max(int(row[1]) for row in rows)
@@ -73,6 +78,46 @@ def log(
             known = max(int(row[0]) for row in worker.exchange([known]))
         _written[worker][name] = known
     return point
+
+
+def _checked_step(step: SupportsIndex) -> int:
+    """Return the step of a point that the script gives.
+
+    Raises:
+        UsageError: it is no whole number, or is below 0.
+    """
+    try:
+        at = operator.index(step)
+    except TypeError:
+        at = NOTHING
+    if at < 0:
+        raise UsageError(
+            f"edl.log: the step is {step!r}; give a whole number from 0, as edl.step() or "
+            "int(optimizer.iterations)"
+        )
+    return at
+
+
+def _code(name: str) -> int:
+    """Return a number by which workers tell whether they log the same ``name``."""
+    return zlib.crc32(name.encode())
+
+
+def _check_alike(steps: list[int], codes: list[int]) -> None:
+    """Raise an error, the same on all workers, unless all log the same names at the same step.
+
+    Args:
+        steps: the step that each worker gave, in rank order.
+        codes: the :func:`_code` of the names that each worker gave.
+
+    Raises:
+        UsageError: the steps or the names differ.
+    """
+    what = "steps " + ", ".join(map(str, steps)) if len({*steps}) > 1 else "different names"
+    if len({*steps}) > 1 or len({*codes}) > 1:
+        raise UsageError(
+            f"edl.log: the workers gave {what}; all must log the same names at the same step"
+        )
 
 
 def _known(worker: Worker, name: str) -> int:

@@ -55,15 +55,28 @@ def mean(value: Any, weight: float | None = None) -> float | dict[str, float]:
         RingBroken: if a worker is gone, in a script with an elastic state.
         WorkerEvicted, JobFailed: if this worker or the job cannot go on.
     """
-    if weight is None:
-        weight = batch_weight()
-    if not weight >= 0:
-        raise UsageError(f"edl.mean: the weight is {weight}; it is a number of samples")
+    samples = weight_of(weight, "edl.mean")
     named = isinstance(value, Mapping)
     names = sorted(value) if named else [""]
     numbers = [number_of(value[name] if named else value, "edl.mean") for name in names]
-    means = weighted_means(current_worker().exchange([weight, *numbers]))
+    means = weighted_means(current_worker().exchange([samples, *numbers]))
     return dict(zip(names, means, strict=True)) if named else means[0]
+
+
+def weight_of(weight: Any, call: str) -> float:
+    """Return ``weight`` as a number of samples; None: :func:`batch_weight`.
+
+    Args:
+        weight: the weight that the script gives, a number or a tensor with one element, or None.
+        call: the name of the function that got it, for the error message.
+
+    Raises:
+        UsageError: if it is no number, or is negative; or see :func:`batch_weight`.
+    """
+    samples = batch_weight() if weight is None else number_of(weight, call)
+    if not samples >= 0:
+        raise UsageError(f"{call}: the weight is {weight}; it is a number of samples")
+    return samples
 
 
 def number_of(value: Any, call: str) -> float:

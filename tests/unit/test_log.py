@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ class Worker:
     def __init__(self, record: LoggedSteps) -> None:
         self.checkpointing = SimpleNamespace(logged=record.read, put_logged=record.put)
         self.told = -1  # the step that the other one says was written
+        self.other: list[float] = []  # its step and the code of its names; empty: as of this one
         self.dies = False
         self.exchanges = 0
 
@@ -33,7 +35,7 @@ class Worker:
                 self.rank = 0
                 return [mine]
             return [mine, [self.told]]
-        return [mine, [1, self.told, 3.0]]
+        return [mine, [1, self.told, *(self.other or mine[2:4]), 3.0]]
 
 
 @pytest.fixture
@@ -103,7 +105,33 @@ def test_nothing_is_written_in_a_warm_up(worker: Any) -> None:
     log({"loss": 1.0}, lambda *_: pytest.fail("it was written"), weight=1)
 
 
-@pytest.mark.parametrize("values", [3.0, {}, {"loss": "high"}])
+@pytest.mark.parametrize("step", [1.5, 3.0, "7", -1])
+def test_a_step_that_is_none_is_refused(worker: Any, step: Any) -> None:
+    """A step of 1.5 would never count as written, and be written for ever."""
+    with pytest.raises(UsageError, match=r"edl\.log: the step is .* give a whole number from 0"):
+        log({"loss": 1.0}, lambda *_: pytest.fail("it was written"), step=step, weight=1)
+    assert worker.exchanges == 0
+
+
+@pytest.mark.parametrize("weight", [-1, float("nan"), "x"])
+def test_a_weight_that_is_none_is_refused(worker: Any, weight: Any) -> None:
+    with pytest.raises(UsageError, match=r"edl\.log"):
+        log({"loss": 1.0}, lambda *_: None, weight=weight)
+    assert worker.exchanges == 0
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [([8, zlib.crc32(b"loss")], "gave steps 7, 8;"), ([7, zlib.crc32(b"lr")], "different names;")],
+)
+def test_workers_that_log_other_points_are_told(worker: Any, other: list[float], said: str) -> None:
+    """Else one would wait for the word of a rank 0 that has gone on."""
+    worker.other = other
+    with pytest.raises(UsageError, match=said):
+        log({"loss": 1.0}, lambda *_: pytest.fail("it was written"), weight=1)
+
+
+@pytest.mark.parametrize("values", [3.0, {}, {3: 1.0}, {"a": 1.0, 3: 1.0}, {"loss": "high"}])
 def test_what_is_no_dict_of_numbers_is_refused(worker: Any, values: Any) -> None:
     with pytest.raises(UsageError, match=r"edl\.log takes"):
         log(values, lambda *_: None, weight=1)
