@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -41,7 +42,7 @@ def timeline(
 
     With HOROVOD_TIMELINE=FILE.json each ring of a job writes FILE.gN.json, N its generation.
     """
-    found = _read(file)
+    found, others = _read(file)
     kept = of_one_run(found)
     target = output or file
     events: list[Event] = []
@@ -59,29 +60,55 @@ def timeline(
     screen.print(f"{target}: {rings}; open it in Perfetto or chrome://tracing")
     for number in sorted({one.generation for one in found} - {one.generation for one in kept}):
         screen.print(f"generation {number} is left out: it is of an earlier run")
+    for path in others:
+        screen.print(f"{path} is left out: it has no timeline of Horovod in it")
     for one in kept:
         if not one.whole:
             screen.print(f"generation {one.generation} ends where its writer was killed")
 
 
-def _read(file: Path) -> list[RingTimeline]:
-    """Return the timelines of all rings that were told to write ``file``.
+def _read(file: Path) -> tuple[list[RingTimeline], list[Path]]:
+    """Read the files of all rings that were told to write ``file``.
+
+    Returns:
+        The timelines, and the files without one: empty, or not written by Horovod.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no timeline, or ``file`` is no name of a file.
+        OSError: a file cannot be read.
     """
+    if not file.name:
+        raise UsageError(f"{file} is a directory; give FILE as in HOROVOD_TIMELINE of the job")
     of_ring = re.compile(rf"{re.escape(file.stem)}\.g(\d+){re.escape(file.suffix)}")
-    found = []
-    for path in file.parent.glob(f"{file.stem}.g*{file.suffix}"):
+    found, others = [], []
+    for path in sorted(file.parent.iterdir()) if file.parent.is_dir() else ():
         if (match := of_ring.fullmatch(path.name)) is None:
             continue
         text = path.read_text(encoding="utf-8", errors="replace")
         if (one := parse_timeline(int(match[1]), text)) is not None:
             found.append(one)
+        else:
+            others.append(path)
     if not found:
-        example = file.with_name(f"{file.stem}.g1{file.suffix}")
-        raise UsageError(
-            f"there is no timeline {example} or of another ring; start the job with "
-            f"HOROVOD_TIMELINE={file}, and call this where its rank 0 has written"
+        raise UsageError(_advice(file, others))
+    return found, others
+
+
+def _advice(file: Path, others: Sequence[Path]) -> str:
+    """Return why there is no timeline of ``file``, and what to do.
+
+    ``others`` are the files of its rings that have none.
+    """
+    if others:
+        return (
+            f"{', '.join(map(str, others))}: there is no timeline of Horovod in it; if the job has "
+            "just begun, call this again later"
         )
-    return found
+    if match := re.fullmatch(r"(.+)\.g\d+(\.[^.]*)?", file.name):
+        whole = file.with_name(match[1] + (match[2] or ""))
+        return f"{file} is the timeline of one ring; write `edl timeline {whole}`"
+    example = file.with_name(f"{file.stem}.g1{file.suffix}")
+    return (
+        f"there is no timeline {example} or of another ring; start the job with "
+        f"HOROVOD_TIMELINE={file}, and call this where its rank 0 has written"
+    )

@@ -44,9 +44,10 @@ class RingTimeline:
 
 
 def parse_timeline(generation: int, text: str) -> RingTimeline | None:
-    """Return the timeline in the text of a file; None if it does not say when it began.
+    """Return the timeline in the text of a file; None if Horovod has not written it.
 
-    Of a file that ends within an event, as of a writer that was killed, all events before count.
+    Then the text does not say when the timeline began, or has an event without a time. Of a file
+    that ends within an event, as of a writer that was killed, all events before count.
 
     Args:
         generation: the number of the ring's generation, from the name of the file.
@@ -64,11 +65,26 @@ def parse_timeline(generation: int, text: str) -> RingTimeline | None:
         except ValueError:
             break
         found.append(event)
-    starts = [event["args"][_START] for event in found if _START in event.get("args", {})]
-    if not starts:
+    starts = [event for event in found if _is_start(event)]
+    kept = tuple(event for event in found if not _is_start(event))
+    if not starts or not all(map(_is_event, kept)):
         return None
-    kept = tuple(event for event in found if _START not in event.get("args", {}))
-    return RingTimeline(generation, int(starts[0]), kept, whole)
+    return RingTimeline(generation, starts[0]["args"][_START], kept, whole)
+
+
+def _is_start(event: TraceEvent) -> bool:
+    """Return whether ``event`` says when its timeline began."""
+    args = event.get("args")
+    return isinstance(args, dict) and isinstance(args.get(_START), int)
+
+
+def _is_event(event: TraceEvent) -> bool:
+    """Return whether ``event`` names a row, or has a kind and a time in numbers."""
+    if event.get("ph") == "M":
+        args = event.get("args")
+        return isinstance(args, dict) and (event.get("name") != "process_name" or "name" in args)
+    times = (event.get("ts"), event.get("dur", 0))
+    return "ph" in event and all(isinstance(time, int | float) for time in times)
 
 
 def of_one_run(timelines: Iterable[RingTimeline]) -> list[RingTimeline]:
@@ -127,7 +143,7 @@ def _of_ring(one: RingTimeline, shift_us: int, pids: dict[str, int]) -> Iterator
     for event in one.events:
         pid = event.get("pid", 0)
         if event["ph"] == "M":
-            if event["name"] == "process_name":
+            if event.get("name") == "process_name":
                 tensor = str(event["args"]["name"])
                 is_new = tensor not in pids
                 rows[pid] = pids.setdefault(tensor, len(pids) + 1)

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from edl.cli.main import app
 from edl.core.events import Event, EvictedDetails
 from edl.core.horovod_timeline import RingTimeline, merge_timelines, of_one_run, parse_timeline
+from edl.errors import UsageError
 
 HEAD = (
     '[\n{"name": "process_name", "ph": "M", "pid": 0, '
@@ -74,8 +75,23 @@ def test_the_writer_was_killed(cut: str) -> None:
 
 
 def test_a_file_without_a_beginning_is_none() -> None:
-    for text in ("", "[", "[]", "no JSON", '[{"ph": "i", "ts": 1}]'):
+    for text in ("", "[", "[]", "no JSON", '[{"ph": "i", "ts": 1}]', '[{"args": null}]'):
         assert parse_timeline(1, text) is None
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"ts": 3},
+        {"ph": "B", "pid": 1},
+        {"ph": "B", "pid": 1, "ts": "soon"},
+        {"ph": "X", "pid": 1, "ts": 3, "dur": "long"},
+        {"ph": "M", "name": "process_name", "pid": 1},
+        {"ph": "M", "name": "process_name", "pid": 1, "args": {}},
+    ],
+)
+def test_a_file_with_an_event_that_horovod_does_not_write_is_none(event: dict[str, Any]) -> None:
+    assert parse_timeline(1, written(1000, json.dumps(event))) is None
 
 
 def test_files_of_an_earlier_run_are_left_out() -> None:
@@ -99,17 +115,30 @@ def test_the_verb(tmp_path: Path) -> None:
         (tmp_path / f"timeline.g{number}.json").write_text(written(start_us, of_tensor(1, "a")))
     (tmp_path / "timeline.g2.json").write_text(written(9500, of_tensor(1, "a"), end=","))
     (tmp_path / "timeline.gold.json").write_text("[]")
+    (tmp_path / "timeline.g3.json").write_text("")
     file = tmp_path / "timeline.json"
     done = CliRunner().invoke(app, ["timeline", str(file)])
     assert done.exit_code == 0, done.output
     lines = " ".join(done.output.split())
     assert "2 rings; open it in Perfetto" in lines
     assert "generation 7 is left out: it is of an earlier run" in lines
+    assert "timeline.g3.json is left out: it has no timeline of Horovod" in lines
     assert "generation 2 ends where its writer was killed" in lines
     assert rows(json.loads(file.read_text())) == {0: "edl", 1: "a"}
 
 
-def test_without_a_timeline(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["timeline", str(tmp_path / "timeline.json")])
-    assert "there is no timeline" in str(done.exception)
-    assert "HOROVOD_TIMELINE=" in str(done.exception)
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("none.json", ["there is no timeline", "none.g1.json", "HOROVOD_TIMELINE="]),
+        ("nowhere/none.json", ["there is no timeline", "HOROVOD_TIMELINE="]),
+        ("empty.json", ["empty.g1.json: there is no timeline of Horovod in it", "again later"]),
+        ("empty.g1.json", ["the timeline of one ring; write `edl timeline ", "empty.json`"]),
+        ("/", ["/ is a directory; give FILE"]),
+    ],
+)
+def test_without_a_timeline(tmp_path: Path, file: str, said: list[str]) -> None:
+    (tmp_path / "empty.g1.json").write_text("")
+    done = CliRunner().invoke(app, ["timeline", str(tmp_path / file)])
+    assert isinstance(done.exception, UsageError)
+    assert all(text in str(done.exception) for text in said)
