@@ -69,7 +69,7 @@ class Tracing:
         self._attributes = {"edl.job": job, "edl.run": run}
         self._lock = threading.Lock()
         self._tracer: Any = None
-        self._given_up = False
+        self._has_failed = False
 
     def switched(self) -> None:
         """Send the spans of the switch or repair that this worker has just completed."""
@@ -79,7 +79,7 @@ class Tracing:
         self._send(switch_spans(worker.switch_times, time.time()), numbers, key)
 
     def logged(self, event: Event) -> None:
-        """Send the spans of a checkpoint, if ``event`` says that this worker has written one."""
+        """Send the spans of a checkpoint that this worker has written; ignore other events."""
         details = event.details
         if isinstance(details, CheckpointDetails):
             spans = checkpoint_spans(details.capture_s, details.write_s, event.time)
@@ -91,13 +91,13 @@ class Tracing:
         common = {**self._attributes, "edl.worker": f"w{self._worker.id}", **facts}
         common["edl.step"] = self._worker.step
         with self._lock:
-            if self._given_up:
+            if self._has_failed:
                 return
             try:
                 self._tracer = self._tracer or self._new_tracer()
                 self._put(spans, common, trace)
             except Exception:  # of whatever exporter a user has installed
-                self._given_up = True
+                self._has_failed = True
                 logger.exception("no more spans are sent to OpenTelemetry")
 
     def _new_tracer(self) -> Any:

@@ -13,13 +13,19 @@ from edl.program.function_files import Failure, FunctionFiles
 
 
 def call_function(script: str) -> None:
-    """Call the function in the directory of ``script`` as a worker; write its result there.
+    """Read the function from the file beside ``script``, call it, and write its result beside it.
 
-    An exception of the function ends the worker, as it ends a script; its traceback is written, so
-    that the program can show it. A worker that leaves the job has no result.
+    The worker is this process. An exception of the function ends it, as it ends a script; its
+    traceback is written, so that the program can show it. A worker that leaves the job has no
+    result.
+
+    Args:
+        script: the path of the script of this worker, as :class:`FunctionFiles` has written it.
 
     Raises:
         UsageError: the result cannot be sent to the program.
+        OSError: the file of the function cannot be read, or the result cannot be written.
+        Exception: what the function raises.
     """
     files = FunctionFiles(Path(script).absolute().parent)
     function, args, kwargs = files.read_function()

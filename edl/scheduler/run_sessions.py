@@ -216,7 +216,7 @@ class RunSessions:
         progress_s = status_period_s(0.0, count)
         found = self._read(self._groups, secrets, progress_s)
         moved = [self._move(group) for group in self._groups[:] if self._is_lost(group)]
-        again = [group for group in self._groups if any(group is one for one in moved)]
+        again = [group for group in self._groups if group in moved]
         found |= self._read(again, secrets, progress_s)
         self._note_errors()
         return found
