@@ -15,13 +15,13 @@ __version__ = "0.1.0"
 
 
 def run(
-    function: Callable[..., Any],
+    func: Callable[..., Any],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     np: int = 1,
     **options: Any,
 ) -> list[Any]:
-    """Train by ``function`` on ``np`` workers as an elastic job; return what it returns on each.
+    """Train by ``func`` on ``np`` workers as an elastic job; return what it returns on each.
 
     Each worker is a process that calls the function, as it would run a script: the function calls
     ``edl.torch`` or ``edl.tensorflow``, ``init()`` first. Workers may join, leave and be killed
@@ -29,7 +29,7 @@ def run(
     job is over. Ctrl-C, or an interrupt of the notebook, ends the job after the step that runs.
 
     Args:
-        function: the training function; a function of a notebook's cell, of the program's own file
+        func: the training function; a function of a notebook's cell, of the program's own file
             or inside of another function will do, with all that it refers to and cloudpickle takes.
         args: its positional arguments.
         kwargs: its keyword arguments.
@@ -45,7 +45,9 @@ def run(
         were killed before have none.
 
     Raises:
-        UsageError: the job cannot be started as it is asked for.
+        UsageError: the job cannot be started as it is asked for, ``func`` cannot be called with
+            these arguments, or one of them cannot be pickled. An argument of ``horovod.run`` that
+            is none here gets a sentence that says what to write.
         JobFailed: the job has failed, or the function after its training; the message has the
             reason, and the traceback of the worker if it was an exception.
         JobStopped: the job was stopped, for example by `edl stop`.
@@ -53,4 +55,4 @@ def run(
         CoordinationError: ZooKeeper does not answer.
     """
     # By its name, as the modules that it needs import this one for the version.
-    return list(importlib.import_module("edl.program.run").run(function, args, kwargs, np, options))
+    return list(importlib.import_module("edl.program.run").run(func, args, kwargs, np, options))

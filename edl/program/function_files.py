@@ -74,8 +74,13 @@ class FunctionFiles:
         Raises:
             UsageError: cloudpickle cannot pickle the function or an argument.
         """
-        name = getattr(function, "__name__", type(function).__name__)
-        call = _pickled((function, tuple(args), dict(kwargs)), f"the function {name}")
+        name = name_of(function)
+        try:
+            call = _pickled((function, tuple(args), dict(kwargs)), f"the function {name}")
+        except UsageError:
+            for place, value in (*enumerate(args), *kwargs.items()):  # is it one of these?
+                _pickled(value, f"argument {place} of {name}")
+            raise
         cells: Cells = {
             file: (len("".join(lines)), None, lines, file)
             for file, lines in _cached_lines().items()
@@ -181,6 +186,11 @@ def _pickled(value: Any, what: str) -> bytes:
             f"{what} cannot be sent to another process: {error}; let the function make such "
             "objects itself, and return plain values"
         ) from error
+
+
+def name_of(func: Callable[..., Any]) -> str:
+    """Return the name of a function, or of the class of another callable object."""
+    return str(getattr(func, "__name__", type(func).__name__))
 
 
 def _cached_lines() -> dict[str, list[str]]:

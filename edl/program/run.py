@@ -12,7 +12,6 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,24 +33,15 @@ from edl.launch.live import LiveLine, agent_display
 from edl.launch.output import Output
 from edl.program.function_files import FunctionFiles
 from edl.program.notebook_line import NotebookLine, notebook_display
+from edl.program.options import check_call, split_options
 
 _POLL_S = 0.2
 _GOES_ON = (AgentEnd.LEFT, AgentEnd.PREEMPTED)
 _OTHERS_S = 600.0  # for workers of other hosts to return, as long as a script has after training
 
 
-@dataclass(frozen=True)
-class Options:
-    """The options of ``edl.run`` that are no settings of a job; ``edl.run`` describes them."""
-
-    name: str | None = None
-    slots: int | None = None
-    directory: str | Path | None = None
-    shows_workers: bool = True
-
-
 def run(
-    function: Callable[..., Any],
+    func: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
     np: int,
@@ -62,7 +52,9 @@ def run(
     ``options`` has the options and settings by name.
     """
     chosen, settings = split_options(options)
-    _check(function, settings)
+    _check_place(settings)
+    kwargs = {} if kwargs is None else kwargs
+    check_call(func, args, kwargs)
     np = whole(np)
     spec = job_spec([sys.executable], np, settings, Path.cwd(), chosen.slots)
     slots = host_slots(spec, chosen.slots)
@@ -70,7 +62,7 @@ def run(
         files = FunctionFiles(_new_directory(chosen.directory))
         removal = stack.enter_context(ExitStack())
         removal.callback(shutil.rmtree, files.directory, ignore_errors=True)
-        script = files.write_function(function, args, kwargs or {})
+        script = files.write_function(func, args, kwargs)
         command = [sys.executable, str(script)]
         spec = job_spec(command, np, settings, Path.cwd(), chosen.slots)
         name = made_up_name(command) if chosen.name is None else check_name("job", chosen.name)
@@ -89,25 +81,8 @@ def run(
         return job.results(agent.first_signal, ended)
 
 
-def split_options(options: Mapping[str, Any]) -> tuple[Options, config.Config]:
-    """Return the options of ``edl.run`` and the settings of a job and of this process.
-
-    ``resume`` may be a bool, as the option of `edl run` is one.
-
-    Raises:
-        ConfigError: there is no such option or setting, or a value is out of range.
-    """
-    own = {name: options[name] for name in Options.__dataclass_fields__ if name in options}
-    others = {name: options[name] for name in options.keys() - own.keys()}
-    if isinstance(others.get("resume"), bool):
-        others["resume"] = "1" if others["resume"] else ""
-    return Options(**own), config.load(**others)
-
-
-def _check(function: Callable[..., Any], settings: config.Config) -> None:
-    """Raise a UsageError if ``function`` cannot be the script of a job, or not from here."""
-    if not callable(function):
-        raise UsageError(f"edl.run takes a function, not {function!r}; write edl.run(train, np=2)")
+def _check_place(settings: config.Config) -> None:
+    """Raise a UsageError if this process cannot start a job."""
     if settings.attempt_id:
         raise UsageError(
             "edl.run() was called in a worker of a job; call it in the program that starts the "
@@ -196,7 +171,10 @@ class FunctionJob:
             )
         why = f"job {ended.job} {ended.end}: {ended.reason}"
         if ended.end is AgentEnd.FINISHED:
-            why = f"job {ended.job} has finished, but no worker has lived to return a result"
+            why = (
+                f"job {ended.job} has finished, but no worker has returned a result: each was "
+                "killed after its training, or its function has ended the process (sys.exit)"
+            )
         elif ended.end is not AgentEnd.FAILED:
             why = f"job {ended.job} has no results: {ended.reason}"
         failures = self._files.failures()

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import signal
 from pathlib import Path
 from typing import Any
 
+import horovod.runner
 import pytest
 
 import edl
+from edl import config
 from edl.core.host.exit_codes import AgentEnd, AgentResult
-from edl.errors import ConfigError, JobError, JobFailed, JobStopped, UsageError
+from edl.errors import (
+    ConfigError,
+    JobError,
+    JobFailed,
+    JobStopped,
+    UsageError,
+    ZooKeeperUnreachable,
+)
 from edl.program.function_files import Failure, FunctionFiles
-from edl.program.run import FunctionJob, Options, split_options
+from edl.program.options import INSTEAD, Options, split_options
+from edl.program.run import FunctionJob
 
 
 def train() -> None:
@@ -29,19 +41,36 @@ def no_zookeeper(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ({"function": "train.py"}, "takes a function, not 'train.py'"),
+        ({"func": "train.py"}, "takes a function, not 'train.py'"),
+        ({"args": "20"}, "args is '20'; give the positional arguments"),
+        ({"args": 20}, "args is 20; give the positional arguments"),
+        ({"kwargs": ["lr"]}, "kwargs is .* give the keyword arguments"),
+        ({"args": (1,)}, "train cannot be called with these args .* too many positional arguments"),
+        ({"kwargs": {"lr": 1}}, "train cannot be called .* unexpected keyword argument 'lr'"),
+        ({"args": ((n for n in "a"),), "func": len}, "argument 0 of len cannot be sent"),
         ({"np": 0}, "0"),
         ({"np": 1.5}, "1.5"),
         ({"np": 3, "max_np": 2}, "3"),
         ({"np": 3, "slots": 2}, "this host has 2 slots"),
-        ({"workers": 3}, "no setting named workers"),
+        ({"np": "2"}, "'2' is no whole number"),
+        ({"max_nps": 3}, r"edl.run has no option max_nps; did you mean max_np\?"),
+        ({"nonsense": 3}, r"no option nonsense; see help\(edl.run\)"),
+        ({"num_proc": 2}, "no option num_proc: write np="),
+        ({"max_workers": 2}, "no option max_workers: write max_np="),
+        ({"hosts": "a:2"}, "no option hosts: other hosts join by `edl join"),
+        ({"job": "digits"}, "no option job: write name="),
+        ({"policy": "p.toml"}, "no option policy: set it while the job runs"),
+        ({"slots": "2"}, "'2' is no whole number"),
+        ({"name": 7}, "name is 7; give a str"),
+        ({"directory": 7}, "directory is 7; give a path"),
+        ({"shows_workers": "no"}, "shows_workers is 'no'; give True or False"),
         ({"directory": "/proc/nothing"}, "cannot write the function into /proc/nothing"),
         ({"name": "a/b"}, "a/b"),
     ],
 )
 def test_it_is_refused_in_a_sentence(how: dict[str, Any], said: str, tmp_path: Any) -> None:
     with pytest.raises(UsageError, match=said):
-        edl.run(**{"function": train, **how})
+        edl.run(**{"func": train, **how})
     assert not any((tmp_path / "edl").rglob("function"))
 
 
@@ -49,6 +78,25 @@ def test_a_worker_starts_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDL_ATTEMPT_ID", "t-0")
     with pytest.raises(UsageError, match="in a worker of a job"):
         edl.run(train)
+
+
+def test_each_argument_of_horovod_run_is_taken_or_named() -> None:
+    """Its users learn in a sentence what to write."""
+    theirs = inspect.signature(horovod.runner.run).parameters
+    ours = {*inspect.signature(edl.run).parameters, *Options.__dataclass_fields__, *config.SETTINGS}
+    assert {*theirs} - ours - {*INSTEAD} == set()
+
+
+def test_a_decorator_may_add_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What counts is what `edl.run` calls, and not what is behind it."""
+
+    @functools.wraps(lambda settings: None)
+    def decorated() -> None:
+        raise AssertionError("no worker was to be started")
+
+    monkeypatch.setenv("EDL_CONNECT_TIMEOUT_S", "0.2")
+    with pytest.raises(ZooKeeperUnreachable):
+        edl.run(decorated)
 
 
 def test_options_and_settings_go_apart() -> None:
@@ -95,7 +143,7 @@ def test_workers_that_finish_without_zookeeper_have_results(tmp_path: Path) -> N
     [
         ({"end": AgentEnd.FAILED}, JobFailed, "^job digits failed: the reason$"),
         ({"end": AgentEnd.ERROR, "returned": ()}, JobFailed, "has no results: the reason"),
-        ({"end": AgentEnd.FINISHED, "returned": ()}, JobFailed, "no worker has lived"),
+        ({"end": AgentEnd.FINISHED, "returned": ()}, JobFailed, "no worker has returned a result"),
         ({"end": AgentEnd.STOPPED}, JobStopped, "was stopped at step 7: the reason"),
         ({"end": AgentEnd.LEFT}, JobError, "the reason; job digits trains on elsewhere"),
         ({"end": AgentEnd.STOPPED, "number": signal.SIGINT}, KeyboardInterrupt, "by Ctrl-C"),
