@@ -18,11 +18,8 @@ from counting_judge import judge_noise
 
 from edl.core.step.batching import Batching
 from edl.core.step.state_check import WHOLE, StateGroup
-from edl.core.step.weighting import Weights
-from edl.errors import RingBroken
-from edl.framework.reduction import ReductionOrder, StepReduction
 from edl.framework.steps import BatchSteps
-from edl.ring.ring import CollectiveFailed, Ring
+from edl.ring.ring import Ring
 from edl.testing.counting import (
     Counted,
     CountingBatchSource,
@@ -30,6 +27,7 @@ from edl.testing.counting import (
     Vector,
     source_of,
 )
+from edl.testing.loopback_reducer import LoopbackReducer
 from edl.worker.progress import Receive
 
 if TYPE_CHECKING:
@@ -103,50 +101,33 @@ class Optimizer(Protocol):
         """Update the model with the mean gradient of all workers."""
 
 
-class _Sgd:
+class _Sgd(LoopbackReducer):
     """The :class:`Optimizer` that works on arrays in a loopback ring.
 
     Args:
         one: the worker that trains.
-        rounds: the order in which the optimizers of the script reduce their gradients.
         model: the model to update.
     """
 
-    def __init__(self, one: LoopbackWorker, rounds: ReductionOrder, model: CountingModel) -> None:
-        self._one, self._worker, self._model = one, one.worker, model
-        self.reduction = StepReduction(one.worker, self._forget, rounds)
-        self.reduction.repeat = self._reduce_again
-        self._local: Vector | None = None  # the sum of what this worker has computed
-        self._mean: Vector | None = None
-        self._mean_in = -1  # the number of the step in which it was reduced
-        self._handle: int | None = None
-        self._failed: RingBroken | None = None
+    def __init__(self, one: LoopbackWorker, model: CountingModel) -> None:
+        super().__init__(one.worker, one.member, len(model.w))
+        self._model = model
 
     def zero(self) -> None:
         """Set the local and the mean gradient to none."""
-        self._local = self._mean = None
+        self.local = self.mean = None
 
     def compute(self, gradient: Vector) -> None:
         """Add ``gradient`` to the local sum, and send the sum if the step's weights allow it."""
         self._begin_anew()
-        reduction = self.reduction
-        reduction.reopen()
-        self._local = gradient if self._local is None else self._local + gradient
-        if reduction.weights.sends_early and not reduction.done:
-            try:
-                self._send()
-            except RingBroken as error:
-                self._failed = error
+        self.reduction.reopen()
+        self.local = gradient if self.local is None else self.local + gradient
+        self.send_early()
 
     def finish(self) -> None:
         """Complete the reduction of the step, and keep the mean gradient."""
         if not self.reduction.done:
-            mean = self.reduction.complete(self._average)
-            if mean is not None:
-                self._mean, self._mean_in = mean, self.reduction.step.number
-            elif not self.reduction.step.changes_nothing and self._local is not None:
-                self._mean = self._local * self.reduction.weights.local_scale
-                self._mean_in = self.reduction.step.number
+            self.reduction.reduce()
 
     def step(self) -> None:
         """Complete the reduction if need be, and update the model with the mean gradient."""
@@ -154,56 +135,14 @@ class _Sgd:
             self._begin_anew()
         self.finish()
         if self.reduction.apply() and not self._worker.warming_up:
-            assert self._mean is not None
-            assert self._mean_in == self.reduction.step.number
-            self._model.update(self._mean)
+            assert self.mean is not None
+            assert self.mean_in == self.reduction.step.number
+            self._model.update(self.mean)
 
     def _begin_anew(self) -> None:
         """Begin the next part of a batch whose parts are trained one after the other."""
-        if self._worker.loader.step_input.is_between_parts:
+        if self._worker.loader.engine.is_between_parts:
             self._worker.loader.next_part()
-
-    def _reduce_again(self) -> None:
-        """Repeat the reduction in a new ring, after the old one broke."""
-        self.reduction.reopen()
-        self.finish()
-
-    def _average(self, weights: Weights) -> Vector:
-        """Return the mean gradient of all workers, multiplied by the weight of received gradients.
-
-        Raises:
-            RingBroken: the gradients could not be sent or averaged.
-        """
-        if self._failed is not None:
-            raise self._failed
-        if self._handle is None:
-            self._send()
-        assert self._handle is not None
-        try:
-            average: Vector = self._one.member.average_finish(self._handle)
-        except CollectiveFailed as error:
-            raise RingBroken(self._worker.generation, str(error)) from error
-        self._handle = None
-        return average * weights.received
-
-    def _send(self) -> None:
-        """Start the allreduce of the local gradients, multiplied by the weight of sent gradients.
-
-        Raises:
-            RingBroken: the allreduce could not be started.
-        """
-        local = np.zeros(len(self._model.w)) if self._local is None else self._local
-        name = f"edl.gradient{self.reduction.number}"
-        try:
-            sent = self.reduction.weights.sent * local
-            self._handle = self._one.member.average_start(sent, name)
-        except CollectiveFailed as error:
-            raise RingBroken(self._worker.generation, str(error)) from error
-        self.reduction.sending()
-
-    def _forget(self) -> None:
-        """Forget the pending allreduce and its error, after a repair of the ring."""
-        self._handle = self._failed = None
 
 
 @dataclass(frozen=True)
@@ -285,12 +224,12 @@ class CountingSeveral:
             The optimizers, and a function to call before the next batch, which ends an open step if
             its updates are made.
         """
-        rounds, worker = ReductionOrder(), one.worker
-        optimizers = [_Sgd(one, rounds, model) for model in models.all]
+        worker = one.worker
+        optimizers = [_Sgd(one, model) for model in models.all]
 
         def end_step() -> None:
             decided = any(each.reduction.step.is_decided for each in optimizers)
-            if worker.loader.open and (worker.loader.step_input.updates or decided):
+            if worker.loader.open and (worker.loader.engine.updates or decided):
                 worker.loader.end()
 
         worker.loader.before_exchange = end_step

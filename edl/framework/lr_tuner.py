@@ -130,7 +130,7 @@ class Tuner:
             worker: the worker that this process is.
             update: the coming update: its number, and the samples trained before and after it.
         """
-        missed = worker.loader.step_input.completed_by_peers  # the others' update is in the model
+        missed = worker.loader.engine.completed_by_peers  # the others' update is in the model
         if worker.warming_up or missed or not self._is_due(update):
             return
         began_s = now_s()

@@ -130,7 +130,7 @@ def _end_at_prompt(worker: Worker) -> bool:
         worker.finishing.script_ended()
     worker.close()
     _over.add(worker)
-    worker.loader.step_input.abandon()  # or the gradients of its model would go on being its own
+    worker.loader.progress.abandon()  # or the gradients of its model would go on being its own
     _worker = _replica = _elastic_state = None
     _tracked_early.clear()
     return True

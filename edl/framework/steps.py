@@ -11,10 +11,10 @@ import numbers
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from edl.core.step.batch import Batch
 from edl.errors import UsageError
 from edl.framework.process import is_over
 from edl.framework.random_numbers import RandomNumbers
-from edl.worker.sampler import Batch
 from edl.worker.worker import Worker
 
 
@@ -297,7 +297,7 @@ class BatchSteps:
             self._numbers.look()
         self._end_batch()
         if worker.loader.open:
-            if not worker.loader.step_input.may_grow:
+            if not worker.loader.engine.may_grow:
                 raise UsageError(self._unfinished())
             self._add()
             return True
@@ -346,7 +346,7 @@ class BatchSteps:
                 nothing, so the script seems to make no update.
         """
         worker = self._worker
-        if worker.loader.step_input.is_exhausted:
+        if worker.loader.engine.is_exhausted:
             worker.loader.begin(worker.loader.sampler.warm_up(), True)  # the data are as before
             return
         with worker.loader.timer.loading():
@@ -354,7 +354,7 @@ class BatchSteps:
         if padding or worker.warming_up:
             self._padding += 1
             if self._padding > MOST_PADDING:
-                raise UsageError(NO_STEP.format(count=worker.loader.step_input.batches))
+                raise UsageError(NO_STEP.format(count=worker.loader.engine.batches))
         worker.loader.begin(batch, padding and not worker.warming_up)
 
     def _within(self, epoch: int) -> Iterator[int]:

@@ -22,6 +22,7 @@ import tensorflow as tf
 from keras.src.trainers.data_adapters import array_slicing
 from tensorflow.python.data.ops import dataset_ops
 
+from edl.core.step.batch import Batch
 from edl.errors import UsageError
 from edl.framework import process
 from edl.framework.steps import asked_length
@@ -32,7 +33,6 @@ from edl.tensorflow.random_numbers import own_operation_seeds
 from edl.tensorflow.source import PROBES, Collate, Load, check_fits, signature_of
 from edl.tensorflow.strategies import watch_strategies
 from edl.tensorflow.tape import as_it_is
-from edl.worker.sampler import Batch
 
 # What may follow: one element in, one out, in the same order.
 _KEEPS_ORDER = ("map", "prefetch", "with_options")

@@ -118,9 +118,7 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
         momentum from them, already multiplied.
         """
         loader = current_worker().loader
-        if (
-            loader.step_input.completed_by_peers
-        ):  # the momentum has come from those who have changed it
+        if loader.engine.completed_by_peers:  # the momentum has come from those who have changed it
             return np.float32(1.0)
         update = loader.update
         before = update._replace(number=update.number - 1)

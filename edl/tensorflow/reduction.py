@@ -11,7 +11,7 @@ With several optimizers each has a reduction of its own. The gradients of one ar
 applied before those of the next are reduced, in a graph, too: the next step of the same batch.
 
 :class:`GradientReduction` does it, so that the update is that of one process with the whole batch.
-:mod:`edl.framework.reduction` decides whether a step is applied, sent again or skipped.
+:mod:`edl.core.step.engine` decides whether a step is applied, sent again or skipped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from edl.core.step.weighting import Averaging, Weights
 from edl.errors import RingBroken, UsageError
 from edl.framework.horovod_errors import classify_error
 from edl.framework.interrupt import raise_in
-from edl.framework.reduction import NOTHING, Branch, ReductionOrder, StepReduction
+from edl.framework.reduction import NOTHING, Branch, StepReduction
 from edl.framework.state import few
 from edl.ring.ring import CollectiveFailed
 from edl.tensorflow import gradient_ops
@@ -56,17 +56,15 @@ class GradientReduction:
     Args:
         worker: this worker.
         feed: the queue of this worker's batches.
-        rounds: the order in which the script's optimizers have their gradients reduced in a step.
 
     Attributes:
         noise: the meter of the gradients' squared norms.
     """
 
-    def __init__(self, worker: Worker, feed: PipelineBatchSource, rounds: ReductionOrder) -> None:
+    def __init__(self, worker: Worker, feed: PipelineBatchSource) -> None:
         self._worker = worker
         self._feed = feed
-        self._rounds = rounds
-        self._reduction = StepReduction(worker, rounds=rounds)
+        self._reduction = StepReduction(worker)
         self._pending: BaseException | None = None  # it showed inside a graph
         self._expected = 0  # gradients in the graph
         self.noise = KerasNoise(worker)
@@ -81,7 +79,7 @@ class GradientReduction:
 
     def cannot_repair(self, why: str) -> None:
         """Let this worker end with a RingError that says ``why`` if a ring breaks in a step."""
-        self._reduction.cannot_repair = why
+        self._reduction.part.cannot_repair = why
 
     @property
     def done(self) -> bool:
@@ -91,7 +89,7 @@ class GradientReduction:
     @property
     def several(self) -> bool:
         """Whether the script has other optimizers, too."""
-        return len(self._rounds.optimizers) > 1
+        return len(self._worker.loader.engine.parts) > 1
 
     def end_step(self) -> None:
         """Complete the open step in the ledger; do nothing if its gradients are not reduced yet.
@@ -533,12 +531,13 @@ class GradientReduction:
         done, begin the next one with the same batch. Reduced gradients must have been applied.
         """
         if self.several:
-            if any(each.step.state is StepState.REDUCED for each in self._rounds.optimizers):
+            parts = self._worker.loader.engine.parts
+            if any(each.step.state is StepState.REDUCED for each in parts):
                 raise UsageError(
                     "with several optimizers, apply the gradients that an "
                     "edl.DistributedGradientTape has computed before the next one computes others"
                 )
-            if self._worker.loader.step_input.is_between_parts:
+            if self._worker.loader.engine.is_between_parts:
                 self._worker.loader.next_part()
         if not self._worker.loader.open:
             raise UsageError(

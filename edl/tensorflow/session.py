@@ -103,8 +103,8 @@ def next_batch() -> Any:
     if not now.worker.loader.open:
         job.begin()
         now.feed.skip()
-    assert now.worker.loader.step_input.batch is not None
-    return now.load(now.worker.loader.step_input.batch)
+    assert now.worker.loader.engine.batch is not None
+    return now.load(now.worker.loader.engine.batch)
 
 
 class _GraphJob:

@@ -13,10 +13,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from edl.core.step.batch import Batch
 from edl.data.stream import ShardReader
 from edl.errors import DataError
 from edl.tensorflow.columns import Columns, column_of, structure_of
-from edl.worker.sampler import Batch
 
 Load = Callable[[Batch], Any]
 Collate = Callable[[list[Any]], Any]

@@ -20,7 +20,6 @@ from edl.errors import UsageError
 from edl.framework import process
 from edl.framework.lr_tuner import refuse_several
 from edl.framework.random_numbers import RandomNumbers
-from edl.framework.reduction import ReductionOrder
 from edl.framework.source import (
     asked_batching,
     attach_source,
@@ -129,10 +128,7 @@ class Training:
         worker.on_leave(self._hand_over)
         activity.works_at(lambda: AFTER_FIT if self.fits.done and not self.fitting else "")
         self.worker.loader.progress.on_choice = self._batch_changed
-        self._rounds = ReductionOrder()
-        self.reduction = GradientReduction(
-            worker, self.feed, self._rounds
-        )  # of the first optimizer
+        self.reduction = GradientReduction(worker, self.feed)  # of the first optimizer
         self._trained: list[_Trained] = []
         # What optimizers were given for that are created after a fit.
         self._named_models: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -257,7 +253,7 @@ class Training:
         if self._trained:
             self._check_several(optimizer, model)
             self._trained.append(
-                _Trained(optimizer, model, GradientReduction(self.worker, self.feed, self._rounds))
+                _Trained(optimizer, model, GradientReduction(self.worker, self.feed))
             )
             assert self.replica is not None
             self.replica.rename([type(each.optimizer).__name__ for each in self._trained])
@@ -526,9 +522,9 @@ class Training:
         loader = self.worker.loader
         if not loader.open or self.worker.warming_up or self.reduction.several:
             return False
-        if loader.step_input.completed_by_peers or not self.reduction.done:
+        if loader.engine.completed_by_peers or not self.reduction.done:
             return False
-        return bool(loader.step_input.updates) or not self.reduces_eagerly
+        return bool(loader.engine.updates) or not self.reduces_eagerly
 
     def begin_step(self) -> bool:
         """Complete the previous step, and hand out the next batch.

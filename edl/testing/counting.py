@@ -22,20 +22,21 @@ import numpy as np
 import numpy.typing as npt
 
 from edl.core.step.aligned import AlignedSource
+from edl.core.step.batch import Batch
 from edl.core.step.batching import Batching
 from edl.core.step.noise_scale import UNKNOWN, NoiseScale
 from edl.core.step.source import Source
 from edl.core.step.state_check import WHOLE, StateGroup
+from edl.core.step.step_state import StepState
 from edl.core.step.stream import StreamSource
-from edl.core.step.weighting import Averaging, Share, weigh
-from edl.errors import RingBroken
+from edl.core.step.weighting import Share
 from edl.framework.digest import StateArrays, of_array
 from edl.framework.noise_meter import Looked, NoiseMeter
 from edl.framework.steps import BatchSteps
 from edl.ring.loopback import LoopbackMember
-from edl.ring.ring import CollectiveFailed, Ring
+from edl.ring.ring import Ring
+from edl.testing.loopback_reducer import LoopbackReducer
 from edl.worker.progress import Receive
-from edl.worker.sampler import Batch
 from edl.worker.stream_sampler import StreamReader
 from edl.worker.worker import Worker
 
@@ -60,9 +61,11 @@ class CountingModel:
         count: how often each sample was trained so far.
         wrong: messages about counts that cannot be right; empty as long as all are.
         sum: the weighted sum of the gradients accumulated for the open step; None: there are none.
+        reducer: reduces the gradients of the model; None before the first step.
     """
 
     framework = "loopback"
+    reducer: LoopbackReducer | None = None
 
     def __init__(self, samples: int) -> None:
         self.w: Vector = np.zeros(samples)
@@ -324,11 +327,9 @@ def train_step(
     gradient: Vector,
     noise: CountingNoise | None = None,
 ) -> bool:
-    """Train one step as edl's frameworks do: send the gradient, wait for the step records, update.
+    """Train one step as edl's frameworks do: reduce the gradient, and update the model with it.
 
-    A step record is a worker's message with the number of its samples in the step. If the ring
-    breaks, the step is repeated on the next ring. The gradient is sent before any worker knows how
-    many samples the step has. In a warm-up nothing is sent or updated.
+    In a warm-up nothing is sent or updated.
 
     Args:
         worker: the worker, with an open batch; the call completes its step.
@@ -341,60 +342,22 @@ def train_step(
         Whether this worker completed the step; False if the other workers had completed it, and
         this worker received their state.
     """
+    if model.reducer is None:
+        model.reducer = LoopbackReducer(worker, member, len(gradient))
+    reducer = model.reducer
     local = gradient if model.sum is None else accumulated(worker, model, gradient)
-    model.sum = mean = None
-    if worker.warming_up:
-        worker.loader.end()
-        return True
-    completed = True
-    while True:
-        try:
-            mean = _mean(worker, member, local)
-            break
-        except RingBroken as error:
-            if worker.loader.recover(error):  # the others had completed it: their state is here
-                completed = False
-                break
-    if mean is not None:
+    model.sum = None
+    reducer.reduce(local)
+    completed = reducer.reduction.step.state is not StepState.SUPERSEDED
+    if reducer.reduction.apply() and not worker.warming_up:
+        mean = reducer.mean
+        assert mean is not None
         if noise is not None and noise.wants:
             own = mean if worker.ring.alone else local
             noise.show(lambda: [(own, 1)], lambda: [(mean, 1)])
         model.update(mean)
-    worker.loader.end()
+    reducer.reduction.end_step()
     return completed
-
-
-def _mean(worker: Worker, member: LoopbackMember, local: Vector) -> Vector | None:
-    """Return the mean gradient over the samples of all workers in the step.
-
-    None is returned if no worker has samples in it.
-
-    Args:
-        worker: the worker, whose step record is sent with the gradient.
-        member: its place in the loopback ring.
-        local: the worker's own gradient: of its batch, or the weighted sum over several.
-
-    Raises:
-        RingBroken: the ring failed, and its survivors have to complete the step.
-    """
-    handle, own = None, worker.loader.step_input.share(0)
-    batch_size = worker.loader.progress.source.batch_size
-    sent = own.send_weight(batch_size) * local
-    try:
-        if not worker.ring.alone and own.samples:
-            handle = member.average_start(sent, "edl.gradient.w")
-        records = worker.loader.records()
-        weights = weigh(records.column("samples"), records.column("batches"), own, batch_size)
-        if weights.averaging is Averaging.NONE:
-            return None
-        if not weights.sends:
-            return local * weights.received
-        if handle is None:
-            handle = member.average_start(sent, "edl.gradient.w")
-        average: Vector = member.average_finish(handle)
-    except CollectiveFailed as error:
-        raise RingBroken(worker.generation, str(error)) from error
-    return average * weights.received
 
 
 @dataclass(frozen=True)
@@ -475,7 +438,7 @@ class Counting:
                 round_ += 1
                 together = self.accumulated if worker.step >= self.single else 1
                 gradient = model.gradient(feed.batch) / together
-                left = worker.loader.step_input.pieces_left
+                left = worker.loader.engine.pieces_left
                 batches += left == 0
                 if batches < together or left:
                     model.sum = accumulated(worker, model, gradient)

@@ -76,7 +76,7 @@ class Accumulation:
         self.counts_passes = self.expected = passes_per_step > 1
         self.is_watched = self.expected
         if self.expected:
-            worker.loader.progress.announces_late = True
+            worker.loader.engine.late = True
 
     # --- passes
 
@@ -95,7 +95,7 @@ class Accumulation:
 
         False if no batch is handed out, or if the loader does not split batches.
         """
-        return self._worker.loader.open and self._worker.loader.step_input.pieces_left > 0
+        return self._worker.loader.open and self._worker.loader.engine.pieces_left > 0
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -151,7 +151,7 @@ class Accumulation:
             :meth:`no_sync` or before the last microbatch.
         """
         if self._no_sync or (
-            self.is_between_microbatches and not self._worker.loader.step_input.may_grow
+            self.is_between_microbatches and not self._worker.loader.engine.may_grow
         ):
             self._worker.loader.accumulate()
         return self._no_sync or self.is_between_microbatches
@@ -279,9 +279,9 @@ class Accumulation:
         sent.
         """
         loader, reduction = self._worker.loader, self._reduction
-        if not loader.open or reduction.step.done or not (self.adds_up or loader.step_input.summed):
+        if not loader.open or reduction.step.done or not (self.adds_up or loader.engine.summed):
             return 1.0
-        return reduction.weights.part
+        return reduction.part.part
 
 
 ONE_UPDATE = "a script that makes one update with each batch"

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch.utils.data
 
+from edl.core.step.batch import Batch
 from edl.core.step.seeds import derived_seed
 from edl.data.dataset import Dataset
 from edl.data.stateful_stream import StatefulStream
@@ -31,7 +32,6 @@ from edl.torch.loader_process import LoaderProcessInit, forks
 from edl.torch.lr_schedule import check_schedulers
 from edl.torch.schedulers import warn_of_a_changed_batch, warn_of_counted_steps
 from edl.torch.seeding import Items, Seeded, SeededCollate, draws_nothing
-from edl.worker.sampler import Batch
 from edl.worker.worker import Worker
 
 NO_OPTIMIZER = (

@@ -4,7 +4,7 @@
 several, a step ends when the next backward pass begins after an update, or when the script asks for
 the next batch. One that takes two backward passes for an update (SAM) is treated like several. All
 gradients that the updates of a step need are reduced before the first of these updates. See
-:mod:`edl.framework.reduction`.
+:mod:`edl.core.step.engine`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import torch
 
 from edl.core.step.step_state import OptimizerStep
 from edl.errors import UsageError
-from edl.framework.reduction import ReductionOrder
 from edl.torch.accumulation import Accumulation
 from edl.torch.backward import BackwardEnd
 from edl.worker import activity
@@ -133,8 +132,6 @@ class Optimizers:
 
     Attributes:
         worker: the worker of this process.
-        reduction_order: the order in which the optimizers have reduced gradients in the current
-            step.
         several: whether there is more than one optimizer, or one that takes two backward passes for
             an update.
         scaler: the GradScaler that has scaled a loss last; None: no GradScaler was used.
@@ -144,7 +141,6 @@ class Optimizers:
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
-        self.reduction_order = ReductionOrder()
         self.several = False  # no property: it is read once for each parameter
         self.scaler: torch.amp.GradScaler | None = None
         self._reductions: list[OptimizerReduction] = []
@@ -314,7 +310,7 @@ class Optimizers:
         Raises:
             UsageError: the step has accumulated the gradients of more than one batch.
         """
-        if self.several and self.worker.loader.step_input.is_between_parts:
+        if self.several and self.worker.loader.engine.is_between_parts:
             if self.worker.loader.open:
                 self._note_skipped()
             self.worker.loader.next_part()
@@ -390,13 +386,13 @@ class Optimizers:
         step may get further batches (accumulated gradients).
         """
         self.see_failure()
-        step = self.worker.loader.step_input
+        step = self.worker.loader.engine
         if not step.may_grow and any(each.is_broken_off for each in self._reductions):
             raise UsageError(BROKEN_OFF)
 
     def _count_skipped(self) -> None:
         """Count batches in a row with reduced gradients and no update; log a warning at 100."""
-        updates = self.worker.loader.step_input.updates
+        updates = self.worker.loader.engine.updates
         if not updates and any(each.step.is_decided for each in self._reductions):
             self._skipped += 1
             if self._skipped == MANY_SKIPPED:
@@ -412,13 +408,13 @@ class Optimizers:
 
         It is False unless :attr:`several` is set.
         """
-        updates = self.worker.loader.step_input.updates
+        updates = self.worker.loader.engine.updates
         return self.several and bool(
             updates or any(each.step.is_decided for each in self._reductions)
         )
 
     def _end_updated_step(self) -> None:
-        if self.worker.loader.step_input.updates:
+        if self.worker.loader.engine.updates:
             self._end_step()
 
     def _end_step(self) -> None:

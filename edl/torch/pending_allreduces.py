@@ -114,7 +114,7 @@ class PendingAllreduces:
         """
         if self._failed is not None:
             raise self._failed
-        step, samples = reduction.step.number, reduction.weights.share.samples
+        step, samples = reduction.step.number, reduction.share.samples
         mine = presence(samples, [each.is_local(step) for each in gradients], self.is_void)
         # An average of float32, as gradients are, so that Horovod sends it with the last of them.
         row = torch.tensor(mine)
@@ -179,7 +179,7 @@ def _weighted(gradient: Gradient, reduction: StepReduction) -> torch.Tensor:
         gradient: the record of the gradient.
         reduction: the optimizer's reduction, which knows the weight of this worker's gradients.
     """
-    weight, parameter, local = reduction.weights.sent, gradient.parameter, None
+    weight, parameter, local = reduction.part.sent, gradient.parameter, None
     if gradient.is_local(reduction.step.number):
         local = parameter.grad
     dtype = parameter.dtype if local is None else local.dtype

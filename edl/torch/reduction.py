@@ -19,7 +19,7 @@ Inside of ``no_sync()``, and in all but the last of an optimizer's ``backward_pa
 gradients are added up here, each weighted by the samples of its batch, and sent with the gradients
 of the last pass.
 
-:mod:`edl.framework.reduction` decides whether a step sets the gradients to their mean, or changes
+:mod:`edl.core.step.engine` decides whether a step sets the gradients to their mean, or changes
 no weights (all batches are padding, or other workers have completed it). All workers together
 decide, at the end of backward, which parameters have a gradient
 (:func:`edl.core.step.weighting.present`).
@@ -115,10 +115,8 @@ class GradientReduction:
         self._summed_in = -1  # the step in which gradients were added up last
         self._hooked: dict[torch.nn.Parameter, Gradient] = {}
         self._pending = PendingAllreduces(self._worker)
-        self._reduction = StepReduction(
-            self._worker, self._pending.forget, optimizers.reduction_order
-        )
-        self._reduction.repeat = self._reduce_again
+        self._averages: list[tuple[Gradient, torch.Tensor]] | None = None
+        self._reduction = StepReduction(self._worker, self)
         self.accumulation = Accumulation(self._worker, self._reduction, passes_per_step)
         self._noise = TorchNoise(self._worker, optimizer, optimizers.loss_scale)
         self._suffix = str(self._reduction.number or "")  # the end of the names of collectives
@@ -151,44 +149,62 @@ class GradientReduction:
                 gradient.take_back(number)  # if the last microbatch had no gradient
                 if gradient.computed != number:
                     gradient.refuse_leftover()
-        self._reduce()
+        self._reduction.reduce()
 
-    def _reduce(self) -> None:
-        """Reduce the gradients of the current step, and set them to the result.
+    # --- what the step's engine asks for: see edl.worker.step_driver.Reducer
+
+    def allreduce(self, weights: Weights, again: bool) -> None:
+        """Send the gradients that are not sent yet, wait for all, and keep the averages.
+
+        Args:
+            weights: the weights of the step; the averages are multiplied by ``weights.received``.
+            again: whether the gradients were reduced before: the local ones take the places of the
+                means first.
+
+        Raises:
+            RingBroken: the ring is broken.
+            UsageError: gradients were changed meanwhile.
+        """
+        if again:
+            for gradient in self._gradients:
+                gradient.become_local(self._reduction.step.number)
+        self._averages = self._average(weights)
+
+    def place_result(self, again: bool) -> None:
+        """Set the gradients to the result of the reduction.
 
         The result is the mean; for a worker alone, the local gradient, scaled if it was
         accumulated; in a step without an update on this worker, 0, or inf if the other workers have
-        skipped their update. If the ring breaks meanwhile, it is repaired, and the gradients are
-        sent again.
+        skipped their update.
+
+        Args:
+            again: whether the gradients were reduced before in this step. What the script had set
+                to None or zeros after that is set so again.
         """
-        averaged = self._reduction.complete(self._average)
+        averages, self._averages = self._averages, None
         step = self._reduction.step
-        if averaged is not None:
+        if averages is not None:
             if self._noise.wants:
-                self._noise.show_reduced(averaged)
-            self._take_over(averaged)
+                self._noise.show_reduced(averages)
+            self._take_over(averages)
         elif step.changes_nothing:
             superseded = step.state is StepState.SUPERSEDED
             # The others may have skipped the update, and the script here must decide the same.
             self._fill(torch.inf if superseded and self._last_step.skipped else 0.0)
         else:
-            self._keep(self._reduction.weights.local_scale)
+            for gradient in self._gradients if again else ():
+                gradient.become_local(step.number)
+            self._keep(self._reduction.part.local_scale)
             if self._noise.wants:
                 self._noise.show_own(self._gradients)
-
-    def _reduce_again(self) -> None:
-        """Reduce the local gradients of the current step once more, in the ring of the survivors.
-
-        What the script had set to None or zeros after the first reduction is set so again.
-        """
-        self._reduction.reopen()
-        if not self._reduction.done:
-            number = self._reduction.step.number
+        if again:
             for gradient in self._gradients:
-                gradient.become_local(number)
-            self._reduce()
-            for gradient in self._gradients:
-                gradient.forget_again(number)
+                gradient.forget_again(step.number)
+
+    def forget(self) -> None:
+        """Drop the gradients that were being sent in a ring that is gone."""
+        self._averages = None
+        self._pending.forget()
 
     def synchronize(self) -> None:
         """Complete the reduction of the gradients, if ``backward()`` has not done so.
@@ -438,7 +454,7 @@ class GradientReduction:
             gradient.take_back(step.number)
         if gradient.pending is not None:
             return  # it was sent in a pass that failed; it is sent again at the end of this pass
-        if reduction.weights.sends_early and not accumulation.adds_up:
+        if reduction.part.sends_early and not accumulation.adds_up:
             self._pending.send_early(gradient, reduction)
 
     def backward_ended(self) -> None:
@@ -473,7 +489,7 @@ class GradientReduction:
         If the microbatch had no backward pass, it adds nothing to the gradients of this worker, and
         the step goes on with the next one.
         """
-        if not self._worker.loader.step_input.may_grow:
+        if not self._worker.loader.engine.may_grow:
             self._worker.loader.accumulate()  # this worker leaves the microbatch out
 
     # --- what comes back
@@ -481,16 +497,9 @@ class GradientReduction:
     def _average(self, weights: Weights) -> list[tuple[Gradient, torch.Tensor]]:
         """Average all gradients over the ring, without a change to the gradients themselves.
 
-        Args:
-            weights: the weights of the step; the averages are multiplied by ``weights.received``.
-
         Returns:
             Pairs of a gradient's record and the mean, for each gradient that some worker has, in
-            the order of the optimizer's parameters.
-
-        Raises:
-            RingBroken: the ring is broken; the caller drops the allreduces that were started.
-            UsageError: gradients were changed meanwhile.
+            the order of the optimizer's parameters. For the rest see :meth:`allreduce`.
         """
         with_gradient, averages, is_void = self._round_trip()
         if is_void:

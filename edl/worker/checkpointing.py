@@ -99,7 +99,7 @@ class Checkpointing:
         """
         if self._checkpoints is not None:
             raise UsageError("edl.checkpoint was called before; a job has one directory")
-        if self._loader.has_state or self._loader.step_input.is_open:
+        if self._loader.has_state or self._loader.engine.is_open:
             raise UsageError("call edl.checkpoint before `for epoch in loader.epochs(n)`")
         if not every_s > 0:
             raise UsageError(f"edl.checkpoint: every_s is {every_s}; it must be positive")

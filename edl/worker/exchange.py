@@ -102,7 +102,7 @@ def check_place(progress: LoaderProgress) -> None:
         UsageError: training has not begun, or a batch was handed out and is not trained yet.
     """
     why = None
-    if progress.step_input.is_open:
+    if progress.engine.is_open:
         why = "this batch is not trained yet"
     elif not progress.has_state:
         why = "training has not begun"

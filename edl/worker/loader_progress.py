@@ -15,9 +15,11 @@ from edl.checkpoint.store import CheckpointPosition
 from edl.core.job.fits import DoneFit, as_json, fits_of
 from edl.core.step.aligned import AlignedSource
 from edl.core.step.batching import Batching, check_alike
+from edl.core.step.engine import StepEngine
 from edl.core.step.epoch_end import EpochLeft
 from edl.core.step.ledger import Ledger, complete_batch, complete_step, free_leases, grant, restore
 from edl.core.step.source import NO_FINGERPRINT, Source
+from edl.core.step.step_events import BATCH_END, LeasesLost, StepEnd, StepSkipped, StepSuperseded
 from edl.core.step.step_record import (
     StepRecords,
     global_samples,
@@ -31,7 +33,6 @@ from edl.errors import DataError, UsageError
 from edl.worker.gradient_noise import GradientNoise
 from edl.worker.progress import Exchange, Receive, TrainingProgress
 from edl.worker.sampler import AlignedSampler, BatchSampler
-from edl.worker.step_input import StepInput
 from edl.worker.stream_sampler import StreamReader, StreamSampler
 
 CHANGES_KEPT = 64  # changes of the global batch; an old one no longer affects the learning rate
@@ -42,7 +43,7 @@ class LoaderProgress(TrainingProgress):
 
     It is ``Worker.loader.progress``. It holds the ledger (which samples of the epoch are trained,
     which are leased to which worker), the sampler that forms this worker's batches, the open step
-    (``step_input``), the order of the optimizers' updates (``update_order``) and the noise estimate
+    (``engine``), the order of the optimizers' updates (``update_order``) and the noise estimate
     (``noise``). It counts steps (``step``), fits (calls of Keras' ``fit``: ``fits``), and samples:
     ``trained`` in the whole job, ``untrained`` where all workers left an epoch before its end.
     """
@@ -58,11 +59,10 @@ class LoaderProgress(TrainingProgress):
         self._sampler: BatchSampler | None = None
         self._ledger: Ledger | None = None
         self._upcoming: Ledger | None = None  # of the next epoch, if others have begun it
-        self.step_input = StepInput()
+        self.engine = StepEngine()
         self.update_order = UpdateOrder()
         self.noise = GradientNoise()
         self.optimizers = 0  # how many the script has
-        self.announces_late = False  # steps may have several batches: records go out at their end
         self._updated = 0  # the optimizers, as bits, that made updates in the step before this one
         self.step_batches = 1  # the most that a worker had in a step
         self.samples_total = 0  # trained by all workers since this one joined the job
@@ -74,9 +74,7 @@ class LoaderProgress(TrainingProgress):
         self.has_stepped = False  # this worker has taken part in a step of the ring
         self.stop = ""  # why all stop training after the last complete step, if they do
         self.fits: tuple[DoneFit, ...] = ()  # done before the present one
-        self.fits_ahead: tuple[
-            DoneFit, ...
-        ] = ()  # before that of the checkpoint, if these are more
+        self.fits_ahead: tuple[DoneFit, ...] = ()  # before the checkpoint's, if these are more
 
     def attach(self, source: Source, worker: int, reader: StreamReader | None = None) -> None:
         """Declare the data that the job trains on, and begin epoch 0.
@@ -99,7 +97,7 @@ class LoaderProgress(TrainingProgress):
             )
         self._worker, self._source = worker, source
         self.noise.asked |= source.batching.is_chosen
-        self.announces_late |= source.batching.micro_batch > 0
+        self.engine.late |= source.batching.micro_batch > 0
         if isinstance(source, StreamSource):
             assert reader is not None
             self._sampler = StreamSampler(source, worker, reader)
@@ -166,13 +164,17 @@ class LoaderProgress(TrainingProgress):
         An open step is dropped with its batches. Of the next epoch nothing is trained, unless other
         workers have begun it already: then the ledger that they have sent is used.
         """
-        self.step_input.abandon()
+        self.abandon()
         if self._upcoming is not None:
             self._ledger, self._upcoming = self._upcoming, None
         else:
             self._ledger = self._start(self.ledger.epoch + 1)
         self.sampler.enter(self.ledger.epoch)
         self.update_order = self.update_order.next_epoch()
+
+    def abandon(self) -> None:
+        """Drop the open step and its batches, because the script has left its loop."""
+        self.engine.handle(StepSkipped())
 
     @property
     def steps_made(self) -> int:
@@ -182,9 +184,7 @@ class LoaderProgress(TrainingProgress):
         """
         if self.optimizers < 2:  # a step ends with its update
             return self.step
-        return (
-            self.step - int(self.step_input.completed_by_peers) + int(self.step_input.updates > 0)
-        )
+        return self.step - int(self.engine.completed_by_peers) + int(self.engine.updates > 0)
 
     @property
     def fits_done(self) -> int:
@@ -210,22 +210,14 @@ class LoaderProgress(TrainingProgress):
         if self.optimizers < 2:
             return True
         # What this worker has left in the epoch when the present batch is trained.
-        left = self.sampler.left(self.ledger, self.step_input.untrained)
+        left = self.sampler.left(self.ledger, self.engine.untrained)
         return self.update_order.takes_newcomers(left <= 0 and not self.ledger.free)
-
-    def accumulate(self) -> None:
-        """Note that the gradients of the present batch are added to those of other batches.
-
-        The sum is sent with the last batch of the step, as are the step records from now on.
-        """
-        self.step_input.accumulate()
-        self.announces_late = True
 
     def end_batch(self) -> None:
         """End the present batch: all optimizers have made updates with it, so it is done."""
-        if self.step_input.in_hand:
+        if self.engine.in_hand:
             self.update_order = self.update_order.after_batch()
-        self.step_input.end_batch()
+        self.engine.handle(BATCH_END)
         if self._ledger is not None:
             self._ledger = complete_batch(self._ledger)
 
@@ -236,11 +228,11 @@ class LoaderProgress(TrainingProgress):
         each worker gets. If the leader's record asks for another global batch, it is used from the
         next step on, and ``on_choice`` is called with the old and the new size, in samples.
         """
-        counted_by = self.step_input.updates if self.optimizers > 1 else None
+        counted_by = self.engine.updates if self.optimizers > 1 else None
         policy = self.source.policy(len(records))
         self._ledger = complete_step(self.ledger, records, policy, counted_by)
         self.noise.complete(records, self.step)
-        if self.step_input.part == 0:
+        if self.engine.part == 0:
             samples = global_samples(records)
             self.samples_total += samples
             self.trained_before, self.trained = self.trained, self.trained + samples
@@ -248,8 +240,8 @@ class LoaderProgress(TrainingProgress):
         stops, reason = stopping(wanting_to_stop(records))
         self.stop = reason if stops else ""
         self.step_batches = max(self.step_batches, int(records.column("batches").max()))
-        self.step_input.trained(self.sampler)
-        self.close_step()
+        self._remove_trained()
+        self.close_step(trained=True)
         self.step, self.has_stepped = self.step + 1, True
         self.answer = []  # each worker has the answer, or could not have come to this step
         size, before = len(records), self.source.batching
@@ -264,7 +256,7 @@ class LoaderProgress(TrainingProgress):
         """Form batches of the sizes of ``batching``; keep those of the open step as they are."""
         self._source = replace(self.source, batching=batching)
         if self._worker in self.members:
-            self.sampler.use(self._source, self.members, self.step_input.untrained)
+            self.sampler.use(self._source, self.members, self.engine.untrained)
 
     def iterations_of_epoch(self, began_with: int) -> int:
         """Return how many iterations the script's loop makes in an epoch, rounded up.
@@ -305,14 +297,20 @@ class LoaderProgress(TrainingProgress):
             return self.batches
         return (*self.batches, (self.step, now))[-CHANGES_KEPT:]
 
-    def close_step(self) -> None:
-        """Close the open step, which this worker, or only the other workers, have completed.
+    def close_step(self, trained: bool = False) -> None:
+        """Close the open step, which this worker (``trained``), or only others, have completed.
 
         The next batch then begins another step. The ledger and the counters stay the same.
         """
-        updated = self.step_input.close()
+        updated = self.engine.updated
+        self.engine.handle(StepEnd(trained))
         if self.optimizers > 1:
             self._updated, self.update_order = updated, self.update_order.after_step(updated)
+
+    def _remove_trained(self) -> None:
+        """Remove the batches of the open step, which are in the model, from the sampler."""
+        for batch in self.engine.untrained:
+            self.sampler.trained(batch)
 
     def exchanged(self, answer: list[bytes]) -> None:
         """Count a complete exchange of messages, and keep its ``answer``.
@@ -337,7 +335,7 @@ class LoaderProgress(TrainingProgress):
             self.answer = []  # all members have come to this switch, after the exchange
         if self._sampler is not None and self._worker in members:
             self._sampler.take_place(members)
-            self._sampler.regroup(self.step_input.untrained)
+            self._sampler.regroup(self.engine.untrained)
             if not in_step:
                 self._sampler.set_microbatches()
         if self._ledger is not None and not self._ledger.finished:
@@ -352,13 +350,13 @@ class LoaderProgress(TrainingProgress):
         They are ``epoch``, ``wanted``, ``ledger``, ``batches``, ``late``, ``part``, ``counted``,
         ``updated``, and of the step before ``own_square`` and ``mean_square``.
         """
-        ledger, open_step = self.ledger, self.step_input
+        ledger, open_step = self.ledger, self.engine
         return {
             "epoch": ledger.epoch,
             "wanted": self.sampler.wanted(ledger, max(self.step_batches, open_step.batches)),
             "ledger": ledger.digest(),
             "batches": open_step.batches,
-            "late": int(self.announces_late),
+            "late": int(open_step.late),
             "part": open_step.part,
             "counted": open_step.counted,
             "updated": self._updated,
@@ -480,9 +478,10 @@ class LoaderProgress(TrainingProgress):
             self._updated = int(header["updated"])
             self.update_order = UpdateOrder.restore(header["schedule"])
         if receive is Receive.STEP:
-            assert self.step_input.is_open
+            assert self.engine.is_open
             assert int(header["step"]) == self.step + 1
-            self.step_input.miss(int(header["updated"]), self.sampler)
+            self._remove_trained()
+            self.engine.handle(StepSuperseded(int(header["updated"])))
             self.has_stepped = True
         if receive is not Receive.ALL:
             ledger = self._in_own_epoch(ledger)
@@ -496,7 +495,7 @@ class LoaderProgress(TrainingProgress):
             # This worker held leases of a generation that never came to be. What it has loaded from
             # them belongs to other workers now.
             self.sampler.enter(ledger.epoch)
-            self.step_input.lose()
+            self.engine.handle(LeasesLost())
         is_behind = receive is not Receive.NOTHING and int(header["step"]) != self.step
         self.step, self._ledger, self.has_state = int(header["step"]), ledger, True
         self.joined_after = int(header["joined_after"])

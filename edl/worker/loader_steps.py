@@ -1,12 +1,10 @@
 """Make the steps of a worker on the batches of edl's own loader, with a ledger of what is trained.
 
-A framework calls four methods of :class:`LoaderSteps` at every step
-(:meth:`edl.worker.worker.Worker.boundary` comes before them)::
-
-    begin()      a batch is handed out; this worker's step record goes out, see below
-    records()    before the update is applied: wait for the step records of all workers
-    recover()    if the ring broke meanwhile: go on with the survivors
-    end()        the update is applied: the ledger moves, and all see whether to switch
+:class:`LoaderSteps` is the ring and the clock of the step engine (:mod:`edl.core.step.engine`),
+which decides what is sent, awaited and repaired. For a batch the training loop calls
+:meth:`~LoaderSteps.begin` (:meth:`edl.worker.worker.Worker.boundary` comes before it); a framework
+has the gradients reduced (:class:`edl.framework.reduction.StepReduction`), applies the update, and
+calls :meth:`~LoaderSteps.end`: the ledger moves, and all workers see whether to switch.
 
 With several optimizers a batch may have several steps: ``next_part()`` ends one and begins the next
 on the same batch, and ``end_batch()`` comes before the next batch.
@@ -20,7 +18,6 @@ records of that step, and send them again late.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -29,21 +26,31 @@ from typing import NamedTuple
 
 from edl import failpoints
 from edl.core.events import EpochLeftDetails, Event, SlowWorkerDetails
+from edl.core.step.batch import Batch
 from edl.core.step.epoch_end import ended_by_count, ended_by_script, left_out
 from edl.core.step.ledger import Ledger
 from edl.core.step.noise_scale import UNKNOWN, NoiseScale
 from edl.core.step.slowest import SlowestWorker
-from edl.core.step.step_record import StepRecord, StepRecords, Stop, counts, global_samples
-from edl.errors import RingBroken, RingError
+from edl.core.step.step_events import (
+    GRADIENT_ACCUMULATION,
+    RECORDS_REQUEST,
+    BatchStart,
+    LoopEnd,
+    PartStart,
+    RingPlace,
+)
+from edl.core.step.step_record import StepRecord, StepRecords, Stop, global_samples
+from edl.errors import RingBroken
 from edl.ring.ring import Ring
 from edl.worker.exchange import check_place, exchange
 from edl.worker.loader_progress import LoaderProgress
 from edl.worker.replica import Replica
 from edl.worker.ring_watch import RingWatch
-from edl.worker.sampler import Batch, BatchSampler
+from edl.worker.sampler import BatchSampler
 from edl.worker.shared_state import SharedState
 from edl.worker.size_request import SizeRequest
 from edl.worker.state_check import StateCheck
+from edl.worker.step_driver import StepDriver
 from edl.worker.steps import WorkerSteps
 from edl.worker.switching import Switching
 
@@ -94,15 +101,15 @@ def last_update(progress: LoaderProgress) -> Update:
 class LoaderSteps(WorkerSteps):
     """The steps of one worker on batches that are formed from its leases.
 
-    It is the attribute ``loader`` of :class:`edl.worker.worker.Worker`.
+    It is the attribute ``loader`` of :class:`edl.worker.worker.Worker`, and the
+    :class:`edl.worker.step_driver.StepRing` of its steps.
 
     Attributes:
-        changes: a counter that grows when a batch, or a further step on it, is begun, gradients are
-            added up, or a ring is repaired in a step.
+        engine: the open step: its batches, records and optimizers.
+        driver: tells the engine what happens, and carries out what it instructs.
         before_exchange: called without arguments before each exchange of messages between steps.
         replica: the model and optimizer, whose state other workers may need after a failure; None
             until the script has declared them.
-        step_input: the open step and its batches.
 
     Args:
         ring: the ring over which the records are sent.
@@ -125,15 +132,19 @@ class LoaderSteps(WorkerSteps):
         state_check: StateCheck,
     ) -> None:
         super().__init__(ring, shared, switching, wishes)
-        self._leaves = False  # whether the script has left its loop during a batch
+        self.engine = progress.engine
+        self.driver = StepDriver(self.engine, self)
         self._left_in = 0  # the generation in which the script has left its loop
-        self.changes = 0  # batches begun, gradients added up, and repairs; warm-ups included
         self.before_exchange: Callable[[], None] = lambda: None
         self.replica: Replica | None = None  # None where no other worker can miss an update
-        self.step_input = progress.step_input
         self._progress = progress
         self._check = state_check
         self._watch = RingWatch(shared)
+
+    @property
+    def begun(self) -> int:
+        """The number of steps that this worker has begun, including warm-ups."""
+        return self.engine.number
 
     @property
     def progress(self) -> LoaderProgress:
@@ -213,7 +224,7 @@ class LoaderSteps(WorkerSteps):
     @property
     def open(self) -> bool:
         """Whether a batch is handed out whose update is not applied yet."""
-        return self.step_input.is_open
+        return self.engine.is_open
 
     @property
     def batch_weight(self) -> int:
@@ -221,7 +232,7 @@ class LoaderSteps(WorkerSteps):
 
         It is 0 for a padding batch, and before the first batch.
         """
-        return self.step_input.weight
+        return self.engine.weight
 
     def begin(self, batch: Batch, padding: bool = False) -> None:
         """Begin a step on ``batch``, or add the batch to the open step.
@@ -234,16 +245,16 @@ class LoaderSteps(WorkerSteps):
             batch: the batch, or the microbatch of it, that the script gets now.
             padding: whether it is a padding batch, whose samples count for nothing.
         """
-        first = not self.open
-        nothing = None
+        engine, nothing = self.engine, None
+        first, is_next = not engine.is_open, engine.pieces_left == 0
         if padding and not self.warming_up:
-            nothing = self.sampler.nothing(() if first else self.step_input.untrained)
-        is_next = self.step_input.pieces_left == 0
+            nothing = self.sampler.nothing(() if first else engine.untrained)
         pieces = 1 if self.warming_up else self.sampler.microbatches
-        self.step_input.begin(batch, padding, nothing, pieces)
-        self.changes += 1
         if first:
-            self._begin_step()
+            self._prepare_step()
+        self.driver.tell(BatchStart(batch, padding, self.place, nothing, pieces))
+        if first:
+            self._begun_step()
         elif is_next:
             self._progress.update_order = self._progress.update_order.after_batch()
 
@@ -258,9 +269,9 @@ class LoaderSteps(WorkerSteps):
             UsageError: the step has accumulated the gradients of more than one batch.
         """
         self.end()  # if it is open still
-        self.step_input.begin_part()
-        self.changes += 1
-        self._begin_step()
+        self._prepare_step()
+        self.driver.tell(PartStart(self.place))
+        self._begun_step()
 
     def end_batch(self) -> None:
         """End the present batch: all optimizers have made updates with it, so it is done."""
@@ -273,59 +284,75 @@ class LoaderSteps(WorkerSteps):
         discard them and send them again at the end of the step. In later steps records are sent at
         the end only.
         """
-        early = not self._progress.announces_late
-        self._progress.accumulate()
-        self.changes += 1
-        if self.warming_up:
-            return
-        if early:  # all records went out with this batch: they do not count
-            with contextlib.suppress(RingBroken):  # the next record will not arrive either
-                super().records()
-            self._records = self._pending = None
-        failpoints.reached("accumulated")
-
-    def announce(self) -> None:
-        """Send this worker's record of the open step, unless it was sent before.
-
-        Nothing happens if no step is open.
-        """
-        if self.open and self._pending is None and self._records is None:
-            self._send_row()
+        self.driver.tell(GRADIENT_ACCUMULATION)
+        if not self.warming_up:
+            failpoints.reached("accumulated")
 
     def records(self) -> StepRecords:
         """Return the step records of all workers in rank order; send this worker's own, and wait.
 
         If some workers did not know that gradients are accumulated, all send their records again.
+        A second call in the same step returns the same records at once.
 
         Raises:
-            RingBroken: a worker is gone; the caller then calls :meth:`recover`.
+            RingBroken: a worker is gone, and the ring is not repaired.
             RingError: the workers are not in the same step.
             JobFailed: some workers have left the epoch, or ended, and others have not.
             StateDiffers: the workers do not hold the same state.
             NewcomerDiffers: this worker is a newcomer that does not hold the others' state.
         """
-        while True:
-            self.announce()
-            records = super().records()
-            if not self.open or counts(records):
-                self._see_who_left(records)
-                return records
-            self._progress.announces_late = True
-            self._records = self._pending = None
+        if self.engine.records is None:
+            self.driver.tell(RECORDS_REQUEST)
+        records = self.engine.records
+        assert records is not None
+        return records
 
-    def _see_who_left(self, records: StepRecords) -> None:
-        """Raise an error if other workers have left their loops during the batch of this step.
+    # --- what the engine instructs: see StepRing
 
-        ``records`` are the step records of all workers. If some have left, this step cannot be
-        completed; all workers exchange one more step record, which tells how each has ended.
+    @property
+    def place(self) -> RingPlace:
+        """What a step has to know of the present ring."""
+        return RingPlace(self.ring.alone, self.warming_up, self._progress.source.batch_size)
+
+    def start_record(self) -> None:
+        """Send this worker's record of the open step, with the epoch position of its batches."""
+        engine = self.engine
+        stop = Stop.LEFT if engine.leaves else Stop.NO
+        record = self._record(engine.samples, stop, self._check.state)
+        self._send(replace(record, **self.sampler.row(self.ledger, engine.untrained)))
+
+    def wait_for_records(self) -> StepRecords:
+        """Wait for the step records of all workers; see :meth:`records` for the errors."""
+        return self._awaited()
+
+    def list_departures(self) -> None:
+        """Exchange one more record, since some workers have left their loops during the batch.
+
+        It tells how each of them has ended.
 
         Raises:
             JobFailed: some workers have left.
         """
-        if self._leaves or not (records.column("stop") == Stop.LEFT).any():
-            return
         self._send(self.idle_record())
-        super().records()
+        self._awaited()
+
+    def repair(self, error: RingBroken) -> RingPlace:
+        """Build a ring of the survivors, after the ring broke with ``error`` during a step.
+
+        Raises:
+            WorkerEvicted, JobFailed: this worker or the job cannot go on.
+        """
+        self._repair(error, self.timer.waiting_since)
+        return self.place
+
+    def reduced(self) -> None:
+        """Stop the timer of the step's reduction, whose gradients are averaged or not needed.
+
+        A newcomer that warms up has no timer to stop.
+        """
+        if not self.warming_up:
+            self.timer.reduce()
+            failpoints.reached("reduced")
 
     @property
     def update(self) -> Update:
@@ -334,40 +361,18 @@ class LoaderSteps(WorkerSteps):
         The last update may be one that other workers have made without this one. While this worker
         warms up, it is the update that its warm-up batch makes here only.
         """
-        progress, step = self._progress, self.step_input
+        progress, step = self._progress, self.engine
         trained, number = progress.trained, progress.step
         noise = progress.noise.scale, progress.noise.before
         if self.warming_up:
             return Update(number, trained, trained + step.samples, progress.batches, *noise)
-        if not self.open or step.completed_by_peers or self._records is None:
+        records = step.records
+        if not self.open or step.completed_by_peers or records is None:
             return last_update(progress)
-        records = self.records()
         samples = global_samples(records)
         trained -= samples if step.part else 0  # counted with the first part of the batch
         batches = progress.batches_with(records)
         return Update(number, trained, trained + samples, batches, *noise)
-
-    def recover(self, error: RingError) -> bool:
-        """Go on with the survivors after the ring broke during a step.
-
-        ``error`` says how the ring broke.
-
-        Returns:
-            True if others had completed the step: the model has their state now, in which this
-            worker's gradients are included. False if the step has to be completed with the
-            gradients of the survivors. Then this worker's step record has been sent again; with
-            accumulated gradients it is sent when their sum is.
-
-        Raises:
-            WorkerEvicted, JobFailed: this worker or the job cannot go on.
-        """
-        self._repair(error, self.timer.waiting_since)
-        self.changes += 1
-        if self._progress.announces_late:
-            self._records = self._pending = None  # the record goes out with the first gradient
-        elif not self.step_input.completed_by_peers:
-            self._send_row()
-        return self.step_input.completed_by_peers
 
     def end(self) -> None:
         """Complete the open step after its update: move the ledger, and see if a switch is agreed.
@@ -383,19 +388,18 @@ class LoaderSteps(WorkerSteps):
         if self.warming_up:
             progress.close_step()
             return
-        if (
-            self.step_input.completed_by_peers
-        ):  # the others completed this step; their state counts it already
+        if self.engine.completed_by_peers:  # the others' state counts the step already
             progress.close_step()
             self._report()
             return
         failpoints.reached("applied")
-        progress.complete(self.records())
-        slow = self.slowest.look(self.records())
+        records = self.records()
+        progress.complete(records)
+        slow = self.slowest.look(records)
         if slow is not None and self.ring.place.rank == 0:
             self._shared.log(_slow_event(slow, self.generation, progress.step))
-        self._watch.look(self.records(), self._switching, progress)
-        if reason := self._completed():
+        self._watch.look(records, self._switching, progress)
+        if reason := self._completed(records):
             logger.info("after step %d: %s", progress.step, reason)
         self.timer.end()
         self._publish()
@@ -472,19 +476,26 @@ class LoaderSteps(WorkerSteps):
 
         Raises:
             RingError, JobFailed, StateDiffers, NewcomerDiffers, WorkerEvicted: as :meth:`records`
-                and :meth:`recover` raise them.
+                and :meth:`repair` raise them.
         """
-        if self.warming_up or self.step_input.completed_by_peers:
+        self._leave()
+
+    def _leave(self, again: bool = False) -> None:
+        """Exchange the records of an open step in which the script has left its loop.
+
+        ``again``: they were exchanged in an earlier ring. If others have completed the step, it is
+        closed.
+        """
+        if self.warming_up or self.engine.completed_by_peers:
             return
-        self._leaves = self.open
-        while self.open:
-            try:
-                self.records()
-                break
-            except RingBroken as error:
-                if self.recover(error):
-                    self.end()
+        self.driver.tell(LoopEnd(again))
+        self._close_missed()
         self._left_in = self.generation
+
+    def _close_missed(self) -> None:
+        """Close the open step if the other workers have completed it without this one."""
+        if self.engine.completed_by_peers:
+            self.end()
 
     def describe_end(self, stop: Stop) -> str:
         """Return a clause that says where the training ended and how many samples it left out.
@@ -508,8 +519,7 @@ class LoaderSteps(WorkerSteps):
         batch again, because some workers may have missed them.
         """
         while self.open and self._left_in != self.generation:
-            self._records = self._pending = None
-            self.leave()
+            self._leave(again=True)
         return self._record(0, stop, self._check.now())
 
     def save_together(self, save: Callable[[], str]) -> str:
@@ -551,26 +561,14 @@ class LoaderSteps(WorkerSteps):
         """
         return replace(super().idle_record(), state=self._check.state)
 
-    def _begin_step(self) -> None:
-        """Count a new step in :attr:`begun`, and send this worker's step record of it.
-
-        The record is sent later if gradients are accumulated, and not at all in the warm-up.
-        """
-        self.begun += 1
-        self._leaves = False
+    def _prepare_step(self) -> None:
+        """Compute what this worker's record of the next step says of its state."""
         if not self.warming_up:
             self._check.begin_step()
-            self._records = self._pending = None  # of a step that others may have completed
-            if not self._progress.announces_late:
-                self._send_row()
-            failpoints.reached("step")
 
-    def _send_row(self) -> None:
-        """Send this worker's record of the open step, with the epoch position of its batches."""
-        step = self.step_input
-        stop = Stop.LEFT if self._leaves else Stop.NO
-        record = self._record(step.samples, stop, self._check.state)
-        self._send(replace(record, **self.sampler.row(self.ledger, step.untrained)))
+    def _begun_step(self) -> None:
+        if not self.warming_up:
+            failpoints.reached("step")
 
 
 def _slow_event(slow: SlowestWorker, generation: int, step: int) -> Event:

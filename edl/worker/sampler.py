@@ -8,57 +8,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from edl.core.step.aligned import span_of
+from edl.core.step.batch import Batch
 from edl.core.step.ledger import Ledger
 from edl.core.step.shuffle import EpochOrder
 from edl.core.step.source import Source
 from edl.core.step.spans import Span
 
 LEAST_CHANGE = 0.1  # of the size of a batch
-
-
-@dataclass(frozen=True)
-class Batch:
-    """The samples that one worker trains at once: a whole batch, or a microbatch of it.
-
-    Attributes:
-        position: the epoch position of the first sample.
-        indices: the indices of the samples in the data set, of shape (samples,).
-        counted: the optimizers (bit i for the one with number i) that have already made an update
-            with these samples on another worker; their next update leaves the samples out.
-        follow: how many microbatches of the same batch follow this one.
-    """
-
-    position: int
-    indices: npt.NDArray[np.int64]
-    counted: int = 0
-    follow: int = 0
-
-    @property
-    def samples(self) -> int:
-        """The number of samples in this batch."""
-        return len(self.indices)
-
-    @property
-    def items(self) -> list[Any]:
-        """The items of which the loader makes the batch: the samples' indices in the data set."""
-        items: list[Any] = self.indices.tolist()
-        return items
-
-    @property
-    def keys(self) -> list[int]:
-        """The numbers that identify the samples in the epoch, equal on all workers.
-
-        In this class they are the samples' indices in the data set.
-        """
-        keys: list[int] = self.indices.tolist()
-        return keys
 
 
 class BatchSampler:

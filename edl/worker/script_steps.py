@@ -46,8 +46,14 @@ class ScriptSteps(WorkerSteps):
         check: ScriptStateCheck,
     ) -> None:
         super().__init__(ring, shared, switching, wishes)
+        self._begun = 0
         self._progress = progress
         self._check = check
+
+    @property
+    def begun(self) -> int:
+        """The number of updates that this worker has made."""
+        return self._begun
 
     @property
     def progress(self) -> ScriptProgress:
@@ -77,7 +83,7 @@ class ScriptSteps(WorkerSteps):
         It is called when an optimizer has received the mean gradients. Without these reports the
         leader would see a stall between two saves. In the warm-up nothing is reported.
         """
-        self.begun += 1
+        self._begun += 1
         if not self.warming_up:
             self.timer.end()
             self._shared.report(replace(self._shared.progress, updated_at=self.timer.ended))
@@ -97,7 +103,7 @@ class ScriptSteps(WorkerSteps):
         if self._check.newcomers_are_due:
             self._check.before_save()
             self._send(replace(self.idle_record(), state=self._check.state))
-            self.records()
+            self._awaited()
             self._check.newcomers_are_right()
 
     def saved(self) -> None:
@@ -130,8 +136,9 @@ class ScriptSteps(WorkerSteps):
         if compares:
             self._check.saved()
         self._send(replace(self.idle_record(), state=self._check.state if compares else 0))
-        reason = self._completed()
-        wishes = tuple(self.records().values("size_change"))
+        records = self._awaited()
+        reason = self._completed(records)
+        wishes = tuple(records.values("size_change"))
         self._shared.ring = RingReport(size_changes=wishes, is_timed=False)
         if self.begun == 0:
             self.timer.end()

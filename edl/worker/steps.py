@@ -41,8 +41,6 @@ class WorkerSteps(ABC):
 
     Attributes:
         ring: the ring over which the records are sent.
-        begun: how many steps this worker has begun, including warm-ups; in a script without edl's
-            loader, how many updates it has made.
         target: the number of the generation that all workers have agreed to switch to, until the
             switch is made; None: there is no such agreement.
         timer: measures how long the steps take on this worker.
@@ -68,7 +66,6 @@ class WorkerSteps(ABC):
         self, ring: Ring, shared: SharedState, switching: Switching, wishes: SizeRequest
     ) -> None:
         self.ring = ring
-        self.begun = 0
         self.target: int | None = None
         self.trained_in = 0
         self.on_trained: Callable[[], None] = lambda: None
@@ -79,7 +76,15 @@ class WorkerSteps(ABC):
         self.slowest = Slowest()
         self._size_request = wishes
         self._pending: Any = None  # the handle of this worker's step record that was sent
-        self._records: StepRecords | None = None
+        self._last_records: StepRecords | None = None  # those that came last
+
+    @property
+    @abstractmethod
+    def begun(self) -> int:
+        """The number of steps that this worker has begun, including warm-ups.
+
+        In a script without edl's loader it is the number of updates that the worker has made.
+        """
 
     @property
     @abstractmethod
@@ -196,33 +201,6 @@ class WorkerSteps(ABC):
         current = self._switching.generation
         return self._switching.worker if current is None else current.state_source
 
-    def records(self) -> StepRecords:
-        """Return the step records of all workers in rank order; wait for them.
-
-        This worker's own record must have been sent before. A second call in the same step returns
-        the same records at once.
-
-        Raises:
-            RingBroken: a worker is gone.
-            RingError: the workers are not in the same step.
-            JobFailed: some workers have left the epoch, or ended, and others have not.
-            StateDiffers: the workers do not hold the same state.
-            NewcomerDiffers: this worker is a newcomer that does not hold the others' state.
-        """
-        if self._records is None:
-            self.timer.wait()
-            failpoints.reached("records")
-            if isinstance(self._pending, RingBroken):
-                raise self._pending
-            records = self.ring.finish_record(self._pending)
-            try:
-                check_records(records)
-            except UnevenEnd as error:
-                self._switching.end_unevenly(error)
-            self.compare(records)
-            self._records, self._pending = records, None
-        return self._records
-
     def entered(self) -> None:
         """Begin to time the steps in a new ring, and set :attr:`target` to None."""
         self.timer.enter(self.progress.step)
@@ -251,22 +229,47 @@ class WorkerSteps(ABC):
     # --- for the two kinds
 
     def _send(self, record: StepRecord) -> None:
-        """Send this worker's step record; an error of the ring is raised later, in `records`."""
-        self._records = None
+        """Send this worker's step record; an error of the ring is raised later, by `_awaited`."""
         try:
             self._pending = self.ring.start_record(record)
         except RingBroken as error:
             self._pending = error
 
-    def _completed(self) -> str:
+    def _awaited(self) -> StepRecords:
+        """Wait for the step records of all workers, after this worker's was sent; check them.
+
+        Returns:
+            The records in rank order.
+
+        Raises:
+            RingBroken: a worker is gone.
+            RingError: the workers are not in the same step.
+            JobFailed: some workers have left the epoch, or ended, and others have not.
+            StateDiffers: the workers do not hold the same state.
+            NewcomerDiffers: this worker is a newcomer that does not hold the others' state.
+        """
+        self.timer.wait()
+        failpoints.reached("records")
+        if isinstance(self._pending, RingBroken):
+            raise self._pending
+        records = self.ring.finish_record(self._pending)
+        try:
+            check_records(records)
+        except UnevenEnd as error:
+            self._switching.end_unevenly(error)
+        self.compare(records)
+        self._last_records = records
+        return records
+
+    def _completed(self, records: StepRecords) -> str:
         """Count a complete step, and set :attr:`target` if all workers have agreed to switch.
 
-        It waits for the step records of all workers, which say that.
+        ``records`` are the step records of all workers, which say that.
 
         Returns:
             Why they switch; empty if they do not.
         """
-        self.target, reason = agreed_generation(self.records())
+        self.target, reason = agreed_generation(records)
         self.timer.steps_here += 1
         if not self.trained_in and self.generation:
             self.on_trained()
@@ -347,7 +350,7 @@ class WorkerSteps(ABC):
 
         Nothing is logged if the present step records are of another ring or have no such times.
         """
-        generation, records = self._switching.generation, self._records
+        generation, records = self._switching.generation, self._last_records
         if generation is None or not records or self.ring.place.rank != 0:
             return
         if records[0].generation == generation.number and records[0].stall_us:

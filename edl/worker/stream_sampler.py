@@ -17,12 +17,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from edl.core.step.batch import Batch
 from edl.core.step.ledger import Ledger
 from edl.core.step.source import Source
 from edl.core.step.spans import Span, common, joined, length, subtract_spans, take
 from edl.core.step.stream import AHEAD, SHARD, StreamSource, by_shard
 from edl.errors import DataError
-from edl.worker.sampler import Batch, BatchSampler
+from edl.worker.sampler import BatchSampler
 
 NO_INDICES = np.empty(0, dtype=np.int64)
 

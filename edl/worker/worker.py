@@ -161,7 +161,7 @@ class Worker:
             NewcomerDiffers: this worker's model differs from the job's.
             FitIsDone: the job is in a later call of ``fit``. This worker warms up, as before.
         """
-        self.loader.step_input.abandon()
+        self.loader.progress.abandon()
         self._check_script()
         failpoints.reached("warmed_up")
         generation = self._switching.join()

@@ -896,7 +896,7 @@ assert seen > 40, seen
 class Padded(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         if batch == 1:  # as if it counted for nothing
-            edl.current_worker().loader.step_input.weight = 0
+            edl.current_worker().loader.engine.weight = 0
             edl_callback.metrics.begin_batch(0)
 edl.init(); ds = edl.Dataset(data, 4); model = network()
 model.compile(edl.Optimizer(keras.optimizers.SGD(0.0)), "mse")
@@ -1915,6 +1915,7 @@ RIGHT_USES |= {
 
 
 DROPPED = """
+from edl.core.step.step_events import LeasesLost
 edl.init()
 w = tf.Variable(0.0)
 ds = edl.Dataset(data, 2)  # 4 updates an epoch
@@ -1932,8 +1933,8 @@ for epoch in ds.epochs(2):
     for _ in ds:
         if epoch == 1 and edl.step() == 5:  # as if a repair had given its samples to another one
             loader.sampler.enter(loader.epoch)
-            loader.step_input.lose()
-            loader._records = loader._pending = None  # its row goes out once more
+            loader.engine.handle(LeasesLost())
+            loader.engine.records, loader.engine._sent = None, False  # its row goes out once more
         step()
         rates.append(float(opt.learning_rate))
         if edl.batch_weight():

@@ -270,19 +270,19 @@ from edl.framework.process import current_worker
 worker = current_worker()
 def broken():
     raise RingBroken(1, "a test says so")
-def recovered(_):
-    del worker.loader.records
+def repaired(_):
+    del worker.loader.wait_for_records
     progress = worker.loader.progress
-    progress.complete(worker.loader.records())  # by the others
-    progress.step_input.is_open = progress.step_input.completed_by_peers = True
-    return True
-worker.loader.recover = recovered
+    progress.complete(worker.loader.wait_for_records())  # by the others
+    progress.engine.is_open = progress.engine.completed_by_peers = True
+    return worker.loader.place
+worker.loader.repair = repaired
 for _ in loader.epochs(1):
     for _ in loader:
         train_it = edl.step() == 0
         opt.zero_grad()
         if not train_it:
-            worker.loader.records = broken
+            worker.loader.wait_for_records = broken
         model(torch.ones(1, 1)).sum().backward()
         if not train_it:
             assert all(p.grad.eq(0).all() for p in model.parameters()), "the script may look"

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from scenarios import SEEDS, Change
 
 from edl.core.records import JobState
+from edl.core.step.batch import Batch
 from edl.core.step.state_check import WHOLE, StateGroup
 from edl.diagnose import LayerBalance
 from edl.framework.steps import BatchSteps
@@ -30,7 +31,6 @@ from edl.testing.counting import (
     train_step,
 )
 from edl.testing.loopback import LoopbackJob, LoopbackWorker
-from edl.worker.sampler import Batch
 
 SAMPLES, BATCH = 12, 1
 BATCHES = SAMPLES // BATCH  # of a step, on each worker: most of them are padding

@@ -13,6 +13,7 @@ import torch
 from edl.core.step.batching import Batching
 from edl.core.step.mean import weighted_means
 from edl.core.step.source import Source
+from edl.core.step.step_events import BatchStart, RingPlace, StepEnd
 from edl.errors import UsageError
 from edl.framework import metrics
 from edl.worker.loader_progress import LoaderProgress
@@ -85,7 +86,7 @@ def in_a_step(samples: int = 4, padding: bool = False) -> LoaderProgress:
     progress.attach(Source(samples, Batching(4), False, 0, 0), 0)
     batch = progress.sampler.form(progress.ledger)
     assert batch is not None
-    progress.step_input.begin(batch, padding)
+    progress.engine.handle(BatchStart(batch, padding, RingPlace(True, False, 4)))
     return progress
 
 
@@ -95,19 +96,20 @@ def in_a_step(samples: int = 4, padding: bool = False) -> LoaderProgress:
 def test_a_batch_weighs_its_samples(samples: int, padding: bool, weight: int) -> None:
     """In the step and after it."""
     progress = in_a_step(samples, padding)
-    assert progress.step_input.weight == weight
-    progress.step_input.trained(progress.sampler)
-    assert progress.step_input.weight == weight
+    assert progress.engine.weight == weight
+    progress.engine.handle(StepEnd(trained=True))
+    assert progress.engine.weight == weight
 
 
 def test_a_batch_that_the_script_leaves_weighs_nothing() -> None:
     progress = in_a_step()
-    progress.step_input.abandon()
-    assert progress.step_input.weight == 0
+    progress.abandon()
+    assert progress.engine.weight == 0
 
 
 def test_a_batch_that_others_have_completed_weighs_its_samples() -> None:
     missed, root = in_a_step(), in_a_step()
-    root.step, root.step_input.is_open = 1, False
+    root.step = 1
+    root.engine.handle(StepEnd(trained=False))
     missed.take_over(root.header(), Receive.STEP)
-    assert (missed.step_input.completed_by_peers, missed.step_input.weight) == (True, 4)
+    assert (missed.engine.completed_by_peers, missed.engine.weight) == (True, 4)

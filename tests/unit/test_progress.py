@@ -11,6 +11,7 @@ from edl.core.progress import WorkerProgress, is_status_due
 from edl.core.step.aligned import AlignedSource
 from edl.core.step.batching import Batching
 from edl.core.step.source import Source
+from edl.core.step.step_events import BatchStart, RingPlace
 from edl.core.step.step_record import StepRecord, StepRecords
 from edl.errors import DataError
 from edl.worker.loader_progress import LoaderProgress
@@ -84,7 +85,7 @@ def between_epochs() -> tuple[LoaderProgress, LoaderProgress]:
     ahead.next_epoch()
     batch = ahead.sampler.form(ahead.ledger)
     assert batch is not None
-    ahead.step_input.begin(batch, padding=False)
+    ahead.engine.handle(BatchStart(batch, False, RingPlace(False, False, 4)))
     for one in (ahead, behind):
         one.enter((0, 1))
     return ahead, behind
@@ -104,7 +105,7 @@ def test_a_break_between_two_epochs_leaves_all_in_the_same_one(root: int) -> Non
     order = behind.source.order(1)
     assert list(batch.indices) == list(order.at(batch.position, batch.position + 4))
     assert ahead.sampler.agrees_with(ahead.ledger)
-    assert ahead.step_input.batch is not None
+    assert ahead.engine.batch is not None
 
 
 def in_pieces(members: tuple[int, ...]) -> LoaderProgress:
@@ -157,7 +158,7 @@ def test_an_answer_is_kept_until_a_step_or_a_planned_switch() -> None:
     one.exchanged([b"large"])
     batch = one.sampler.form(one.ledger)
     assert batch is not None
-    one.step_input.begin(batch, padding=False)
+    one.engine.handle(BatchStart(batch, False, RingPlace(False, False, 4)))
     row = StepRecord(1, 0, 0, batch.samples, batch.position, 1, 0, 0, 0)
     one.complete(StepRecords.of([replace(row, **one.row())]))
     assert one.answer == []

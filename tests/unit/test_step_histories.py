@@ -13,13 +13,18 @@ from itertools import combinations_with_replacement
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
+from edl.core.step.batch import Batch
+from edl.core.step.engine import StepEngine
+from edl.core.step.step_events import BatchStart, RingPlace, StepEnd, StepSkipped, StepSuperseded
 from edl.core.step.step_record import StepRecord, StepRecords
 from edl.core.step.step_state import StepEvent, StepState
-from edl.core.step.weighting import Share, Weights
+from edl.core.step.weighting import Weights
 from edl.errors import RingBroken, RingError
 from edl.framework.reduction import Branch, StepReduction
+from edl.worker.step_driver import StepDriver
 
 BATCH = 4
 GRADIENTS = ("a", "b", "c")
@@ -46,63 +51,63 @@ class Worker:
 
     breaks: set[tuple[int, str]]  # (step, what is waited for)
     misses: bool = False
-    completed_by_peers: bool = False
     others: tuple[int, int] = (BATCH, BATCH)
     samples: int = BATCH
     optimizers: int = 0
-    updates: int = 0
     generation: int = 1
     warming_up: bool = False
-    begun: int = 0
-    open: bool = False
+    engine: StepEngine = field(default_factory=StepEngine)
     log: Log = field(default_factory=list)
     recovered: int = 0
     cut: bool = False  # the ring is broken
     ring: Any = field(default_factory=lambda: SimpleNamespace(alone=False))
-    timer: Any = field(default_factory=lambda: SimpleNamespace(reduce=lambda: None))
+
+    def __post_init__(self) -> None:
+        self.driver = StepDriver(self.engine, self)
 
     def begin(self) -> None:
-        self.begun += 1
-        self.open = True
+        self.engine.handle(StepSkipped())
+        batch = Batch(0, np.arange(self.samples or BATCH))
+        self.driver.tell(BatchStart(batch, self.samples == 0, self.place))
+
+    @property
+    def place(self) -> RingPlace:
+        return RingPlace(self.ring.alone, self.warming_up, BATCH)
+
+    @property
+    def begun(self) -> int:
+        return self.engine.number
+
+    @property
+    def open(self) -> bool:
+        return self.engine.is_open
+
+    def start_record(self) -> None:
         self.start("record")
 
-    def records(self) -> StepRecords:
-        if (AWAITED, "record") not in self.log:
-            self.wait("record")
-        return records(self.samples, *self.others)
+    def wait_for_records(self) -> StepRecords:
+        self.wait("record")
+        return records(self.samples, *(() if self.ring.alone else self.others))
 
-    def share(self, _optimizer: int) -> Share:
-        return Share(self.samples)
+    def list_departures(self) -> None:
+        raise AssertionError("nobody leaves")
 
-    @property
-    def source(self) -> Any:
-        return SimpleNamespace(batch_size=BATCH)
+    def reduced(self) -> None:
+        pass
 
-    @property
-    def batch_weight(self) -> int:
-        return self.samples
-
-    @property
-    def changes(self) -> int:
-        return self.begun
-
-    def announce(self) -> None:
-        assert (SENT, "record") in self.log
-
-    def recover(self, _error: RingError) -> bool:
+    def repair(self, _error: RingBroken) -> RingPlace:
         assert self.cut, "a ring that stands is not repaired"
-        self.repair()
-        self.completed_by_peers = self.misses
-        if not self.completed_by_peers:
-            self.start("record")
-        return self.completed_by_peers
+        self.mend()
+        if self.misses:
+            self.engine.handle(StepSuperseded(0))
+        return self.place
 
-    def repair(self) -> None:
+    def mend(self) -> None:
         self.cut, self.log = False, []
         self.recovered += 1
 
     def end(self) -> None:
-        self.open = self.completed_by_peers = False
+        self.engine.handle(StepEnd(trained=True))
 
     @property
     def loader(self) -> Worker:
@@ -112,11 +117,6 @@ class Worker:
     @property
     def progress(self) -> Worker:
         """How far they are."""
-        return self
-
-    @property
-    def step_input(self) -> Worker:
-        """The one that is open."""
         return self
 
     def start(self, name: str) -> None:
@@ -136,15 +136,15 @@ class EarlySender:
 
     def __init__(self, worker: Worker) -> None:
         self.worker, self.in_flight = worker, set[str]()
-        self.reduction = StepReduction(worker, self.in_flight.clear)  # type: ignore[arg-type]
+        self.reduction = StepReduction(worker, self)  # type: ignore[arg-type]
 
     def backward(self) -> None:
         for name in reversed(GRADIENTS):
-            if not self.reduction.done and self.reduction.weights.sends_early:
+            if not self.reduction.done and self.reduction.part.sends_early:
                 self._send(name)
-        self.reduction.complete(self._average)
+        self.reduction.reduce()
 
-    def _average(self, _weights: Weights) -> None:
+    def allreduce(self, _weights: Weights, again: bool) -> None:
         self.worker.start(PRESENT)
         self.worker.wait(PRESENT)
         for name in GRADIENTS:
@@ -152,6 +152,12 @@ class EarlySender:
                 self._send(name)
         for name in GRADIENTS:
             self.worker.wait(name)
+        self.in_flight.clear()
+
+    def place_result(self, again: bool) -> None:
+        pass
+
+    def forget(self) -> None:
         self.in_flight.clear()
 
     def _send(self, name: str) -> None:
@@ -256,7 +262,7 @@ def lived(sender: str, history: History, meet: int, **changes: Any) -> Log:
     framework = SENDERS[sender](worker)
     for step in range(1, meet + 1):
         if history.between == step:
-            worker.repair()
+            worker.mend()
         worker.loader.begin()
         if not worker.recovered:
             worker.log = worker.log[-1:]  # the record of this step
@@ -344,18 +350,18 @@ def test_alone_nothing_is_sent(how: str, framework: Any) -> None:
     worker = framework.worker
     if how == "alone":
         worker.ring.alone = True
-        worker.loader.records = lambda: records(BATCH)
     else:
         worker.warming_up = True
     worker.loader.begin()
     framework.backward()
-    assert worker.log == [(SENT, "record")]
+    record = [(SENT, "record"), (AWAITED, "record")]
+    assert worker.log == (record if how == "alone" else [])
     assert framework.reduction.step.history == (StepEvent.KEEP,)
     assert framework.reduction.apply()
 
 
 def test_a_step_without_samples_changes_nothing(framework: Any) -> None:
-    framework.worker.loader.samples, framework.worker.others = 0, (0, 0)
+    framework.worker.samples, framework.worker.others = 0, (0, 0)
     framework.worker.loader.begin()
     framework.backward()
     assert framework.worker.log == [(SENT, "record"), (AWAITED, "record")]
@@ -375,7 +381,7 @@ def test_a_script_may_leave_its_loop_with_a_batch_in_hand(framework: Any) -> Non
 
 def test_what_cannot_be_repaired_says_so(framework: Any) -> None:
     framework.worker.breaks = {(1, "a")}
-    framework.reduction.cannot_repair = "this is a test"
+    framework.reduction.part.cannot_repair = "this is a test"
     framework.worker.loader.begin()
     with pytest.raises(RingError, match=r"a step was interrupted, and this is a test \(the ring"):
         framework.backward()

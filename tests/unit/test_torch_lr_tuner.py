@@ -44,7 +44,7 @@ class Job:
         self.batches = ((0, 10),)
         self.warming_up = self.open = False
         self.rank, self.batch_weight = 0, 10.0
-        self.step_input = SimpleNamespace(completed_by_peers=False)
+        self.engine = SimpleNamespace(completed_by_peers=False)
         self.progress = SimpleNamespace(optimizers=1, attached=False)
         self.others: list[list[float]] = []
         self.rows: list[list[list[float]]] = []
@@ -231,9 +231,9 @@ def test_losses_are_means_over_the_samples_of_all_workers(job: Job) -> None:
 
 def test_who_did_not_make_the_update_brings_nothing(job: Job) -> None:
     bowl = Bowl(job)
-    job.step_input.completed_by_peers = True  # the others' update is in the model
+    job.engine.completed_by_peers = True  # the others' update is in the model
     bowl.train(1)
-    job.step_input.completed_by_peers = False
+    job.engine.completed_by_peers = False
     bowl.train(1)
     assert job.rows[0][0][0] == 0.0
     assert bowl.tuner.state_dict()["curves"] == []

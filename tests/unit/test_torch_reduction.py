@@ -8,13 +8,24 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from edl.core.step.batch import Batch
 from edl.core.step.batching import Batching
+from edl.core.step.engine import StepEngine
+from edl.core.step.step_events import (
+    GRADIENT_ACCUMULATION,
+    BatchStart,
+    LeasesLost,
+    RingPlace,
+    StepEnd,
+    StepSkipped,
+    StepSuperseded,
+)
 from edl.core.step.step_record import StepRecord, StepRecords
-from edl.core.step.weighting import Share
 from edl.errors import RingBroken, UsageError
 from edl.ring.ring import CollectiveFailed
 from edl.torch import pending_allreduces
@@ -24,6 +35,7 @@ from edl.torch.optimizers import Optimizers
 from edl.torch.pending_allreduces import PRESENT
 from edl.torch.reduction import GradientReduction, LastStep
 from edl.worker import activity
+from edl.worker.step_driver import StepDriver
 
 Tensor = torch.Tensor
 BATCH = 2
@@ -34,32 +46,27 @@ class Worker:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ring = SimpleNamespace(alone=False, place=SimpleNamespace(rank=0))
-        self.timer = SimpleNamespace(reduce=lambda: None)
-        self.warming_up = self.open = False
-        self.begun, self.samples, self.generation = 0, BATCH, 1
-        self.optimizers = self.updates = 0
-        self.has_state = self.completed_by_peers = False
-        self.changes = self.batches = self.batch_weight = self.pieces_left = 0
-        self.summed = self.may_grow = self.announces_late = False
+        self.timer = SimpleNamespace(wait=lambda: None)
+        self.warming_up = self.has_state = False
+        self.optimizers, self.generation = 0, 1
+        self.engine = StepEngine()
+        self.driver = StepDriver(self.engine, self)
         self.other_samples, self.other_is_void = BATCH, False
         self.measures_noise, self.step, self.attached = False, 0, True
         self.squares: list[tuple[float, float]] = []  # measured
         self.other: dict[str, Tensor] = {}
         self.sent: list[str] = []
-        self.breaks: list[Callable[[], bool]] = []  # the next waits fail; what recover() answers
+        self.breaks: list[Callable[[], bool]] = []  # the next waits fail; what a repair answers
         self._flights: list[tuple[Tensor, Tensor, str]] = []
         monkeypatch.setattr(pending_allreduces, "average_start", self._start)
         monkeypatch.setattr(pending_allreduces, "finish", self._finish)
 
     def begin(self, samples: int = BATCH, other_samples: int = BATCH, **other: Tensor) -> None:
-        if self.open and self.may_grow:
-            self.samples, self.batches = self.samples + samples, self.batches + 1
-        else:
-            self.begun += 1
-            self.samples, self.batches, self.summed = samples, 1, False
-        self.changes += 1
-        self.open, self.may_grow, self.other_samples = True, False, other_samples
-        self.batch_weight = samples
+        if self.engine.is_open and not self.engine.may_grow:
+            self.leave()
+        batch = Batch(0, np.arange(samples or BATCH))
+        self.driver.tell(BatchStart(batch, samples == 0, self.place))
+        self.other_samples = other_samples
         self.other = {
             f"edl.gradient.{name}": tensor for name, tensor in other.items() if name != "present"
         }
@@ -67,36 +74,59 @@ class Worker:
             self.other[PRESENT] = torch.cat([present, torch.tensor([float(self.other_is_void)])])
         self.sent = []
 
+    def leave(self) -> None:
+        """Let the script leave its loop with the batch in hand."""
+        self.driver.tell(StepSkipped())
+
+    @property
+    def place(self) -> RingPlace:
+        return RingPlace(self.ring.alone, self.warming_up, BATCH)
+
+    @property
+    def open(self) -> bool:
+        return self.engine.is_open
+
+    @property
+    def begun(self) -> int:
+        return self.engine.number
+
     def records(self) -> StepRecords:
-        samples = [self.samples] if self.ring.alone else [self.samples, self.other_samples]
+        own, batches = self.engine.samples, self.engine.batches
+        samples = [own] if self.ring.alone else [own, self.other_samples]
         return StepRecords.of(
             [
-                StepRecord(1, self.begun, worker, 0, brought, 0, 0, 1, 0, batches=self.batches)
+                StepRecord(1, self.begun, worker, 0, brought, 0, 0, 1, 0, batches=batches)
                 for worker, brought in enumerate(samples)
             ]
         )
 
-    def share(self, _optimizer: int) -> Share:
-        return Share(self.samples, self.batches, self.summed)
+    def wait_for_records(self) -> StepRecords:
+        return self.records()
+
+    def start_record(self) -> None:
+        pass
+
+    def list_departures(self) -> None:
+        raise AssertionError("nobody leaves")
+
+    def reduced(self) -> None:
+        pass
+
+    def repair(self, _error: RingBroken) -> RingPlace:
+        self.sent = []
+        if self.breaks.pop(0)():
+            self.engine.handle(StepSuperseded(0))
+        return self.place
+
+    def accumulate(self) -> None:
+        self.driver.tell(GRADIENT_ACCUMULATION)
+
+    def end(self) -> None:
+        self.driver.tell(StepEnd(trained=True))
 
     @property
     def source(self) -> Any:
         return SimpleNamespace(batch_size=BATCH, batching=Batching(BATCH))
-
-    def announce(self) -> None:
-        pass
-
-    def accumulate(self) -> None:
-        self.summed = self.may_grow = True
-        self.changes += 1
-
-    def end(self) -> None:
-        self.open = self.completed_by_peers = False
-
-    def recover(self, _error: RingBroken) -> bool:
-        self.sent = []
-        self.completed_by_peers = self.breaks.pop(0)()
-        return self.completed_by_peers
 
     def _start(self, tensor: Tensor, output: Tensor, name: str) -> int:
         assert output.is_contiguous()
@@ -113,11 +143,6 @@ class Worker:
     @property
     def progress(self) -> Worker:
         """How far they are."""
-        return self
-
-    @property
-    def step_input(self) -> Worker:
-        """The one that is open."""
         return self
 
     @property
@@ -154,6 +179,8 @@ class Job:
             self.model.register_parameter(name, torch.nn.Parameter(torch.ones(())))
         self.sgd = torch.optim.SGD(self.model.parameters(), lr=1.0, **options)
         self.last_step = LastStep()
+        worker.engine.parts.clear()  # of the job before
+        worker.driver.reducers.clear()
         self.optimizers = optimizers_of(worker)
         self.reduction = GradientReduction(
             self.optimizers, self.sgd, self.model, self.last_step, passes
@@ -244,7 +271,7 @@ def test_a_survivor_without_samples_any_more_sends_zeros(worker: Worker) -> None
     worker.begin(present=ones(1), a=ones(8))
 
     def survive() -> bool:
-        worker.loader.samples = 0
+        worker.engine.handle(LeasesLost())
         return False
 
     worker.breaks = [survive]
@@ -421,7 +448,7 @@ def test_sums_of_batches_that_the_script_has_left_are_dropped(worker: Worker) ->
     job = Job(worker, "a", passes=3)
     worker.begin()
     (8 * job.a).backward()
-    worker.open = False  # the script has left its loop
+    worker.leave()
     job.reduction.end_batch()
     worker.begin(present=ones(0))
     for _ in range(3):

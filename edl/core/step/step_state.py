@@ -17,7 +17,7 @@ for any sequence of events that the table allows (tests/property/test_step_state
 5. **Nothing is forgotten on its way.** No batch is handed out while gradients of the one before are
    being sent.
 
-The machine does not decide which event happens, or when: that is :mod:`edl.framework.reduction`.
+The table does not say which event happens, or when: that is :mod:`edl.core.step.engine`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from edl.core.step.weighting import Averaging, Weights
 from edl.errors import IllegalTransition
 
 
@@ -200,3 +201,49 @@ class OptimizerStep:
                 "result could be wrong; please report this line as a defect of edl"
             )
         return OptimizerStep(self.number, state, (*self.history, event))
+
+
+class OptimizerPart:
+    """One optimizer's part of the open step.
+
+    Attributes:
+        number: the number of the optimizer in the script, from 0.
+        step: the state of this part.
+        agreed: the factors before and after the average, which follow from the step records of all
+            workers; None: the records are not there yet, or are of a broken ring.
+        sends_early: whether gradients may be sent before the records have come. False if this
+            worker has no samples, is alone in its ring or warms up, if the others have completed
+            the step, and after a repair.
+        sent: the factor for the gradients that this worker sends: its samples over the nominal
+            batch, or 1 if its gradients are added up over batches; 0 without samples.
+        part: with accumulated gradients, the factor for the gradients of the batch that was handed
+            out last, before they are added to those of the earlier batches.
+        cannot_repair: why the script cannot repair a ring inside a step; empty if it can.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.step = OptimizerStep()
+        self.agreed: Weights | None = None
+        self.sends_early = False
+        self.sent = self.part = 0.0
+        self.cannot_repair = ""
+
+    def on(self, event: StepEvent) -> None:
+        """Take this part to the state that follows ``event``.
+
+        Raises:
+            IllegalTransition: the table does not allow the event in the present state.
+        """
+        self.step = self.step.after(event)
+
+    @property
+    def local_scale(self) -> float:
+        """The factor that turns a lone worker's gradients into the mean over its samples.
+
+        It is 1 in a step in which gradients are sent to other workers, and before the records have
+        come.
+        """
+        if self.agreed is None or self.agreed.averaging is not Averaging.LOCAL:
+            return 1.0
+        return self.agreed.received

@@ -40,7 +40,7 @@ def main() -> None:
             assert scheduler.get_last_lr() == rates
             if (
                 not edl.is_warming_up()
-                and not edl.current_worker().loader.step_input.completed_by_peers
+                and not edl.current_worker().loader.engine.completed_by_peers
             ):
                 batch = update.batches[-1][1]
                 known = update.noise.changes

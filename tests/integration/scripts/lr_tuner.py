@@ -43,7 +43,7 @@ def main() -> None:
             tuner.step(batch)
             if (
                 not edl.is_warming_up()
-                and not edl.current_worker().loader.step_input.completed_by_peers
+                and not edl.current_worker().loader.engine.completed_by_peers
             ):
                 row = [edl.generation(), update.number, update.after, rate, tuner.reason]
                 with (args.out / f"w{edl.current_worker().id}.jsonl").open("a") as file:

@@ -61,7 +61,7 @@ class Diary:
 
     def reduced(self):
         """Note whether others have made the update, or the gradients are the mean here."""
-        self._missed = edl.current_worker().loader.step_input.completed_by_peers
+        self._missed = edl.current_worker().loader.engine.completed_by_peers
 
     def end(self, epoch, ids, rate, weights, momenta):
         """Write that the update is made, with the rate ``rate``."""

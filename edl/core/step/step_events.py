@@ -1,0 +1,281 @@
+"""Define what :class:`edl.core.step.engine.StepEngine` is told, and what it instructs.
+
+An *event* is what the script, the loader or a framework does (:data:`Event`, first part), or the
+answer to an instruction (second part). An *instruction* (:data:`Instruction`) is what is to be done
+next over the ring, or with the gradients of one optimizer.
+
+An ``optimizer`` is the number of an optimizer in the script, from 0.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from edl.core.step.batch import Batch
+from edl.core.step.step_record import StepRecords
+from edl.core.step.step_state import StepEvent
+from edl.core.step.weighting import Weights
+
+
+class RingPlace(NamedTuple):
+    """What a step has to know of the ring of its worker.
+
+    Attributes:
+        alone: whether the worker is the only one of its ring.
+        warming_up: whether the worker is a newcomer that trains its warm-up batch.
+        batch_size: the nominal batch, in samples, equal on all workers: the job's global batch if
+            it has one (the smallest of a range), else the batch of one worker.
+    """
+
+    alone: bool
+    warming_up: bool
+    batch_size: int
+
+
+# --- what the script, the loader or a framework does
+
+
+class BatchStart(NamedTuple):
+    """The script gets a batch, or a microbatch of it, for a new step or the open one.
+
+    Attributes:
+        batch: the samples that the script gets.
+        padding: whether the samples count for nothing.
+        place: the ring.
+        nothing: with a padding batch, a batch that stands for the end of a stream's shard: it has
+            no samples, and its positions are marked as done with this step; else None.
+        pieces: into how many microbatches each worker divides a batch.
+    """
+
+    batch: Batch
+    padding: bool
+    place: RingPlace
+    nothing: Batch | None = None
+    pieces: int = 1
+
+
+class PartStart(NamedTuple):
+    """One more step begins on the batch in hand, for gradients are computed after an update."""
+
+    place: RingPlace
+
+
+class GradientAccumulation(NamedTuple):
+    """The gradients of the batch are added to those of other batches: the step may have more."""
+
+
+class LoopEnd(NamedTuple):
+    """The script has left its loop; the records of an open step are exchanged all the same.
+
+    ``again``: they were exchanged in an earlier ring, and some workers may have missed them.
+    """
+
+    again: bool = False
+
+
+class RecordsRequest(NamedTuple):
+    """The step records of all workers are wanted; a ring that breaks meanwhile stays broken."""
+
+
+class WeightsRequest(NamedTuple):
+    """The factors of an optimizer's gradients are wanted, for a graph that sends them itself.
+
+    With ``repairs`` a broken ring is repaired before. Without, it stays broken, and the optimizer
+    has no factors.
+    """
+
+    optimizer: int
+    repairs: bool
+
+
+class ReductionRequest(NamedTuple):
+    """The gradients of ``optimizer`` are to become the mean over the global batch."""
+
+    optimizer: int
+
+
+class GraphEnd(NamedTuple):
+    """A graph that sends the gradients of ``optimizer`` itself has ended.
+
+    ``error`` is the error with which the ring broke meanwhile. The ring is repaired when the
+    factors are wanted again. None: it is whole.
+    """
+
+    optimizer: int
+    error: Exception | None = None
+
+
+class MessagesFailed(NamedTuple):
+    """The ring broke by ``error`` in an exchange of messages inside the passes of ``optimizer``."""
+
+    optimizer: int
+    error: Exception
+
+
+class OptimizerEvent(NamedTuple):
+    """An event of one optimizer's part of the step, which a framework tells.
+
+    ``event`` is one of: ``SEND`` (a gradient is on its way), ``REOPEN`` (a backward pass adds to
+    gradients, which may be reduced already), ``APPLY`` (the optimizer comes to its update), ``END``
+    (the step ends, with the update or without), ``REFUSE`` and ``FAIL``.
+    """
+
+    optimizer: int
+    event: StepEvent
+
+
+class StepEnd(NamedTuple):
+    """The step is complete: here (``trained``), only on other workers, or in a warm-up."""
+
+    trained: bool
+
+
+class BatchEnd(NamedTuple):
+    """The script is done with the batch in hand."""
+
+
+class StepSkipped(NamedTuple):
+    """The script has left its loop for good: the open step and its batches are dropped."""
+
+
+class StepSuperseded(NamedTuple):
+    """Other workers have completed the open step, and their state is in the model.
+
+    ``updates`` are the optimizers, as bits, that have made their updates in it.
+    """
+
+    updates: int
+
+
+class LeasesLost(NamedTuple):
+    """The samples of the step's batches are leased to other workers now."""
+
+
+# --- answers to an instruction
+
+
+class RecordDone(NamedTuple):
+    """This worker's step record is on its way."""
+
+
+class RecordsArrival(NamedTuple):
+    """The step records of all workers are here."""
+
+    records: StepRecords
+
+
+class RingFault(NamedTuple):
+    """The instruction was not carried out, because the ring broke by ``error``."""
+
+    error: Exception
+
+
+class RepairDone(NamedTuple):
+    """The ring is repaired, and ``place`` is the new one; what was sent in the old one is lost."""
+
+    place: RingPlace
+
+
+class AllreduceDone(NamedTuple):
+    """All gradients of the reduction have come back as averages."""
+
+
+class ResultPlaced(NamedTuple):
+    """The result of the reduction is in its place."""
+
+
+Event = (
+    BatchStart
+    | PartStart
+    | GradientAccumulation
+    | LoopEnd
+    | RecordsRequest
+    | WeightsRequest
+    | ReductionRequest
+    | GraphEnd
+    | MessagesFailed
+    | OptimizerEvent
+    | StepEnd
+    | BatchEnd
+    | StepSkipped
+    | StepSuperseded
+    | LeasesLost
+    | RecordDone
+    | RecordsArrival
+    | RingFault
+    | RepairDone
+    | AllreduceDone
+    | ResultPlaced
+)
+
+
+# --- instructions
+
+
+class StartRecord(NamedTuple):
+    """Send this worker's record of the open step, without waiting. Answer: RecordDone."""
+
+
+class WaitRecords(NamedTuple):
+    """Wait for the step records of all workers. Answer: RecordsArrival, or RingFault."""
+
+
+class ListDepartures(NamedTuple):
+    """Exchange one more record, for some workers have left their loops; it says how they ended.
+
+    An error of the worker follows, since the step cannot be completed; else the answer RecordDone.
+    """
+
+
+class Raise(NamedTuple):
+    """Raise ``error``, by which the ring broke: what was wanted cannot be had. No answer."""
+
+    error: Exception
+
+
+class Repair(NamedTuple):
+    """Build a ring of the survivors of the one that broke by ``error``; drop what was sent in it.
+
+    Answer: RepairDone; before it StepSuperseded or LeasesLost, if so.
+    """
+
+    error: Exception
+
+
+class Allreduce(NamedTuple):
+    """Send the gradients of an optimizer that are not sent yet, and wait for the averages of all.
+
+    Answer: AllreduceDone, or RingFault.
+
+    Attributes:
+        optimizer: the number of the optimizer.
+        weights: the factors of the gradients.
+        again: whether they were reduced before in this step: the local gradients are sent again.
+    """
+
+    optimizer: int
+    weights: Weights
+    again: bool
+
+
+class PlaceResult(NamedTuple):
+    """Put the result of the reduction in its place, by the state of the optimizer's part.
+
+    REDUCED: the averages, or, if nothing was sent, this worker's own gradients. DROPPED or
+    SUPERSEDED: there is no result. Answer: ResultPlaced.
+
+    Attributes:
+        optimizer: the number of the optimizer.
+        again: whether its gradients were reduced before in this step.
+    """
+
+    optimizer: int
+    again: bool
+
+
+Instruction = StartRecord | WaitRecords | ListDepartures | Raise | Repair | Allreduce | PlaceResult
+
+GRADIENT_ACCUMULATION, RECORDS_REQUEST = GradientAccumulation(), RecordsRequest()
+BATCH_END, RECORD_DONE = BatchEnd(), RecordDone()
+ALLREDUCE_DONE, RESULT_PLACED = AllreduceDone(), ResultPlaced()
+START_RECORD, WAIT_RECORDS, LIST_DEPARTURES = StartRecord(), WaitRecords(), ListDepartures()
