@@ -27,7 +27,7 @@ from edl.core.cluster.queue_status import QueueStatus
 from edl.core.cluster.scheduler_hints import PerfParams, SchedHints, SchedulerHints
 from edl.core.cluster.throughput_curve import ThroughputPoint
 from edl.core.event_explanations import EXPLANATIONS
-from edl.core.events import DETAILS, EventKind, SwitchParts
+from edl.core.events import DETAILS, EventKind
 from edl.core.host.exit_codes import EXIT_CODES, MEANINGS, AgentResult
 from edl.core.job_metrics import JOB_METRICS
 from edl.core.job_spec import JobSettings
@@ -37,6 +37,7 @@ from edl.core.progress import TrainingStatus
 from edl.core.settings import row
 from edl.core.sizes import Sizes
 from edl.core.status import JobStatus, MemberStatus
+from edl.core.switch_parts import SwitchParts
 from edl.core.worker_metrics import WORKER_METRICS
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

@@ -24,7 +24,6 @@ from edl.core.events import (
     LeaderDetails,
     SlowWorkerDetails,
     SwitchDetails,
-    SwitchParts,
     WorkerFailedDetails,
 )
 from edl.core.job.profile import Curve, Point
@@ -47,6 +46,7 @@ from edl.core.records import (
 )
 from edl.core.sizes import Sizes
 from edl.core.snapshot import Snapshot
+from edl.core.switch_parts import SwitchParts
 from edl.errors import CoordinationError, UnknownJob
 
 NAME, SECRET = "digits", "s" * 32

@@ -503,7 +503,7 @@ def _opened(member: Member) -> Iterator[int]:
 def slowest_parts(events: list[Event]) -> dict[str, float]:
     """Return the parts of the longest stall of a worker in a switch, in seconds by name.
 
-    The names are those of the durations in :class:`edl.core.events.SwitchParts`, without
+    The names are those of the durations in :class:`edl.core.switch_parts.SwitchParts`, without
     ``median_step_s``; ``stall_s`` is the whole stall. The stalls are those in the switch events
     among ``events``. Workers that were new in the ring do not count, unless one was alone in it.
     The result is empty if there is no such event.

@@ -173,6 +173,13 @@ EXPLANATIONS: Mapping[EventKind, EventExplanation] = {
         "As for `slow_worker`; the reason says whether they compute, load or reduce slowly.",
         "Nothing, the policy acts. If it is always the same host, look at that host.",
     ),
+    EventKind.LOSS_SPIKE: _error(
+        "The loss is infinite or nan, or has risen to three times its lowest value and more.",
+        "Most often the learning rate is too high, from the start or since it rose. Else the data "
+        "changed, the model divides by zero, or half precision overflows.",
+        "Compare the charts of loss and learning rate. Go back to a checkpoint from before "
+        "(`edl checkpoint list`), and resume with a lower learning rate.",
+    ),
     EventKind.ZOOKEEPER_BACK: _warning(
         "ZooKeeper answers again; training went on meanwhile, and nobody could join or leave.",
         "The server was restarted or overloaded, or the network was cut.",

@@ -7,7 +7,8 @@ An agent's terminal shows one line for several events: see :mod:`edl.core.host.h
 
 from __future__ import annotations
 
-from edl.core.events import Event, GenerationDetails, SwitchDetails, SwitchParts
+from edl.core.events import Event, GenerationDetails, SwitchDetails
+from edl.core.switch_parts import SwitchParts
 
 CHANGE_KINDS = ("start", "join", "leave", "migrate", "crash", "rebuild")
 

@@ -8,12 +8,14 @@ invent a detail, a reader gets typed values, and `make docs` generates the table
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Self
 
 from edl.core.excerpt import excerpts
+from edl.core.learning_curve import LossSpike
 from edl.core.record import Record
+from edl.core.switch_parts import SwitchParts
 from edl.errors import CoordinationError
 
 
@@ -40,6 +42,7 @@ class EventKind(StrEnum):
     LOG_FAILED = "log_failed"
     SLOW_WORKER = "slow_worker"
     STRAGGLER = "straggler"
+    LOSS_SPIKE = "loss_spike"
     ZOOKEEPER_BACK = "zookeeper_back"
     JOB_RESTORED = "job_restored"
     SLOT_DISABLED = "slot_disabled"
@@ -151,51 +154,6 @@ class GenerationDetails(Details, kind=EventKind.GENERATION, writer="the leader")
         "names a host with one worker",
     ] = field(default_factory=dict)
     samples_per_s: Annotated[float, "of the ring before it, at last; 0: nobody knows"] = 0.0
-
-
-@dataclass(frozen=True)
-class SwitchParts(Record):
-    """The seconds that each part of a worker's switch to another ring took; 0: it did not occur.
-
-    ``role`` is `new` for a worker that received the state, else `old`. The parts are ``detect_s``,
-    ``election_s``, ``survivor_report_s``, ``wait_s``, ``shutdown_s``, ``init_s``, ``broadcast_s``
-    and, after the switch, ``first_step_s``. ``stall_s`` is for how long the switch held the worker
-    up in all, and ``median_step_s`` the usual time of its steps before.
-    """
-
-    role: Annotated[str, "`new` for a worker that received the state, else `old`"] = "old"
-    detect_s: Annotated[
-        float,
-        "after a crash: how long it waited for the others before it knew that the ring is broken; "
-        "at most that, since it would have waited some of it in a whole ring too",
-    ] = 0.0
-    election_s: Annotated[
-        float, "after a crash: from then until it heard of a new leader; 0 when one leads already"
-    ] = 0.0
-    survivor_report_s: Annotated[
-        float, "after a crash: from then until it heard of the generation of the survivors"
-    ] = 0.0
-    wait_s: Annotated[
-        float,
-        "old: until all had arrived; after a crash: election, report of the survivors, closing the "
-        "old ring beside them, and rebuilds that failed. New: from ready until the switch began",
-    ] = 0.0
-    shutdown_s: Annotated[float, "closing the old ring; 0 after a crash"] = 0.0
-    init_s: Annotated[float, "building the new ring"] = 0.0
-    broadcast_s: Annotated[float, "sending step, ledger and state"] = 0.0
-    stall_s: Annotated[
-        float,
-        "how long the switch held this worker up: `wait_s` (not of a new one), `shutdown_s`, "
-        "`init_s` and `broadcast_s`",
-    ] = 0.0
-    first_step_s: Annotated[
-        float, "from the end of the switch until the next step was complete"
-    ] = 0.0
-    median_step_s: Annotated[float, "of an old worker's last 50 steps before it"] = 0.0
-
-    def seconds(self) -> dict[str, float]:
-        """Return the duration of each part in seconds, by name; ``role`` is not in it."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name.endswith("_s")}
 
 
 @dataclass(frozen=True)
@@ -433,6 +391,21 @@ class StragglerDetails(Details, kind=EventKind.STRAGGLER, writer="the leader"):
     host: Annotated[str, "where all of them are, if they are all that are there; else empty"]
     at: Annotated[str, "what is slow: `computes`, `loads its data` or `reduces`"]
     speed: Annotated[float, "of the slowest, relative to the median"]
+
+
+@dataclass(frozen=True)
+class LossSpikeDetails(Details, kind=EventKind.LOSS_SPIKE, writer="the leader"):
+    """An event logged when the loss is not finite, or has [risen far](../guides/dashboard.md#loss).
+
+    The loss is that of step `at_step`; `spike` compares it with the losses before.
+    """
+
+    at_step: Annotated[int, "the step of the loss"]
+    spike: Annotated[
+        LossSpike,
+        "`loss` (a mean of the last ones; null: not finite) and its `lowest` value before, at "
+        "`lowest_step`; `learning_rate`, and `rate_before` its last rise at `rate_step`",
+    ]
 
 
 @dataclass(frozen=True)

@@ -570,7 +570,7 @@ class Daemon:
             member.id,
             lambda: self._shared.progress,
             self._watch.look,
-            lambda: self._shared.ring,
+            lambda: replace(self._shared.ring, learning=self._shared.learning.taken()),
             self._shared.log,
             self._pending_writes.events.write,
             self._shared.request_batch,

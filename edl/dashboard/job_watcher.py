@@ -114,11 +114,9 @@ class JobWatcher(PageWatcher):
         self._over = reading.snapshot.job.state.over
         self._trace = self._trace.with_reading(reading)
         sections = page_sections(reading, self._trace)
-        counts, concerns = self._events.counts(), self._events.concerns()
         events = {
             "last": self._last,
-            "counts": counts,
-            "concerns": concerns,
+            "counts": self._events.counts(),
             "unreadable": self._unreadable,
         }
         self.publish({**sections, "events": events, "notice": None, "read_s": round(now_s)})
@@ -139,6 +137,7 @@ class JobWatcher(PageWatcher):
         if now_s >= self._learned_due_s:
             self._learned, self._profile = store.policy.learned(), store.profile.get()
             self._learned_due_s = now_s + LEARNED_S
+        self._trace = self._trace.with_hosts(snapshot)
         self._read_events()
         steady_s = self._steady_clock()
         self._report = self._report.at(snapshot.status.updated_at_s, now_s, steady_s)

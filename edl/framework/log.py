@@ -69,6 +69,7 @@ def log(
     means = weighted_means([[row[0], *row[4:]] for row in rows])
     point = dict(zip(names, means, strict=True))
     if not worker.warming_up:
+        worker.learning.see_means(worker.step, point)
         known = max(int(row[1]) for row in rows)
         while known < at:  # once, and once more for each rank 0 that dies before it has written
             if worker.rank == 0:

@@ -59,8 +59,14 @@ def mean(value: Any, weight: float | None = None) -> float | dict[str, float]:
     named = isinstance(value, Mapping)
     names = sorted(value) if named else [""]
     numbers = [number_of(value[name] if named else value, "edl.mean") for name in names]
-    means = weighted_means(current_worker().exchange([samples, *numbers]))
-    return dict(zip(names, means, strict=True)) if named else means[0]
+    worker = current_worker()
+    means = weighted_means(worker.exchange([samples, *numbers]))
+    if not named:
+        return means[0]
+    found = dict(zip(names, means, strict=True))
+    if not worker.warming_up:
+        worker.learning.see_means(worker.step, found)
+    return found
 
 
 def weight_of(weight: Any, call: str) -> float:

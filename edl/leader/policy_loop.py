@@ -13,8 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from edl.coordination.job_store import JobStore
-from edl.core.events import Details, GlobalBatchDetails, PolicyDetails, StragglerDetails
+from edl.core.events import (
+    Details,
+    GlobalBatchDetails,
+    LossSpikeDetails,
+    PolicyDetails,
+    StragglerDetails,
+)
 from edl.core.job.decision import MembershipDecision
+from edl.core.learning_curve import spike_in_words
 from edl.core.policy.batch import BatchDecision, choose_batch
 from edl.core.policy.file import PolicyFile, parse_policy
 from edl.core.policy.observation import Observation
@@ -143,7 +150,12 @@ class PolicyLoop:
             self.size.note(batching=ring.batching, step_batches=ring.step_batches)
         if ring.noise.steps:
             self.size.note(noise=ring.noise)
+        spikes = self._learning_news(ring)
         found = self._follow(snapshot, policy, ring, now, left, samples_per_s)
+        if spikes:
+            found = replace(
+                found, news=(*spikes, *found.news), learned=found.learned or self.size.learned
+            )
         if found.failed or not may_follow:
             return found
         if snapshot.desired.batch and ring.batching is not None and ring.batching.is_chosen:
@@ -154,6 +166,14 @@ class PolicyLoop:
         if kept.off:
             return found
         return self._with_batch(found, ring, self.size.observation(snapshot, left))
+
+    def _learning_news(self, ring: RingReport) -> News:
+        """Add the samples of ``ring`` to the learning curve; return what they show to be wrong."""
+        if not ring.learning:
+            return ()
+        curve, spikes = self.size.learned.learning.with_samples(ring.learning, time.time())
+        self.size.note(learning=curve)
+        return tuple((LossSpikeDetails(step, one), spike_in_words(one)) for step, one in spikes)
 
     def _follow(
         self,

@@ -19,6 +19,7 @@ from edl.framework.process import current_worker
 from edl.framework.state import Trackable
 from edl.torch.accumulation import in_microbatches
 from edl.torch.collectives import TorchCollectives
+from edl.torch.learning import watch_losses
 from edl.torch.loss import LossLook
 from edl.torch.optimizers import Optimizers
 from edl.torch.reduction import GradientReduction, LastStep
@@ -228,6 +229,7 @@ def attach_optimizer(
         replica = TorchReplica(model, optimizer, last_step)
         process.attach_replica(replica)
         see_scalers(lambda scaler: _see_scaler(optimizers, replica, scaler))
+        watch_losses(optimizers, optimizer)
         _loss_look = LossLook(worker)
         _loss_look.begin()
         _replica = replica

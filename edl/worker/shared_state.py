@@ -13,6 +13,7 @@ from edl.clock import SYSTEM, Clock, Condition
 from edl.core.events import Event
 from edl.core.job.fits import NO_FITS, ScriptFits
 from edl.core.job.signature import Signature
+from edl.core.learning_meter import LearningMeter
 from edl.core.policy.file import PolicyFile, parse_policy
 from edl.core.policy.ring_report import NO_REPORT, RingReport
 from edl.core.progress import WorkerProgress
@@ -44,6 +45,7 @@ class SharedState:
         fits: the fits (calls of ``fit``) that this worker's script has done and begun, for
             newcomers.
         step_totals: the number and the times of all steps of this worker, for its metrics.
+        learning: samples of this worker's loss and learning rate, for the leader.
         on_event: called with each event that this worker logs, in the thread that logs it.
     """
 
@@ -57,6 +59,7 @@ class SharedState:
     signature: Callable[[], Signature] = dict  # of this worker's model, for newcomers
     fits: ScriptFits = NO_FITS  # of this worker's script, for newcomers
     step_totals: StepTotals = field(default_factory=StepTotals)
+    learning: LearningMeter = field(default_factory=LearningMeter)
     on_event: Callable[[Event], None] = lambda _: None
     _lock: Condition = field(init=False)
     _generations: dict[int, Generation] = field(default_factory=dict)

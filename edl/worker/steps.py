@@ -280,9 +280,11 @@ class WorkerSteps(ABC):
         """Report a complete step to the daemon; after the second one in a ring, log the switch.
 
         The step records of the second step have the times of the switch and of the first step. The
-        step is also counted for the metrics.
+        step is also counted for the metrics, and some steps are sampled for the learning curve.
         """
         self._shared.step_totals.steps += 1
+        step, size = self.progress.step, self.ring.place.size
+        self._shared.learning.completed(step, size, self.timer.ended)
         if self.timer.steps_here == 2:
             self._log_switch()
         self._report()

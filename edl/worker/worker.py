@@ -75,6 +75,7 @@ class Worker:
         same_random: whether the random numbers in the training thread are the same on all workers,
             because they come from the script's seeds.
         finishing: ends this worker's training.
+        learning: samples of the loss and the learning rate, for the job's learning curve.
         fits: the record of the fits (calls of Keras' ``fit``) that the script has done.
 
     Args:
@@ -90,7 +91,7 @@ class Worker:
     ) -> None:
         self.ring = ring
         self.local_rank, self.same_random = config.slot, config.same_random
-        self._shared = shared
+        self._shared, self.learning = shared, shared.learning
         self._coordinator = coordinator
         progress = LoaderProgress()
         self.checkpointing = Checkpointing(config, shared, progress, coordinator)

@@ -28,12 +28,13 @@ from edl.coordination.access import Access
 from edl.coordination.decisions import DecisionWriter, job_election
 from edl.coordination.job_store import JobStore
 from edl.coordination.session import Session
-from edl.core.events import Details, Event, GenerationDetails, SwitchDetails, SwitchParts
+from edl.core.events import Details, Event, GenerationDetails, SwitchDetails
 from edl.core.job.ages import Ages
 from edl.core.job.decision import Limits
 from edl.core.job.membership import decide
 from edl.core.progress import ProgressSample, TrainingStatus
 from edl.core.records import Generation, JobState, Member, Stage
+from edl.core.switch_parts import SwitchParts
 from edl.errors import CoordinationError, LeadershipLost
 from edl.framework.first_step import tell
 

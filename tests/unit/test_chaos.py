@@ -17,7 +17,8 @@ from edl.chaos.fault_schedule import (
     read_order,
 )
 from edl.chaos.faults import slowest_parts
-from edl.core.events import Event, SwitchDetails, SwitchParts
+from edl.core.events import Event, SwitchDetails
+from edl.core.switch_parts import SwitchParts
 from edl.errors import UsageError
 
 RING = [ObservedWorker(0, True, True), ObservedWorker(1, True, True), ObservedWorker(2, True, True)]

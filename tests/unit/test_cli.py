@@ -26,13 +26,14 @@ from edl.cli.worker import _reachable
 from edl.client.events import flat
 from edl.config import Config, HorovodSlot
 from edl.core.event_text import cost
-from edl.core.events import Event, SwitchDetails, SwitchParts
+from edl.core.events import Event, SwitchDetails
 from edl.core.host.python_command import python_script, title
 from edl.core.progress import TrainingStatus
 from edl.core.records import Generation, Host, JobState, Leader, Member, RingMember, Stage
 from edl.core.snapshot import Snapshot
 from edl.core.status import JobStatus, job_status
 from edl.core.step.step_record import SwitchTimes
+from edl.core.switch_parts import SwitchParts
 from edl.errors import UsageError
 from edl.launch.address import check_own_name, own_address
 from edl.launch.command import check_command

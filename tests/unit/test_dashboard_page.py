@@ -195,8 +195,7 @@ def test_events_are_chosen_by_tone_and_words() -> None:
     assert [one.kind for one in bad] == ["worker_failed"]
     assert "edl logs JOB" in bad[0].advice
     assert found.chosen(EventChoice(text="switch"))[0].advice == ""
-    kinds = [one.kind for one in found.concerns()]
-    assert kinds == ["evicted", "worker_failed", "slow_worker"]
+
     assert [one.number for one in found.chosen(EventChoice(text="W2 SIGKILL"))] == [8]
     assert [one.number for one in found.chosen(EventChoice(before=3, limit=2))] == [2, 1]
     assert found.chosen(EventChoice(text="switch"))[0].cost.startswith("stall w0 80 ms")
@@ -206,7 +205,8 @@ def test_the_whole_page_is_json() -> None:
     reading = JobObservation(snapshot(), learned(), curve(), "zk", NOW, FRESH)
     trace = JobTrace().with_events(story()).with_reading(reading)
     sections = json.loads(msgspec.json.encode(page_sections(reading, trace)))
-    assert set(sections) == {"header", "timeline", "workers", "speed", "ledger", "scaling"}
+    names = "header incidents learning ledger scaling speed timeline workers"
+    assert sorted(sections) == names.split()
     assert sections["speed"]["samples_per_s"][-1] == 420.0
     assert sections["ledger"]["work"] == {
         "saved": 1,

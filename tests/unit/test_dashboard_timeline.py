@@ -13,8 +13,8 @@ from edl.core.events import (
     JobFinishedDetails,
     PausedDetails,
     SwitchDetails,
-    SwitchParts,
 )
+from edl.core.switch_parts import SwitchParts
 
 
 def folded(*events: Event, cut: bool = False) -> GenerationTimeline:

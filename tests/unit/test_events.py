@@ -21,9 +21,9 @@ from edl.core.events import (
     SlotDisabledDetails,
     StateDiffersDetails,
     SwitchDetails,
-    SwitchParts,
     WorkerFailedDetails,
 )
+from edl.core.switch_parts import SwitchParts
 
 ROOT = Path(edl.__file__).parent
 

@@ -11,11 +11,11 @@ from edl.core.events import (
     GenerationDetails,
     LeaderDetails,
     SwitchDetails,
-    SwitchParts,
     WorkerExitedDetails,
     WorkerFailedDetails,
 )
 from edl.core.host.headlines import HOLD_S, Headlines
+from edl.core.switch_parts import SwitchParts
 
 
 def event(details: Details, reason: str = "", generation: int = 1, step: int = 72) -> Event:

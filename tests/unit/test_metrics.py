@@ -11,13 +11,7 @@ from made import make_job
 
 from edl.core.dashboard.timeline import GenerationTimeline
 from edl.core.event_text import CHANGE_KINDS
-from edl.core.events import (
-    Details,
-    Event,
-    GenerationDetails,
-    SwitchDetails,
-    SwitchParts,
-)
+from edl.core.events import Details, Event, GenerationDetails, SwitchDetails
 from edl.core.job_metrics import JOB_METRICS, UNKNOWN, EventCounts, job_samples, scrape_targets
 from edl.core.metric import (
     BUILD_INFO,
@@ -34,6 +28,7 @@ from edl.core.records import Generation, Host, JobState, Member, RingMember, Sta
 from edl.core.snapshot import Snapshot
 from edl.core.status import job_status
 from edl.core.step_totals import StepTotals
+from edl.core.switch_parts import SwitchParts
 from edl.core.worker_metrics import WORKER_METRICS, WorkerSnapshot, worker_samples
 from edl.http.exposition import exposition
 from edl.testing.counting import Counting

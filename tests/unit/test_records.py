@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from made import make_job, wanted
 
-from edl.core.events import Event, ResumedDetails, SwitchDetails, SwitchParts
+from edl.core.events import Event, ResumedDetails, SwitchDetails
 from edl.core.job_spec import JobSettings, JobSpec
 from edl.core.record import Record
 from edl.core.records import (
@@ -28,6 +28,7 @@ from edl.core.records import (
 from edl.core.sizes import Sizes
 from edl.core.snapshot import Snapshot
 from edl.core.status import job_status
+from edl.core.switch_parts import SwitchParts
 from edl.errors import CoordinationError
 
 SEATS = (RingMember(4, "a", 0, "::1", 9004), RingMember(2, "b", 1, "::1", 9002))

@@ -20,7 +20,6 @@ _TONES = {Severity.ERROR: "bad", Severity.WARNING: "warning", Severity.NORMAL: "
 CHANGE = frozenset({EventKind.GENERATION, EventKind.SWITCH, EventKind.LEADER, EventKind.DESIRED})
 
 CONCERNING = ("bad", "warning")  # the tones of events that somebody should look at
-MOST_CONCERNS = 3
 
 
 @dataclass(frozen=True)
@@ -172,16 +171,3 @@ class EventBuffer(Generic[Shown]):
             if choice.matches(one):
                 found.append(one)
         return found
-
-    def concerns(self) -> Sequence[Shown]:
-        """Return the newest event of each kind that somebody should look at, the newest first.
-
-        At most :data:`MOST_CONCERNS` are returned.
-        """
-        found: dict[str, Shown] = {}
-        for one in reversed(tuple(self._events)):
-            if one.tone in CONCERNING:
-                found.setdefault(one.kind, one)
-            if len(found) >= MOST_CONCERNS:
-                break
-        return tuple(found.values())

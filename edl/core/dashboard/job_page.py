@@ -11,8 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from edl.core.dashboard.incidents import IncidentLog, told_incidents
 from edl.core.dashboard.job_header import job_header, standstill_s
 from edl.core.dashboard.leader_report import ReportAge
+from edl.core.dashboard.learning_charts import learning_charts
 from edl.core.dashboard.ledger_summary import SavedWork, ledger_summary
 from edl.core.dashboard.scaling_curve import scaling_curve
 from edl.core.dashboard.throughput_history import SpeedSample, ThroughputHistory, step_parts
@@ -56,22 +58,31 @@ class JobTrace:
         timeline: its generations, and the time that was lost.
         speed: its throughput over time.
         work: its checkpoints.
+        incidents: what happened to it.
     """
 
     timeline: GenerationTimeline = field(default_factory=GenerationTimeline)
     speed: ThroughputHistory = field(default_factory=ThroughputHistory)
     work: SavedWork = field(default_factory=SavedWork)
+    incidents: IncidentLog = field(default_factory=IncidentLog)
 
     def with_events(self, events: Iterable[Event]) -> JobTrace:
         """Return the trace with ``events``, which follow those before in the log."""
         timeline, speed, work = self.timeline, self.speed, self.work
+        incidents = self.incidents
         for event in events:
             np = timeline.bands[-1].np if timeline.bands else 0
             timeline, work = timeline.with_event(event), work.with_event(event)
+            incidents = incidents.with_event(event)
             details = event.details
             if isinstance(details, GenerationDetails) and details.samples_per_s > 0 and np:
                 speed = speed.with_sample(SpeedSample(event.time, details.samples_per_s, np))
-        return replace(self, timeline=timeline, speed=speed, work=work)
+        return replace(self, timeline=timeline, speed=speed, work=work, incidents=incidents)
+
+    def with_hosts(self, snapshot: Snapshot) -> JobTrace:
+        """Return the trace with the hosts of the workers in ``snapshot``, for its incidents."""
+        hosts = {member.name: member.host for member in snapshot.members}
+        return replace(self, incidents=self.incidents.with_hosts(hosts))
 
     def cut(self, at_s: float) -> JobTrace:
         """Return the trace of a job whose log has lost the events before ``at_s``.
@@ -96,8 +107,8 @@ class JobTrace:
 def page_sections(reading: JobObservation, trace: JobTrace) -> dict[str, Any]:
     """Return the sections of a job's page by name.
 
-    They are ``header``, ``timeline``, ``workers``, ``speed``, ``ledger`` and ``scaling``. The
-    events are no section: the page asks for those that it shows.
+    They are ``header``, ``incidents``, ``timeline``, ``workers``, ``speed``, ``learning``,
+    ``ledger`` and ``scaling``. The events are no section: the page asks for those that it shows.
 
     Args:
         reading: what was read of the job now.
@@ -107,6 +118,7 @@ def page_sections(reading: JobObservation, trace: JobTrace) -> dict[str, Any]:
     timeline = trace.timeline
     return {
         "header": job_header(status, timeline, reading.report, reading.at_s),
+        "incidents": told_incidents(trace.incidents, status, standstill_s(status, reading.report)),
         "timeline": {
             "bands": timeline.bands,
             "marks": timeline.marks,
@@ -116,6 +128,7 @@ def page_sections(reading: JobObservation, trace: JobTrace) -> dict[str, Any]:
         },
         "workers": worker_table(status, reading.learned.times),
         "speed": trace.speed.columns() | {"period_s": trace.speed.period_s},
+        "learning": learning_charts(reading.learned.learning, timeline),
         "ledger": ledger_summary(reading.snapshot, trace.work),
         "scaling": scaling_curve(reading.snapshot, reading.learned, reading.profile),
     }

@@ -6,9 +6,9 @@ switch into a generation costs training time, its loss:
 
     loss = max over the old workers of (detect + stall + first step - usual step)
 
-(the fields of :class:`edl.core.events.SwitchParts`). The goodput is the fraction of the time since
-the first generation that was not lost: neither to switches, nor to pauses with too few workers, nor
-to the stand-still that lasts now.
+(the fields of :class:`edl.core.switch_parts.SwitchParts`). The goodput is the fraction of the time
+since the first generation that was not lost: neither to switches, nor to pauses with too few
+workers, nor to the stand-still that lasts now.
 
 If the oldest events are gone from the log, :meth:`GenerationTimeline.cut` is the line to begin
 with: it knows nothing before the oldest event that is kept, and its goodput counts from there.
@@ -22,14 +22,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from edl.core.event_text import kind_of_change, without_step_s
-from edl.core.events import (
-    Event,
-    EventKind,
-    GenerationDetails,
-    SwitchDetails,
-    SwitchParts,
-)
+from edl.core.events import Event, EventKind, GenerationDetails, SwitchDetails
 from edl.core.record import Record
+from edl.core.switch_parts import SwitchParts
 
 MOST_BANDS = 400
 MOST_MARKS = 200

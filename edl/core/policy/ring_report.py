@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edl.core.learning_meter import LearningSample
 from edl.core.policy.stragglers import NO_MITIGATION, Mitigation, Times
 from edl.core.step.batching import Batching
 from edl.core.step.noise_scale import UNKNOWN, NoiseScale
@@ -29,6 +30,7 @@ class RingReport:
         noise: the gradient noise scale as far as it was measured; before that, an unknown one.
         batching: the sizes of the batches; None: unknown.
         step_batches: the number of batches whose gradients a worker adds up for one step.
+        learning: new samples of the loss and the learning rate, the oldest first.
     """
 
     care: Mitigation = NO_MITIGATION
@@ -38,6 +40,7 @@ class RingReport:
     noise: NoiseScale = UNKNOWN
     batching: Batching | None = None
     step_batches: int = 1
+    learning: tuple[LearningSample, ...] = ()
 
 
 NO_REPORT = RingReport()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edl.core.job.profile import SAMPLES, Curve
+from edl.core.learning_curve import LearningCurve
 from edl.core.policy.observation import CHANGE_S, Observation, SizeMeasurement, alike
 from edl.core.policy.scaling import ScalingModel
 from edl.core.policy.step_time import StepTime
@@ -49,6 +50,7 @@ class ScalingProfile(Record):
         step_batches: the number of batches whose gradients a worker adds up for one step.
         by_batch: pairs (number of workers, measurement), oldest entry first, one for each batch
             size that was measured with that number.
+        learning: the loss and the learning rate over the steps.
     """
 
     seen: tuple[tuple[int, SizeMeasurement], ...] = ()
@@ -67,6 +69,7 @@ class ScalingProfile(Record):
     batching: Batching | None = None
     step_batches: int = 1
     by_batch: tuple[tuple[int, SizeMeasurement], ...] = ()
+    learning: LearningCurve = field(default_factory=LearningCurve)
 
     def with_reading(
         self, before: ProgressSample | None, now: ProgressSample, hosts: int = 1

@@ -23,8 +23,8 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-from edl.core.events import SwitchParts
 from edl.core.plural import names
+from edl.core.switch_parts import SwitchParts
 from edl.errors import RingError, UnevenEnd
 
 Table = npt.NDArray[np.int64]

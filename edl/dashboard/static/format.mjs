@@ -11,6 +11,12 @@ export function number(value, digits = 3) {
   return value.toLocaleString("en-GB", { maximumFractionDigits: decimals });
 }
 
+/** Return `value` with three significant digits, also if it is tiny: "0.00012", "1.2e+9". */
+export function significant(value) {
+  if (value === null || value === undefined || !Number.isFinite(value)) return DASH;
+  return String(Number(value.toPrecision(3)));
+}
+
 /** Return a whole number with groups of thousands. */
 export function whole(value) {
   return value === null || value === undefined ? DASH : Math.round(value).toLocaleString("en-GB");

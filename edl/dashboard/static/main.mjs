@@ -4,10 +4,11 @@ import { html } from "./html.mjs";
 import { ActionStatus, Actions, JobActions } from "./actions.mjs";
 import { EventList } from "./events.mjs";
 import { clock } from "./format.mjs";
+import { Learning } from "./learning.mjs";
 import { LivePage, Notices } from "./live_page.mjs";
 import { Report, isReport } from "./report.mjs";
 import { clusterAddress } from "./token.mjs";
-import { Concerns, Events, Generations, Header, Ledger, Scaling, Speed, Workers } from "./view.mjs";
+import { Card, Events, Generations, Header, Incidents, Ledger, Scaling, Speed, Workers } from "./view.mjs";
 
 const inCluster = !isReport && location.pathname.startsWith("/jobs/");
 const state = { chosen: null, cost: null };
@@ -46,7 +47,7 @@ function onSelect(band) {
 }
 
 function Page() {
-  const { header, timeline, workers, speed, ledger, scaling, events: kept, read_s: now } = page.sections;
+  const { header, incidents, learning, timeline, workers, speed, ledger, scaling, events: kept, read_s: now } = page.sections;
   if (!header) {
     return html`<main class="ask"><${Notices} page=${page} /><p class="loading">Waiting for the job…</p>
       ${inCluster && html`<a href=${clusterAddress(page.token)}>← The cluster</a>`}</main>`;
@@ -58,11 +59,12 @@ function Page() {
     <${Header} header=${header} now=${now} stale=${page.isStale} />
     ${!isReport && html`<${ActionStatus} actions=${actions} />`}
     <main>
-      <${Concerns} concerns=${kept?.concerns ?? []} now=${now} />
+      <${Incidents} incidents=${incidents} now=${now} />
       <${Generations} timeline=${timeline} now=${now} chosen=${state.chosen} cost=${state.cost} onSelect=${onSelect} />
       <${Workers} workers=${workers} />
       ${!isReport && html`<${JobActions} actions=${actions} header=${header} workers=${workers} inCluster=${inCluster} />`}
       <${Speed} speed=${speed} />
+      <${Learning} learning=${learning} card=${Card} />
       <${Scaling} scaling=${scaling} />
       <${Ledger} ledger=${ledger} now=${now} />
       <${Events} events=${events} counts=${kept?.counts ?? {}} unreadable=${kept?.unreadable} now=${now} />

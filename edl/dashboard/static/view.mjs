@@ -48,17 +48,26 @@ export function Header({ header: now, now: at, stale }) {
     </header>`;
 }
 
-/** The newest failures and warnings, with what they mean and what to do. */
-export function Concerns({ concerns, now }) {
-  if (!concerns.length) return null;
+/** What happened to the job, the newest first: what, why, what to do, and what followed. */
+export function Incidents({ incidents, now }) {
+  if (!incidents.length) return null;
+  const open = incidents.filter((one) => one.tone !== "over").length;
+  const note = open ? "The newest first. A faded one is over: the job has recovered from it." : "The newest first. The job has recovered from all of it.";
   return html`
-    <${Card} name="concerns" title="What went wrong last" note="The newest event of each kind; the job may be well again: see its state above." wide>
-      <ul class="concerns">${concerns.map((one) => html`
+    <${Card} name="incidents" title="What happened" note=${note} wide>
+      <ol class="incidents">${incidents.map((one) => html`
         <li key=${one.number} class="tone-${one.tone}">
-          <p><strong class="kind">${one.kind.replaceAll("_", " ")}</strong> <small>${duration(now - one.at_s)} ago, at ${clock(one.at_s, now)}, step ${whole(one.step)}</small></p>
-          <p class="what">${one.reason}</p>
-          <${Explanation} event=${one} />
-        </li>`)}</ul>
+          <p class="when"><time datetime=${new Date(1000 * one.at_s).toISOString()}>${clock(one.at_s, now)}</time>
+            <small>${duration(now - one.at_s)} ago, step ${whole(one.step)}</small></p>
+          <div>
+            <p class="what"><strong>${one.what}</strong></p>
+            <dl class="explanation">
+              <div><dt>Why</dt><dd>${marked(one.why)}</dd></div>
+              <div><dt>What to do</dt><dd>${marked(one.advice)}</dd></div>
+              ${one.since && html`<div><dt>Since then</dt><dd>${marked(one.since)}</dd></div>`}
+            </dl>
+          </div>
+        </li>`)}</ol>
     <//>`;
 }
 

@@ -1,0 +1,117 @@
+"""Define what a job's page says of one incident: what happened, why, what to do, what followed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Self
+
+from edl.core.event_explanations import EXPLANATIONS, Severity
+from edl.core.events import Event, EventKind
+from edl.core.record import Record
+
+_WORKER = re.compile(r"w\d+\b")  # the name of a worker keeps its small letter
+MOST_CLAUSES = 3  # workers of an incident that are named one by one
+
+
+@dataclass(frozen=True)
+class Incident(Record):
+    """Something that happened to a job, as one or several events tell of it.
+
+    Attributes:
+        number: the number of the incident, from 0.
+        at_s: when it was noticed, in seconds since 1970.
+        last_s: when the newest of its events was written.
+        kind: the kind of the event that says most of it.
+        tone: ``bad`` or ``warning``.
+        step: the newest complete step when it was noticed.
+        host: the host that it is about; empty: not known, or several.
+        clauses: worker -> what happened to it; "" -> what happened to the job.
+        why: what is known of the cause, in a sentence or two.
+        advice: what to do; JOB stands for the name of the job.
+        followed: what followed, in short sentences.
+        times: how often it has happened.
+        is_over: whether the job has recovered from it.
+    """
+
+    number: int
+    at_s: float
+    last_s: float
+    kind: str
+    tone: str
+    step: int
+    host: str
+    clauses: Mapping[str, str]
+    why: str
+    advice: str
+    followed: tuple[str, ...] = ()
+    times: int = 1
+    is_over: bool = False
+
+    @classmethod
+    def of(cls, number: int, event: Event, what: str = "", worker: str = "") -> Self:
+        """Return the incident that ``event`` tells of, with what is known of events of its kind.
+
+        Args:
+            number: the number of the incident.
+            event: the event.
+            what: what happened, in a clause; empty: the reason of the event.
+            worker: the worker that it happened to; empty: the job.
+        """
+        known = EXPLANATIONS[event.kind]
+        return cls(
+            number=number,
+            at_s=event.time,
+            last_s=event.time,
+            kind=str(event.kind),
+            tone="bad" if known.severity is Severity.ERROR else "warning",
+            step=event.step,
+            host="",
+            clauses={worker: what or event.reason},
+            why=known.why,
+            advice=known.advice.replace("JOB WORKER", f"JOB {worker}".rstrip()),
+        )
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """The workers that it happened to."""
+        return tuple(worker for worker in self.clauses if worker)
+
+    @property
+    def what(self) -> str:
+        """What happened, as a sentence."""
+        clauses = list(self.clauses.values())
+        text = "; ".join(clauses[:MOST_CLAUSES])
+        more = len(clauses) - MOST_CLAUSES
+        text += f"; and {more} more workers" if more > 0 else ""
+        text += "" if text.endswith(".") else "."
+        return text if _WORKER.match(text) else text[:1].upper() + text[1:]
+
+    def then(self, event_s: float, *sentences: str, is_over: bool | None = None) -> Self:
+        """Return the incident with more of what followed.
+
+        Args:
+            event_s: when that was written, in seconds since 1970.
+            sentences: what followed; what was said before is not said again.
+            is_over: whether the job has recovered from it; None: as before.
+        """
+        new = tuple(one for one in sentences if one not in self.followed)
+        return replace(
+            self,
+            last_s=max(self.last_s, event_s),
+            followed=(*self.followed, *new),
+            is_over=self.is_over if is_over is None else is_over,
+        )
+
+
+LOST = frozenset(
+    {
+        str(EventKind.WORKER_FAILED),
+        str(EventKind.WORKER_FROZEN),
+        str(EventKind.EVICTED),
+        str(EventKind.GENERATION),
+        str(EventKind.STALLED),
+    }
+)
+"""The kinds of incidents in which a job lost workers, or may lose them."""

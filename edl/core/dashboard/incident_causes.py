@@ -1,0 +1,147 @@
+"""Say in sentences why something happened to a job, and what to do, as far as events tell it."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+from edl.core.events import EndedDetails
+from edl.core.learning_curve import LossSpike
+
+FULL = "No space left on device"  # as the system says it, in reasons of events
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What is known of a cause.
+
+    Attributes:
+        why: why it happened, in a sentence or two.
+        advice: what to do, in a sentence or two.
+    """
+
+    why: str
+    advice: str
+
+
+def how_it_ended(code: int | None) -> str:
+    """Return how a process has ended, by its exit ``code``; None: not known."""
+    if code is None:
+        return "ended"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by signal {-code} ({signal.Signals(-code).name})"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def of_an_end(details: EndedDetails) -> Cause:
+    """Return why a worker's process has ended, by its exit code, and what to do."""
+    host = details.host
+    logs = f"`edl logs JOB {details.worker}`" if details.worker else "`edl logs JOB`"
+    code = details.exit_code
+    if code == -signal.SIGKILL:
+        return Cause(
+            "Signal 9 came from outside of edl: from a person, from a scheduler, or from the "
+            f"kernel because the memory of {host} was used up.",
+            f"If nobody killed it, look for lack of memory on {host}: `dmesg -T | grep -i oom`. "
+            f"Its last lines: {logs}. A replacement starts by itself.",
+        )
+    if code is not None and code < 0:
+        crashed = -code in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE)
+        why = "Native code of a library has crashed" if crashed else "The signal came from outside"
+        return Cause(
+            f"{why}; edl has not sent it.",
+            f"Read its last lines: {logs}. A replacement starts by itself; if it ends in the same "
+            "way, its slot is disabled after some tries.",
+        )
+    said = f": {details.termination_message}" if details.termination_message else ""
+    return Cause(
+        f"Its script has ended by itself{said}.",
+        f"Mend what its last lines say: {logs}. A replacement starts by itself; if it fails in the "
+        "same way, its slot is disabled after some tries.",
+    )
+
+
+def of_a_silence(host: str, reason: str) -> Cause:
+    """Return why a worker was given up that did not answer, and what to do.
+
+    Args:
+        host: its host; empty: not known.
+        reason: by what the leader knows that it is lost.
+    """
+    where = f"host {host}" if host else "its host"
+    return Cause(
+        f"Its process or all of {where} was stopped (suspended, swapping, out of power), or the "
+        f"network to it was cut. What is known: {reason}.",
+        f"Look whether {where} answers: `ping`, then `ssh`. If only the process is stopped, "
+        "`kill -CONT` wakes it, and it ends by itself; a replacement starts by itself once the "
+        "host is back.",
+    )
+
+
+def of_a_full_disk(host: str, reason: str) -> Cause | None:
+    """Return what to do if ``reason`` says that a disk of ``host`` is full; None: it does not."""
+    if FULL not in reason:
+        return None
+    where = f"host {host}" if host else "that host"
+    return Cause(
+        f"The disk is full ({where}).",
+        f"Free space on {where}: `df -h` shows the disk, `du -xh --max-depth=2` what fills it. "
+        "What was not written is written again by itself.",
+    )
+
+
+def of_a_loss(spike: LossSpike) -> Cause:
+    """Return why a loss is not finite or has risen, as far as is known, and what to do."""
+    rate, before = spike.learning_rate, spike.rate_before
+    back = (
+        f"Stop the job and resume it from a checkpoint of step {spike.lowest_step} or before "
+        "(`edl checkpoint list`)"
+        if spike.lowest is not None and spike.lowest_step > 1
+        else "Stop the job and start it again"
+    )
+    if rate is None:
+        return Cause(
+            "Most often the learning rate is too high; edl does not know it here. Else the data "
+            "have changed, or half precision overflows.",
+            f"{back}, with a lower learning rate.",
+        )
+    if before is None or spike.rate_step is None:
+        return Cause(
+            f"The learning rate, {rate:.4g}, has not risen before, so it is too high for this "
+            "model from the start; or the data are not what the model expects, or half precision "
+            "overflows.",
+            f"{back}, with a learning rate of a tenth ({rate / 10:.3g}).",
+        )
+    scaled = (
+        " It rose with the number of workers: the rule that scales it may not hold for this model "
+        "(`scaling` in the script or the policy)."
+        if spike.np_before != spike.np_after
+        else ""
+    )
+    return Cause(
+        f"The likely cause is the learning rate, which rose from {before:.4g} to {rate:.4g} at "
+        f"about step {spike.rate_step}.{scaled}",
+        f"{back}, with the learning rate that it had ({before:.4g}), or let it rise slowly.",
+    )
+
+
+OF_ZOOKEEPER = Cause(
+    "The ZooKeeper server was stopped, overloaded or had no disk space, or the network to it was "
+    "cut.",
+    "Nothing, if it is rare. Else look at the load, the disk and the log of ZooKeeper's hosts "
+    "(`edl zookeeper status` for the one that edl has started).",
+)
+
+
+def of_a_slow_worker(worker: str, host: str) -> Cause:
+    """Return why a worker may be slow, and what to do; ``host`` is empty if it is not known."""
+    where = f"host {host}" if host else "its host"
+    return Cause(
+        f"Something else runs on {where}, its GPU or processor is throttled, or its data come "
+        "slowly.",
+        f"Look what else runs on {where} (`top`, `nvidia-smi`). `edl drain JOB {worker}` takes it "
+        "out of the job; a policy for stragglers gives such workers smaller batches.",
+    )

@@ -1,0 +1,443 @@
+"""Fold the events of a job into its incidents: what happened, why, what to do, what followed.
+
+Several events tell of one incident: the end of a process, its eviction, the ring that is built
+without it, and the worker that takes its place. :class:`IncidentLog` brings them together, and
+:func:`told_incidents` makes the sentences of the page. Both are bounded: the newest
+:data:`MOST_INCIDENTS` are kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+from edl.core.dashboard import incident_causes as causes
+from edl.core.dashboard.incident import LOST, Incident
+from edl.core.event_explanations import EXPLANATIONS, Severity
+from edl.core.event_text import without_step_s
+from edl.core.events import (
+    CheckpointDetails,
+    CheckpointFailedDetails,
+    Details,
+    Event,
+    EvictedDetails,
+    GenerationDetails,
+    LogFailedDetails,
+    LossSpikeDetails,
+    SlowWorkerDetails,
+    StalledDetails,
+    SwitchDetails,
+    WorkerFailedDetails,
+    WorkerFrozenDetails,
+    ZookeeperBackDetails,
+)
+from edl.core.plural import counted, verb, workers
+from edl.core.record import Record
+from edl.core.status import JobStatus
+
+MOST_INCIDENTS = 40
+MOST_HOSTS = 400  # workers whose hosts are known
+SHOWN = 8
+SILENT = "stopped answering"  # in what is said of a worker that is frozen or cut off
+TOGETHER_S = 20.0  # losses of workers at most so far apart are one incident
+SAME_S = 600.0  # further events about the same worker, or further failures of the same kind
+
+
+@dataclass(frozen=True)
+class IncidentLog(Record):
+    """The incidents of a job, the oldest first.
+
+    Attributes:
+        incidents: the newest incidents.
+        hosts: worker -> its host, as far as is known.
+        members: the workers of the newest generation, in rank order.
+        count: how many incidents there were.
+    """
+
+    incidents: tuple[Incident, ...] = ()
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    members: tuple[str, ...] = ()
+    count: int = 0
+
+    def with_hosts(self, hosts: Mapping[str, str]) -> IncidentLog:
+        """Return the log with the hosts of more workers, by their names."""
+        known = {**self.hosts, **hosts}
+        if known == self.hosts:
+            return self
+        return replace(self, hosts=dict(list(known.items())[-MOST_HOSTS:]))
+
+    def with_event(self, event: Event) -> IncidentLog:
+        """Return the log with what ``event`` tells; events come in the order of the job's log."""
+        fold = _FOLDS.get(type(event.details))
+        if fold is not None:
+            return fold(self, event, cast(Any, event.details))
+        if EXPLANATIONS[event.kind].severity is Severity.NORMAL:
+            return self
+        return self.repeated(event)
+
+    # --- for the functions below
+
+    def opened(self, incident: Incident) -> IncidentLog:
+        """Return the log with a new incident."""
+        found = (*self.incidents, incident)[-MOST_INCIDENTS:]
+        return replace(self, incidents=found, count=self.count + 1)
+
+    def changed(self, incident: Incident) -> IncidentLog:
+        """Return the log with ``incident`` in place of the one with the same number."""
+        found = tuple(incident if one.number == incident.number else one for one in self.incidents)
+        return replace(self, incidents=found)
+
+    def newest(self, event_s: float, matches: Callable[[Incident], bool]) -> Incident | None:
+        """Return the newest incident that ``matches`` and was told of lately; None: there is none.
+
+        "Lately" is less than :data:`SAME_S` before ``event_s``, in seconds since 1970.
+        """
+        for one in reversed(self.incidents):
+            if matches(one) and event_s - one.last_s < SAME_S:
+                return one
+        return None
+
+    def loss_of(self, event_s: float, names: tuple[str, ...]) -> Incident | None:
+        """Return the incident in which one of the workers ``names`` was lost; None: there is none.
+
+        If there is none of them, it is the loss of other workers just before ``event_s``.
+        """
+        own = self.newest(event_s, lambda one: one.kind in LOST and bool({*names} & {*one.workers}))
+        if own is not None:
+            return own
+        return self.newest(
+            event_s,
+            lambda one: one.kind in LOST and not one.is_over and event_s - one.at_s < TOGETHER_S,
+        )
+
+    def host_of(self, worker: str) -> str:
+        """Return the host of a worker; empty: not known."""
+        return self.hosts.get(worker, "")
+
+    def placed(self, worker: str) -> str:
+        """Return the name of a worker with its host, as far as it is known."""
+        host = self.host_of(worker)
+        return f"worker {worker} on host {host}" if host else f"worker {worker}"
+
+    def repeated(self, event: Event, what: str = "", host: str = "") -> IncidentLog:
+        """Return the log with an incident of a kind that needs no more than its event's reason.
+
+        A further event of the same kind and host replaces the first one, and counts.
+
+        Args:
+            event: the event.
+            what: what happened; empty: the reason of the event.
+            host: the host that it happened on; empty: not known.
+        """
+        worker = getattr(event.details, "worker", None) or ""
+        new = Incident.of(self.count, event, what, worker)
+        new = replace(new, host=host)
+        cause = causes.of_a_full_disk(host, event.reason)
+        if cause is not None:
+            new = replace(new, why=cause.why, advice=cause.advice)
+        before = self.newest(
+            event.time,
+            lambda one: (one.kind, one.host, one.is_over) == (new.kind, host, False),
+        )
+        if before is None:
+            return self.opened(new)
+        clauses = {**before.clauses, **new.clauses}
+        return self.changed(
+            replace(before, clauses=clauses, last_s=event.time, times=before.times + 1)
+        )
+
+    def lost(self, event: Event, worker: str, what: str, cause: causes.Cause) -> IncidentLog:
+        """Return the log with the loss of a worker.
+
+        Args:
+            event: the event that tells of it.
+            worker: the worker.
+            what: what happened to it, in a clause.
+            cause: why, and what to do.
+        """
+        known = self.loss_of(event.time, (worker,))
+        base = known or Incident.of(self.count, event, what, worker)
+        clauses = {name: one for name, one in base.clauses.items() if name}
+        hosts = {self.host_of(name) for name in (*clauses, worker)}
+        new = replace(
+            base,
+            last_s=event.time,
+            kind=str(event.kind),
+            host=hosts.pop() if len(hosts) == 1 else "",
+            clauses={**clauses, worker: what},
+            why=cause.why,
+            advice=cause.advice,
+        )
+        return self.opened(new) if known is None else self.changed(new)
+
+
+def _failed(log: IncidentLog, event: Event, details: WorkerFailedDetails) -> IncidentLog:
+    """Fold the end of a worker's process; what was known before of its loss counts less."""
+    log = log.with_hosts({details.worker: details.host} if details.worker else {})
+    name = details.worker or f"the process in slot {details.slot}"
+    who = f"worker {name}" if details.worker else name
+    ended = causes.how_it_ended(details.exit_code)
+    what = f"{who} on host {details.host} {ended}, after step {event.step}"
+    known = log.loss_of(event.time, (name,))
+    if known is not None and SILENT in known.clauses.get(name, "") and known.kind == "evicted":
+        return log.changed(known.then(event.time, f"{name} {ended}, when it was lost already."))
+    return log.lost(event, name, what, causes.of_an_end(details))
+
+
+def _frozen(log: IncidentLog, event: Event, details: WorkerFrozenDetails) -> IncidentLog:
+    log = log.with_hosts({details.worker: details.host})
+    what = f"{log.placed(details.worker)} does not answer any more, since step "
+    cause = causes.of_a_silence(details.host, event.reason)
+    stacks = f" Where its threads were: {details.stacks} on that host." if details.stacks else ""
+    cause = replace(cause, advice=cause.advice + stacks)
+    return log.lost(event, details.worker, f"{what}{event.step}", cause)
+
+
+def _evicted(log: IncidentLog, event: Event, details: EvictedDetails) -> IncidentLog:
+    """Fold an eviction: the end of a process that is known already says more."""
+    worker = details.worker
+    known = log.loss_of(event.time, (worker,))
+    is_known = known is not None and worker in known.workers
+    if known is not None and is_known and known.kind in ("worker_failed", "worker_frozen"):
+        return log.changed(known.then(event.time))
+    reason = event.reason.partition(": ")[2] or event.reason
+    if reason.startswith("its process is gone"):
+        what = f"{log.placed(worker)} ended, after step {event.step}"
+        return log.lost(event, worker, what, _of_an_unseen_end(log.host_of(worker), reason))
+    if "frozen" in reason:
+        what = f"{log.placed(worker)} {SILENT} after step {event.step}"
+        return log.lost(event, worker, what, causes.of_a_silence(log.host_of(worker), reason))
+    what = f"{log.placed(worker)} was taken out of the job after step {event.step}"
+    known_kind = EXPLANATIONS[event.kind]
+    advice = known_kind.advice.replace("JOB WORKER", f"JOB {worker}")
+    return log.lost(event, worker, what, causes.Cause(f"The leader says: {reason}.", advice))
+
+
+def _of_an_unseen_end(host: str, reason: str) -> causes.Cause:
+    """Return the cause of an end of which no agent has told."""
+    where = f"host {host}" if host else "its host"
+    return causes.Cause(
+        f"Its process is gone, and no agent has said how it ended ({reason}).",
+        f"Look whether {where} runs; then its last lines: `edl logs JOB`.",
+    )
+
+
+def _stalled(log: IncidentLog, event: Event, details: StalledDetails) -> IncidentLog:
+    what = f"no step completes since step {event.step}: {event.reason}"
+    new = Incident.of(log.count, event, what, details.workers[0] if details.workers else "")
+    silent = "does not answer" in event.reason
+    if silent and details.workers:
+        cause = causes.of_a_silence(log.host_of(details.workers[0]), event.reason)
+        new = replace(new, why=cause.why, advice=cause.advice)
+    clauses = {**new.clauses, **dict.fromkeys(details.workers[:1], what)}
+    hosts = {log.host_of(worker) for worker in details.workers}
+    new = replace(new, clauses=clauses, host=hosts.pop() if len(hosts) == 1 else "")
+    known = log.newest(event.time, lambda one: one.kind == new.kind and not one.is_over)
+    if known is None:
+        return log.opened(new)
+    return log.changed(replace(new, number=known.number, at_s=known.at_s, step=known.step))
+
+
+def _new_ring(log: IncidentLog, event: Event, details: GenerationDetails) -> IncidentLog:
+    """Fold a new ring: it goes on without workers that were lost, or others take their place."""
+    before = len(log.members)
+    log = replace(log, members=details.members)
+    np = len(details.members)
+    if details.repair and event.generation > 1 and details.left:
+        if log.loss_of(event.time, details.left) is None:
+            for worker in details.left:
+                what = f"{log.placed(worker)} was lost after step {event.step}"
+                cause = _of_an_unseen_end(log.host_of(worker), event.reason)
+                log = log.lost(event, worker, what, cause)
+        known = log.loss_of(event.time, details.left)
+        if known is not None and np:
+            went = f"The other {workers(np)} went on from step {event.step}."
+            log = log.changed(known.then(event.time, went, is_over=True))
+    if details.joined and before and event.generation > 1:
+        known = log.newest(event.time, lambda one: one.kind in LOST and bool(one.workers))
+        if known is not None and len(known.followed) < 4:
+            names = ", ".join(details.joined[:3])
+            after_s = max(0.0, event.time - known.at_s)
+            came = f"{names} joined {after_s:.0f} s after it: {workers(np)} {_train(np)}."
+            log = log.changed(known.then(event.time, came))
+    return log
+
+
+def _train(np: int) -> str:
+    """Return the verb of ``np`` workers that train."""
+    return verb(np, "trains", "train")
+
+
+def _switched(log: IncidentLog, event: Event, details: SwitchDetails) -> IncidentLog:
+    """Fold the end of a repair: for how long no step completed."""
+    old = [one for one in details.workers.values() if one.role == "old"]
+    if not any(one.survivor_report_s for one in old):
+        return log
+    known = log.newest(event.time, lambda one: one.kind in LOST and one.is_over)
+    if known is None or any("without a step" in one for one in known.followed):
+        return log
+    lost_s = max(without_step_s(one) for one in old)
+    return log.changed(known.then(event.time, f"They were {lost_s:.1f} s without a step."))
+
+
+def _slow(log: IncidentLog, event: Event, details: SlowWorkerDetails) -> IncidentLog:
+    worker, times = details.worker, details.compute_s / max(details.others_s, 1e-9)
+    what = (
+        f"all workers wait for {log.placed(worker)} in each step: it computes "
+        f"{1000 * details.compute_s:.0f} ms, {times:.1f} times as long as the others "
+        f"({1000 * details.others_s:.0f} ms); noticed at step {event.step}"
+    )
+    cause = causes.of_a_slow_worker(worker, log.host_of(worker))
+    new = Incident.of(log.count, event, what, worker)
+    new = replace(new, host=log.host_of(worker), why=cause.why, advice=cause.advice)
+    known = log.newest(
+        event.time, lambda one: one.kind == new.kind and worker in one.workers and not one.is_over
+    )
+    if known is None:
+        return log.opened(new)
+    return log.changed(replace(new, number=known.number, at_s=known.at_s, times=known.times + 1))
+
+
+def _away(log: IncidentLog, event: Event, details: ZookeeperBackDetails) -> IncidentLog:
+    what = (
+        f"ZooKeeper did not answer for {details.away_s:.1f} s, until step {event.step}; nobody "
+        "could join or leave"
+    )
+    new = replace(
+        Incident.of(log.count, event, what),
+        at_s=event.time - details.away_s,
+        why=causes.OF_ZOOKEEPER.why,
+        advice=causes.OF_ZOOKEEPER.advice,
+    )
+    return log.opened(
+        new.then(event.time, "Training went on; ZooKeeper answers again.", is_over=True)
+    )
+
+
+def _log_failed(log: IncidentLog, event: Event, details: LogFailedDetails) -> IncidentLog:
+    log = log.with_hosts({details.worker: details.host})
+    failure = event.reason.partition(": ")[2] or event.reason
+    what = f"{log.placed(details.worker)} cannot write its log: {failure}"
+    return log.repeated(event, what, details.host)
+
+
+def _not_saved(log: IncidentLog, event: Event, details: CheckpointFailedDetails) -> IncidentLog:
+    first = log.members[0] if log.members else ""
+    host = log.host_of(first)
+    where = f" ({log.placed(first)})" if first else ""
+    return log.repeated(event, f"{event.reason}{where}", host)
+
+
+def _saved(log: IncidentLog, event: Event, details: CheckpointDetails) -> IncidentLog:
+    known = log.newest(event.time, lambda one: one.kind == "checkpoint_failed" and not one.is_over)
+    if known is None:
+        return log
+    said = f"The checkpoint of step {event.step} is written."
+    return log.changed(known.then(event.time, said, is_over=True))
+
+
+def _loss(log: IncidentLog, event: Event, details: LossSpikeDetails) -> IncidentLog:
+    spike, cause = details.spike, causes.of_a_loss(details.spike)
+    since = f" at step {details.at_step}"
+    if spike.loss is None:
+        was = (
+            f"; it was {spike.lowest:.3g} at step {spike.lowest_step}"
+            if spike.lowest is not None
+            else ", and never was"
+        )
+        what = f"the loss is not finite (inf or nan){since}{was}"
+    else:
+        times = spike.loss / spike.lowest if spike.lowest else 0.0
+        what = (
+            f"the loss has risen to {spike.loss:.3g}{since}, {times:.1f} times its lowest value "
+            f"({spike.lowest:.3g} at step {spike.lowest_step})"
+        )
+    new = Incident.of(log.count, event, what)
+    return log.opened(replace(new, why=cause.why, advice=cause.advice))
+
+
+_FOLDS: Mapping[type[Details], Callable[[IncidentLog, Event, Any], IncidentLog]] = {
+    WorkerFailedDetails: _failed,
+    WorkerFrozenDetails: _frozen,
+    EvictedDetails: _evicted,
+    StalledDetails: _stalled,
+    GenerationDetails: _new_ring,
+    SwitchDetails: _switched,
+    SlowWorkerDetails: _slow,
+    ZookeeperBackDetails: _away,
+    LogFailedDetails: _log_failed,
+    CheckpointFailedDetails: _not_saved,
+    CheckpointDetails: _saved,
+    LossSpikeDetails: _loss,
+}
+
+
+@dataclass(frozen=True)
+class ToldIncident(Record):
+    """An incident as the page tells it.
+
+    Attributes:
+        number: its number.
+        at_s: when it was noticed, in seconds since 1970.
+        kind: the kind of the event that says most of it.
+        tone: ``bad``, ``warning``, or ``over`` if the job has recovered from it.
+        step: the newest complete step then.
+        what: what happened, in a sentence.
+        why: why, as far as is known.
+        advice: what to do.
+        since: what followed; empty: nothing yet.
+    """
+
+    number: int
+    at_s: float
+    kind: str
+    tone: str
+    step: int
+    what: str
+    why: str
+    advice: str
+    since: str
+
+
+def told_incidents(log: IncidentLog, status: JobStatus, standing_s: float) -> list[ToldIncident]:
+    """Return the newest incidents of a job as its page tells them, the newest first.
+
+    Args:
+        log: the incidents.
+        status: the present status of the job, which says what is over by now.
+        standing_s: for how long no step has completed that should have, in seconds.
+    """
+    newest = sorted(log.incidents, key=lambda one: one.at_s, reverse=True)[:SHOWN]
+    return [_told(one, status, standing_s) for one in newest]
+
+
+def _told(one: Incident, status: JobStatus, standing_s: float) -> ToldIncident:
+    """Return ``one`` with what the present status adds to it."""
+    followed, is_over = list(one.followed), one.is_over
+    runs = not status.state.over
+    if one.kind == "slow_worker" and runs and status.slowest not in one.workers:
+        followed.append("Nobody waits for it now.")
+        is_over = True
+    if one.kind == "stalled" and runs and status.step > one.step and not standing_s:
+        followed.append(f"Steps complete again: the job is at step {status.step}.")
+        is_over = True
+    if one.times > 1:
+        followed.insert(0, f"It has happened {counted(one.times, 'time')} in all.")
+    return ToldIncident(
+        number=one.number,
+        at_s=one.at_s,
+        kind=one.kind,
+        tone="over" if is_over else one.tone,
+        step=one.step,
+        what=one.what,
+        why=one.why,
+        advice=_named(one.advice, status.job),
+        since=" ".join(followed),
+    )
+
+
+def _named(text: str, job: str) -> str:
+    """Return ``text`` with the name of the ``job`` in its commands."""
+    return re.sub(r"\bJOB\b", lambda _: job, text)

@@ -1,0 +1,295 @@
+"""Keep the loss and the learning rate of a job over its steps, and say when the loss goes wrong.
+
+:class:`LearningCurve` is the record, bounded in size: means over equal periods, which become longer
+as the job does. The leader adds samples to it (:meth:`LearningCurve.with_sample`), which also
+returns a :class:`LossSpike` when the loss is not finite any more, or has risen far above its lowest
+value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from edl.core.learning_meter import LearningSample
+from edl.core.plural import workers
+from edl.core.record import Record
+
+MOST_POINTS = 120
+FIRST_PERIOD_S = 0.5
+MEAN_OF = 5  # losses: one alone says little
+TIMES = 3.0  # the loss has risen when it is so many times as high as at its lowest,
+OF_FIRST = 0.5  # and at least so much of the first loss
+WELL_BELOW = 0.5  # of the risen loss: then it has fallen again
+RISE = 1.05  # of the learning rate: less is no rise
+
+
+class LearningPoint(NamedTuple):
+    """The means of the samples of one period.
+
+    Attributes:
+        step: the step of its last sample.
+        at_s: when that was read, in seconds since 1970.
+        loss: the mean of its finite losses; None: there are none.
+        learning_rate: the last learning rate; None: not known.
+        count: the number of finite losses.
+        not_finite: the number of losses that are infinite or nan.
+    """
+
+    step: int
+    at_s: float
+    loss: float | None
+    learning_rate: float | None
+    count: int
+    not_finite: int
+
+    def and_then(self, later: LearningPoint) -> LearningPoint:
+        """Return the point of both periods; ``later`` follows this one."""
+        count = self.count + later.count
+        sums = (one.loss * one.count for one in (self, later) if one.loss is not None)
+        return later._replace(
+            loss=sum(sums) / count if count else None,
+            learning_rate=(
+                self.learning_rate if later.learning_rate is None else later.learning_rate
+            ),
+            count=count,
+            not_finite=self.not_finite + later.not_finite,
+        )
+
+
+@dataclass(frozen=True)
+class LossSpike(Record):
+    """The finding that the loss of a job goes wrong.
+
+    Attributes:
+        loss: the mean of the last losses; None: they are not finite.
+        lowest: the lowest such mean before; None: no loss was finite.
+        lowest_step: the step of that.
+        first: the first loss; None: none was finite.
+        learning_rate: the present learning rate; None: not known.
+        rate_before: the learning rate before its last rise; None: it has not risen.
+        rate_step: the step of the first sample with the higher rate; None: it has not risen.
+        np_before: the number of workers before that rise; 0: it has not risen.
+        np_after: the number of workers in the first sample after it.
+        is_mean: whether the losses are means over all workers, and not of one worker's batches.
+    """
+
+    loss: float | None
+    lowest: float | None = None
+    lowest_step: int = 0
+    first: float | None = None
+    learning_rate: float | None = None
+    rate_before: float | None = None
+    rate_step: int | None = None
+    np_before: int = 0
+    np_after: int = 0
+    is_mean: bool = False
+
+
+@dataclass(frozen=True)
+class LossTrend(Record):
+    """What was seen of the losses and the learning rate until now; the base of each finding.
+
+    Attributes:
+        first: the first finite loss; None: there was none.
+        lowest: the lowest mean of :data:`MEAN_OF` losses, or the first loss; None likewise.
+        lowest_step: the step of the lowest.
+        recent: the last finite losses, at most :data:`MEAN_OF`.
+        learning_rate: the newest learning rate; None: not known.
+        rate_before: the learning rate before its last rise above all that came before; None: none.
+        rate_step: the step of the first sample after that rise; None: there was none.
+        np: the number of workers in the last sample.
+        np_before: the number of workers before the rise.
+        np_after: the number of workers in the first sample after the rise.
+        told: the loss of the last finding, which the loss has not left yet; None: there is none.
+        is_not_finite: whether the last loss was not finite, which was told.
+        is_mean: whether the last loss was the mean over all workers.
+    """
+
+    first: float | None = None
+    lowest: float | None = None
+    lowest_step: int = 0
+    recent: tuple[float, ...] = ()
+    learning_rate: float | None = None
+    rate_before: float | None = None
+    rate_step: int | None = None
+    np: int = 0
+    np_before: int = 0
+    np_after: int = 0
+    told: float | None = None
+    is_not_finite: bool = False
+    is_mean: bool = False
+
+    def with_sample(self, sample: LearningSample) -> tuple[LossTrend, LossSpike | None]:
+        """Return what is known with ``sample``, and what it shows to be wrong; None: nothing."""
+        new = self._with_rate(sample)
+        if sample.loss is None:
+            return new, None
+        if sample.is_mean and not new.is_mean:  # means do not compare with one worker's losses
+            new = replace(new, first=None, lowest=None, recent=(), told=None, is_mean=True)
+        if not math.isfinite(sample.loss):
+            spike = None if new.is_not_finite else new._spike(None)
+            return replace(new, is_not_finite=True), spike
+        return replace(new, is_not_finite=False)._with_loss(sample.step, sample.loss)
+
+    def _with_rate(self, sample: LearningSample) -> LossTrend:
+        """Return what is known with the learning rate of ``sample``."""
+        rate, before = sample.learning_rate, self.learning_rate
+        if rate is None:
+            return replace(self, np=sample.np)
+        new = replace(self, learning_rate=rate, np=sample.np)
+        if before is not None and rate > RISE * before:
+            goes_on = self.rate_step is not None and self.rate_before is not None and before > 0
+            is_ramp = goes_on and rate < 1.5 * before  # a warm-up rises in many small steps
+            if is_ramp:
+                return new
+            return replace(
+                new,
+                rate_before=before,
+                rate_step=sample.step,
+                np_before=self.np,
+                np_after=sample.np,
+            )
+        return new
+
+    def _with_loss(self, step: int, loss: float) -> tuple[LossTrend, LossSpike | None]:
+        """Return what is known with a finite loss, and the finding if it has risen too far."""
+        recent = (*self.recent, loss)[-MEAN_OF:]
+        mean = sum(recent) / len(recent)
+        new = replace(self, recent=recent)
+        if self.first is None or self.lowest is None:
+            return replace(new, first=loss, lowest=loss, lowest_step=step), None
+        if len(recent) == MEAN_OF and mean < self.lowest:
+            return replace(new, lowest=mean, lowest_step=step, told=None), None
+        if self.told is not None:
+            return (replace(new, told=None) if mean < WELL_BELOW * self.told else new), None
+        has_risen = 0 < TIMES * self.lowest <= mean and mean >= OF_FIRST * self.first
+        if len(recent) < MEAN_OF or not has_risen:
+            return new, None
+        return replace(new, told=mean), new._spike(mean)
+
+    def _spike(self, loss: float | None) -> LossSpike:
+        """Return the finding with this ``loss``; None: it is not finite."""
+        return LossSpike(
+            loss=loss,
+            lowest=self.lowest,
+            lowest_step=self.lowest_step,
+            first=self.first,
+            learning_rate=self.learning_rate,
+            rate_before=self.rate_before,
+            rate_step=self.rate_step,
+            np_before=self.np_before,
+            np_after=self.np_after,
+            is_mean=self.is_mean,
+        )
+
+
+@dataclass(frozen=True)
+class LearningCurve(Record):
+    """The loss and the learning rate of a job over its steps, in bounded memory.
+
+    Attributes:
+        period_s: the length of a period, in seconds.
+        points: the means of each period in which there was a sample, the oldest first.
+        trend: what was seen of all samples.
+    """
+
+    period_s: float = FIRST_PERIOD_S
+    points: tuple[LearningPoint, ...] = ()
+    trend: LossTrend = field(default_factory=LossTrend)
+
+    def with_samples(
+        self, samples: Sequence[LearningSample], at_s: float
+    ) -> tuple[LearningCurve, tuple[tuple[int, LossSpike], ...]]:
+        """Return the curve with ``samples``, and what they show to be wrong.
+
+        A job that goes back to a checkpoint trains steps again: their former points are dropped.
+
+        Args:
+            samples: the new samples, the oldest first.
+            at_s: when they were read, in seconds since 1970.
+
+        Returns:
+            The curve, and each finding with the step of its sample.
+        """
+        curve, found = self, list[tuple[int, LossSpike]]()
+        for sample in samples:
+            trend, spike = curve.trend.with_sample(sample)
+            if spike is not None:
+                found.append((sample.step, spike))
+            points = tuple(one for one in curve.points if one.step < sample.step)
+            curve = replace(curve, points=points, trend=trend)._with_point(_point(sample, at_s))
+        return curve, tuple(found)
+
+    def columns(self) -> dict[str, list[float | None]]:
+        """Return the points as columns for charts: ``step``, ``loss``, ``learning_rate``."""
+        return {
+            "step": [one.step for one in self.points],
+            "loss": [one.loss for one in self.points],
+            "learning_rate": [one.learning_rate for one in self.points],
+        }
+
+    def _with_point(self, point: LearningPoint) -> LearningCurve:
+        new = replace(self, points=_added(self.points, point, self.period_s))
+        while len(new.points) > MOST_POINTS:
+            period_s, points = 2 * new.period_s, tuple[LearningPoint, ...]()
+            for one in new.points:
+                points = _added(points, one, period_s)
+            new = replace(new, period_s=period_s, points=points)
+        return new
+
+
+def _point(sample: LearningSample, at_s: float) -> LearningPoint:
+    """Return the point of one sample that was read at ``at_s``, in seconds since 1970."""
+    loss = sample.loss
+    is_finite = loss is not None and math.isfinite(loss)
+    is_bad = loss is not None and not is_finite
+    mean = float(f"{loss:.6g}") if loss is not None and is_finite else None
+    return LearningPoint(
+        sample.step, round(at_s, 1), mean, sample.learning_rate, int(is_finite), int(is_bad)
+    )
+
+
+def _added(
+    points: tuple[LearningPoint, ...], point: LearningPoint, period_s: float
+) -> tuple[LearningPoint, ...]:
+    """Return ``points`` with one more, combined with the last one if it is in the same period."""
+    last = points[-1] if points else None
+    if last is not None and last.at_s // period_s == point.at_s // period_s:
+        return (*points[:-1], last.and_then(point))
+    return (*points, point)
+
+
+def spike_in_words(spike: LossSpike) -> str:
+    """Return a sentence that says how the loss goes wrong, with the learning rate."""
+    whose = "of all workers" if spike.is_mean else "of one worker's batches"
+    if spike.loss is None:
+        what = "the loss is not finite (inf or nan) any more"
+        if spike.lowest is not None:
+            what += f"; it was {spike.lowest:.3g} at step {spike.lowest_step}"
+        else:
+            what = "the loss was never finite: it is inf or nan from the first step on"
+    else:
+        times = spike.loss / spike.lowest if spike.lowest else 0.0
+        what = (
+            f"the loss has risen to {spike.loss:.3g}, {times:.3g} times its lowest value "
+            f"({spike.lowest:.3g} at step {spike.lowest_step}; means {whose})"
+        )
+    return f"{what}; {_rate_in_words(spike)}"
+
+
+def _rate_in_words(spike: LossSpike) -> str:
+    """Return a clause that says what the learning rate is, and when it rose."""
+    if spike.learning_rate is None:
+        return "edl does not know the learning rate"
+    if spike.rate_before is None or spike.rate_step is None:
+        return f"the learning rate is {spike.learning_rate:.4g} and has not risen before"
+    size = ""
+    if spike.np_before != spike.np_after:
+        size = f", when {workers(spike.np_before)} became {spike.np_after}"
+    return (
+        f"the learning rate rose from {spike.rate_before:.4g} to {spike.learning_rate:.4g} at "
+        f"about step {spike.rate_step}{size}"
+    )

@@ -1,0 +1,87 @@
+"""Give the job's learning curve the losses and the learning rate of a script with PyTorch.
+
+:func:`watch_losses` replaces ``torch.autograd.backward``, which ``Tensor.backward`` calls, because
+a script need not name its loss to edl. Twice a second the number is copied, without a wait for the
+device; all other calls only ask whether it is time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from edl.torch.optimizers import Optimizers
+
+_see: Callable[[Any], None] | None = None
+
+
+def watch_losses(optimizers: Optimizers, optimizer: torch.optim.Optimizer) -> None:
+    """Let the meter of the worker see the losses of the script, and the rate of ``optimizer``.
+
+    Nothing is seen in the warm-up, or of batches that count for nothing. The losses of a script
+    with several optimizers are not seen, because they have different meanings.
+
+    Args:
+        optimizers: the optimizers of the job.
+        optimizer: the first of them; its first parameter group has the rate that is shown.
+    """
+    global _see
+    worker = optimizers.worker
+    meter, loader = worker.learning, worker.loader
+    meter.learning_rate = lambda: _number(optimizer.param_groups[0].get("lr"))
+
+    def see(tensors: Any) -> None:
+        if not meter.wants_loss or optimizers.several or worker.warming_up:
+            return
+        if loader.open and loader.batch_weight and (read := _reader(tensors, optimizers)):
+            meter.see_loss(worker.step + 1, read)
+
+    if _see is None:
+        plain = torch.autograd.backward
+
+        def backward(tensors: Any, *arguments: Any, **named: Any) -> None:
+            if _see is not None:
+                _see(tensors)
+            return plain(tensors, *arguments, **named)
+
+        torch.autograd.backward = backward
+    _see = see
+
+
+def _reader(loss: Any, optimizers: Optimizers) -> Callable[[], float | None] | None:
+    """Return a function that returns a loss as a number once the device has computed it.
+
+    A GradScaler's factor is taken out of it. While the device has not computed the loss, the
+    function returns None.
+
+    Args:
+        loss: what the script has given to ``backward``.
+        optimizers: the optimizers of the job, which know the factor.
+
+    Returns:
+        The function; None if ``loss`` is no tensor with one real number, or cannot be copied now.
+    """
+    if isinstance(loss, list | tuple) and len(loss) == 1:
+        loss = loss[0]
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or loss.is_complex():
+        return None
+    if loss.device.type != "cuda":
+        number, scale = loss.detach(), optimizers.loss_scale()
+        return lambda: float(number) / scale
+    if torch.cuda.is_current_stream_capturing():
+        return None
+    scale = optimizers.loss_scale()
+    copied = loss.detach().to("cpu", non_blocking=True)
+    done = torch.cuda.Event()
+    done.record()
+    return lambda: float(copied) / scale if done.query() else None
+
+
+def _number(rate: Any) -> float | None:
+    """Return a learning rate, which may be a tensor, as a float; None if it is no number."""
+    try:
+        return float(rate)
+    except (TypeError, ValueError):
+        return None
