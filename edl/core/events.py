@@ -139,8 +139,9 @@ class GenerationDetails(Details, kind=EventKind.GENERATION, writer="the leader")
     """An event logged when the leader has written a generation (the members of a new ring).
 
     It has the leader's `term`, the `members`, those that `joined` and those that `left`,
-    and the last speed of the ring before (`samples_per_s`). `repair`: no ring trains until this
-    one is built, because one broke (see `failures`) or the job starts.
+    the last speed of the ring before (`samples_per_s`), and the `hosts` of those that joined.
+    `repair`: no ring trains until this one is built, because one broke (see `failures`) or the
+    job starts.
     """
 
     term: Annotated[int, "the term of the leader"]
@@ -154,6 +155,9 @@ class GenerationDetails(Details, kind=EventKind.GENERATION, writer="the leader")
         "names a host with one worker",
     ] = field(default_factory=dict)
     samples_per_s: Annotated[float, "of the ring before it, at last; 0: nobody knows"] = 0.0
+    hosts: Annotated[Mapping[str, tuple[str, ...]], "host -> workers there that joined"] = field(
+        default_factory=dict
+    )
 
 
 @dataclass(frozen=True)
@@ -374,6 +378,7 @@ class SlowWorkerDetails(Details, kind=EventKind.SLOW_WORKER, writer="rank 0"):
     worker: Annotated[str, "the slow one"]
     compute_s: Annotated[float, "its median in a step"]
     others_s: Annotated[float, "that of the others"]
+    host: Annotated[str, "where it runs; empty: an older edl has written it"] = ""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edl.core.event_text import CHANGE_KINDS, kind_of_change, longest_stall
-from edl.core.events import Event, GenerationDetails, SwitchDetails
+from edl.core.events import Event, EventKind, GenerationDetails, SwitchDetails
 from edl.core.metric import (
     BUILD_INFO,
     ZOOKEEPER_CONNECTED,
@@ -36,6 +36,7 @@ from edl.core.status import JobStatus
 STALL_BOUNDS_S = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 UNKNOWN = "unknown"  # the kind of a change whose generation event is not known (any more)
 PARTS = ("detect", "wait", "shutdown", "init", "broadcast", "first_step")
+STALLING = (*CHANGE_KINDS[1:], UNKNOWN)  # a start has no old workers, which it could hold up
 KEPT = 100  # generations whose kind is kept until the event of their switch comes
 
 JOB_INFO = info("edl_job_info", "The name of the job; always 1", "edl_job")
@@ -112,10 +113,13 @@ class EventCounts:
     """
 
     def __init__(self) -> None:
-        self._events: Counter[str] = Counter()
+        # All begin at 0, because increase() of Prometheus misses a first value that is higher.
+        self._events: Counter[str] = Counter(dict.fromkeys(EventKind, 0))
         self._changes: Counter[str] = Counter()
-        self._stalls: dict[str, Histogram] = {}
-        self._parts: Counter[tuple[str, str]] = Counter()
+        self._stalls = {kind: Histogram(STALL_BOUNDS_S) for kind in STALLING}
+        self._parts: Counter[tuple[str, str]] = Counter(
+            {(kind, part): 0 for kind in STALLING for part in PARTS}
+        )
         self._kinds: dict[int, str] = {}
 
     def add(self, event: Event) -> None:

@@ -38,6 +38,7 @@ from edl.core.job.ring_failure import broke
 from edl.core.job.stall import Activity
 from edl.core.policy.ring_report import RingReport
 from edl.core.progress import TrainingStatus, WorkerProgress, is_status_due
+from edl.core.records import Generation
 from edl.core.snapshot import Snapshot
 from edl.leader.failure_detector import FailureDetector
 from edl.leader.policy_loop import PolicyLoop
@@ -284,6 +285,7 @@ class LeaderTerm:
                 repair=new.repairs,
                 failures=failures,
                 samples_per_s=round(self._rate.newest, 1),
+                hosts=_hosts_of(new),
             )
             yield self._event(written, new.reason, new.number)
         if decision.change and decision.change.moves:
@@ -343,6 +345,15 @@ class LeaderTerm:
         self._decisions.put_status(status)
         self._store.events.trim(EVENTS_KEPT)
         self._store.members.forget_evicted(snapshot.forgettable(EVICTED_KEPT))
+
+
+def _hosts_of(new: Generation) -> dict[str, tuple[str, ...]]:
+    """Return the workers that join with the generation ``new``, by host."""
+    found: dict[str, tuple[str, ...]] = {}
+    for member in new.members:
+        if member.id in new.joined:
+            found[member.host] = (*found.get(member.host, ()), f"w{member.id}")
+    return found
 
 
 class _Rate:

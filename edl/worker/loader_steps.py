@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 from edl import failpoints
 from edl.core.events import EpochLeftDetails, Event, SlowWorkerDetails
+from edl.core.records import Generation
 from edl.core.step.batch import Batch
 from edl.core.step.epoch_end import ended_by_count, ended_by_script, left_out
 from edl.core.step.ledger import Ledger
@@ -397,7 +398,7 @@ class LoaderSteps(WorkerSteps):
         progress.complete(records)
         slow = self.slowest.look(records)
         if slow is not None and self.ring.place.rank == 0:
-            self._shared.log(_slow_event(slow, self.generation, progress.step))
+            self._shared.log(_slow_event(slow, self._switching.generation, progress.step))
         self._watch.look(records, self._switching, progress)
         if reason := self._completed(records):
             logger.info("after step %d: %s", progress.step, reason)
@@ -571,12 +572,15 @@ class LoaderSteps(WorkerSteps):
             failpoints.reached("step")
 
 
-def _slow_event(slow: SlowestWorker, generation: int, step: int) -> Event:
+def _slow_event(slow: SlowestWorker, ring: Generation | None, step: int) -> Event:
     """Return the event for the log which says that all workers wait for ``slow`` in each step.
 
-    ``generation`` and ``step`` are the numbers of the present generation and step.
+    ``ring`` is the present generation, and ``step`` the number of the present step.
     """
     name = f"w{slow.worker}"
-    details = SlowWorkerDetails(name, round(slow.own_s, 6), round(slow.others_s, 6))
+    seats = ring.members if ring is not None else ()
+    host = next((one.host for one in seats if one.id == slow.worker), "")
+    generation = ring.number if ring is not None else 0
+    details = SlowWorkerDetails(name, round(slow.own_s, 6), round(slow.others_s, 6), host)
     reason = f"the others wait for {name} in each step: {slow}"
     return Event(time.time(), generation, step, reason, details)

@@ -20,6 +20,7 @@ from edl.core.events import (
     CheckpointFailedDetails,
     Event,
     EvictedDetails,
+    GenerationDetails,
     LogFailedDetails,
     LossSpikeDetails,
     NoTemplateDetails,
@@ -244,6 +245,21 @@ class TestAWrongLearningRate:
         one = self.told_of(LossSpike(None))
         assert "and never was" in one.what
         assert "edl does not know it here" in one.why
+
+
+def test_hosts_are_known_from_the_events_alone() -> None:
+    """Of a job that has ended no worker is in ZooKeeper, which would say where it ran."""
+    start = GenerationDetails(1, ("w0", "w1"), ("w0", "w1"), (), True, hosts={"a": ("w0", "w1")})
+    log = IncidentLog().with_event(event(0, start, 1))
+    log = log.with_event(event(9, SlowWorkerDetails("w7", 0.2, 0.1, "b"), 1, 5))
+    log = log.with_event(evicted(10, "w1", "it is frozen or cut off: no answer"))
+    found = told_incidents(log, status(slowest="w7"), 0.0)
+    assert "worker w1 on host a" in found[0].what.lower()
+    assert "worker w7 on host b" in found[1].what
+
+
+def test_the_end_of_a_job_is_no_loss_of_workers() -> None:
+    assert told(generation(10, 2, (), left=("w0", "w1"), repair=True)) == []
 
 
 def test_a_stall_is_over_when_steps_complete() -> None:

@@ -11,7 +11,7 @@ from made import make_job
 
 from edl.core.dashboard.timeline import GenerationTimeline
 from edl.core.event_text import CHANGE_KINDS
-from edl.core.events import Details, Event, GenerationDetails, SwitchDetails
+from edl.core.events import Details, Event, EventKind, GenerationDetails, SwitchDetails
 from edl.core.job_metrics import JOB_METRICS, UNKNOWN, EventCounts, job_samples, scrape_targets
 from edl.core.metric import (
     BUILD_INFO,
@@ -191,6 +191,15 @@ def test_a_new_ring_counts_by_what_led_to_it(
     assert [band.cause for band in GenerationTimeline().with_event(new).bands] == [kind]
 
 
+def stalls(counts: EventCounts) -> dict[str, tuple[int, float]]:
+    """Return how many stalls there were by kind, and how long they lasted; only what there was."""
+    found = {}
+    for one in counts.samples():
+        if one.metric.name == "edl_stall_seconds" and isinstance(one.value, Histogram):
+            found[one.labels[0]] = sum(one.value.counts), one.value.sum
+    return {kind: seen for kind, seen in found.items() if seen[0]}
+
+
 def test_a_stall_is_that_of_the_old_worker_that_waited_longest() -> None:
     """As `edl run` says it; a newcomer's time is its own."""
     counts = EventCounts()
@@ -199,9 +208,7 @@ def test_a_stall_is_that_of_the_old_worker_that_waited_longest() -> None:
     workers = {"w0": SwitchParts(stall_s=0.1), "w1": old, "w2": SwitchParts("new", stall_s=9.0)}
     counts.add(event(SwitchDetails(3, workers), 3))
     samples = counts.samples()
-    [stalls] = [one for one in samples if one.metric.name == "edl_stall_seconds"]
-    assert isinstance(stalls.value, Histogram)
-    assert (stalls.labels, sum(stalls.value.counts), stalls.value.sum) == (("join",), 1, 0.2)
+    assert stalls(counts) == {"join": (1, 0.2)}
     assert value(samples, "edl_stall_part_seconds_total", "join", "init") == 0.125
 
 
@@ -209,14 +216,25 @@ def test_a_stall_whose_change_is_not_in_the_log_is_of_an_unknown_kind() -> None:
     """The log keeps the newest events only."""
     counts = EventCounts()
     counts.add(event(SwitchDetails(2, {"w0": SwitchParts(stall_s=1.0)})))
-    [stalls] = [one for one in counts.samples() if one.metric.name == "edl_stall_seconds"]
-    assert stalls.labels == (UNKNOWN,)
+    assert stalls(counts) == {UNKNOWN: (1, 1.0)}
 
 
 def test_the_first_ring_held_nobody_up() -> None:
     counts = EventCounts()
     counts.add(event(SwitchDetails(1, {"w0": SwitchParts("new", stall_s=1.0)})))
-    assert not [one for one in counts.samples() if one.metric.name == "edl_stall_seconds"]
+    assert stalls(counts) == {}
+
+
+def test_all_counters_are_there_before_they_count() -> None:
+    """Prometheus' increase() and rate() do not see the first value of a series."""
+    samples = EventCounts().samples()
+    named = {(one.metric.name, *one.labels): one.value for one in samples}
+    for kind in EventKind:
+        assert named["edl_events_total", kind] == 0
+    for kind in ("join", "leave", "migrate", "crash", "rebuild", UNKNOWN):
+        assert isinstance(named["edl_stall_seconds", kind], Histogram)
+        for part in ("detect", "wait", "shutdown", "init", "broadcast", "first_step"):
+            assert named["edl_stall_part_seconds_total", kind, part] == 0
 
 
 def member(worker: int, stage: Stage = Stage.ACTIVE) -> Member:

@@ -242,9 +242,11 @@ def _stalled(log: IncidentLog, event: Event, details: StalledDetails) -> Inciden
 
 def _new_ring(log: IncidentLog, event: Event, details: GenerationDetails) -> IncidentLog:
     """Fold a new ring: it goes on without workers that were lost, or others take their place."""
-    before = len(log.members)
-    log = replace(log, members=details.members)
-    np = len(details.members)
+    before, np = len(log.members), len(details.members)
+    hosts = {worker: host for host, names in details.hosts.items() for worker in names}
+    log = replace(log.with_hosts(hosts), members=details.members)
+    if not np:  # the job ends
+        return log
     if details.repair and event.generation > 1 and details.left:
         if log.loss_of(event.time, details.left) is None:
             for worker in details.left:
@@ -252,7 +254,7 @@ def _new_ring(log: IncidentLog, event: Event, details: GenerationDetails) -> Inc
                 cause = _of_an_unseen_end(log.host_of(worker), event.reason)
                 log = log.lost(event, worker, what, cause)
         known = log.loss_of(event.time, details.left)
-        if known is not None and np:
+        if known is not None:
             went = f"The other {workers(np)} went on from step {event.step}."
             log = log.changed(known.then(event.time, went, is_over=True))
     if details.joined and before and event.generation > 1:
@@ -283,7 +285,9 @@ def _switched(log: IncidentLog, event: Event, details: SwitchDetails) -> Inciden
 
 
 def _slow(log: IncidentLog, event: Event, details: SlowWorkerDetails) -> IncidentLog:
-    worker, times = details.worker, details.compute_s / max(details.others_s, 1e-9)
+    worker = details.worker
+    log = log.with_hosts({worker: details.host} if details.host else {})
+    times = details.compute_s / max(details.others_s, 1e-9)
     what = (
         f"all workers wait for {log.placed(worker)} in each step: it computes "
         f"{1000 * details.compute_s:.0f} ms, {times:.1f} times as long as the others "
