@@ -11,6 +11,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import random
+import shutil
 import socket
 import subprocess
 import time
@@ -33,6 +34,7 @@ STOP_S = 10.0
 LOCK_S = START_S + STOP_S + 5.0
 ASK_S = 2.0
 POLL_S = 0.05
+FULL_BYTES = 1_000_000  # a disk with less is full: the server cannot write its log of changes
 PORT_TRIES = 3  # between choosing a free port and listening on it somebody may take it
 # Below the ports that Linux gives to outgoing connections: while the server is stopped, one of them
 # could take its port, and jobs would not find it again.
@@ -212,6 +214,34 @@ def find_local(state_dir: Path | None = None) -> str | None:
     """
     files = _ServerFiles(state_dir)
     return files.hosts() if files.endpoint()[1] and files.process() is not None else None
+
+
+def local_trouble(hosts: str, state_dir: Path | None = None) -> str:
+    """Return why the local ZooKeeper may not answer, and what to do, as a sentence.
+
+    The server is not asked. The result is empty if ``hosts`` is another ZooKeeper, or if nothing is
+    known to be wrong.
+
+    Args:
+        hosts: The address of a ZooKeeper that does not answer, as ``host:port``.
+        state_dir: The directory of the server's files; None: ``zookeeper`` in the state directory
+            of edl.
+    """
+    files = _ServerFiles(state_dir)
+    if not files.endpoint()[1] or files.hosts() != hosts:
+        return ""
+    try:
+        process, free = files.process(), shutil.disk_usage(files.data).free
+        stopped = process is not None and process.status() == psutil.STATUS_STOPPED
+    except (OSError, psutil.Error):
+        return ""
+    start = "`edl zookeeper start` starts it again with its data"
+    if free < FULL_BYTES:
+        after = f"; it has ended, and {start}" if process is None else ""
+        return f"The disk that has its data, {files.data}, is full: free space there{after}."
+    if process is None:
+        return f"Its process has ended: {start}; its log is {files.log}."
+    return f"Its process is stopped: `kill -CONT {process.pid}` wakes it." if stopped else ""
 
 
 class _ServerFiles:

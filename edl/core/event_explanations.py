@@ -161,6 +161,11 @@ EXPLANATIONS: Mapping[EventKind, EventExplanation] = {
         "The disk is full, or the directory of logs was removed.",
         "Free space on that host. The log goes on by itself.",
     ),
+    EventKind.LOG_RESUMED: _normal(
+        "A worker writes its log again; the event says how many bytes of its output are lost.",
+        "Its disk has space again.",
+        _NOTHING,
+    ),
     EventKind.SLOW_WORKER: _warning(
         "One worker computes at least twice as long in a step as the others, which wait for it.",
         "Its host is busy, its GPU is throttled or shared, or its data loads slowly.",

@@ -40,6 +40,7 @@ class EventKind(StrEnum):
     WORKER_EXITED = "worker_exited"
     WORKER_FROZEN = "worker_frozen"
     LOG_FAILED = "log_failed"
+    LOG_RESUMED = "log_resumed"
     SLOW_WORKER = "slow_worker"
     STRAGGLER = "straggler"
     LOSS_SPIKE = "loss_spike"
@@ -368,6 +369,18 @@ class LogFailedDetails(Details, kind=EventKind.LOG_FAILED, writer="a worker"):
 
 
 @dataclass(frozen=True)
+class LogResumedDetails(Details, kind=EventKind.LOG_RESUMED, writer="a worker"):
+    """An event logged when `worker` on `host` can write its log file again.
+
+    Of its output `lost_bytes` are missing there.
+    """
+
+    worker: Annotated[str, "whose log it is"]
+    host: Annotated[str, "its host"]
+    lost_bytes: Annotated[int, "bytes that are left out"]
+
+
+@dataclass(frozen=True)
 class SlowWorkerDetails(Details, kind=EventKind.SLOW_WORKER, writer="rank 0"):
     """An event logged when `worker` computes much longer than the others, which wait for it.
 
@@ -400,7 +413,7 @@ class StragglerDetails(Details, kind=EventKind.STRAGGLER, writer="the leader"):
 
 @dataclass(frozen=True)
 class LossSpikeDetails(Details, kind=EventKind.LOSS_SPIKE, writer="the leader"):
-    """An event logged when the loss is not finite, or has [risen far](../guides/dashboard.md#loss).
+    """An event logged when the loss is not finite, or has [risen far](../guides/dashboard.md#loss-and-learning-rate).
 
     The loss is that of step `at_step`; `spike` compares it with the losses before.
     """

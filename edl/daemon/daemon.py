@@ -23,7 +23,13 @@ from edl.coordination.election import Leadership
 from edl.coordination.job_store import JobStore
 from edl.coordination.lost_job import WorkersLostJob
 from edl.coordination.session import Session
-from edl.core.events import Details, Event, LogFailedDetails, ZookeeperBackDetails
+from edl.core.events import (
+    Details,
+    Event,
+    LogFailedDetails,
+    LogResumedDetails,
+    ZookeeperBackDetails,
+)
 from edl.core.job.script_end import waits_for_ended
 from edl.core.job.signature import ScriptOfJob
 from edl.core.job_spec import JobSettings
@@ -375,11 +381,19 @@ class Daemon:
         self._remove_nodes()
 
     def _look_at_log(self) -> None:
-        """Begin a new log file at the limit ``log_mb``; log an event if lines were left out."""
-        failure = self._log.look(self._config.log_mb * 10**6) if self._log else None
-        if failure and self._log and (member := self._pending_writes.member) is not None:
+        """Begin a new log file at the limit ``log_mb``; log an event if lines are left out.
+
+        A further event says when the file can be written again.
+        """
+        member = self._pending_writes.member
+        if self._log is None or member is None:
+            return
+        if failure := self._log.look(self._config.log_mb * 10**6):
             details = LogFailedDetails(member.name, member.host, self._log.path)
             self._tell(details, f"{member.name} trains on without its log: {failure}")
+        if lost := self._log.take_lost():
+            reason = f"{member.name} writes its log again; {lost} bytes of its output are lost"
+            self._tell(LogResumedDetails(member.name, member.host, lost), reason)
 
     def _reached(self) -> None:
         """Note that ZooKeeper was read and written: end the outage, if one lasts.

@@ -46,6 +46,7 @@ class OwnLog:
         self.path = path
         self._lock = threading.Lock()
         self._left_out = 0  # bytes, in the outage that lasts
+        self._lost = 0  # bytes, in outages that are over and that nobody has asked for
         self._failure: str | None = None  # of an outage that nobody has asked for
 
     def guard(self) -> None:
@@ -136,7 +137,16 @@ class OwnLog:
     def resumed(self) -> None:
         """Set the count of bytes left out to 0, because the line of :meth:`notice` was written."""
         with self._lock:
-            self._left_out = 0
+            self._lost, self._left_out = self._lost + self._left_out, 0
+
+    def take_lost(self) -> int:
+        """Return how many bytes were left out until the file could be written again.
+
+        Each byte is counted in one result only; 0 while the file cannot be written.
+        """
+        with self._lock:
+            lost, self._lost = self._lost, 0
+            return lost
 
     def _is_own(self, descriptor: int) -> bool:
         """Return whether ``descriptor`` is open on this file.

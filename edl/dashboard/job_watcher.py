@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from edl.coordination.job_copy import NUMBERS
 from edl.coordination.job_store import JobStore
+from edl.coordination.local_server import local_trouble
 from edl.coordination.reads import ignore_changes
 from edl.core.dashboard.event_page import EventBuffer, EventChoice, ShownEvent, shown_event
 from edl.core.dashboard.job_header import away_in_words, unreadable_in_words
@@ -108,7 +109,8 @@ class JobWatcher(PageWatcher):
             self._away_since_s = self._away_since_s or now_s
             in_words = unreadable_in_words if self._store.session.connected else away_in_words
             text = in_words(str(error), self._away_since_s, now_s)
-            self.notify("bad", text)
+            trouble = local_trouble(self._store.session.hosts)
+            self.notify("bad", f"{text} {trouble}".rstrip())
             return
         self._away_since_s = None
         self._over = reading.snapshot.job.state.over

@@ -43,6 +43,8 @@ def test_workers_train_on_and_say_what_is_missing(
         for name in ("w0", "w1"):
             log = logs / f"{name}.log"
             job.until(lambda log=log: "bytes are left out here" in log.read_text(), f"end of {log}")
+        job.until(lambda: len(job.events("log_resumed")) == 2, "word that both go on")
+        assert all(event["lost_bytes"] > 0 for event in job.events("log_resumed"))
         job.prove(workers=2)
         failed = {event["worker"]: event for event in job.events("log_failed")}
         assert (failed.keys(), len(job.events("log_failed"))) == ({"w0", "w1"}, 2)

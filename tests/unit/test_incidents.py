@@ -22,6 +22,7 @@ from edl.core.events import (
     EvictedDetails,
     GenerationDetails,
     LogFailedDetails,
+    LogResumedDetails,
     LossSpikeDetails,
     NoTemplateDetails,
     SlowWorkerDetails,
@@ -179,24 +180,29 @@ class TestFullDisks:
             event(12, LogFailedDetails("w1", "node1", "/l"), 1, 7, reason.format("w1")),
         )
         assert [one.why for one in found] == [
-            "The disk is full (host node1).",
-            "The disk is full (host node0).",
+            "The disk of host node1 that has /var/log is full.",
+            "The disk of host node0 that has /var/log is full.",
         ]
         assert (
             f"Worker w0 on host node0 cannot write its log: {FULL}: /var/log/x; worker w2"
             in found[1].what
         )
-        assert "`df -h`" in found[1].advice
+        assert "`df -h /var/log`" in found[1].advice
+
+    def test_of_logs_that_are_written_again(self) -> None:
+        failed = event(10, LogFailedDetails("w0", "node0", "/l"), 1, 7, f"no log: {FULL}: /l/x")
+        (one,) = told(failed, event(30, LogResumedDetails("w0", "node0", 700), 1, 60))
+        assert (one.tone, one.since) == ("over", "w0 writes its log again; 700 bytes are lost.")
 
     def test_of_checkpoints(self) -> None:
-        why = f"the checkpoint of step 50 was not written: {FULL}: /ckpt"
+        why = f"the checkpoint of step 50 was not written: {FULL}: /data/ckpt"
         failed = event(10, CheckpointFailedDetails(), 1, 50, why)
         (one,) = told(failed, replace(failed, time=CREATED + 20))
         assert (
-            one.what == f"The checkpoint of step 50 was not written: {FULL}: /ckpt "
+            one.what == f"The checkpoint of step 50 was not written: {FULL}: /data/ckpt "
             "(worker w0 on host node0)."
         )
-        assert one.why == "The disk is full (host node0)."
+        assert one.why == "The disk of host node0 that has /data is full."
         assert "2 times" in one.since
         saved = event(30, CheckpointDetails("/ckpt/60", 5, 0.1, 0.1), 1, 60)
         (one,) = told(failed, saved)

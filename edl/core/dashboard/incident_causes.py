@@ -81,15 +81,24 @@ def of_a_silence(host: str, reason: str) -> Cause:
     )
 
 
-def of_a_full_disk(host: str, reason: str) -> Cause | None:
-    """Return what to do if ``reason`` says that a disk of ``host`` is full; None: it does not."""
-    if FULL not in reason:
+def of_a_full_disk(host: str, reason: str, then: str) -> Cause | None:
+    """Return what to do if ``reason`` says that a disk is full; None: it does not.
+
+    Args:
+        host: the host that has written to the disk; empty: not known.
+        reason: the reason of an event; a path at its end is on the disk.
+        then: what follows when there is space again, in a sentence.
+    """
+    _, is_full, path = reason.partition(FULL)
+    if not is_full:
         return None
     where = f"host {host}" if host else "that host"
+    folder = path.strip(": ").rpartition("/")[0]
+    which = f" that has {folder}" if folder else ""
     return Cause(
-        f"The disk is full ({where}).",
-        f"Free space on {where}: `df -h` shows the disk, `du -xh --max-depth=2` what fills it. "
-        "What was not written is written again by itself.",
+        f"The disk of {where}{which} is full.",
+        f"Free space on it: `df -h {folder}`".rstrip(" `")
+        + f"` shows the disk, `du -xh --max-depth=2` what fills it. {then}",
     )
 
 

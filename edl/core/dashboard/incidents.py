@@ -25,6 +25,7 @@ from edl.core.events import (
     EvictedDetails,
     GenerationDetails,
     LogFailedDetails,
+    LogResumedDetails,
     LossSpikeDetails,
     SlowWorkerDetails,
     StalledDetails,
@@ -121,7 +122,7 @@ class IncidentLog(Record):
         host = self.host_of(worker)
         return f"worker {worker} on host {host}" if host else f"worker {worker}"
 
-    def repeated(self, event: Event, what: str = "", host: str = "") -> IncidentLog:
+    def repeated(self, event: Event, what: str = "", host: str = "", then: str = "") -> IncidentLog:
         """Return the log with an incident of a kind that needs no more than its event's reason.
 
         A further event of the same kind and host replaces the first one, and counts.
@@ -130,11 +131,12 @@ class IncidentLog(Record):
             event: the event.
             what: what happened; empty: the reason of the event.
             host: the host that it happened on; empty: not known.
+            then: what follows when a full disk has space again, in a sentence.
         """
         worker = getattr(event.details, "worker", None) or ""
         new = Incident.of(self.count, event, what, worker)
         new = replace(new, host=host)
-        cause = causes.of_a_full_disk(host, event.reason)
+        cause = causes.of_a_full_disk(host, event.reason, then)
         if cause is not None:
             new = replace(new, why=cause.why, advice=cause.advice)
         before = self.newest(
@@ -324,14 +326,27 @@ def _log_failed(log: IncidentLog, event: Event, details: LogFailedDetails) -> In
     log = log.with_hosts({details.worker: details.host})
     failure = event.reason.partition(": ")[2] or event.reason
     what = f"{log.placed(details.worker)} cannot write its log: {failure}"
-    return log.repeated(event, what, details.host)
+    then = "The log goes on by itself then; what was printed meanwhile is lost."
+    return log.repeated(event, what, details.host, then)
+
+
+def _log_resumed(log: IncidentLog, event: Event, details: LogResumedDetails) -> IncidentLog:
+    known = log.newest(
+        event.time,
+        lambda one: (one.kind, one.host) == ("log_failed", details.host) and not one.is_over,
+    )
+    if known is None:
+        return log
+    said = f"{details.worker} writes its log again; {details.lost_bytes} bytes are lost."
+    return log.changed(known.then(event.time, said, is_over=True))
 
 
 def _not_saved(log: IncidentLog, event: Event, details: CheckpointFailedDetails) -> IncidentLog:
     first = log.members[0] if log.members else ""
     host = log.host_of(first)
     where = f" ({log.placed(first)})" if first else ""
-    return log.repeated(event, f"{event.reason}{where}", host)
+    then = "The next checkpoint is tried by itself."
+    return log.repeated(event, f"{event.reason}{where}", host, then)
 
 
 def _saved(log: IncidentLog, event: Event, details: CheckpointDetails) -> IncidentLog:
@@ -372,6 +387,7 @@ _FOLDS: Mapping[type[Details], Callable[[IncidentLog, Event, Any], IncidentLog]]
     SlowWorkerDetails: _slow,
     ZookeeperBackDetails: _away,
     LogFailedDetails: _log_failed,
+    LogResumedDetails: _log_resumed,
     CheckpointFailedDetails: _not_saved,
     CheckpointDetails: _saved,
     LossSpikeDetails: _loss,

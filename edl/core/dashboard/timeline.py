@@ -41,6 +41,7 @@ MARKED = frozenset(
         EventKind.RESUMED,
         EventKind.STATE_DIFFERS,
         EventKind.SLOW_WORKER,
+        EventKind.LOSS_SPIKE,
         EventKind.SLOT_DISABLED,
         EventKind.LOG_FAILED,
         EventKind.CHECKPOINT_FAILED,
