@@ -413,8 +413,9 @@ class StragglerDetails(Details, kind=EventKind.STRAGGLER, writer="the leader"):
 
 @dataclass(frozen=True)
 class LossSpikeDetails(Details, kind=EventKind.LOSS_SPIKE, writer="the leader"):
-    """An event logged when the loss is not finite, or has [risen far](../guides/dashboard.md#loss-and-learning-rate).
+    """An event logged when the loss is not finite, or far above its lowest value.
 
+    The guide says [how far](../guides/dashboard.md#loss-and-learning-rate).
     The loss is that of step `at_step`; `spike` compares it with the losses before.
     """
 

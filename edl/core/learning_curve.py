@@ -22,7 +22,7 @@ FIRST_PERIOD_S = 0.5
 MEAN_OF = 5  # losses: one alone says little
 TIMES = 3.0  # the loss has risen when it is so many times as high as at its lowest,
 OF_FIRST = 0.5  # and at least so much of the first loss
-WELL_BELOW = 0.5  # of the risen loss: then it has fallen again
+WELL_BELOW = 0.5  # of that: then it has fallen again
 RISE = 1.05  # of the learning rate: less is no rise
 
 
@@ -34,7 +34,7 @@ class LearningPoint(NamedTuple):
         at_s: when that was read, in seconds since 1970.
         loss: the mean of its finite losses; None: there are none.
         learning_rate: the last learning rate; None: not known.
-        count: the number of finite losses.
+        finite: the number of finite losses.
         not_finite: the number of losses that are infinite or nan.
     """
 
@@ -42,19 +42,19 @@ class LearningPoint(NamedTuple):
     at_s: float
     loss: float | None
     learning_rate: float | None
-    count: int
+    finite: int
     not_finite: int
 
     def and_then(self, later: LearningPoint) -> LearningPoint:
         """Return the point of both periods; ``later`` follows this one."""
-        count = self.count + later.count
-        sums = (one.loss * one.count for one in (self, later) if one.loss is not None)
+        finite = self.finite + later.finite
+        sums = (one.loss * one.finite for one in (self, later) if one.loss is not None)
         return later._replace(
-            loss=sum(sums) / count if count else None,
+            loss=sum(sums) / finite if finite else None,
             learning_rate=(
                 self.learning_rate if later.learning_rate is None else later.learning_rate
             ),
-            count=count,
+            finite=finite,
             not_finite=self.not_finite + later.not_finite,
         )
 
@@ -163,10 +163,10 @@ class LossTrend(Record):
             return replace(new, first=loss, lowest=loss, lowest_step=step), None
         if len(recent) == MEAN_OF and mean < self.lowest:
             return replace(new, lowest=mean, lowest_step=step, told=None), None
+        limit = max(TIMES * self.lowest, OF_FIRST * self.first)
         if self.told is not None:
-            return (replace(new, told=None) if mean < WELL_BELOW * self.told else new), None
-        has_risen = 0 < TIMES * self.lowest <= mean and mean >= OF_FIRST * self.first
-        if len(recent) < MEAN_OF or not has_risen:
+            return (replace(new, told=None) if mean < WELL_BELOW * limit else new), None
+        if len(recent) < MEAN_OF or self.lowest <= 0 or mean < limit:
             return new, None
         return replace(new, told=mean), new._spike(mean)
 
@@ -262,20 +262,25 @@ def _added(
     return (*points, point)
 
 
+def short(value: float) -> str:
+    """Return a number with three or four significant digits for a sentence: "0.236", "12,400"."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.3g}"
+
+
 def spike_in_words(spike: LossSpike) -> str:
     """Return a sentence that says how the loss goes wrong, with the learning rate."""
     whose = "of all workers" if spike.is_mean else "of one worker's batches"
     if spike.loss is None:
         what = "the loss is not finite (inf or nan) any more"
         if spike.lowest is not None:
-            what += f"; it was {spike.lowest:.3g} at step {spike.lowest_step}"
+            what += f"; it was {short(spike.lowest)} at step {spike.lowest_step}"
         else:
             what = "the loss was never finite: it is inf or nan from the first step on"
     else:
         times = spike.loss / spike.lowest if spike.lowest else 0.0
         what = (
-            f"the loss has risen to {spike.loss:.3g}, {times:.3g} times its lowest value "
-            f"({spike.lowest:.3g} at step {spike.lowest_step}; means {whose})"
+            f"the loss has risen to {short(spike.loss)}, {short(times)} times its lowest value "
+            f"({short(spike.lowest or 0.0)} at step {spike.lowest_step}; means {whose})"
         )
     return f"{what}; {_rate_in_words(spike)}"
 
@@ -285,11 +290,11 @@ def _rate_in_words(spike: LossSpike) -> str:
     if spike.learning_rate is None:
         return "edl does not know the learning rate"
     if spike.rate_before is None or spike.rate_step is None:
-        return f"the learning rate is {spike.learning_rate:.4g} and has not risen before"
+        return f"the learning rate is {short(spike.learning_rate)} and has not risen before"
     size = ""
     if spike.np_before != spike.np_after:
         size = f", when {workers(spike.np_before)} became {spike.np_after}"
     return (
-        f"the learning rate rose from {spike.rate_before:.4g} to {spike.learning_rate:.4g} at "
-        f"about step {spike.rate_step}{size}"
+        f"the learning rate rose from {short(spike.rate_before)} to {short(spike.learning_rate)} "
+        f"at about step {spike.rate_step}{size}"
     )

@@ -74,7 +74,7 @@ def _reader(loss: Any, optimizers: Optimizers) -> Callable[[], float | None] | N
         return None
     scale = optimizers.loss_scale()
     copied = loss.detach().to("cpu", non_blocking=True)
-    done = torch.cuda.Event()
+    done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
     done.record()
     return lambda: float(copied) / scale if done.query() else None
 

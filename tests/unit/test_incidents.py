@@ -12,8 +12,8 @@ from edl.core.dashboard.incidents import (
     MOST_INCIDENTS,
     SHOWN,
     IncidentLog,
-    ToldIncident,
-    told_incidents,
+    ShownIncident,
+    shown_incidents,
 )
 from edl.core.events import (
     CheckpointDetails,
@@ -42,11 +42,11 @@ def status(**changes: Any) -> JobStatus:
     return replace(job_status(snapshot(status=training()), "zk"), **changes)
 
 
-def told(*events: Event, now: JobStatus | None = None) -> list[ToldIncident]:
+def told(*events: Event, now: JobStatus | None = None) -> list[ShownIncident]:
     log = IncidentLog().with_hosts(HOSTS)
     for one in (generation(0, 1, ("w0", "w1")), *events):
         log = log.with_event(one)
-    return told_incidents(log, now or status(), 0.0)
+    return shown_incidents(log, now or status(), 0.0)
 
 
 def killed(at_s: float, worker: str = "w1", code: int | None = -9, said: str = "") -> Event:
@@ -68,7 +68,7 @@ class TestAKilledWorker:
     )
 
     def test_it_is_one_incident(self) -> None:
-        (one,) = told(*self.STORY)
+        (one,) = told(*self.STORY, now=status(world_size=3))
         assert (one.kind, one.tone, one.at_s, one.step) == (
             "worker_failed",
             "over",
@@ -90,6 +90,13 @@ class TestAKilledWorker:
     def test_in_whatever_order_it_is_told(self, order: tuple[int, int, int]) -> None:
         (one,) = told(*(self.STORY[at] for at in order), *self.STORY[3:])
         assert one.what.startswith("Worker w1 on host node1 was killed by signal 9")
+
+    def test_a_place_that_is_empty_is_said(self) -> None:
+        (one,) = told(*self.STORY[:4], now=status(world_size=1, desired={"node0": 2}))
+        assert one.tone == "warning"
+        assert "Nobody has taken its place yet: 1 of 2 workers trains." in one.since
+        (one,) = told(*self.STORY, now=status(world_size=1, desired={"node0": 2}))
+        assert one.tone == "over"
 
     def test_while_nobody_goes_on_it_is_not_over(self) -> None:
         assert told(killed(10))[0].tone == "bad"
@@ -219,13 +226,13 @@ def test_zookeeper_was_away() -> None:
 
 class TestAWrongLearningRate:
     @staticmethod
-    def told_of(spike: LossSpike) -> ToldIncident:
+    def told_of(spike: LossSpike) -> ShownIncident:
         return told(event(10, LossSpikeDetails(522, spike), 1, 522, "x"))[0]
 
     def test_that_rose(self) -> None:
         one = self.told_of(LossSpike(1.73, 0.236, 388, 2.3, 20.0, 0.05, 502, 2, 2))
         assert one.what == (
-            "The loss has risen to 1.73 at step 522, 7.3 times its lowest value "
+            "The loss has risen to 1.73 at step 522, 7.33 times its lowest value "
             "(0.236 at step 388)."
         )
         assert "rose from 0.05 to 20 at about step 502." in one.why
@@ -259,7 +266,7 @@ def test_hosts_are_known_from_the_events_alone() -> None:
     log = IncidentLog().with_event(event(0, start, 1))
     log = log.with_event(event(9, SlowWorkerDetails("w7", 0.2, 0.1, "b"), 1, 5))
     log = log.with_event(evicted(10, "w1", "it is frozen or cut off: no answer"))
-    found = told_incidents(log, status(slowest="w7"), 0.0)
+    found = shown_incidents(log, status(slowest="w7"), 0.0)
     assert "worker w1 on host a" in found[0].what.lower()
     assert "worker w7 on host b" in found[1].what
 
@@ -273,10 +280,10 @@ def test_a_stall_is_over_when_steps_complete() -> None:
     stalled = event(10, StalledDetails(("w1",)), 1, 195, why)
     now = status(step=195)
     log = IncidentLog().with_hosts(HOSTS).with_event(stalled)
-    (one,) = told_incidents(log, now, 20.0)
+    (one,) = shown_incidents(log, now, 20.0)
     assert "a.py:3" in one.what
     assert one.tone == "bad"
-    (one,) = told_incidents(log, status(step=300), 0.0)
+    (one,) = shown_incidents(log, status(step=300), 0.0)
     assert (one.tone, one.since) == ("over", "Steps complete again: the job is at step 300.")
 
 
@@ -294,6 +301,6 @@ def test_a_week_of_incidents_stays_small() -> None:
         log = log.with_event(event(1000.0 * number, details))
     assert len(log.incidents) == MOST_INCIDENTS
     assert len(log.hosts) <= 400
-    found = told_incidents(log, status(), 0.0)
+    found = shown_incidents(log, status(), 0.0)
     assert len(found) == SHOWN
     assert found[0].what.startswith("Worker w499 ")

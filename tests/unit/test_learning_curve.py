@@ -66,6 +66,8 @@ class TestWhatIsTold:
         high: list[float | None] = [3.0] * 8
         curve, found = trained([*FALLING, *high, 2.5, 3.0, 3.5])
         assert len(found) == 1
+        curve, found = trained([1.0, 9.0, 1.0] * 8, curve=curve)
+        assert found == []
         curve, found = trained([0.3] * 8, curve=curve)
         assert found == []
         _, found = trained(high, curve=curve)

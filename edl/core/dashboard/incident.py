@@ -33,6 +33,7 @@ class Incident(Record):
         followed: what followed, in short sentences.
         times: how often it has happened.
         is_over: whether the job has recovered from it.
+        is_replaced: whether others have joined after workers were lost.
     """
 
     number: int
@@ -48,6 +49,7 @@ class Incident(Record):
     followed: tuple[str, ...] = ()
     times: int = 1
     is_over: bool = False
+    is_replaced: bool = False
 
     @classmethod
     def of(cls, number: int, event: Event, what: str = "", worker: str = "") -> Self:

@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 
 from edl.core.events import EndedDetails
-from edl.core.learning_curve import LossSpike
+from edl.core.learning_curve import LossSpike, short
 
 FULL = "No space left on device"  # as the system says it, in reasons of events
 
@@ -119,10 +119,10 @@ def of_a_loss(spike: LossSpike) -> Cause:
         )
     if before is None or spike.rate_step is None:
         return Cause(
-            f"The learning rate, {rate:.4g}, has not risen before, so it is too high for this "
+            f"The learning rate, {short(rate)}, has not risen before, so it is too high for this "
             "model from the start; or the data are not what the model expects, or half precision "
             "overflows.",
-            f"{back}, with a learning rate of a tenth ({rate / 10:.3g}).",
+            f"{back}, with a learning rate of a tenth ({short(rate / 10)}).",
         )
     scaled = (
         " It rose with the number of workers: the rule that scales it may not hold for this model "
@@ -131,9 +131,9 @@ def of_a_loss(spike: LossSpike) -> Cause:
         else ""
     )
     return Cause(
-        f"The likely cause is the learning rate, which rose from {before:.4g} to {rate:.4g} at "
-        f"about step {spike.rate_step}.{scaled}",
-        f"{back}, with the learning rate that it had ({before:.4g}), or let it rise slowly.",
+        f"The likely cause is the learning rate, which rose from {short(before)} to {short(rate)} "
+        f"at about step {spike.rate_step}.{scaled}",
+        f"{back}, with the learning rate that it had ({short(before)}), or let it rise slowly.",
     )
 
 

@@ -2,7 +2,7 @@
 
 Several events tell of one incident: the end of a process, its eviction, the ring that is built
 without it, and the worker that takes its place. :class:`IncidentLog` brings them together, and
-:func:`told_incidents` makes the sentences of the page. Both are bounded: the newest
+:func:`shown_incidents` makes the sentences of the page. Both are bounded: the newest
 :data:`MOST_INCIDENTS` are kept.
 """
 
@@ -34,6 +34,7 @@ from edl.core.events import (
     WorkerFrozenDetails,
     ZookeeperBackDetails,
 )
+from edl.core.learning_curve import short
 from edl.core.plural import counted, verb, workers
 from edl.core.record import Record
 from edl.core.status import JobStatus
@@ -209,6 +210,7 @@ def _evicted(log: IncidentLog, event: Event, details: EvictedDetails) -> Inciden
         what = f"{log.placed(worker)} ended, after step {event.step}"
         return log.lost(event, worker, what, _of_an_unseen_end(log.host_of(worker), reason))
     if "frozen" in reason:
+        reason = reason.removeprefix("it is frozen or cut off: ").removeprefix("it is frozen: ")
         what = f"{log.placed(worker)} {SILENT} after step {event.step}"
         return log.lost(event, worker, what, causes.of_a_silence(log.host_of(worker), reason))
     what = f"{log.placed(worker)} was taken out of the job after step {event.step}"
@@ -265,7 +267,7 @@ def _new_ring(log: IncidentLog, event: Event, details: GenerationDetails) -> Inc
             names = ", ".join(details.joined[:3])
             after_s = max(0.0, event.time - known.at_s)
             came = f"{names} joined {after_s:.0f} s after it: {workers(np)} {_train(np)}."
-            log = log.changed(known.then(event.time, came))
+            log = log.changed(replace(known.then(event.time, came), is_replaced=True))
     return log
 
 
@@ -362,7 +364,7 @@ def _loss(log: IncidentLog, event: Event, details: LossSpikeDetails) -> Incident
     since = f" at step {details.at_step}"
     if spike.loss is None:
         was = (
-            f"; it was {spike.lowest:.3g} at step {spike.lowest_step}"
+            f"; it was {short(spike.lowest)} at step {spike.lowest_step}"
             if spike.lowest is not None
             else ", and never was"
         )
@@ -370,8 +372,8 @@ def _loss(log: IncidentLog, event: Event, details: LossSpikeDetails) -> Incident
     else:
         times = spike.loss / spike.lowest if spike.lowest else 0.0
         what = (
-            f"the loss has risen to {spike.loss:.3g}{since}, {times:.1f} times its lowest value "
-            f"({spike.lowest:.3g} at step {spike.lowest_step})"
+            f"the loss has risen to {short(spike.loss)}{since}, {short(times)} times its lowest "
+            f"value ({short(spike.lowest or 0.0)} at step {spike.lowest_step})"
         )
     new = Incident.of(log.count, event, what)
     return log.opened(replace(new, why=cause.why, advice=cause.advice))
@@ -395,7 +397,7 @@ _FOLDS: Mapping[type[Details], Callable[[IncidentLog, Event, Any], IncidentLog]]
 
 
 @dataclass(frozen=True)
-class ToldIncident(Record):
+class ShownIncident(Record):
     """An incident as the page tells it.
 
     Attributes:
@@ -421,7 +423,7 @@ class ToldIncident(Record):
     since: str
 
 
-def told_incidents(log: IncidentLog, status: JobStatus, standing_s: float) -> list[ToldIncident]:
+def shown_incidents(log: IncidentLog, status: JobStatus, standing_s: float) -> list[ShownIncident]:
     """Return the newest incidents of a job as its page tells them, the newest first.
 
     Args:
@@ -430,10 +432,10 @@ def told_incidents(log: IncidentLog, status: JobStatus, standing_s: float) -> li
         standing_s: for how long no step has completed that should have, in seconds.
     """
     newest = sorted(log.incidents, key=lambda one: one.at_s, reverse=True)[:SHOWN]
-    return [_told(one, status, standing_s) for one in newest]
+    return [_shown(one, status, standing_s) for one in newest]
 
 
-def _told(one: Incident, status: JobStatus, standing_s: float) -> ToldIncident:
+def _shown(one: Incident, status: JobStatus, standing_s: float) -> ShownIncident:
     """Return ``one`` with what the present status adds to it."""
     followed, is_over = list(one.followed), one.is_over
     runs = not status.state.over
@@ -443,13 +445,18 @@ def _told(one: Incident, status: JobStatus, standing_s: float) -> ToldIncident:
     if one.kind == "stalled" and runs and status.step > one.step and not standing_s:
         followed.append(f"Steps complete again: the job is at step {status.step}.")
         is_over = True
+    wanted = sum((status.desired or status.assigned).values())
+    if one.kind in LOST and is_over and runs and status.world_size < wanted and not one.is_replaced:
+        np = status.world_size
+        followed.append(f"Nobody has taken its place yet: {np} of {workers(wanted)} {_train(np)}.")
+        is_over = False
     if one.times > 1:
         followed.insert(0, f"It has happened {counted(one.times, 'time')} in all.")
-    return ToldIncident(
+    return ShownIncident(
         number=one.number,
         at_s=one.at_s,
         kind=one.kind,
-        tone="over" if is_over else one.tone,
+        tone="over" if is_over else "warning" if one.is_over else one.tone,
         step=one.step,
         what=one.what,
         why=one.why,

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from edl.core.dashboard.incidents import IncidentLog, told_incidents
+from edl.core.dashboard.incidents import IncidentLog, shown_incidents
 from edl.core.dashboard.job_header import job_header, standstill_s
 from edl.core.dashboard.leader_report import ReportAge
 from edl.core.dashboard.learning_charts import learning_charts
@@ -118,7 +118,7 @@ def page_sections(reading: JobObservation, trace: JobTrace) -> dict[str, Any]:
     timeline = trace.timeline
     return {
         "header": job_header(status, timeline, reading.report, reading.at_s),
-        "incidents": told_incidents(trace.incidents, status, standstill_s(status, reading.report)),
+        "incidents": shown_incidents(trace.incidents, status, standstill_s(status, reading.report)),
         "timeline": {
             "bands": timeline.bands,
             "marks": timeline.marks,
