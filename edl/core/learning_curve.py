@@ -216,11 +216,11 @@ class LearningCurve(Record):
         """
         curve, found = self, list[tuple[int, LossSpike]]()
         for sample in samples:
+            curve = curve._back_to(sample.step)
             trend, spike = curve.trend.with_sample(sample)
             if spike is not None:
                 found.append((sample.step, spike))
-            points = tuple(one for one in curve.points if one.step < sample.step)
-            curve = replace(curve, points=points, trend=trend)._with_point(_point(sample, at_s))
+            curve = replace(curve, trend=trend)._with_point(_point(sample, at_s))
         return curve, tuple(found)
 
     def columns(self) -> dict[str, list[float | None]]:
@@ -230,6 +230,18 @@ class LearningCurve(Record):
             "loss": [one.loss for one in self.points],
             "learning_rate": [one.learning_rate for one in self.points],
         }
+
+    def _back_to(self, step: int) -> LearningCurve:
+        """Return the curve without what it has of ``step`` and later, which is trained again."""
+        if not self.points or self.points[-1].step < step:
+            return self
+        points = tuple(one for one in self.points if one.step < step)
+        known = [(one.loss, one.step) for one in points if one.loss is not None]
+        if not known:
+            return replace(self, points=points, trend=LossTrend())
+        lowest, at = min(known)
+        trend = replace(self.trend, lowest=lowest, lowest_step=at, recent=(), told=None)
+        return replace(self, points=points, trend=replace(trend, is_not_finite=False))
 
     def _with_point(self, point: LearningPoint) -> LearningCurve:
         new = replace(self, points=_added(self.points, point, self.period_s))

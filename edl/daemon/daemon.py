@@ -577,6 +577,7 @@ class Daemon:
         """
         member = self._pending_writes.member
         assert member is not None
+        self._shared.learning.taken()  # of steps that the leader before has recorded
         term = LeaderTerm(
             self._config,
             self._store,

@@ -137,7 +137,7 @@ def test_a_report_is_the_page_without_a_server(
     assert done.stdout == "edl: job j is reported in ticket.html; open it in a browser\n"
     one = opened(browser, (shell.directory / "ticket.html").as_uri())
     page = one.page
-    expect(page.locator(".concerns li", has_text="worker failed")).to_contain_text("SIGKILL")
+    expect(page.locator(".incidents li", has_text="was killed")).to_contain_text("SIGKILL")
     expect(page.get_by_text("a report: it stays as it is")).to_be_visible()
     page.locator(".band").first.dispatch_event("click")
     expect(page.locator(".details .facts")).to_contain_text("workers")
@@ -189,13 +189,14 @@ def test_all_events_can_be_shown(browser: Browser, server: Running) -> None:
     one.page.context.close()
 
 
-def test_it_says_what_went_wrong_and_what_to_do(shown: Opened, shell: Shell, job: Running) -> None:
+def test_it_says_what_happened_and_what_to_do(shown: Opened, shell: Shell, job: Running) -> None:
     page = shown.page
     victim = next(one for one in shell.status()["members"] if one["id"] != "w0")
     psutil.Process(victim["pid"]).kill()
-    concern = page.locator(".concerns li", has_text="worker failed")
-    expect(concern).to_contain_text(f"{victim['id']} on a was killed by SIGKILL")
-    expect(concern).to_contain_text(f"edl logs j {victim['id']}")
+    told = page.locator(".incidents li", has_text="was killed")
+    expect(told).to_contain_text(f"{victim['id']} on host a was killed by signal 9 (SIGKILL)")
+    expect(told).to_contain_text(f"edl logs j {victim['id']}")
+    expect(told).to_contain_text("went on from step")
     page.locator(".events .tone-bad summary").first.press("Enter")
     expect(page.locator(".events details[open] dd").last).to_be_visible()
     assert shown.violations() == []
@@ -275,7 +276,8 @@ def test_a_real_training_is_scaled_and_loses_its_leader(browser: Browser, shell:
     leader = next(each for each in shell.status()["members"] if each["id"] == "w0")
     psutil.Process(leader["pid"]).kill()
     expect(page.locator(".stats")).to_contain_text("term 2")
-    expect(page.locator(".concerns")).to_contain_text("w0 on a was killed by SIGKILL")
+    expect(page.locator(".incidents")).to_contain_text("w0 on host a was killed by signal 9")
+    expect(page.get_by_role("img", name="Loss over the steps")).to_be_visible()
     expect(page.locator("table.workers .bar")).to_have_count(3)
     expect(page.locator("[aria-labelledby=ledger-title]")).to_contain_text("trained")
 

@@ -98,6 +98,11 @@ class TestAKilledWorker:
         (one,) = told(*self.STORY, now=status(world_size=1, desired={"node0": 2}))
         assert one.tone == "over"
 
+    def test_a_ring_without_it_that_did_not_break_goes_on_too(self) -> None:
+        (one,) = told(killed(10), generation(10.1, 2, ("w0",), left=("w1",)))
+        assert "went on from step 10" in one.since
+        assert told(generation(10.1, 2, ("w0",), left=("w1",))) == []
+
     def test_while_nobody_goes_on_it_is_not_over(self) -> None:
         assert told(killed(10))[0].tone == "bad"
 

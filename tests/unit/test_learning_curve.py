@@ -109,6 +109,15 @@ class TestWhatIsKept:
         curve, _ = curve.with_samples([LearningSample(11, 1.7, 0.1, 1)], 9.0)
         assert curve.columns()["loss"] == [2.0, 1.7]
 
+    def test_what_is_trained_again_is_no_rise(self) -> None:
+        curve, _ = trained([2.0, 1.5, 1.0, 0.3, 0.1, 0.01, 0.01, 0.01, 0.01, 0.01])
+        found: list[LossSpike] = []
+        for step in (12, 14, 16, 18, 20, 22, 24):
+            curve, spikes = curve.with_samples([LearningSample(step, 1.6, 0.1, 1)], 90.0 + step)
+            found += [spike for _, spike in spikes]
+        assert found == []
+        assert curve.trend.lowest == 1.5
+
     def test_a_period_without_a_finite_loss_has_none(self) -> None:
         assert trained([2.0, math.nan])[0].columns()["loss"] == [2.0, None]
 

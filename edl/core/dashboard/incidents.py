@@ -251,16 +251,8 @@ def _new_ring(log: IncidentLog, event: Event, details: GenerationDetails) -> Inc
     log = replace(log.with_hosts(hosts), members=details.members)
     if not np:  # the job ends
         return log
-    if details.repair and event.generation > 1 and details.left:
-        if log.loss_of(event.time, details.left) is None:
-            for worker in details.left:
-                what = f"{log.placed(worker)} was lost after step {event.step}"
-                cause = _of_an_unseen_end(log.host_of(worker), event.reason)
-                log = log.lost(event, worker, what, cause)
-        known = log.loss_of(event.time, details.left)
-        if known is not None:
-            went = f"The other {workers(np)} went on from step {event.step}."
-            log = log.changed(known.then(event.time, went, is_over=True))
+    if details.left and event.generation > 1:
+        log = _without(log, event, details)
     if details.joined and before and event.generation > 1:
         known = log.newest(event.time, lambda one: one.kind in LOST and bool(one.workers))
         if known is not None and len(known.followed) < 4:
@@ -269,6 +261,24 @@ def _new_ring(log: IncidentLog, event: Event, details: GenerationDetails) -> Inc
             came = f"{names} joined {after_s:.0f} s after it: {workers(np)} {_train(np)}."
             log = log.changed(replace(known.then(event.time, came), is_replaced=True))
     return log
+
+
+def _without(log: IncidentLog, event: Event, details: GenerationDetails) -> IncidentLog:
+    """Fold a ring that goes on without workers: it is a loss if a ring broke, else they may leave.
+
+    A worker whose end was told before the ring broke is lost, too, whatever the ring did.
+    """
+    left, np = details.left, len(details.members)
+    if details.repair and log.loss_of(event.time, left) is None:
+        for worker in left:
+            what = f"{log.placed(worker)} was lost after step {event.step}"
+            cause = _of_an_unseen_end(log.host_of(worker), event.reason)
+            log = log.lost(event, worker, what, cause)
+    known = log.loss_of(event.time, left)
+    if known is None or not (details.repair or {*left} & {*known.workers}):
+        return log
+    went = f"The other {workers(np)} went on from step {event.step}."
+    return log.changed(known.then(event.time, went, is_over=True))
 
 
 def _train(np: int) -> str:

@@ -1,0 +1,88 @@
+"""What is read of the losses and the learning rate of a script with PyTorch."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from edl.core.learning_meter import LearningMeter
+from edl.torch import learning
+from edl.torch.learning import watch_losses
+
+
+class Script:
+    """A script in a job of one worker, as far as the meter sees it."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self.meter = LearningMeter()
+        self.loader = SimpleNamespace(open=True, batch_weight=4)
+        worker = SimpleNamespace(
+            learning=self.meter, loader=self.loader, warming_up=False, step=6, worker=None
+        )
+        self.optimizers: Any = SimpleNamespace(
+            worker=worker, several=False, loss_scale=lambda: scale
+        )
+        self.weight = torch.nn.Parameter(torch.tensor([3.0]))
+        self.sgd = torch.optim.SGD([self.weight], lr=0.25)
+        watch_losses(self.optimizers, self.sgd)
+
+    def sampled(self) -> list[tuple[int, float | None, float | None]]:
+        self.meter.completed(7, 2, 1.0)
+        return [(one.step, one.loss, one.learning_rate) for one in self.meter.taken()]
+
+
+@pytest.fixture(autouse=True)
+def no_more_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what a test declares end with it."""
+    monkeypatch.setattr(learning, "_see", None)
+    monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
+
+
+def test_the_loss_and_the_rate_of_a_step() -> None:
+    script = Script()
+    (script.weight.sum() * 2).backward()
+    script.sgd.param_groups[0]["lr"] = 0.5  # by a scheduler, after the update
+    assert script.sampled() == [(7, 6.0, 0.25)]
+
+
+def test_a_scaled_loss() -> None:
+    script = Script(scale=1024.0)
+    (script.weight.sum() * 1024.0).backward()
+    assert script.sampled() == [(7, 3.0, 0.25)]
+
+
+def test_a_loss_in_a_list() -> None:
+    script = Script()
+    torch.autograd.backward([script.weight.sum()])
+    assert script.sampled() == [(7, 3.0, 0.25)]
+
+
+def test_what_is_no_loss_is_left_out() -> None:
+    script = Script()
+    (script.weight * 2).expand(3).backward(torch.ones(3))
+    assert script.sampled() == [(7, None, 0.25)]
+
+
+@pytest.mark.parametrize("change", ["padding", "several", "warming_up"])
+def test_batches_that_do_not_count(change: str) -> None:
+    script = Script()
+    if change == "padding":
+        script.loader.batch_weight = 0
+    elif change == "several":
+        script.optimizers.several = True
+    else:
+        script.optimizers.worker.warming_up = True
+    script.weight.sum().backward()
+    assert script.sampled() == [(7, None, 0.25)]
+
+
+def test_a_rate_that_is_a_tensor_or_nothing() -> None:
+    script = Script()
+    script.sgd.param_groups[0]["lr"] = torch.tensor(0.5)
+    assert script.sampled() == [(7, None, 0.5)]
+    del script.sgd.param_groups[0]["lr"]
+    script.meter.completed(9, 2, 9.0)
+    assert script.meter.taken() == ()
