@@ -14,6 +14,7 @@ from dataclasses import dataclass
 PERIOD_S = 0.5  # between two samples
 KEPT = 64  # samples that wait for a leader
 
+_RATES = ("learning_rate", "lr")
 _SCORES = ("val", "valid", "validation", "eval", "test")  # losses of data that is not trained
 
 
@@ -73,13 +74,17 @@ class LearningMeter:
         """Keep the loss among the means over all workers that the script has asked for.
 
         It is the value with the name ``loss`` or ``train_loss``, or another name with "loss" that
-        is no loss of validation data. From then on the losses of single workers are ignored.
+        is no loss of validation data. From then on the losses of single workers are ignored. A
+        value with the name ``learning_rate`` or ``lr`` counts where the framework tells none.
         ``means`` are the values by name, ``step`` is the number of the last complete step.
         """
         if (name := training_loss(means)) is None:
             return
         self._has_means, self._read = True, None
-        self._step, self._mean, self._rate = step, means[name], self.learning_rate()
+        rate = self.learning_rate()
+        if rate is None:
+            rate = next((means[one] for one in means if _last_word(one) in _RATES), None)
+        self._step, self._mean, self._rate = step, means[name], rate
 
     def completed(self, step: int, np: int, now_s: float) -> None:
         """Note that ``step`` is complete; twice a second, make a sample.
@@ -116,6 +121,11 @@ def training_loss(means: Mapping[str, float]) -> str | None:
     """Return the name of the training loss among ``means`` by name; None: there is none."""
     names = [name for name in means if "loss" in name.lower() and not _is_score(name)]
     return min(names, key=lambda name: (len(name), name), default=None)
+
+
+def _last_word(name: str) -> str:
+    """Return what stands behind the last slash of a value's name."""
+    return name.rpartition("/")[2].lower()
 
 
 def _is_score(name: str) -> bool:

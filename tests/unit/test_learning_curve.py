@@ -149,6 +149,12 @@ class TestMeter:
         meter.completed(8, 2, 1.0)
         assert meter.taken() == (LearningSample(7, 0.5, None, 2, is_mean=True),)
 
+    def test_a_rate_that_the_script_logs(self) -> None:
+        meter = LearningMeter()
+        meter.see_means(7, {"train/lr": 0.01, "train/loss": 0.5})
+        meter.completed(8, 2, 1.0)
+        assert meter.taken()[0].learning_rate == 0.01
+
     def test_a_device_that_fails_gives_no_loss(self) -> None:
         def broken() -> float:
             raise RuntimeError("the device is lost")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from edl.checkpoint.logged_steps import LoggedSteps
+from edl.core.learning_meter import LearningMeter
 from edl.errors import UsageError
 from edl.framework import log as log_module
 from edl.framework.log import log
@@ -22,6 +23,7 @@ class Worker:
     steps = SimpleNamespace(batch_weight=1)
 
     def __init__(self, record: LoggedSteps) -> None:
+        self.learning = LearningMeter()
         self.checkpointing = SimpleNamespace(logged=record.read, put_logged=record.put)
         self.told = -1  # the step that the other one says was written
         self.other: list[float] = []  # its step and the code of its names; empty: as of this one

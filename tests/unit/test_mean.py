@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from edl.core.learning_meter import LearningMeter
 from edl.core.step.batching import Batching
 from edl.core.step.mean import weighted_means
 from edl.core.step.source import Source
@@ -40,7 +41,11 @@ def others(monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
     """Rows of the other workers; this one's batch has 2 samples."""
     rows: list[list[float]] = []
     worker = SimpleNamespace(
-        steps=SimpleNamespace(batch_weight=2), exchange=lambda mine: [mine, *rows]
+        steps=SimpleNamespace(batch_weight=2),
+        exchange=lambda mine: [mine, *rows],
+        warming_up=False,
+        step=7,
+        learning=LearningMeter(),
     )
     monkeypatch.setattr(metrics, "current_worker", lambda: worker)
     return rows
