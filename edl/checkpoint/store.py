@@ -20,6 +20,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from typing import Any, Protocol
 from edl.checkpoint import format as files
 from edl.checkpoint.format import Checkpoint, Manifest, PackedState
 from edl.checkpoint.owner import Owner, OwnerSuperseded, check_run, renew, take_over
+from edl.checkpoint.resumable import check_source, nothing_to_resume
 from edl.core.events import (
     CheckpointDetails,
     CheckpointFailedDetails,
@@ -35,7 +37,7 @@ from edl.core.events import (
     Details,
 )
 from edl.core.step.ledger import Ledger
-from edl.core.step.source import NO_FINGERPRINT, Source
+from edl.core.step.source import Source
 from edl.errors import CheckpointError, DataError, EdlError
 
 logger = logging.getLogger(__name__)
@@ -244,7 +246,7 @@ class Checkpoints:
                 f"{found.path} is of a {found.manifest.framework} job, and this is a "
                 f"{replica.framework} script"
             )
-        _check_source(found, source)
+        check_source(found, source)
         if len(found.manifest.fits) != fits:
             return found
         try:
@@ -287,7 +289,7 @@ class Checkpoints:
                 raise CheckpointError(f"cannot resume: there is no directory {config.resume_from}")
             found, refused, _ = self._newest(config.resume_from, own_only=False)
         if found is None and config.resume_from is not None and not config.or_begin:
-            raise _nothing_to_resume(config.resume_from, refused)
+            raise nothing_to_resume(config.resume_from, refused)
         if found is None and refused:
             raise CheckpointError(
                 f"{config.directory} has files in the way: {'; '.join(refused)}; remove them"
@@ -387,7 +389,9 @@ class Checkpoints:
             return 0.0
         return min(max(0.0, age_s), self._config.every_s)
 
-    def save_last(self, at: CheckpointPosition, replica: Durable, timeout_s: float) -> str:
+    def save_last(
+        self, at: CheckpointPosition, replica: Durable, timeout_s: float, late: str = ""
+    ) -> str:
         """Save the state before the job ends, and wait until it is written.
 
         First a save that is still being written is waited for. Nothing more is saved if this worker
@@ -396,7 +400,9 @@ class Checkpoints:
         Args:
             at: the job's position.
             replica: the model, optimizer and tracked objects to save.
-            timeout_s: how many seconds to wait for the writing at most, in all.
+            timeout_s: how many seconds to wait for the writing at most, in all. If they are over
+                before the state is copied, it is not copied.
+            late: the clause that says that the time was too short; empty: the usual one.
 
         Returns:
             Why the checkpoint was not written, as a sentence, which is also logged; empty: it was.
@@ -405,13 +411,29 @@ class Checkpoints:
             CheckpointError: if the state before the first step cannot be stored.
         """
         deadline = time.monotonic() + timeout_s
-        settled = self.wait_for_writes(timeout_s)
-        if settled and self._last_step != at.step:
+        in_time = self.wait_for_writes(timeout_s) and time.monotonic() < deadline
+        if in_time and self._last_step != at.step:
             self._save(at, replica)
-            settled = self.wait_for_writes(deadline - time.monotonic())
-        if not settled:
-            self._failed(at.step, f"it takes longer than {timeout_s:g} s (EDL_SAVE_TIMEOUT_S)")
+            in_time = self.wait_for_writes(deadline - time.monotonic())
+        if not in_time and self._last_step != at.step:
+            late = late or f"it takes longer than {timeout_s:g} s (EDL_SAVE_TIMEOUT_S)"
+            self._failed(at.step, late)
         return "" if self._last_step == at.step else self._why_failed
+
+    def newest_saved(self) -> tuple[int, str]:
+        """Return the step and the directory of the newest checkpoint that a job can resume from.
+
+        It is the newest one with an intact header, of this start of the job or another one; the
+        step is -1 if there is none, or if the directory cannot be read.
+        """
+        directory = self._config.directory
+        try:
+            for path in files.checkpoint_files(directory):
+                with suppress(CheckpointError):
+                    return files.read_manifest(path).step, str(directory)
+        except CheckpointError as error:
+            logger.warning("%s", error)
+        return -1, str(directory)
 
     def wait_for_writes(self, timeout_s: float) -> bool:
         """Wait, for at most ``timeout_s`` seconds, until no checkpoint is being written.
@@ -526,74 +548,3 @@ class Checkpoints:
         )
         logger.info("%s", reason)
         self._log(CheckpointDetails(str(path), size, capture_s, write_s), step, reason)
-
-
-_OTHER = {
-    "total": "a dataset of other size",
-    "fingerprint": "a dataset of other files",
-    "seed": "another seed",
-    "shuffle": "another shuffle",
-}
-
-
-def _check_source(found: Checkpoint, source: Source) -> None:
-    """Check that the sample numbers in a checkpoint's ledger mean the same samples in this script.
-
-    Size, seed, shuffling and files of the data set must be equal. The batch size may differ.
-
-    Args:
-        found: the checkpoint that the job is to resume, with the facts about its data.
-        source: the description of the script's training data.
-
-    Raises:
-        CheckpointError: if one of these four differs.
-    """
-    for name, mine in (
-        ("total", source.total),
-        ("seed", source.seed),
-        ("shuffle", source.shuffle),
-        ("fingerprint", source.fingerprint),
-    ):
-        theirs = found.manifest.source.get(name, "")
-        if theirs != mine:
-            what = _OTHER[name]
-            if name == "total" and isinstance(theirs, int):
-                theirs, mine = source.describe_total(theirs), source.describe_total(source.total)
-            theirs, mine = (NO_FINGERPRINT if value == "" else value for value in (theirs, mine))
-            raise CheckpointError(
-                f"{found.path} was trained with {what}: {theirs} there, {mine} in this script; "
-                "a checkpoint continues with the same samples in the same order only"
-            )
-
-
-def check_resumable(directory: Path) -> None:
-    """Check that ``directory`` has a checkpoint to resume from, reading only headers of files.
-
-    Nothing is returned. Damaged data behind an intact header are not noticed.
-
-    Raises:
-        CheckpointError: if there is none; the message says why files were refused.
-    """
-    refused: list[str] = []
-    for path in files.checkpoint_files(directory):
-        try:
-            files.read_manifest(path)
-        except CheckpointError as error:
-            refused.append(str(error))
-        else:
-            return
-    raise _nothing_to_resume(directory, refused)
-
-
-def _nothing_to_resume(directory: Path, refused: Sequence[str]) -> CheckpointError:
-    """Return, without raising it, the error for a directory without a usable checkpoint.
-
-    Args:
-        directory: the directory in which checkpoints were looked for.
-        refused: the reasons why files in it were refused.
-    """
-    why = f"; refused: {'; '.join(refused)}" if refused else ""
-    return CheckpointError(
-        f"cannot resume: there is no checkpoint in {directory}{why}; start without --resume to "
-        "begin afresh"
-    )

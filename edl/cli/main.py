@@ -39,6 +39,7 @@ VERBS = {  # module of edl.cli, and the function or the group of verbs in it
     "profile": ("profile", "profile"),
     "policy": ("policy", "policy"),
     "stop": ("stop", "stop"),
+    "preempt": ("preempt", "preempt"),
     "submit": ("cluster.submit", "submit"),
     "show": ("cluster.show", "show"),
     "wait": ("cluster.wait", "wait"),

@@ -254,7 +254,7 @@ def _resume(newest: bool, auto: bool, directory: Path | None) -> str | None:
     if directory is not None and not directory.is_dir():
         raise UsageError(f"cannot resume: there is no directory {directory}")
     if directory is not None:
-        from edl.checkpoint.store import check_resumable  # imports NumPy: 0.1 s
+        from edl.checkpoint.resumable import check_resumable  # imports NumPy: 0.1 s
 
         try:
             check_resumable(directory.absolute())

@@ -14,7 +14,8 @@ from edl.cli.common import JobArgument, ZooKeeperOption
 from edl.client.connection import choose_job, connected
 from edl.client.waiting import USUAL, ClientLimits, Messages, looks
 from edl.coordination.job_store import JobStore
-from edl.core.host.supervision import JobOutcome, SupervisorLimits
+from edl.core.host.job_end import stopped_outcome
+from edl.core.host.supervision import SupervisorLimits
 from edl.core.records import Job, JobState
 from edl.errors import CoordinationError, UsageError, ZooKeeperUnreachable, some
 from edl.launch.record import conclude
@@ -45,8 +46,8 @@ def stop(
     try:
         with connected(zookeeper) as session:
             store = choose_job(session, job)
-            _ask(store, LIMITS.stop_s if timeout_s is None else timeout_s)
-            record = _wait(store, timeout_s)
+            ask_to_stop(store, LIMITS.stop_s if timeout_s is None else timeout_s)
+            record = wait_for_end(store, timeout_s)
     except ZooKeeperUnreachable as error:
         _stop_here(job, timeout_s, error)
     else:
@@ -90,7 +91,13 @@ def _stop_here(job: str | None, timeout_s: float | None, away: ZooKeeperUnreacha
     typer.echo(f"edl run of job {name} has ended")
 
 
-def _ask(store: JobStore, timeout_s: float, limits: ClientLimits = USUAL) -> None:
+def ask_to_stop(
+    store: JobStore,
+    timeout_s: float,
+    reason: str = "edl stop",
+    end_within_s: float = 0.0,
+    limits: ClientLimits = USUAL,
+) -> None:
     """Write into the job's record that the job is to stop; try again while ZooKeeper is away.
 
     The record of a job that does not run any more is not changed.
@@ -98,6 +105,9 @@ def _ask(store: JobStore, timeout_s: float, limits: ClientLimits = USUAL) -> Non
     Args:
         store: the records of the job.
         timeout_s: the time in seconds after which it gives up with an error.
+        reason: why the job is to stop.
+        end_within_s: the bound, in seconds, within which the job is to save and end, because it
+            is preempted; 0: it is only stopped.
         limits: has the time between two tries, ``poll_s``.
 
     Raises:
@@ -106,7 +116,7 @@ def _ask(store: JobStore, timeout_s: float, limits: ClientLimits = USUAL) -> Non
     deadline = time.monotonic() + timeout_s
     while True:
         try:
-            store.set_job_state(JobState.STOPPING, "edl stop")
+            store.set_job_state(JobState.STOPPING, reason, end_within_s=end_within_s)
         except CoordinationError:
             if time.monotonic() >= deadline:
                 raise
@@ -115,7 +125,7 @@ def _ask(store: JobStore, timeout_s: float, limits: ClientLimits = USUAL) -> Non
             return
 
 
-def _wait(store: JobStore, timeout_s: float | None, limits: ClientLimits = USUAL) -> Job:
+def wait_for_end(store: JobStore, timeout_s: float | None, limits: ClientLimits = USUAL) -> Job:
     """Wait until the job has ended, and return its record.
 
     If none of the job's processes has been registered for ``limits.settle_s`` seconds, this
@@ -148,5 +158,5 @@ def _wait(store: JobStore, timeout_s: float | None, limits: ClientLimits = USUAL
         elif now - alone_since >= limits.settle_s:
             reason = f"{record.reason}; none of its processes is alive"
             with suppress(CoordinationError):  # the next look tries again
-                conclude(store, JobOutcome(JobState.STOPPED, reason), snapshot)
+                conclude(store, stopped_outcome(snapshot, reason), snapshot)
     raise AssertionError("looks() ends with an error")

@@ -30,7 +30,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "Change": (
         *("scale", "migrate", "drain", "undrain", "policy", "profile", "borrow", "reclaim"),
-        *("priority", "stop", "halt", "delete"),
+        *("priority", "stop", "preempt", "halt", "delete"),
     ),
     "Repair": ("doctor", "build-horovod", "chaos"),
     "Set up": (
@@ -70,6 +70,7 @@ SUMMARIES: Mapping[str, str] = {
     "reclaim": "Take borrowed slots back.",
     "priority": "Change the priority of a job of a cluster.",
     "stop": "End a job after the step that runs.",
+    "preempt": "Save a job within a bound and end it, to go on elsewhere.",
     "halt": "Let a job of a cluster save and give its slots back.",
     "delete": "Remove ended jobs from ZooKeeper.",
     "doctor": "Check whether edl can run on this machine.",
@@ -127,6 +128,10 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("edl policy explain digits", "what it has measured, and what it wants"),
     ),
     "stop": (("edl stop digits", "end it after the step that runs"),),
+    "preempt": (
+        ("edl preempt digits", "save and end it within 30 s"),
+        ("edl preempt digits --within 2m", "a large model takes longer to save"),
+    ),
     "submit": (
         ("edl submit job.yaml", "return at once"),
         ("edl submit job.yaml --watch", "show its place in the queue until it trains"),

@@ -289,6 +289,7 @@ class JobStore:
         exit_code: int = 0,
         finished_in: int = 0,
         only_from: tuple[JobState, ...] = (JobState.RUNNING,),
+        end_within_s: float = 0.0,
     ) -> bool:
         """Move the job to ``state`` if it is in one of the states ``only_from``.
 
@@ -299,6 +300,8 @@ class JobStore:
                 FINISHED, the job keeps the code it has.
             finished_in: The generation of the ring that has trained to the end; 0: none has.
             only_from: The states from which the job may be moved.
+            end_within_s: Within how many seconds the job is to save everything and end, because
+                it is preempted; 0: the job keeps the bound that it has, if any.
 
         Returns:
             True if the job was in one of ``only_from``, and so was moved; False if nothing was
@@ -324,6 +327,7 @@ class JobStore:
                 exit_code=code,
                 finished_in=finished_in,
                 ended=time.time() if state.over else 0.0,
+                end_within_s=end_within_s or job.end_within_s,
             ).to_json()
 
         self.nodes.compare_and_set(self.paths.job, change)

@@ -56,6 +56,14 @@ class JobSettings(Record):
         "plus this time",
     )
     save_timeout_s: float = setting(60.0, "how long the last checkpoint before an end may take")
+    preempt_within_s: float | None = setting(
+        None,
+        "SIGTERM to `edl run` [preempts the job](../guides/checkpoints.md#preempt-a-job): it saves "
+        "and ends within this time, with exit code 96; none: SIGTERM stops it, with 143. In a job "
+        "without a launcher, the same for SIGTERM to the script",
+        option="--preempt-within",
+        metavar="SECONDS",
+    )
     elastic_timeout_s: float = setting(
         600.0,
         "how long the job waits for other workers if fewer than `min_np` are left, and after a "

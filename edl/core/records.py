@@ -90,6 +90,8 @@ class Job(Record):
         driver: the ``address:port`` of horovodrun's driver; empty for a job of `edl run`.
         reserved: whether the job keeps its name until it is over, also while no process of it
             lives: its creator has chosen the token of its run, and counts on it.
+        end_within_s: within how many seconds the job is to save everything and end, because it
+            is preempted (:mod:`edl.core.job.ending`); 0: it is not preempted.
     """
 
     name: str
@@ -104,28 +106,12 @@ class Job(Record):
     finished_in: int = 0
     driver: str = ""  # address:port of the driver of horovodrun
     reserved: bool = False
+    end_within_s: float = 0.0
 
     @property
     def sizes(self) -> Sizes:
         """The rules about the numbers of workers that the job may have, from its specification."""
         return self.spec.sizes
-
-
-@dataclass(frozen=True)
-class JobEnd:
-    """The end of a job, as a worker reports it for the job's record.
-
-    Attributes:
-        state: the state in which the job ends, such as ``FINISHED`` or ``FAILED``.
-        reason: why, in a sentence.
-        exit_code: the exit code of `edl run`.
-        finished_in: the number of the generation whose ring has trained to the end; 0: none has.
-    """
-
-    state: JobState
-    reason: str
-    exit_code: int = 0  # of `edl run`
-    finished_in: int = 0
 
 
 class RequestedBy(StrEnum):

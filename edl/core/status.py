@@ -57,8 +57,9 @@ class JobStatus(TrainingStatus):
     ]
     exit_code: Annotated[
         int,
-        "of a job that has failed, that a signal to `edl run` has stopped, or that has finished "
-        "without its last checkpoint; else 0, also after `edl stop`, when `edl run` ends with 143",
+        "of a job that has failed, that a signal to `edl run` has stopped, that was preempted, or "
+        "that has finished without its last checkpoint; else 0, also after `edl stop`, when `edl "
+        "run` ends with 143",
     ]
     command: Annotated[tuple[str, ...], "of each worker"]
     np: Annotated[int, "workers that it began with"]

@@ -30,12 +30,13 @@ from edl.core.events import (
     LogResumedDetails,
     ZookeeperBackDetails,
 )
+from edl.core.host.job_end import stopped_outcome
+from edl.core.job.ending import JobEnd
 from edl.core.job.script_end import waits_for_ended
 from edl.core.job.signature import ScriptOfJob
 from edl.core.job_spec import JobSettings
 from edl.core.records import (
     Generation,
-    JobEnd,
     JobState,
     Leader,
     Member,
@@ -438,9 +439,9 @@ class Daemon:
         """Set a job that is being stopped to STOPPED, if it has no agent and no worker any more."""
         now = self._store.snapshot()
         if now.job.state is JobState.STOPPING and not now.hosts and not now.members:
-            self._store.set_job_state(
-                JobState.STOPPED, now.job.reason, only_from=(JobState.STOPPING,)
-            )
+            end = stopped_outcome(now, now.job.reason)
+            stopping = (JobState.STOPPING,)
+            self._store.set_job_state(end.state, end.reason, end.exit_code, only_from=stopping)
 
     def _turn(self) -> None:
         """Write this worker's reports to ZooKeeper, read the job's state, and lead if elected.
@@ -474,6 +475,7 @@ class Daemon:
         if member is not None and member.id in evicted:
             self._shared.evict(evicted[member.id])
             self._candidate.resign()
+        self._shared.preempt(job.reason, job.end_within_s)
         if generation is not None and generation.number > self._newest:
             self._announce(generation)
         self._shared.job_is(job.state, job.reason)

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from edl.coordination.job_store import JobStore
 from edl.core.events import Event
-from edl.core.records import JobEnd, Member
+from edl.core.job.ending import JobEnd
+from edl.core.records import JobState, Member
 from edl.daemon.event_log import EventLog
 from edl.worker.shared_state import SharedState
 
@@ -163,6 +164,13 @@ class PendingWrites:
         if goes_on or own.id in evicted:
             logger.warning("the job goes on without this worker, which has %s", end.reason)
             return
-        first = self._store.set_job_state(end.state, end.reason, end.exit_code, end.finished_in)
+        stopping = (JobState.STOPPING,) if end.state is JobState.STOPPED else ()
+        first = self._store.set_job_state(
+            end.state,
+            end.reason,
+            end.exit_code,
+            end.finished_in,
+            only_from=(JobState.RUNNING, *stopping),
+        )
         if first and event is not None:
             self._shared.log(event)

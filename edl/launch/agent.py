@@ -29,6 +29,7 @@ from edl.core.host.python_command import title
 from edl.core.host.restart_policy import is_terminating
 from edl.core.host.supervision import DisableSlot, EndProcess, Start, SupervisorDecision, foreign
 from edl.core.job.borrowing import NO_LEASE_TERMS, LeaseTerms
+from edl.core.job.ending import bound_of_signal
 from edl.core.job.host_join import is_last, request_workers, withdrawn
 from edl.core.job.placement import Placement, without_host
 from edl.core.plural import workers
@@ -431,8 +432,11 @@ class Agent(Supervisor[AgentState]):
             return
         else:
             self._say(f"{cause}: the job ends after this step; again kills its workers")
-            reason = f"{cause} in edl run"
-            self._store.set_job_state(JobState.STOPPING, reason, exit_after(self._signals))
+            within_s = bound_of_signal(snapshot.job, next(iter(self._signals)))
+            code, reason = exit_after(self._signals), f"{cause} in edl run"
+            self._store.set_job_state(
+                JobState.STOPPING, reason, 0 if within_s else code, end_within_s=within_s
+            )
             self._changed.set()
         self._asked = True
 
@@ -532,7 +536,7 @@ class Agent(Supervisor[AgentState]):
         name, code = self._host.name, exit_after(self._signals)
         end = AgentEnd.PREEMPTED if self._joined else AgentEnd.STOPPED
         if self._snapshot is not None and self._snapshot.job.state.over:
-            end = end_of_job(self._snapshot.job.state)
+            end = end_of_job(self._snapshot.job)
         self._ends(end, f"a second signal killed the workers on host {name}", code)
         try:
             if not self._store.session.connected:
@@ -565,7 +569,7 @@ class Agent(Supervisor[AgentState]):
         for line in self._headlines.rest(wanted=0):
             self._say(line)
         end, reason = f"job {job.name} {job.state}", job.reason or "no reason given"
-        self._ends(end_of_job(job.state), reason, code)
+        self._ends(end_of_job(job), reason, code)
         said, last_words, last = reason.partition(LAST_WORDS)
         # The last line of a worker may be a sentence of edl's that was shown before.
         sentence = last.partition(": ")[2].removeprefix("edl: ") if last_words else ""

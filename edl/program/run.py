@@ -37,6 +37,7 @@ from edl.program.options import check_call, split_options
 
 _POLL_S = 0.2
 _GOES_ON = (AgentEnd.LEFT, AgentEnd.PREEMPTED)
+_STOPPED = (AgentEnd.STOPPED, AgentEnd.HALTED, AgentEnd.UNSAVED)
 _OTHERS_S = 600.0  # for workers of other hosts to return, as long as a script has after training
 
 
@@ -148,7 +149,7 @@ class FunctionJob:
             raise KeyboardInterrupt(f"job {ended.job} was stopped by Ctrl-C at step {ended.step}")
         if number is not None:
             raise SystemExit(128 + number)
-        if ended.end is AgentEnd.STOPPED:
+        if ended.end in _STOPPED:
             raise JobStopped(f"job {ended.job} was stopped at step {ended.step}: {ended.reason}")
         if ended.end is AgentEnd.FINISHED:
             self._wait_for_other_hosts()

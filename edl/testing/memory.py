@@ -14,6 +14,7 @@ from dataclasses import replace
 from edl.core.events import Event
 from edl.core.job.ages import AgeTracker
 from edl.core.job.decision import Limits
+from edl.core.job.ending import JobEnd
 from edl.core.job.membership import decide
 from edl.core.job.signature import ScriptOfJob
 from edl.core.job.stall import FOR_GRADIENTS, FOR_NUMBERS
@@ -23,7 +24,6 @@ from edl.core.records import (
     Generation,
     Host,
     Job,
-    JobEnd,
     JobState,
     Leader,
     Member,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,13 +20,14 @@ from edl.checkpoint.format import Checkpoint
 from edl.checkpoint.logged_steps import LoggedSteps
 from edl.checkpoint.store import CheckpointConfig, Checkpoints, Durable
 from edl.config import Config
-from edl.core.events import Details, Event, JobFailedDetails, ResumedDetails
+from edl.core.events import Details, Event, JobFailedDetails, JobStoppedDetails, ResumedDetails
 from edl.core.host.process import STOPPED_EXIT
+from edl.core.job.ending import JobEnd, halted
 from edl.core.job.fits import fits_of, passed_too_far
 from edl.core.job.stall import SAVING
 from edl.core.job_spec import JobSettings
 from edl.core.plural import counted
-from edl.core.records import Generation, JobEnd, JobState
+from edl.core.records import Generation, JobState
 from edl.errors import CoordinationError, EdlError, JobFailed, UsageError
 from edl.worker.activity import waits
 from edl.worker.coordinator import Coordinator
@@ -286,7 +288,8 @@ class Checkpointing:
 
         A checkpoint is due before the first step, and then each time ``every_s`` seconds have
         passed. The state is copied before the return; another thread writes the file. In a job
-        without a launcher, a SIGTERM ends the process here (SystemExit 143), after a last save.
+        without a launcher, a SIGTERM ends the process here, after a last save: with exit code 143;
+        if the setting ``preempt_within_s`` has a value, with 96, or 97 if the save failed.
 
         Args:
             rank: this worker's rank in its ring; all but rank 0 save nothing.
@@ -306,8 +309,7 @@ class Checkpointing:
         if self._checkpoints.superseded:
             raise JobFailed(self._checkpoints.superseded)
         if self._coordinator.leave_requested and not self._coordinator.is_shared:
-            self.save_last()
-            raise SystemExit(STOPPED_EXIT)
+            sys.exit(self._save_alone())
         try:
             self._checkpoints.save_if_due(self._loader.place, self.replica, at_once)
         except EdlError as error:
@@ -329,23 +331,77 @@ class Checkpointing:
         """
         self.save_if_due(rank, generation, at_once=True)
 
+    def _save_alone(self) -> int:
+        """Save a last checkpoint in a job without a launcher; return the exit code of the process.
+
+        It is the code of a stopped job, or with the setting ``preempt_within_s`` that of a
+        preempted one.
+        """
+        within_s = self.settings.preempt_within_s
+        if within_s is None:
+            self.save_last()
+            return STOPPED_EXIT
+        self._shared.preempt("SIGTERM", within_s)
+        end = self._halted(self.save_last())
+        logger.warning("%s", end.reason)
+        return end.exit_code
+
     # --- at the end
 
     @waits(SAVING)
     def save_last(self) -> str:
         """Save a last checkpoint and wait until it is written, at most ``save_timeout_s`` seconds.
 
-        The caller sees to it that only rank 0 calls this. Nothing is saved if the job saves no
-        checkpoints, if this worker does not hold the job's state, or if it has written or read the
-        checkpoint of this step already.
+        In a job that is preempted, the time is what is left of its bound. The caller sees to it
+        that only rank 0 calls this. Nothing is saved if the job saves no checkpoints, if this
+        worker does not hold the job's state, or if it has written or read the checkpoint of this
+        step already.
 
         Returns:
             Why the last checkpoint was not written; empty if it was, or if there is none to write.
         """
         if self._checkpoints is None or self.replica is None or not self._loader.has_state:
             return ""
-        timeout_s = self.settings.save_timeout_s
-        return self._checkpoints.save_last(self._loader.place, self.replica, timeout_s)
+        preemption, late = self._shared.preemption, ""
+        if preemption is not None:
+            late = f"it takes longer than the bound of {preemption.within_s:g} s allows"
+        at, limit_s = self._loader.place, self._save_limit_s
+        return self._checkpoints.save_last(at, self.replica, limit_s, late)
+
+    @property
+    def _save_limit_s(self) -> float:
+        """For how many seconds from now a checkpoint may be written before this worker ends."""
+        preemption = self._shared.preemption
+        if preemption is None:
+            return self.settings.save_timeout_s
+        return max(0.0, preemption.save_until_s - self._shared.clock.now_s())
+
+    def save_stopped(self) -> None:
+        """Save the last checkpoint of a job that stops; if it is preempted, record its end, too.
+
+        The caller sees to it that only rank 0 calls this. The record says whether the last step was
+        saved, and names the newest checkpoint. The call waits up to 5 s until it is written.
+        """
+        unsaved = self.save_last()
+        if self._shared.preemption is not None:
+            end = self._halted(unsaved)
+            step = self.progress.step
+            event = Event(time.time(), self._generation, step, end.reason, JobStoppedDetails())
+            self._coordinator.end_job(end, event)
+            self._coordinator.flush(FLUSH_S)
+
+    def _halted(self, unsaved: str) -> JobEnd:
+        """Return the end of this job, which is preempted.
+
+        Args:
+            unsaved: why the last checkpoint was not written; empty if it was.
+        """
+        cause = "SIGTERM" if self._shared.preemption is None else self._shared.preemption.cause
+        if self._checkpoints is None:
+            unsaved = "the script does not call edl.checkpoint"
+            return halted(cause, self.progress.step, -1, "", unsaved)
+        saved_step, directory = self._checkpoints.newest_saved()
+        return halted(cause, self.progress.step, saved_step, directory, unsaved)
 
     def finish(self, end: JobEnd) -> str:
         """Save the last checkpoint of a finished job; if that fails, record the exit code 1.
@@ -381,10 +437,11 @@ class Checkpointing:
     def wait_for_writes(self) -> None:
         """Wait for a checkpoint that is being written, at most ``save_timeout_s`` seconds.
 
-        When the time is over, a warning is logged.
+        In a job that is preempted, the time is what is left of its bound. When it is over, a
+        warning is logged.
         """
         if self._checkpoints is not None:
-            self._checkpoints.wait_for_writes(self.settings.save_timeout_s)
+            self._checkpoints.wait_for_writes(self._save_limit_s)
 
     def fail(self, reason: str, error: type[JobFailed] = JobFailed) -> NoReturn:
         """End the job as failed for all workers, with the message ``reason``.

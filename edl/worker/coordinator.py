@@ -12,9 +12,10 @@ from __future__ import annotations
 from typing import Protocol
 
 from edl.core.events import Event
+from edl.core.job.ending import JobEnd
 from edl.core.job.signature import ScriptOfJob
 from edl.core.job_spec import JobSettings
-from edl.core.records import Generation, JobEnd, Member, RingFailure, Stage
+from edl.core.records import Generation, Member, RingFailure, Stage
 from edl.core.sizes import Sizes
 from edl.worker.policy_side import PolicySide
 

@@ -18,9 +18,10 @@ from functools import partial
 
 from edl import failpoints
 from edl.core.events import Details, FinishedDetails
+from edl.core.job.ending import JobEnd
 from edl.core.job.fits import resumed_too_short
 from edl.core.job.stall import FOR_NUMBERS
-from edl.core.records import JobEnd, JobState, Stage
+from edl.core.records import JobState, Stage
 from edl.core.step.step_record import StepRecord, Stop
 from edl.errors import UsageError
 from edl.worker.checkpointing import FLUSH_S, Checkpointing

@@ -10,8 +10,9 @@ import uuid
 
 from edl.config import Config
 from edl.core.events import Event
+from edl.core.job.ending import JobEnd
 from edl.core.job.signature import ScriptOfJob
-from edl.core.records import Generation, JobEnd, Member, RingFailure, RingMember, Stage
+from edl.core.records import Generation, Member, RingFailure, RingMember, Stage
 from edl.core.sizes import Sizes
 from edl.worker.policy_side import NoPolicy
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from edl.clock import SYSTEM, Clock, Condition
 from edl.core.events import Event
+from edl.core.job.ending import Preemption, save_limit_s
 from edl.core.job.fits import NO_FITS, ScriptFits
 from edl.core.job.signature import Signature
 from edl.core.learning_meter import LearningMeter
@@ -68,6 +69,7 @@ class SharedState:
     _led_since: float = 0.0
     _job_state: JobState = JobState.RUNNING
     _job_reason: str = ""
+    _preemption: Preemption | None = None
     _job_policy: JobPolicy = NO_POLICY
     _requested_batch: int = 0
     _evicted: str | None = None
@@ -141,6 +143,20 @@ class SharedState:
         with self._lock:
             self._job_state, self._job_reason = state, reason
             self._lock.notify_all()
+
+    def preempt(self, cause: str, within_s: float) -> None:
+        """Note that the job is preempted because of ``cause``; only the first call counts.
+
+        The bound of ``within_s`` seconds begins now; 0 seconds: the job is not preempted.
+        """
+        if within_s and self._preemption is None:
+            until_s = self.clock.now_s() + save_limit_s(within_s)
+            self._preemption = Preemption(cause, within_s, until_s)
+
+    @property
+    def preemption(self) -> Preemption | None:
+        """The preemption of this worker's job; None: the job is not preempted."""
+        return self._preemption
 
     def evict(self, reason: str) -> None:
         """Note that this worker is evicted for ``reason``; it cannot be taken back.

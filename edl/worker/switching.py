@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NoReturn
 
 from edl import failpoints
 from edl.config import Config
+from edl.core.job.ending import HALTED_EXIT
 from edl.core.job.fits import FitIsDone, ended_before
 from edl.core.job.ring_failure import blamed_rank, short_error
 from edl.core.plural import workers
@@ -220,7 +222,7 @@ class Switching:
         """Move to the generation with this number, on which all workers of the ring have agreed.
 
         All old members do it together; if the ring breaks meanwhile, :meth:`repair` takes the place
-        of the switch. The process ends with success (SystemExit 0) if this worker is no member.
+        of the switch. The process ends (SystemExit) if this worker is no member.
         """
         generation = self._shared.generation(number)
         old_size, median_us, began = self._ring.place.size, self.median_step_us(), self._now_s()
@@ -285,8 +287,8 @@ class Switching:
     def wait_for_min_np(self, record: Callable[[], StepRecord]) -> None:
         """Pause while fewer workers than min_np are left, until replacements have joined.
 
-        Meanwhile they exchange step records without samples (``record`` returns this worker's), by
-        which they agree on a switch and notice if a worker dies.
+        Meanwhile they exchange step records without samples (``record`` returns this worker's): by
+        them they agree on a switch and notice a death.
 
         Raises:
             JobFailed: too few joined within elastic_timeout_s, or the job has ended.
@@ -439,8 +441,7 @@ class Switching:
 
         ``generation`` is the number of the ring's generation, ``error`` how it failed.
         """
-        text = getattr(error, "detail", str(error))
-        name = f"w{self.worker}"
+        text, name = getattr(error, "detail", str(error)), f"w{self.worker}"
         logger.info("%s: ring %d is broken: %s", name, generation, short_error(text))
         logger.debug("%s: %s", name, text)
         failpoints.reached("broken")
@@ -455,13 +456,8 @@ class Switching:
         current = self.generation
         members = current.members if current is not None and current.number == generation else ()
         blamed = blamed_rank(text, members, self._ring.place.rank)
-        return RingFailure(
-            generation,
-            step,
-            self.progress.exchanges,
-            short_error(text),
-            -1 if blamed is None else blamed,
-        )
+        blamed, exchanges = -1 if blamed is None else blamed, self.progress.exchanges
+        return RingFailure(generation, step, exchanges, short_error(text), blamed)
 
     def _wait_for_repair(self, failed: int, error: RingError) -> Generation:
         """Wait for the generation that the leader makes of the survivors, and return it.
@@ -475,8 +471,7 @@ class Switching:
             error: how it failed, for the message.
 
         Raises:
-            JobFailed: there was no new generation in time, or the job has ended.
-            WorkerEvicted: the leader has evicted this worker.
+            JobFailed, WorkerEvicted: as :meth:`repair`.
         """
         settings = self._coordinator.settings
         limit = settings.repair_timeout_s + settings.switch_timeout_s
@@ -494,7 +489,7 @@ class Switching:
             f"({error}); `edl status` says what it waits for"
         ) from error
 
-    # --- the parts of every change ---
+    # --- the parts of every change
 
     def _enter(self, generation: Generation) -> tuple[float, float]:
         """Build the ring of ``generation``; return (when it was built, when the exchange ended).
@@ -534,9 +529,8 @@ class Switching:
 
         A newcomer also gets the state of schedulers and the epoch; other workers keep their own.
 
-        Returns:
-            Whether it was done; False if some workers first have to pass over fits (calls of Keras'
-            ``fit``), because the state is a checkpoint of a later fit.
+        The result is False if it was not done, because some workers first have to pass over fits
+        (calls of Keras' ``fit``): the state is a checkpoint of a later fit.
         """
         if self.replica is None and self._coordinator.is_shared:
             raise UsageError("create an edl.Optimizer before the first batch")
@@ -582,17 +576,19 @@ class Switching:
         if self.stopped:  # a worker that saves is not stuck, although it completes no step
             self._coordinator.set_stage(Stage.LEAVING)
         if last:
-            self._checkpointing.save_last()
+            self._checkpointing.save_stopped()
         self._checkpointing.wait_for_writes()
+        halts = self.stopped and self._shared.preemption is not None
         why = "the job stops" if self.stopped else "it left the job"
-        self.exit(f"{why} after step {self.progress.step} ({generation.reason})")
+        why += f" after step {self.progress.step} ({generation.reason})"
+        self.exit(why, HALTED_EXIT if halts else 0)
 
-    def exit(self, reason: str) -> NoReturn:
-        """Leave ring and job, log ``reason``, and end this process with success (SystemExit 0)."""
+    def exit(self, reason: str, code: int = 0) -> NoReturn:
+        """Leave ring and job, log ``reason``, and end this process with the exit code ``code``."""
         logger.info("w%d ends: %s", self.worker, reason)
         self._ring.close()
         self._coordinator.close()
-        raise SystemExit(0)
+        sys.exit(code)
 
     @property
     def worker(self) -> int:

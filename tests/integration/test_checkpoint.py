@@ -18,6 +18,7 @@ import pytest
 from paths import SCRIPTS
 
 from edl.checkpoint import format as files
+from edl.core.job.ending import HALTED_EXIT
 from edl.testing.job import WAIT_S, Job, started
 from edl.testing.throttle import Throttle
 
@@ -26,6 +27,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 COUNTING = SCRIPTS / "counting.py"
 SAMPLES, EPOCHS = 240, 3
 SLOW = Throttle(0.1, 70, 2.0)  # with one worker it has 180 steps
+SLOWER = Throttle(0.3, 40, 5.0)  # for two workers, with 90 steps
 
 
 class Scenario:
@@ -135,15 +137,23 @@ def test_without_a_checkpoint_the_job_has_failed(scenario: Scenario, zk_hosts: s
         assert "there is no checkpoint to resume from" in job.output()
 
 
-def test_a_stopped_job_is_resumed_with_more_workers(scenario: Scenario, zk_hosts: str) -> None:
+def test_a_preempted_job_is_resumed_with_more_workers(scenario: Scenario, zk_hosts: str) -> None:
     """The first start finds nothing to resume, and may: ``--resume=auto``."""
     script, auto = scenario.script("--num-workers", "2"), ["--resume=auto"]
     first = {"np": 1, "max_np": 1, "options": auto, "throttled": SLOW}
     with started(scenario.directory, zk_hosts, *script, **first) as job:
         job.wait_for_step(65)  # in the second epoch
-        job.edl("stop")
-        assert job.end() == 143, job.describe("it failed")
-    stopped = scenario.newest
+        said = job.edl("preempt", "--within", "2m")
+        assert job.end() == HALTED_EXIT, job.describe("it failed")
+        stopped = scenario.newest
+        reason = (
+            f"edl preempt --within 120s: step {stopped.step} is saved in {scenario.saved}; "
+            "`edl run --resume` goes on"
+        )
+        assert said == f"job {job.name} is stopped: {reason}\n"
+        assert f"edl: job {job.name} stopped: {reason}" in job.output()
+        assert job.events("job_stopped")[0]["reason"] == reason
+        assert not job.events("worker_failed"), job.describe("its worker's code is no failure")
     assert stopped.job == job.name
     assert stopped.step >= 65
     assert stopped.epoch in (1, 2), "on a busy machine it may be in the third by now"
@@ -161,6 +171,57 @@ def test_a_stopped_job_is_resumed_with_more_workers(scenario: Scenario, zk_hosts
     for report in reports:
         assert report["rings"][0]["step"] == stopped.step
         assert [epoch["epoch"] for epoch in report["epochs"]] == [*range(stopped.epoch, 3)]
+
+
+@pytest.mark.long  # the one above resumes, and unit/test_preemption.py has the decisions
+def test_a_preempted_job_goes_on_with_one_and_then_with_three(
+    scenario: Scenario, zk_hosts: str
+) -> None:
+    """It is preempted by the verb with 2 workers, and by SIGTERM with 1."""
+    script, resume = scenario.script("--num-workers", "1"), ["--resume"]
+    with started(scenario.directory, zk_hosts, *script, np=2, max_np=2, throttled=SLOWER) as job:
+        job.wait_for_step(20)
+        job.edl("preempt", "--within", "2m")
+        assert job.end() == HALTED_EXIT, job.describe("it failed")
+    first = scenario.newest.step
+    assert first >= 20
+    bound = [*resume, "--preempt-within", "120"]
+    with started(
+        scenario.directory, zk_hosts, *script, np=1, max_np=1, options=bound, throttled=SLOWER
+    ) as job:
+        job.wait_for_step(first + 10)
+        (agent,) = [one for one in job.processes() if "--preempt-within" in one.cmdline()]
+        agent.terminate()
+        assert job.end() == HALTED_EXIT, job.describe("it failed")
+        assert f"stopped: SIGTERM in edl run: step {scenario.newest.step}" in job.output()
+    second = scenario.newest.step
+    assert second >= first + 10
+    with started(scenario.directory, zk_hosts, *script, np=3, max_np=3, options=resume) as job:
+        assert job.end() == 0, job.describe("it failed")
+        reports = scenario.prove(3, job.describe("the counts are wrong"))
+    assert {report["rings"][0]["step"] for report in reports} == {second}
+
+
+@pytest.mark.long  # unit/test_preemption.py
+def test_a_step_that_is_longer_than_the_bound(scenario: Scenario, zk_hosts: str) -> None:
+    """The workers are killed; the job goes on from the newest checkpoint, which is named."""
+    script, slow = scenario.script("--every", "1000"), Throttle(120.0, 1000, 120.0)
+    with started(scenario.directory, zk_hosts, *script, np=2, max_np=2, throttled=slow) as job:
+        job.wait_for_step(0)
+        wait_for_event(job, "checkpoint")
+        refused = job.try_edl("preempt", "--within", "soon")
+        assert (refused.returncode, refused.stderr) == (
+            2,
+            "edl: --within soon is no time; write it as 30s, or 2m\n",
+        )
+        job.edl("preempt", "--within", "3s")
+        assert job.end() == HALTED_EXIT, job.describe("step 0 is saved, and no other one was made")
+        assert f"step 0 is saved in {scenario.saved}" in job.output()
+    with started(
+        scenario.directory, zk_hosts, *script, np=1, max_np=1, options=["--resume"]
+    ) as job:
+        assert job.end() == 0, job.describe("it failed")
+        scenario.prove(1, job.describe("the counts are wrong"))
 
 
 def test_a_damaged_checkpoint_ends_the_job_with_a_sentence(

@@ -20,10 +20,10 @@ from edl.coordination.session import Refused, Session
 from edl.core.events import Event, EvictedDetails, GenerationDetails
 from edl.core.job.decision import MembershipDecision
 from edl.core.job.desired import DesiredChange, set_desired
+from edl.core.job.ending import JobEnd
 from edl.core.progress import TrainingStatus
 from edl.core.records import (
     Generation,
-    JobEnd,
     JobState,
     Leader,
     Member,

@@ -11,7 +11,8 @@ import pytest
 
 from edl.checkpoint import format as files
 from edl.checkpoint.owner import Owner, owner_of
-from edl.checkpoint.store import CheckpointConfig, CheckpointPosition, Checkpoints, check_resumable
+from edl.checkpoint.resumable import check_resumable
+from edl.checkpoint.store import CheckpointConfig, CheckpointPosition, Checkpoints
 from edl.config import Config
 from edl.core.events import Details
 from edl.core.job_spec import JobSettings

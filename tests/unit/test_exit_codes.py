@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made import make_job
 
 from edl.cli.main import invoke
 from edl.core.host.exit_codes import (
@@ -97,7 +98,7 @@ def test_the_end_by_an_error(error: EdlError, end: AgentEnd) -> None:
 
 @pytest.mark.parametrize("state", [state for state in JobState if state.over])
 def test_the_end_by_the_end_of_the_job(state: JobState) -> None:
-    assert end_of_job(state).value == state.value
+    assert end_of_job(make_job(state=state)).value == state.value
 
 
 @pytest.fixture

@@ -245,10 +245,13 @@ def test_shellcheck_has_nothing_to_say(script: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-# What stands for Slurm and edl. The agents end with CODE, while `edl stop` still waits for that.
+# What stands for Slurm and edl. The agents end with CODE, while `edl preempt` or `edl stop` waits.
 STANDINS = {
     "srun": 'echo $$ >pid; mv pid up; until [ -e leave ]; do sleep 0.05; done; exit "$CODE"',
-    "edl": 'case $1 in stop) touch leave; sleep 1 ;; join) trap "touch leave" TERM; . srun ;; esac',
+    "edl": (
+        "case $1 in preempt | stop) touch leave; sleep 1 ;; "
+        'join) trap "touch leave" TERM; . srun ;; esac'
+    ),
     "scontrol": 'echo "$@" >>requeued',
 }
 

@@ -4,7 +4,7 @@ The ends are those of :class:`AgentEnd`, their codes are in :data:`EXIT_CODES`, 
 :class:`AgentResult` is the line.
 
 The code of `edl agent` tells an engine or a supervisor what became of the agent, without a question
-to ZooKeeper. The codes from 90 to 95 are those that shells (126 to 165), `sysexits.h` (64 to 78)
+to ZooKeeper. The codes from 90 to 97 are those that shells (126 to 165), `sysexits.h` (64 to 78)
 and systemd (200 to 243) leave free. A script may still end with one of them, so that its failed job
 has the same code: the line of `--json` tells the two apart.
 
@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
+from edl.core.job.ending import HALTED_EXIT, UNSAVED_EXIT
 from edl.core.record import Record
-from edl.core.records import JobState
+from edl.core.records import Job, JobState
 from edl.errors import AccessDenied, AgentExists, EdlError, RunEnded, UnknownJob, UsageError
 
 INTERRUPTED = 130  # of a command that Ctrl-C ended before it had done anything
@@ -30,8 +31,9 @@ INTERRUPTED = 130  # of a command that Ctrl-C ended before it had done anything
 class AgentEnd(StrEnum):
     """The way in which an agent, the process of `edl run`, `edl join` or `edl agent`, has ended.
 
-    FINISHED, FAILED, STOPPED: the job is over in that state. LEFT, PREEMPTED: the host has left a
-    job that goes on, PREEMPTED after a signal to the agent. OVER, NO_SUCH_JOB: there is no such run
+    FINISHED, FAILED, STOPPED: the job is over in that state. HALTED, UNSAVED: the job was
+    preempted, UNSAVED without its last steps. LEFT, PREEMPTED: the host has left a job that goes
+    on, PREEMPTED after a signal to the agent. OVER, NO_SUCH_JOB: there is no such run
     or job to join. ALREADY_HERE: another agent has this host. REFUSED: the command was not allowed.
     ERROR: anything else. :data:`MEANINGS` has a sentence for each.
     """
@@ -39,6 +41,8 @@ class AgentEnd(StrEnum):
     FINISHED = "finished"
     FAILED = "failed"
     STOPPED = "stopped"
+    HALTED = "halted"
+    UNSAVED = "unsaved"
     LEFT = "left"
     PREEMPTED = "preempted"
     OVER = "over"
@@ -52,6 +56,8 @@ MEANINGS: Mapping[AgentEnd, str] = {
     AgentEnd.FINISHED: "the job has trained to its end",
     AgentEnd.FAILED: "the job has failed",
     AgentEnd.STOPPED: "the job was stopped",
+    AgentEnd.HALTED: "the job was preempted (`edl preempt`), and is saved: `edl run --resume`",
+    AgentEnd.UNSAVED: "the job was preempted, and its last steps were not saved in time",
     AgentEnd.LEFT: "the host was drained, or its workers placed on other hosts; the job goes on",
     AgentEnd.PREEMPTED: "the agent got a signal, and its host left; the job goes on",
     AgentEnd.OVER: "the run is over, or another one has taken its place: there is nothing to join",
@@ -69,8 +75,19 @@ EXIT_CODES: Mapping[AgentEnd, int] = {
     AgentEnd.OVER: 93,
     AgentEnd.NO_SUCH_JOB: 94,
     AgentEnd.ALREADY_HERE: 95,
+    AgentEnd.HALTED: HALTED_EXIT,
+    AgentEnd.UNSAVED: UNSAVED_EXIT,
 }
 """The exit code of `edl agent` for each end that has a code of its own."""
+
+_FINAL = (
+    AgentEnd.FINISHED,
+    AgentEnd.FAILED,
+    AgentEnd.STOPPED,
+    AgentEnd.HALTED,
+    AgentEnd.UNSAVED,
+    AgentEnd.OVER,
+)
 
 
 @dataclass(frozen=True)
@@ -93,15 +110,17 @@ class AgentResult(Record):
     step: Annotated[int, "complete steps of the job, as this agent read them last"] = 0
 
 
-def end_of_job(state: JobState) -> AgentEnd:
-    """Return the end of an agent whose job is over: FINISHED, FAILED or STOPPED, like ``state``.
+def end_of_job(job: Job) -> AgentEnd:
+    """Return the end of an agent whose job is over: FINISHED, FAILED or STOPPED, as its state says.
 
-    ``state`` is the state of the job.
+    It is HALTED or UNSAVED for a job that was preempted, by the job's exit code.
 
     Raises:
-        ValueError: the job is not over (``state`` is RUNNING or STOPPING).
+        ValueError: the job is not over (its state is RUNNING or STOPPING).
     """
-    return AgentEnd(state.value)
+    if job.state is JobState.STOPPED and job.end_within_s:
+        return AgentEnd.UNSAVED if job.exit_code == UNSAVED_EXIT else AgentEnd.HALTED
+    return AgentEnd(job.state.value)
 
 
 def end_of_error(error: EdlError) -> AgentEnd:
@@ -125,9 +144,10 @@ def end_of_error(error: EdlError) -> AgentEnd:
 def is_final(end: AgentEnd) -> bool:
     """Return whether another agent of the same run on the same host would end at once, too.
 
-    ``end`` is how the agent has ended. The result is True for FINISHED, FAILED, STOPPED and OVER.
+    ``end`` is how the agent has ended. The result is True if its job is over: for FINISHED, FAILED,
+    STOPPED, HALTED, UNSAVED and OVER.
     """
-    return end in (AgentEnd.FINISHED, AgentEnd.FAILED, AgentEnd.STOPPED, AgentEnd.OVER)
+    return end in _FINAL
 
 
 def agent_exit_code(end: AgentEnd, of_job: int) -> int:

@@ -8,7 +8,8 @@ both:
    worker that is in no ring is ended at once, and so are all workers of a job that has FAILED.
 2. The job is stopping: the leader lets the ring end. Workers that are in no ring are ended at once,
    all workers after ``leaderless_s`` without a leader, and otherwise the workers of the ring after
-   a time limit. When no worker is left the job is STOPPED.
+   a time limit. When no worker is left the job is STOPPED. Of a job that is preempted
+   (:mod:`edl.core.job.ending`) every worker that runs at the end of its bound is killed.
 3. The last ring has ended: no worker is started any more, and when all have left the job is
    STOPPED.
 4. A job that cannot begin has FAILED: a script ended with code 0 without `edl.init()`, a worker was
@@ -46,6 +47,7 @@ from edl.core.host.supervision import (
     dead_ring,
     foreign,
 )
+from edl.core.job.ending import HALTED_EXIT, halted
 from edl.core.job.gang_start import why_too_few
 from edl.core.job.liveness import GONE
 from edl.core.plural import workers
@@ -113,7 +115,8 @@ def result(job: Job, own: SupervisorState) -> int:
     The code is not 0 if the job failed, if a worker failed after the training, or if the last
     checkpoint was not written. For a stopped job, the launcher that has started the job (``edl run
     ... && evaluate``) returns the job's own exit code, which names the signal that stopped it, or
-    else 143, that of SIGTERM; a launcher that only takes part in it returns 0.
+    else 143, that of SIGTERM; a launcher that only takes part in it returns 0. For a preempted job,
+    each agent returns the job's own exit code, which says whether the last step was saved.
 
     Args:
         job: the job, in state FINISHED, FAILED or STOPPED.
@@ -121,6 +124,8 @@ def result(job: Job, own: SupervisorState) -> int:
     """
     if job.state is JobState.FAILED:
         return job.exit_code
+    if job.state is JobState.STOPPED and job.end_within_s and not job.driver:
+        return job.exit_code or HALTED_EXIT
     if job.state is JobState.STOPPED and own.is_submitter:
         return job.exit_code or STOPPED_EXIT
     late = failed_late(job, own)
@@ -164,6 +169,8 @@ def _wind_down(snapshot: Snapshot, own: SupervisorState, now: float) -> Supervis
     reason = f"job {job.name} {job.state.phrase}"
     if job.state is JobState.FAILED:
         return SupervisorDecision(reason, endings=end_processes(living, limits, now, reason))
+    if _bound_is_over(job, own, now):
+        return SupervisorDecision(reason, endings=_killed(living, job))
     finished = job.state is JobState.FINISHED
     patience = limits.finish_s if finished else limits.stop_s
     evicted = snapshot.evicted  # what such a worker has trained is not the job's
@@ -180,9 +187,10 @@ def _stop(snapshot: Snapshot, own: SupervisorState, now: float) -> SupervisorDec
     """Return what a launcher does while the job is stopping: end workers, or record STOPPED.
 
     STOPPED is recorded when neither this launcher nor another one has a worker. Until then the
-    decision ends: all workers of a job without a generation; those that hold up the ring, by
-    SIGKILL (:func:`_stuck`); all workers after the time limit, or after ``leaderless_s`` without a
-    leader; and otherwise those that have not registered.
+    decision ends: all workers, by SIGKILL, when the bound of a preempted job is over; all workers
+    of a job without a generation; those that hold up the ring, by SIGKILL (:func:`_stuck`); all
+    workers after the time limit, or after ``leaderless_s`` without a leader; and otherwise those
+    that have not registered.
 
     Args:
         snapshot: the job's records in ZooKeeper.
@@ -192,10 +200,13 @@ def _stop(snapshot: Snapshot, own: SupervisorState, now: float) -> SupervisorDec
     living, limits = own.living, own.limits
     reason = snapshot.job.reason or "the job is asked to stop"
     if not living and not foreign(snapshot, own):
-        return SupervisorDecision(reason, outcome=JobOutcome(JobState.STOPPED, reason))
+        return SupervisorDecision(reason, outcome=stopped_outcome(snapshot, reason))
+    if _bound_is_over(snapshot.job, own, now):
+        return SupervisorDecision(reason, endings=_killed(living, snapshot.job))
     waited = now - own.state_since
     patience, quiet = limits.stop_limit_s(snapshot.job), now - max(own.stepped, own.state_since)
-    still = _stuck(snapshot, living, limits, quiet)
+    preempted = bool(snapshot.job.end_within_s)
+    still = [] if preempted else _stuck(snapshot, living, limits, quiet)
     ending: Sequence[Process] = living
     if snapshot.generation is None:
         why = "the job stops before it began"
@@ -211,6 +222,30 @@ def _stop(snapshot: Snapshot, own: SupervisorState, now: float) -> SupervisorDec
     else:
         ending, why = [p for p in living if p.worker is None], "the job stops before it joined"
     return SupervisorDecision(reason, endings=end_processes(ending, limits, now, why))
+
+
+def stopped_outcome(snapshot: Snapshot, reason: str) -> JobOutcome:
+    """Return the outcome of a stopping job whose workers have all ended, because of ``reason``.
+
+    For a preempted job it says whether the newest step that ``snapshot`` knows was saved.
+    """
+    job = snapshot.job
+    if not job.end_within_s:
+        return JobOutcome(JobState.STOPPED, reason)
+    end = halted(reason, snapshot.status.step, job.saved_step, job.checkpoint)
+    return JobOutcome(end.state, end.reason, end.exit_code)
+
+
+def _bound_is_over(job: Job, own: SupervisorState, now: float) -> bool:
+    """Return whether the time is over within which a preempted job is to end; else False."""
+    since = own.preempted_since
+    return since is not None and now - since >= job.end_within_s
+
+
+def _killed(living: Sequence[Process], job: Job) -> tuple[EndProcess, ...]:
+    """Return the orders to kill the processes ``living``, because the bound of ``job`` is over."""
+    why = f"the job is preempted, and its {job.end_within_s:g} s are over"
+    return tuple(EndProcess(process.attempt_id, True, why) for process in living)
 
 
 def _stuck(

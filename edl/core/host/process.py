@@ -24,6 +24,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from edl.core.job.ending import HALTED_EXIT
 from edl.core.job.liveness import GONE
 from edl.core.records import Generation, JobState, Stage
 from edl.core.snapshot import Snapshot
@@ -130,9 +131,10 @@ class Process:
     def failed(self) -> bool:
         """Whether the process has ended by itself, with an error or without ever registering.
 
-        It is False while the process runs, and for an end by its launcher or by an eviction.
+        It is False while it runs, for an end by its launcher, an eviction, and of a preempted job.
         """
-        if self.exit_code is None or self.obeyed:
+        halted = self.stopped and self.exit_code == HALTED_EXIT
+        if self.exit_code is None or self.obeyed or halted:
             return False
         return self.exit_code != 0 or self.worker is None
 

@@ -105,8 +105,10 @@ class SupervisorLimits:
         """Return for how many seconds after `edl stop` the workers of ``job`` may go on.
 
         It is ``stop_s``, and for a job with a checkpoint the time limit of saving
-        (``save_timeout_s``) in addition.
+        (``save_timeout_s``) in addition. A job that is preempted has its own bound.
         """
+        if job.end_within_s:
+            return job.end_within_s
         return self.stop_s + (job.spec.settings.save_timeout_s if job.checkpoint else 0.0)
 
 
@@ -143,6 +145,7 @@ class SupervisorState:
         is_submitter: whether this launcher has started the job; else it only takes part in the job.
         state: the state of the job.
         state_since: since when the job has that state.
+        preempted_since: since when the job is known to be preempted; None: it is not.
         step: the pair (number of the newest generation, last step) that the records had last; (-1,
             -1): none was read.
         stepped: when that pair was last seen to change.
@@ -162,6 +165,7 @@ class SupervisorState:
     is_submitter: bool = False
     state: JobState = JobState.RUNNING
     state_since: float = 0.0
+    preempted_since: float | None = None
     step: tuple[int, int] = (-1, -1)
     stepped: float = 0.0
     ring_deaths: tuple[RingDeath, ...] = ()
@@ -344,6 +348,8 @@ def noted(own: State, snapshot: Snapshot, now: float) -> State:
         own = replace(own, step=step, stepped=now)
     if snapshot.job.state is not own.state:
         own = replace(own, state=snapshot.job.state, state_since=now)
+    if snapshot.job.end_within_s and own.preempted_since is None:
+        own = replace(own, preempted_since=now)
     limits = replace(own.limits, exit_timeout_s=snapshot.job.spec.settings.exit_timeout_s)
     since = now if own.too_few_since is None else own.too_few_since
     too_few = since if has_too_few_places(snapshot) else None

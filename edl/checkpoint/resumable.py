@@ -1,0 +1,84 @@
+"""Check whether a checkpoint can be resumed: its data must be those of the script.
+
+:func:`check_source` compares them, and :func:`check_resumable` looks for a checkpoint at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from edl.checkpoint import format as files
+from edl.checkpoint.format import Checkpoint
+from edl.core.step.source import NO_FINGERPRINT, Source
+from edl.errors import CheckpointError
+
+_OTHER = {
+    "total": "a dataset of other size",
+    "fingerprint": "a dataset of other files",
+    "seed": "another seed",
+    "shuffle": "another shuffle",
+}
+
+
+def check_source(found: Checkpoint, source: Source) -> None:
+    """Check that the sample numbers in a checkpoint's ledger mean the same samples in this script.
+
+    Size, seed, shuffling and files of the data set must be equal. The batch size may differ.
+
+    Args:
+        found: the checkpoint that the job is to resume, with the facts about its data.
+        source: the description of the script's training data.
+
+    Raises:
+        CheckpointError: if one of these four differs.
+    """
+    for name, mine in (
+        ("total", source.total),
+        ("seed", source.seed),
+        ("shuffle", source.shuffle),
+        ("fingerprint", source.fingerprint),
+    ):
+        theirs = found.manifest.source.get(name, "")
+        if theirs != mine:
+            what = _OTHER[name]
+            if name == "total" and isinstance(theirs, int):
+                theirs, mine = source.describe_total(theirs), source.describe_total(source.total)
+            theirs, mine = (NO_FINGERPRINT if value == "" else value for value in (theirs, mine))
+            raise CheckpointError(
+                f"{found.path} was trained with {what}: {theirs} there, {mine} in this script; "
+                "a checkpoint continues with the same samples in the same order only"
+            )
+
+
+def check_resumable(directory: Path) -> None:
+    """Check that ``directory`` has a checkpoint to resume from, reading only headers of files.
+
+    Nothing is returned. Damaged data behind an intact header are not noticed.
+
+    Raises:
+        CheckpointError: if there is none; the message says why files were refused.
+    """
+    refused: list[str] = []
+    for path in files.checkpoint_files(directory):
+        try:
+            files.read_manifest(path)
+        except CheckpointError as error:
+            refused.append(str(error))
+        else:
+            return
+    raise nothing_to_resume(directory, refused)
+
+
+def nothing_to_resume(directory: Path, refused: Sequence[str]) -> CheckpointError:
+    """Return, without raising it, the error for a directory without a usable checkpoint.
+
+    Args:
+        directory: the directory in which checkpoints were looked for.
+        refused: the reasons why files in it were refused.
+    """
+    why = f"; refused: {'; '.join(refused)}" if refused else ""
+    return CheckpointError(
+        f"cannot resume: there is no checkpoint in {directory}{why}; start without --resume to "
+        "begin afresh"
+    )

@@ -1,0 +1,119 @@
+"""Define how a worker reports the end of its job, and decide how a preempted job has ended.
+
+A job is *preempted* if it was asked to save everything and to end within a bound: by `edl preempt`,
+or by SIGTERM to `edl run` with the setting ``preempt_within_s``. The rules:
+
+1. The bound counts from the moment at which a process of the job has read of it. The launchers kill
+   every worker that runs when it is over.
+2. The workers save for a shorter time (:func:`save_limit_s`), so that they end by themselves.
+3. A save that is not complete within that time is dropped. The checkpoint before it stays complete,
+   and :func:`halted` names it.
+4. The job has ended in the state STOPPED, with exit code 96 if its last step was saved, else 97.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+from edl.core.plural import counted
+from edl.core.records import Job, JobState
+
+HALTED_EXIT = 96  # of a preempted job whose last step was saved, and of its workers
+UNSAVED_EXIT = 97  # of a preempted job whose last steps were not saved
+END_S = 3.0  # for the processes to end after the last save
+END_SHARE = 0.25  # of the bound at most
+
+
+@dataclass(frozen=True)
+class JobEnd:
+    """The end of a job, as a worker reports it for the job's record.
+
+    Attributes:
+        state: the state in which the job ends, such as ``FINISHED`` or ``FAILED``.
+        reason: why, in a sentence.
+        exit_code: the exit code of `edl run`.
+        finished_in: the number of the generation whose ring has trained to the end; 0: none has.
+    """
+
+    state: JobState
+    reason: str
+    exit_code: int = 0  # of `edl run`
+    finished_in: int = 0
+
+
+@dataclass(frozen=True)
+class Preemption:
+    """The preemption of a job, as one of its workers knows it.
+
+    Attributes:
+        cause: what preempts the job, such as "edl preempt --within 30s".
+        within_s: the bound, in seconds.
+        save_until_s: until when a checkpoint may be written, in seconds of the worker's monotonic
+            clock.
+    """
+
+    cause: str
+    within_s: float
+    save_until_s: float
+
+
+def save_limit_s(within_s: float) -> float:
+    """Return for how many seconds a job that is preempted within ``within_s`` seconds may save.
+
+    The rest, 3 s or a quarter of the bound, is for the processes to end.
+    """
+    return within_s - min(END_S, END_SHARE * within_s)
+
+
+def why_tight(within_s: float, saved_in_s: float) -> str:
+    """Return a sentence that says that a bound is probably too short; empty: it is not.
+
+    Args:
+        within_s: the bound, in seconds, within which the job is to save and end.
+        saved_in_s: how many seconds it took to copy and write the job's newest checkpoint.
+    """
+    limit_s = save_limit_s(within_s)
+    if saved_in_s <= limit_s:
+        return ""
+    return (
+        f"the newest checkpoint took {saved_in_s:.1f} s to save, and a bound of {within_s:g} s "
+        f"leaves {limit_s:g} s for the last one; if that is not complete in time, the job goes on "
+        "from the newest one"
+    )
+
+
+def bound_of_signal(job: Job, number: signal.Signals) -> float:
+    """Return the bound, in seconds, within which a signal to its launcher preempts ``job``.
+
+    The result is 0 if the signal ``number`` only stops the job: if it is not SIGTERM, if the
+    setting ``preempt_within_s`` has no value, or if the job has no checkpoint to go on from.
+    """
+    within_s = job.spec.settings.preempt_within_s
+    preempts = number is signal.SIGTERM and job.saved_step >= 0
+    return within_s if preempts and within_s is not None else 0.0
+
+
+def halted(cause: str, step: int, saved_step: int, directory: str, why: str = "") -> JobEnd:
+    """Return the end of a job that was preempted.
+
+    Args:
+        cause: what has preempted the job, such as "edl preempt --within 30s".
+        step: the number of steps that the job had completed, as far as it is known.
+        saved_step: the step of the newest complete checkpoint; -1: there is none.
+        directory: the directory of that checkpoint.
+        why: why no checkpoint of ``step`` was written, as a clause; empty: that is not known.
+    """
+    if saved_step >= max(0, step):
+        reason = f"{cause}: step {saved_step} is saved in {directory}; `edl run --resume` goes on"
+        return JobEnd(JobState.STOPPED, reason, HALTED_EXIT)
+    why = why or f"no checkpoint of step {step} was written in time"
+    if saved_step < 0:
+        reason = f"{cause}: {why}, and there is no checkpoint before it; the job has to begin again"
+        return JobEnd(JobState.STOPPED, reason, UNSAVED_EXIT)
+    again = counted(step - saved_step, "step")
+    reason = (
+        f"{cause}: {why}; the newest complete checkpoint is of step {saved_step} in {directory}, "
+        f"and `edl run --resume` goes on from it and trains {again} again"
+    )
+    return JobEnd(JobState.STOPPED, reason, UNSAVED_EXIT)

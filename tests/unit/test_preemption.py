@@ -1,0 +1,183 @@
+"""When a preempted job has to end, what it says then, and with which exit code."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from made import changed, make_job
+from test_checkpoints import Start
+from test_host_agent import NOW, ended, generation, own, process, snapshot, trainer
+
+from edl.checkpoint import format as files
+from edl.core.host.agent import decide_agent
+from edl.core.host.exit_codes import AgentEnd, agent_exit_code, end_of_job, run_exit_code
+from edl.core.host.job_end import result
+from edl.core.host.supervision import noted
+from edl.core.job.ending import (
+    HALTED_EXIT,
+    UNSAVED_EXIT,
+    bound_of_signal,
+    halted,
+    save_limit_s,
+    why_tight,
+)
+from edl.core.progress import TrainingStatus
+from edl.core.records import Job, JobState
+from edl.worker.shared_state import SharedState
+
+CAUSE = "edl preempt --within 30s"
+SAVED = replace(make_job(), checkpoint="/runs/17", saved_step=100)
+PREEMPTED = replace(SAVED, state=JobState.STOPPING, reason=CAUSE, end_within_s=30.0)
+
+
+def test_a_job_whose_last_step_is_saved() -> None:
+    end = halted(CAUSE, 120, 120, "/runs/17")
+    assert (end.state, end.exit_code) == (JobState.STOPPED, HALTED_EXIT)
+    assert end.reason == f"{CAUSE}: step 120 is saved in /runs/17; `edl run --resume` goes on"
+
+
+def test_a_job_whose_last_steps_are_not_saved_names_the_newest_checkpoint() -> None:
+    why = "the checkpoint of step 120 was not written: it takes longer than the bound of 30 s"
+    end = halted(CAUSE, 120, 100, "/runs/17", why)
+    assert end.exit_code == UNSAVED_EXIT
+    assert end.reason == (
+        f"{CAUSE}: {why}; the newest complete checkpoint is of step 100 in /runs/17, and "
+        "`edl run --resume` goes on from it and trains 20 steps again"
+    )
+    assert "no checkpoint of step 120 was written in time" in halted(CAUSE, 120, 100, "x").reason
+    assert "there is no checkpoint before it" in halted(CAUSE, 1, -1, "").reason
+
+
+@pytest.mark.parametrize(("within_s", "limit_s"), [(30.0, 27.0), (120.0, 117.0), (4.0, 3.0)])
+def test_the_processes_have_time_to_end_after_the_save(within_s: float, limit_s: float) -> None:
+    assert save_limit_s(within_s) == limit_s
+
+
+def test_a_bound_that_is_probably_too_short_is_said_before() -> None:
+    assert why_tight(30.0, 27.0) == ""
+    assert why_tight(30.0, 45.25).startswith(
+        "the newest checkpoint took 45.2 s to save, and a bound of 30 s leaves 27 s for the last"
+    )
+
+
+@pytest.mark.parametrize(
+    ("job", "number", "bound_s"),
+    [
+        (changed(SAVED, preempt_within_s=25.0), signal.SIGTERM, 25.0),
+        (changed(SAVED, preempt_within_s=25.0), signal.SIGINT, 0.0),
+        (SAVED, signal.SIGTERM, 0.0),
+        (changed(make_job(), preempt_within_s=25.0), signal.SIGTERM, 0.0),  # no checkpoint
+    ],
+)
+def test_a_signal_preempts_only_where_it_is_asked_for(
+    job: Job, number: signal.Signals, bound_s: float
+) -> None:
+    assert bound_of_signal(job, number) == bound_s
+
+
+def test_at_the_end_of_the_bound_all_workers_are_killed() -> None:
+    """However long their step, or the save, takes; and without a leader, too."""
+    facts = snapshot(2, generation(0, 1), job=PREEMPTED)
+    mine = noted(own(trainer(0), trainer(1)), facts, NOW)
+    assert decide_agent(facts, mine, NOW + 29.9).endings == ()
+    assert ended(decide_agent(facts, mine, NOW + 30)) == [("t-0", True), ("t-1", True)]
+    over = replace(facts, job=replace(PREEMPTED, state=JobState.STOPPED))
+    mine = noted(mine, over, NOW + 20)
+    assert decide_agent(over, mine, NOW + 29.9).endings == ()
+    assert ended(decide_agent(over, mine, NOW + 30)) == [("t-0", True), ("t-1", True)]
+
+
+def test_workers_that_have_not_joined_are_ended_at_once() -> None:
+    facts = snapshot(2, generation(0), job=PREEMPTED)
+    assert ended(decide_agent(facts, own(trainer(0), process(1)), NOW)) == [("t-1", False)]
+
+
+@pytest.mark.parametrize(("step", "code"), [(100, HALTED_EXIT), (130, UNSAVED_EXIT)])
+def test_if_no_worker_could_say_it_the_agent_says_what_is_saved(step: int, code: int) -> None:
+    facts = snapshot(2, generation(0), job=PREEMPTED, status=TrainingStatus(step=step))
+    outcome = decide_agent(facts, own(trainer(0, exit_code=-9, exited=NOW)), NOW).outcome
+    assert outcome is not None
+    assert (outcome.state, outcome.exit_code) == (JobState.STOPPED, code)
+    assert outcome.reason == halted(CAUSE, step, 100, "/runs/17").reason
+
+
+@pytest.mark.parametrize(
+    ("code", "end"), [(HALTED_EXIT, AgentEnd.HALTED), (UNSAVED_EXIT, AgentEnd.UNSAVED)]
+)
+@pytest.mark.parametrize("is_submitter", [True, False])
+def test_each_agent_ends_with_a_code_of_its_own(
+    code: int, end: AgentEnd, is_submitter: bool
+) -> None:
+    job = replace(PREEMPTED, state=JobState.STOPPED, exit_code=code)
+    assert result(job, own(is_submitter=is_submitter)) == code
+    assert end_of_job(job) is end
+    assert (agent_exit_code(end, code), run_exit_code(end, code)) == (code, code)
+    under_horovodrun = replace(job, driver="127.0.0.1:1")
+    assert result(under_horovodrun, own()) == 0, "its driver would bar the host"
+
+
+def test_a_worker_of_a_preempted_job_has_not_failed() -> None:
+    gone = trainer(0, exit_code=HALTED_EXIT, exited=NOW, stopped=True)
+    assert not gone.failed
+    assert replace(gone, stopped=False).failed, "a script's own code"
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.time_s = 50.0
+
+    def now_s(self) -> float:
+        return self.time_s
+
+    def condition(self) -> threading.Condition:
+        return threading.Condition()
+
+
+def test_a_worker_counts_from_when_it_heard_of_it_first() -> None:
+    clock = Clock()
+    shared = SharedState(clock=clock)  # type: ignore[arg-type]
+    shared.preempt("", 0.0)
+    assert shared.preemption is None
+    shared.preempt(CAUSE, 30.0)
+    clock.time_s = 60.0
+    shared.preempt(CAUSE, 30.0)
+    assert shared.preemption is not None
+    assert shared.preemption.save_until_s == 77.0
+
+
+def test_a_save_that_takes_too_long_leaves_the_checkpoint_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = Start(tmp_path)
+    start.save(10)
+    may_write, write = threading.Event(), files.write
+
+    def late(*arguments: object) -> int:
+        assert may_write.wait(60)
+        return write(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(files, "write", late)
+    start.progress.step = 20
+    sentence = "it takes longer than the bound of 1 s allows"
+    unsaved = start.checkpoints.save_last(start.at, start.replica, 0.01, sentence)
+    assert unsaved == f"the checkpoint of step 20 was not written: {sentence}"
+    assert start.checkpoints.newest_saved() == (10, str(tmp_path))
+    again = start.checkpoints.save_last(start.at, start.replica, 0.0, sentence)
+    assert again == unsaved, "nothing more is copied when the time is over"
+    may_write.set()
+    assert start.checkpoints.wait_for_writes(60)
+    assert Start(tmp_path).restore() == 20
+
+
+def test_the_newest_that_is_saved_has_an_intact_header(tmp_path: Path) -> None:
+    start = Start(tmp_path)
+    assert start.checkpoints.newest_saved() == (-1, str(tmp_path))
+    start.save(10)
+    files.path_of(tmp_path, 20).write_bytes(b"torn")
+    assert start.checkpoints.newest_saved() == (10, str(tmp_path))
