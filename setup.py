@@ -39,6 +39,7 @@ setup(
         "parquet": ["pyarrow>=15"],
         "api": ["fastapi>=0.115,<1", "uvicorn>=0.30,<1"],  # of `edl cluster start --api`
         "dashboard": ["starlette>=0.40,<2", "uvicorn>=0.30,<1"],  # of `edl dashboard`
+        "fsspec": ["fsspec>=2024.2"],  # checkpoints at a URL; and a package such as s3fs
         "plot": ["matplotlib>=3.8,<4"],
         "otel": ["opentelemetry-sdk>=1.27,<2"],  # spans; and an exporter, such as OTLP's
         "simulator": ["scipy>=1.13,<2"],  # interpolates the published measurements

@@ -27,13 +27,14 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar, cast
 
 import numpy as np
 
+from edl.checkpoint.location import Location, RemotePath
 from edl.checkpoint.safetensors import (
     LENGTH,
     LONGEST_HEADER,
@@ -48,6 +49,7 @@ from edl.checkpoint.safetensors import (
 from edl.errors import CheckpointError
 
 FORMAT = 2
+L = TypeVar("L", bound=Location)
 _NAME = re.compile(r"step-(\d{12})\.safetensors")
 _OPENING = b'{"__metadata__":{"edl-checkpoint":"'
 _CHECKSUM = re.compile(re.escape(_OPENING) + rb'(\d{1,9})","sha256":"([0-9a-f]{64})"')
@@ -103,20 +105,20 @@ class Checkpoint:
             :func:`pack_state`: containers, values and arrays.
     """
 
-    path: Path
+    path: Location
     manifest: Manifest
     state: Any
 
 
-def path_of(directory: Path, step: int) -> Path:
+def path_of(directory: L, step: int) -> L:
     """Return the path of a checkpoint in ``directory``, like "step-000000000120.safetensors".
 
     ``step`` is the number of its step, at least 0. The file need not exist.
     """
-    return directory / f"step-{step:012d}.safetensors"
+    return cast(L, directory / f"step-{step:012d}.safetensors")
 
 
-def checkpoint_files(directory: Path) -> list[Path]:
+def checkpoint_files(directory: L) -> list[L]:
     """Return the paths of files in ``directory`` that are named like checkpoints.
 
     The highest step comes first. No file is opened; the list is empty if there is none.
@@ -125,10 +127,11 @@ def checkpoint_files(directory: Path) -> list[Path]:
         CheckpointError: if the directory cannot be listed.
     """
     try:
-        names = sorted((n for n in os.listdir(directory) if _NAME.fullmatch(n)), reverse=True)
+        found = directory.names() if isinstance(directory, RemotePath) else os.listdir(directory)
     except OSError as error:
         raise CheckpointError(f"cannot list {directory}: {error.strerror}") from error
-    return [directory / name for name in names]
+    names = sorted(filter(_NAME.fullmatch, found), reverse=True)
+    return [cast(L, directory / name) for name in names]
 
 
 @dataclass(frozen=True)
@@ -159,7 +162,7 @@ def pack_state(state: Any) -> PackedState:
 
 
 def write(
-    path: Path, manifest: Manifest, state: PackedState, check: Callable[[], None] = nothing
+    path: Location, manifest: Manifest, state: PackedState, check: Callable[[], None] = nothing
 ) -> int:
     """Write a checkpoint, whole or not at all, and return its size in bytes.
 
@@ -178,7 +181,7 @@ def write(
     return write_whole(path, _serialized(manifest, state), check)
 
 
-def prune(directory: Path, step: int, keep: int) -> None:
+def prune(directory: Location, step: int, keep: int) -> None:
     """Remove all checkpoints of steps up to ``step`` except the ``keep`` newest of them.
 
     Checkpoints of later steps are neither counted nor removed. They were refused when the job began
@@ -198,16 +201,19 @@ def prune(directory: Path, step: int, keep: int) -> None:
         path.unlink(missing_ok=True)
 
 
-def remove_leftovers(directory: Path) -> None:
+def remove_leftovers(directory: Location) -> None:
     """Remove the temporary files of killed writers of checkpoints from ``directory``.
 
-    The file of a writer that still writes is removed, too: call it when nobody writes there.
+    The file of a writer that still writes is removed, too: call it when nobody writes there. A
+    directory with a URL has no such files.
     """
+    if isinstance(directory, RemotePath):
+        return
     for path in directory.glob(".step-*.safetensors.*.tmp"):
         path.unlink(missing_ok=True)
 
 
-def is_checkpoint(path: Path) -> bool:
+def is_checkpoint(path: Location) -> bool:
     """Return whether the file ``path`` begins like a checkpoint of edl; its rest may be damaged.
 
     Raises:
@@ -217,7 +223,7 @@ def is_checkpoint(path: Path) -> bool:
         return file.read(LENGTH.size + len(_OPENING))[LENGTH.size :] == _OPENING
 
 
-def read_manifest(path: Path) -> Manifest:
+def read_manifest(path: Location) -> Manifest:
     """Return the manifest of the checkpoint in the file ``path``.
 
     Only the header and the length of the file are checked; damaged data are not noticed.
@@ -229,7 +235,7 @@ def read_manifest(path: Path) -> Manifest:
         return _read_header(path, file).manifest
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
+def read_checkpoint(path: Location) -> Checkpoint:
     """Return the whole checkpoint in the file ``path``, after checking every byte.
 
     Raises:
@@ -345,14 +351,16 @@ def _encode(value: Any, path: tuple[Any, ...], blobs: dict[str, Blob]) -> Any:
 # --- reading
 
 
-def _opened(path: Path) -> BinaryIO:
-    """Return the file ``path``, opened for reading bytes; the caller closes it.
+@contextmanager
+def _opened(path: Location) -> Iterator[BinaryIO]:
+    """Provide the file ``path``, opened for reading bytes, while entered.
 
     Raises:
-        CheckpointError: if the file cannot be opened.
+        CheckpointError: if the file cannot be opened or read.
     """
     try:
-        return path.open("rb")
+        with path.open("rb") as file:
+            yield file
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
 
@@ -383,7 +391,7 @@ class _CheckpointHeader:
         return max((end for _, end in self.places.values()), default=0)
 
 
-def _read_header(path: Path, file: BinaryIO) -> _CheckpointHeader:
+def _read_header(path: Location, file: BinaryIO) -> _CheckpointHeader:
     """Return the header of a checkpoint file, after checking its checksum and the file's length.
 
     Args:
@@ -393,7 +401,8 @@ def _read_header(path: Path, file: BinaryIO) -> _CheckpointHeader:
     Raises:
         CheckpointError: if the file is cut off, damaged, of another format, or no checkpoint.
     """
-    size = os.fstat(file.fileno()).st_size
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
     opening = file.read(LENGTH.size + len(_OPENING))
     length = LENGTH.unpack_from(opening)[0] if len(opening) >= LENGTH.size else 0
     if length > LONGEST_HEADER or not _OPENING.startswith(opening[LENGTH.size :]):

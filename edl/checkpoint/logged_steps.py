@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-from pathlib import Path
+
+from edl.checkpoint.location import Location, RemotePath
 
 logger = logging.getLogger(__name__)
 
@@ -22,15 +23,18 @@ class LoggedSteps:
     A file that cannot be read counts as empty; a failure to write is logged once.
 
     Args:
-        directory: the directory of the checkpoints, which exists.
+        directory: the directory of the checkpoints, which exists. In one with a URL nothing is
+            kept, because a write there would hold up the training.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._path = directory / FILE
+    def __init__(self, directory: Location) -> None:
+        self._path = None if isinstance(directory, RemotePath) else directory / FILE
         self._told = False
 
     def read(self) -> dict[str, int]:
         """Return the highest logged step by the name of the series."""
+        if self._path is None:
+            return {}
         try:
             found = json.loads(self._path.read_text(encoding="utf-8"))
             return {str(name): int(step) for name, step in found.items()}
@@ -39,6 +43,8 @@ class LoggedSteps:
 
     def put(self, series: str, step: int) -> None:
         """Write that ``series`` was logged up to ``step``; the others stay as they are."""
+        if self._path is None:
+            return
         partial = self._path.with_name(f".{FILE}.{os.getpid()}")
         try:
             partial.write_text(json.dumps(self.read() | {series: step}), encoding="utf-8")
@@ -50,6 +56,8 @@ class LoggedSteps:
 
     def forget(self) -> None:
         """Remove the file, as a job that starts afresh logs from its first step."""
+        if self._path is None:
+            return
         try:
             self._path.unlink(missing_ok=True)
         except OSError as error:

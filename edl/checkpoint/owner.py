@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
+from edl.checkpoint.location import Location
 from edl.checkpoint.safetensors import write_whole
 from edl.errors import CheckpointError
 
@@ -65,7 +65,7 @@ class Owner:
         return ""
 
 
-def owner_of(directory: Path) -> Owner | None:
+def owner_of(directory: Location) -> Owner | None:
     """Return the ring that has claimed ``directory`` last.
 
     The result is None if none has claimed it, or if the file that says so cannot be read.
@@ -77,7 +77,7 @@ def owner_of(directory: Path) -> Owner | None:
         return None
 
 
-def take_over(directory: Path, owner: Owner) -> Owner:
+def take_over(directory: Location, owner: Owner) -> Owner:
     """Claim ``directory`` for a ring that begins, and return the claim, which is on the disk then.
 
     Args:
@@ -100,7 +100,7 @@ def take_over(directory: Path, owner: Owner) -> Owner:
     return _claimed(directory, replace(owner, replaced=tuple(others[-MOST_REPLACED:])), newest)
 
 
-def renew(directory: Path, owner: Owner) -> Owner:
+def renew(directory: Location, owner: Owner) -> Owner:
     """Claim ``directory`` for a ring that is about to save, and return the claim.
 
     The same claim is not written again. The record is on the disk when the function returns.
@@ -122,7 +122,7 @@ def renew(directory: Path, owner: Owner) -> Owner:
     return _claimed(directory, owner, newest)
 
 
-def check_run(directory: Path, owner: Owner) -> None:
+def check_run(directory: Location, owner: Owner) -> None:
     """Raise an error if another start of the job has taken ``directory`` from that of ``owner``.
 
     It is called when a checkpoint is written, just before its file gets its name: a file of many
@@ -136,7 +136,7 @@ def check_run(directory: Path, owner: Owner) -> None:
         raise OwnerSuperseded(_goes_on_in(newest))
 
 
-def _claimed(directory: Path, owner: Owner, newest: Owner | None) -> Owner:
+def _claimed(directory: Location, owner: Owner, newest: Owner | None) -> Owner:
     """Write a claim unless ``newest`` is the same; return it."""
     if owner != newest:
         write_whole(directory / FILE, [json.dumps(asdict(owner)).encode()])

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from edl.checkpoint import format as files
 from edl.checkpoint.format import Checkpoint
+from edl.checkpoint.location import Location
 from edl.core.step.source import NO_FINGERPRINT, Source
 from edl.errors import CheckpointError
 
@@ -51,7 +51,7 @@ def check_source(found: Checkpoint, source: Source) -> None:
             )
 
 
-def check_resumable(directory: Path) -> None:
+def check_resumable(directory: Location) -> None:
     """Check that ``directory`` has a checkpoint to resume from, reading only headers of files.
 
     Nothing is returned. Damaged data behind an intact header are not noticed.
@@ -70,7 +70,7 @@ def check_resumable(directory: Path) -> None:
     raise nothing_to_resume(directory, refused)
 
 
-def nothing_to_resume(directory: Path, refused: Sequence[str]) -> CheckpointError:
+def nothing_to_resume(directory: Location, refused: Sequence[str]) -> CheckpointError:
     """Return, without raising it, the error for a directory without a usable checkpoint.
 
     Args:

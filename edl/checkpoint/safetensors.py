@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edl.checkpoint.location import Location, RemotePath
 from edl.errors import CheckpointError
 
 LENGTH = struct.Struct("<Q")
@@ -123,7 +124,7 @@ def places_of(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, 
     return {name: tuple(entry["data_offsets"]) for name, entry in entries.items()}
 
 
-def read_plain(path: Path) -> dict[str, Blob]:
+def read_plain(path: Location) -> dict[str, Blob]:
     """Read all tensors of the safetensors file ``path``, written by any tool; return them by name.
 
     Their ``kind`` is "safetensors" and their device "cpu". The file's metadata are left out.
@@ -133,8 +134,9 @@ def read_plain(path: Path) -> dict[str, Blob]:
     """
     try:
         with path.open("rb") as file:
-            content = bytearray(os.fstat(file.fileno()).st_size)  # that PyTorch may write to
-            file.readinto(content)
+            content = bytearray(file.seek(0, os.SEEK_END))  # that PyTorch may write to
+            file.seek(0)
+            file.readinto(content)  # type: ignore[attr-defined]
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     try:
@@ -159,13 +161,14 @@ def nothing() -> None:
 
 
 def write_whole(
-    path: Path, chunks: Iterable[bytes | memoryview], check: Callable[[], None] = nothing
+    path: Location, chunks: Iterable[bytes | memoryview], check: Callable[[], None] = nothing
 ) -> int:
     """Write a file, whole or not at all, and return its size in bytes.
 
     ``path`` is either as before or complete on the disk. The bytes go into a temporary file in the
     same directory. That file is synced to the disk before it is renamed to ``path``, and the
     directory after that, so a power cut at any moment leaves no half of a file under that name.
+    :mod:`edl.checkpoint.location` says what holds for a URL.
 
     Args:
         path: the file to write; an existing one is replaced.
@@ -177,6 +180,8 @@ def write_whole(
         OSError: if it cannot be written: the disk is full, the directory gone, ... The temporary
             file is removed then.
     """
+    if isinstance(path, RemotePath):
+        return path.write_whole(chunks, check)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         with temporary.open("wb") as file:

@@ -23,13 +23,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 from edl.checkpoint import format as files
 from edl.checkpoint.format import Checkpoint, Manifest, PackedState
+from edl.checkpoint.location import Location, RemotePath, modified_s
 from edl.checkpoint.owner import Owner, OwnerSuperseded, check_run, renew, take_over
 from edl.checkpoint.resumable import check_source, nothing_to_resume
+from edl.checkpoint.safetensors import nothing
 from edl.core.events import (
     CheckpointDetails,
     CheckpointFailedDetails,
@@ -100,7 +101,7 @@ class CheckpointConfig:
     """The settings of a job's checkpoints, as one start of the job has them.
 
     Attributes:
-        directory: where checkpoints are written.
+        directory: where checkpoints are written: a local directory, or one with a URL.
         every_s: seconds between the begins of two saves.
         keep: how many of the newest checkpoints are kept when a new one is written.
         job: the name of the job.
@@ -112,12 +113,12 @@ class CheckpointConfig:
             any case.
     """
 
-    directory: Path
+    directory: Location
     every_s: float
     keep: int
     job: str
     run: str
-    resume_from: Path | None = None
+    resume_from: Location | None = None
     or_begin: bool = False
 
 
@@ -168,11 +169,15 @@ class Checkpoints:
             CheckpointError: if that fails.
         """
         directory = self._config.directory
-        probe = directory / f".{id(self)}-{time.monotonic_ns()}.probe"
+        name = f".{id(self)}-{time.monotonic_ns()}.probe"
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            probe.touch()
-            probe.unlink()
+            if isinstance(directory, RemotePath):
+                directory.make_directory()
+                (directory / name).write_whole([b"edl"], nothing)
+            else:
+                directory.mkdir(parents=True, exist_ok=True)
+                (directory / name).touch()
+            (directory / name).unlink()
         except OSError as error:
             raise CheckpointError(
                 f"edl.checkpoint: cannot write into {directory}: {error.strerror}; it must be a "
@@ -297,7 +302,7 @@ class Checkpoints:
         return found
 
     def _newest(
-        self, directory: Path, own_only: bool
+        self, directory: Location, own_only: bool
     ) -> tuple[Checkpoint | None, list[str], list[str]]:
         """Find the newest good checkpoint in a directory; log each damaged file before it.
 
@@ -349,11 +354,12 @@ class Checkpoints:
         """
         now = time.monotonic()
         if self._due_at is None:
-            if at.step == 0 and self._last_step < 0:
-                self._due_at = now
+            begins = at.step == 0 and self._last_step < 0
+            if begins or self._last_step >= 0:  # the job begins, or it has resumed: nobody writes
                 files.remove_leftovers(self._config.directory)
-            else:
-                self._due_at = now + (self._config.every_s - self._age_of_newest())
+            self._due_at = now
+            if not begins:
+                self._due_at += self._config.every_s - self._age_of_newest()
         if at_once:
             self._due_at = -math.inf
         if now < self._due_at or (self._writing is not None and self._writing.is_alive()):
@@ -384,7 +390,7 @@ class Checkpoints:
             return 0.0
         try:
             newest = next(iter(files.checkpoint_files(self._config.directory)), None)
-            age_s = time.time() - newest.stat().st_mtime if newest is not None else math.inf
+            age_s = time.time() - modified_s(newest) if newest is not None else math.inf
         except (CheckpointError, OSError):
             return 0.0
         return min(max(0.0, age_s), self._config.every_s)

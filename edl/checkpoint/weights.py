@@ -11,6 +11,7 @@ from typing import Any
 
 from edl.checkpoint import format as files
 from edl.checkpoint.format import Checkpoint
+from edl.checkpoint.location import Location
 from edl.checkpoint.safetensors import TYPES, Blob, Layout, read_plain, write_whole
 from edl.errors import CheckpointError, UsageError, some
 
@@ -18,7 +19,7 @@ _TOOLS = {"torch": "pt", "tensorflow": "tf"}  # what other tools read in "format
 _OTHERS = (".pt", ".pth", ".bin", ".ckpt", ".h5", ".keras", ".npz", ".npy", ".onnx", ".pkl", ".pb")
 
 
-def newest(directory: Path) -> Checkpoint:
+def newest(directory: Location) -> Checkpoint:
     """Return the intact checkpoint of the highest step in ``directory``; skip damaged ones.
 
     Raises:
@@ -34,7 +35,7 @@ def newest(directory: Path) -> Checkpoint:
     raise CheckpointError(f"there is no checkpoint in {directory}{why}")
 
 
-def checkpoint_at(path: Path) -> Checkpoint:
+def checkpoint_at(path: Location) -> Checkpoint:
     """Return the checkpoint in the file ``path``, or the newest one if ``path`` is a directory.
 
     Raises:
@@ -44,7 +45,7 @@ def checkpoint_at(path: Path) -> Checkpoint:
     return newest(path) if path.is_dir() else files.read_checkpoint(path)
 
 
-def weights(path: Path) -> Mapping[str, Any]:
+def weights(path: Location) -> Mapping[str, Any]:
     """Return the weights of a model from a file, by the names that its ``state_dict()`` has.
 
     A checkpoint of TensorFlow, or of an earlier version of edl, does not have these names: it has
@@ -67,7 +68,7 @@ def weights(path: Path) -> Mapping[str, Any]:
 
 
 def export_weights(
-    source: Path, target: Path, tied_once: bool = False
+    source: Location, target: Path, tied_once: bool = False
 ) -> tuple[Checkpoint, int, int]:
     """Write the weights of a checkpoint into a safetensors file, without optimizer and ledger.
 

@@ -15,6 +15,7 @@ import typer
 from edl.checkpoint import format as files
 from edl.checkpoint import weights
 from edl.checkpoint.format import Checkpoint, Manifest
+from edl.checkpoint.location import Location, file_bytes, location
 from edl.checkpoint.safetensors import Blob
 from edl.cli.common import JsonOption
 from edl.core.plural import counted
@@ -27,22 +28,27 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 SourceArgument = Annotated[
-    Path, typer.Argument(metavar="SOURCE", help="A checkpoint, or a directory: its newest one.")
+    str,
+    typer.Argument(
+        metavar="SOURCE",
+        help="A checkpoint, or a directory: its newest one. Also a URL.",
+    ),
 ]
 
 
 @app.command("list")
 def list_(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the job saves.")],
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="Where the job saves.")],
     as_json: JsonOption = False,
 ) -> None:
     """List the checkpoints in DIR, the highest step first. Only their headers are read.
 
     A file whose header is damaged is listed with its error. Without checkpoints it ends with 1.
     """
-    if not directory.is_dir():
+    place = location(directory)
+    if not place.is_dir():
         raise UsageError(f"{directory} is no directory; `edl checkpoint show` reads one file")
-    found = [_listed(path) for path in files.checkpoint_files(directory)]
+    found = [_listed(path) for path in files.checkpoint_files(place)]
     if as_json:
         typer.echo(json.dumps(found))
     elif not found:
@@ -58,7 +64,7 @@ def show(source: SourceArgument, as_json: JsonOption = False) -> None:
     All bytes of the file are compared with its checksums; a damaged file is an error. Of a
     directory, the newest checkpoint that is not damaged is shown.
     """
-    found = weights.checkpoint_at(source)
+    found = weights.checkpoint_at(location(source))
     model: dict[str, Blob] = found.state["model"]
     if as_json:
         tensors = {name: {"dtype": b.dtype, "shape": b.shape} for name, b in model.items()}
@@ -88,7 +94,7 @@ def export(
     ] = False,
 ) -> None:
     """Write the model's weights of a checkpoint into FILE.safetensors, which any tool can open."""
-    found, written, size = weights.export_weights(source, target, tied_once)
+    found, written, size = weights.export_weights(location(source), target, tied_once)
     tensors = counted(written, "tensor")
     typer.echo(
         f"wrote {tensors} of step {found.manifest.step} of job {found.manifest.job} "
@@ -96,7 +102,7 @@ def export(
     )
 
 
-def _listed(path: Path) -> dict[str, Any]:
+def _listed(path: Location) -> dict[str, Any]:
     """Return the JSON object that `list --json` prints for the checkpoint file ``path``.
 
     The keys are path, bytes, job, step, epoch, framework, saved_at and error. The error is null for
@@ -106,10 +112,10 @@ def _listed(path: Path) -> dict[str, Any]:
         return {**_about(path, files.read_manifest(path)), "error": None}
     except CheckpointError as error:
         unknown = dict.fromkeys(("job", "step", "epoch", "framework", "saved_at"))
-        return {"path": str(path), "bytes": path.stat().st_size, **unknown, "error": str(error)}
+        return {"path": str(path), "bytes": file_bytes(path), **unknown, "error": str(error)}
 
 
-def _about(path: Path, manifest: Manifest) -> dict[str, Any]:
+def _about(path: Location, manifest: Manifest) -> dict[str, Any]:
     """Return a checkpoint's path, its size in bytes and the most important values of its header.
 
     ``path`` is the file; ``manifest`` is its manifest. The keys are path, bytes, job, step, epoch,
@@ -117,7 +123,7 @@ def _about(path: Path, manifest: Manifest) -> dict[str, Any]:
     """
     about = asdict(manifest)
     kept = {name: about[name] for name in ("job", "step", "epoch", "framework", "saved_at")}
-    return {"path": str(path), "bytes": path.stat().st_size, **kept}
+    return {"path": str(path), "bytes": file_bytes(path), **kept}
 
 
 def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
@@ -155,7 +161,7 @@ def _described(found: Checkpoint) -> list[str]:
     values = sum(math.prod(blob.shape) for blob in model.values())
     source = manifest.source
     order = f"shuffled with seed {source['seed']}" if source["shuffle"] else "in their own order"
-    size = _megabytes(found.path.stat().st_size)
+    size = _megabytes(file_bytes(found.path))
     samples, batch = counted(source["total"], "sample"), source["batch_size"]
     return [
         f"file:       {found.path} ({size}; every byte fits its checksum)",

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from edl import config
+from edl.checkpoint.location import location
 from edl.cli.common import (
     AddressOption,
     BorrowedFileOption,
@@ -84,11 +85,11 @@ def run(
         typer.Option(AUTO, AUTO_ALIAS, help="The same if there is a checkpoint, else begin."),
     ] = False,
     resume_from: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--resume-from",
             metavar="DIR",
-            help="As --resume, from another directory than the script's.",
+            help="As --resume, from another directory than the script's. Also a URL.",
             show_default=False,
         ),
     ] = None,
@@ -234,7 +235,7 @@ class RunCommand(AgentCommand):
 COMMAND = {"cls": RunCommand, "context_settings": {"allow_interspersed_args": False}}
 
 
-def _resume(newest: bool, auto: bool, directory: Path | None) -> str | None:
+def _resume(newest: bool, auto: bool, directory: str | None) -> str | None:
     """Return the value of the setting ``resume`` that three options give together.
 
     Args:
@@ -251,16 +252,17 @@ def _resume(newest: bool, auto: bool, directory: Path | None) -> str | None:
     """
     if newest + auto + (directory is not None) > 1:
         raise UsageError(f"give one of {RESUME}, {AUTO} and {RESUME}-from")
-    if directory is not None and not directory.is_dir():
-        raise UsageError(f"cannot resume: there is no directory {directory}")
     if directory is not None:
         from edl.checkpoint.resumable import check_resumable  # imports NumPy: 0.1 s
 
+        place = location(directory).absolute()
+        if not place.is_dir():
+            raise UsageError(f"cannot resume: there is no directory {directory}")
         try:
-            check_resumable(directory.absolute())
+            check_resumable(place)
         except CheckpointError as error:  # before any worker is started
             raise UsageError(str(error)) from None
-        return str(directory.absolute())
+        return str(place)
     return "auto" if auto else "1" if newest else None
 
 

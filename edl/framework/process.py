@@ -18,11 +18,11 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 from edl import config
+from edl.checkpoint.location import location
 from edl.daemon.daemon import Daemon
 from edl.daemon.own_log import OwnLog
 from edl.daemon.stacks import offer_stacks
@@ -363,7 +363,7 @@ def checkpoint(directory: str | os.PathLike[str], every_s: float = 300.0, keep: 
 
     Args:
         directory: a directory that all hosts share, used for this training only; it is created if
-            it does not exist.
+            it does not exist. Or a URL that the library fsspec knows, such as ``s3://bucket/run``.
         every_s: seconds from one checkpoint to the next; above 0.
         keep: how many of the newest checkpoints are kept, at least 1; older ones are deleted.
 
@@ -373,7 +373,7 @@ def checkpoint(directory: str | os.PathLike[str], every_s: float = 300.0, keep: 
             value out of range.
     """
     worker = current_worker()
-    worker.checkpointing.attach(Path(directory), every_s, keep)
+    worker.checkpointing.attach(location(directory), every_s, keep)
     _leave_on_sigterm(worker)
 
 

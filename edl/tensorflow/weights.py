@@ -6,11 +6,11 @@ A script that only uses the weights calls it; no job has to run.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from edl.checkpoint.location import location
 from edl.checkpoint.weights import weights
 from edl.errors import CheckpointError, UsageError
 from edl.framework.state import few
@@ -44,7 +44,7 @@ def load_weights(path: str | os.PathLike[str], model: Any = None) -> dict[str, A
     """
     found = {
         name: np.frombuffer(blob.data, dtype=dtype_of(blob.dtype)).reshape(blob.shape)
-        for name, blob in weights(Path(path)).items()
+        for name, blob in weights(location(path)).items()
     }
     if model is not None:
         mine = variables_by_name(variables_of(model) or [])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from edl.checkpoint.location import location
 from edl.checkpoint.safetensors import Blob
 from edl.checkpoint.weights import weights
 from edl.errors import CheckpointError
@@ -41,7 +41,7 @@ def load_weights(
     """
     blobs = {
         name.removeprefix(prefix): map_leaves(value, lambda leaf, _: _on_cpu(leaf))
-        for name, value in weights(Path(path)).items()
+        for name, value in weights(location(path)).items()
         if name.startswith(prefix)
     }
     found: dict[str, torch.Tensor] = to_tensors(blobs)

@@ -13,10 +13,10 @@ import logging
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import NoReturn
 
 from edl.checkpoint.format import Checkpoint
+from edl.checkpoint.location import Location, RemotePath, location
 from edl.checkpoint.logged_steps import LoggedSteps
 from edl.checkpoint.store import CheckpointConfig, Checkpoints, Durable
 from edl.config import Config
@@ -82,15 +82,15 @@ class Checkpointing:
         """Whether the script has called ``edl.checkpoint``, so that this job saves checkpoints."""
         return self._checkpoints is not None
 
-    def attach(self, directory: Path, every_s: float, keep: int) -> None:
+    def attach(self, directory: Location, every_s: float, keep: int) -> None:
         """Save checkpoints of the job into ``directory`` from now on.
 
         Nothing is saved yet: the first checkpoint is saved before the first step. If the job is to
         resume, its checkpoint is looked for when the training begins.
 
         Args:
-            directory: a directory that all hosts of the job share; it is created if it does not
-                exist.
+            directory: a directory that all hosts of the job share, or one with a URL; it is created
+                if it does not exist.
             every_s: the time from one checkpoint to the next, in seconds; above 0.
             keep: how many of the newest checkpoints are kept; at least 1.
 
@@ -107,6 +107,12 @@ class Checkpointing:
             raise UsageError(f"edl.checkpoint: every_s is {every_s}; it must be positive")
         if keep < 1:
             raise UsageError(f"edl.checkpoint: keep is {keep}; it must be at least 1")
+        one_process = isinstance(directory, RemotePath) and directory.is_of_one_process
+        if one_process and self._coordinator.is_shared:
+            raise UsageError(
+                f"edl.checkpoint: {directory} lies in the memory of one process, which no other "
+                "worker sees; give a directory that all hosts share, or a URL such as s3://..."
+            )
         resume = self.settings.resume.strip()
         directory = directory.absolute()
         settings = CheckpointConfig(
@@ -141,7 +147,7 @@ class Checkpointing:
             self._logged.put(names, step)
 
     @staticmethod
-    def _resume_from(resume: str, directory: Path) -> Path | None:
+    def _resume_from(resume: str, directory: Location) -> Location | None:
         """Return the directory whose newest checkpoint the job resumes from; None: begin afresh.
 
         Args:
@@ -155,7 +161,7 @@ class Checkpointing:
             return None
         if resume.lower() in (*_YES, _AUTO):
             return directory
-        return Path(resume).absolute()
+        return location(resume).absolute()
 
     @property
     def settings(self) -> JobSettings:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from edl.checkpoint import format as files
+from edl.checkpoint.location import Location
 from edl.checkpoint.owner import Owner, owner_of
 from edl.checkpoint.resumable import check_resumable
 from edl.checkpoint.store import CheckpointConfig, CheckpointPosition, Checkpoints
@@ -50,9 +51,9 @@ class Start:
 
     def __init__(
         self,
-        directory: Path,
+        directory: Location,
         run: str = "r1",
-        resume: Path | None = None,
+        resume: Location | None = None,
         source: Source = SOURCE,
         or_begin: bool = False,
     ) -> None:
@@ -257,6 +258,18 @@ def test_the_first_step_is_saved_at_once_and_then_in_time(tmp_path: Path) -> Non
     assert start.checkpoints.wait_for_writes(10)
     assert start.saved == [0, 2]
     assert [kind for kind, _, _ in start.logged] == ["checkpoint", "checkpoint"]
+
+
+def test_what_a_killed_writer_has_left_is_removed_when_the_job_resumes(tmp_path: Path) -> None:
+    """A preempted job is killed while it saves, if the bound is too short."""
+    Start(tmp_path).save(10)
+    half = tmp_path / ".step-000000000020.safetensors.0a1b2c3d.tmp"
+    half.write_bytes(b"half")
+    again = Start(tmp_path)
+    assert again.restore() == 10
+    assert half.exists()
+    again.checkpoints.save_if_due(again.at, again.replica)
+    assert not half.exists()
 
 
 def test_after_a_resumption_the_first_save_takes_its_time(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def parser():
     options.add_argument("--wish", type=Path, help="how many workers more the script wants")
     options.add_argument("--slow", type=Path, help="who computes how long: see Diary.compute")
     options.add_argument("--lock", type=Path, help="that of this slot holds the GIL for good")
-    options.add_argument("--checkpoint", type=Path, help="save into this directory")
+    options.add_argument("--checkpoint", help="save into this directory, or at this URL")
     options.add_argument("--tfrecord", help="samples: the numbers in the sound records of files")
     options.add_argument("--every", type=float, default=300.0, help="seconds between checkpoints")
     options.add_argument("--exchange", type=int, default=0, help="numbers, each so many steps")

@@ -1,0 +1,267 @@
+"""Open the directory of checkpoints: a local one, or one of another file system, by a URL.
+
+:func:`location` turns what a user has written into a :class:`pathlib.Path`, or for a URL such as
+``s3://bucket/runs/17`` into a :class:`RemotePath`, which has those methods of a path that the rest
+of this package calls. The library fsspec knows the file systems; it is imported for URLs only.
+
+Two promises of local files are weaker elsewhere:
+
+1. A file appears whole or not at all where the file system can defer its end (fsspec's
+   ``autocommit=False``), as object stores do. In others, half a file may appear; reading notices
+   that by the length and the checksums.
+2. What is written is as durable as the file system makes it; there is no ``fsync``.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib import import_module
+from os import PathLike, fspath
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+from urllib.parse import unquote, urlsplit
+
+from edl.errors import EdlError, UsageError
+
+_URL = re.compile(r"([a-zA-Z][\w+.-]*)((::[\w+.-]+)*)://")  # also chained: simplecache::s3://
+_LOCAL = ("file", "local")
+_IN_MEMORY = "memory"
+INSTALL = "pip install 'edl-horovod[fsspec]'"
+
+
+@dataclass(frozen=True)
+class RemotePath:
+    """The path of a file or directory in a file system of fsspec.
+
+    Errors of the file system are raised as OSError, whatever the library of that file system
+    raises.
+
+    Attributes:
+        url: the URL, as messages and records have it.
+        within: the path in the file system.
+        system: the file system of fsspec.
+    """
+
+    url: str
+    within: str
+    system: Any = field(compare=False, repr=False)
+
+    def __str__(self) -> str:
+        return self.url
+
+    def __truediv__(self, name: str) -> RemotePath:
+        return RemotePath(f"{self.url.rstrip('/')}/{name}", self._child(name), self.system)
+
+    def _child(self, name: str) -> str:
+        return f"{self.within.rstrip('/')}/{name}"
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return PurePosixPath(self.within).name
+
+    @property
+    def parent(self) -> RemotePath:
+        """The directory of this file."""
+        url, within = self.url.rstrip("/"), self.within.rstrip("/")
+        return RemotePath(url.rpartition("/")[0], within.rpartition("/")[0], self.system)
+
+    def absolute(self) -> RemotePath:
+        """Return this path itself; a URL is always absolute."""
+        return self
+
+    @property
+    def is_of_one_process(self) -> bool:
+        """Whether only this process sees the file system, because it lies in its memory."""
+        return self.url.lower().startswith(f"{_IN_MEMORY}:")
+
+    def names(self) -> list[str]:
+        """Return the names of the files in this directory; a missing directory has none."""
+        with _as_os_errors(self):
+            self.system.invalidate_cache()
+            try:
+                found = self.system.ls(self.within, detail=False)
+            except FileNotFoundError:
+                return []
+        return [PurePosixPath(one.rstrip("/")).name for one in found]
+
+    def is_dir(self) -> bool:
+        """Return whether this is a directory, or the beginning of the names of files."""
+        with _as_os_errors(self):
+            self.system.invalidate_cache()
+            return bool(self.system.isdir(self.within))
+
+    @contextmanager
+    def open(self, mode: str = "rb") -> Iterator[BinaryIO]:
+        """Provide the file, opened for reading bytes, while entered; ``mode`` must be "rb"."""
+        assert mode == "rb"
+        with _as_os_errors(self):
+            self.system.invalidate_cache()
+            with self.system.open(self.within, "rb") as opened:
+                yield opened
+
+    @property
+    def size(self) -> int:
+        """The size of the file in bytes."""
+        with _as_os_errors(self):
+            return int(self.system.info(self.within)["size"])
+
+    @property
+    def modified_s(self) -> float:
+        """When the file was last changed, in seconds since 1970, by the file system's clock."""
+        with _as_os_errors(self):
+            return float(self.system.modified(self.within).timestamp())
+
+    def read_text(self, encoding: str = "utf-8") -> str:
+        """Return the contents of the file as text."""
+        with _as_os_errors(self):
+            self.system.invalidate_cache()
+            contents: bytes = self.system.cat_file(self.within)
+            return contents.decode(encoding)
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        """Remove the file; ``missing_ok``: a file that is not there is no error."""
+        with _as_os_errors(self):
+            try:
+                self.system.rm_file(self.within)
+            except FileNotFoundError:
+                if not missing_ok:
+                    raise
+
+    def make_directory(self) -> None:
+        """Create this directory where the file system has directories."""
+        with _as_os_errors(self):
+            self.system.makedirs(self.within, exist_ok=True)
+
+    def write_whole(self, chunks: Iterable[bytes | memoryview], check: Callable[[], None]) -> int:
+        """Write the file, whole or not at all where that can be, and return its size in bytes.
+
+        Args:
+            chunks: the contents, in pieces, in the order of the file.
+            check: called when all is sent, before the file appears; an error that it raises is
+                passed on, and the file does not appear.
+        """
+        with _as_os_errors(self):
+            with self._deferred() as file:
+                size = sum(_written(file, chunk) for chunk in chunks)
+                file.close()
+                check()
+            self.system.invalidate_cache()
+            if (found := int(self.system.info(self.within)["size"])) != size:
+                raise OSError(errno.EIO, f"{size} bytes were written, and {found} are there")
+        return size
+
+    @contextmanager
+    def _deferred(self) -> Iterator[Any]:
+        """Provide the file, opened for writing, while entered; it appears at the end of the block.
+
+        After an error in the block it does not appear. In a file system that can defer nothing, it
+        appears when it is closed. The file system in memory has transactions only, which count for
+        all its files of this process.
+        """
+        if self.is_of_one_process:
+            with self.system.transaction, self.system.open(self.within, "wb") as file:
+                yield file
+            return
+        file = self.system.open(self.within, "wb", autocommit=False)
+        with suppress(ValueError):  # this file is no part of a transaction, which would keep it
+            self.system.transaction.files.remove(file)
+        try:
+            yield file
+        except BaseException:
+            _end(file, "discard")
+            raise
+        _end(file, "commit")
+
+
+Location = Path | RemotePath
+"""The place of a checkpoint or of a directory of checkpoints."""
+
+
+def location(path: str | PathLike[str]) -> Location:
+    """Return the place that ``path`` names: a local path, or a URL.
+
+    A URL of the schemes ``file`` and ``local`` is a local path.
+
+    Raises:
+        UsageError: the library fsspec, or what it needs for the scheme, is not installed; or fsspec
+            does not know the scheme.
+    """
+    text = fspath(path)
+    found = _URL.match(text)
+    if found is None:
+        return Path(text)
+    if found[1].lower() in _LOCAL and not found[2]:
+        return Path(_local_path(text))
+    try:
+        fsspec = import_module("fsspec")
+    except ModuleNotFoundError:
+        raise UsageError(
+            f"{text} needs the package fsspec, which is not installed here: {INSTALL}"
+        ) from None
+    try:
+        system, within = fsspec.core.url_to_fs(text)
+    except ImportError as error:  # it says what to install, such as s3fs
+        raise UsageError(f"{text} needs a further package: {error}") from None
+    except ValueError as error:
+        raise UsageError(
+            f"{text} cannot be opened: {error}; write a local path, or a URL that fsspec knows"
+        ) from None
+    return RemotePath(text.rstrip("/"), within, system)
+
+
+def file_bytes(path: Location) -> int:
+    """Return the size of the file ``path`` in bytes.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    return path.size if isinstance(path, RemotePath) else path.stat().st_size
+
+
+def modified_s(path: Location) -> float:
+    """Return when the file ``path`` was last changed, in seconds since 1970.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    return path.modified_s if isinstance(path, RemotePath) else path.stat().st_mtime
+
+
+def _local_path(url: str) -> str:
+    """Return the local path of a URL such as ``file:///runs/17``, or ``file://runs/17``."""
+    parts = urlsplit(url)
+    return unquote(f"{parts.netloc}{parts.path}")
+
+
+def _written(file: Any, chunk: bytes | memoryview) -> int:
+    """Write ``chunk`` into ``file``, and return its size in bytes."""
+    file.write(chunk)
+    return memoryview(chunk).nbytes
+
+
+def _end(file: Any, how: str) -> None:
+    """Call the method ``how`` of a written file, "commit" or "discard", if the file has it.
+
+    A file that has neither has appeared when it was closed.
+    """
+    method = getattr(file, how, None)
+    if method is not None:
+        method()
+
+
+@contextmanager
+def _as_os_errors(path: RemotePath) -> Iterator[None]:
+    """Raise errors of the library of a file system, such as botocore's, as OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno or errno.EIO, error.strerror or str(error), path.url) from error
+    except EdlError:
+        raise
+    except Exception as error:  # each file system has a library of its own, with its own errors
+        raise OSError(errno.EIO, f"{type(error).__name__}: {error}", path.url) from error
