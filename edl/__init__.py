@@ -38,7 +38,8 @@ def run(
             ``max_np`` or ``zookeeper``; and ``name``, the name of the job; ``slots``, how many
             workers fit on this host (default: ``max_np``, else ``np``); ``directory``, one that all
             hosts of the job share (default: in this user's state directory, for workers of this
-            host); ``shows_workers``, False to show no line that a worker prints.
+            host); ``policy``, the path of a policy file or its text, by which the job chooses its
+            size; ``shows_workers``, False to show no line that a worker prints.
 
     Returns:
         The results by rank, one of each worker that has trained to the end. Workers that left or

@@ -18,6 +18,7 @@ from edl.client.policies import Explanation, stands
 from edl.core.policy.stragglers import Times
 from edl.errors import UsageError
 from edl.figures import check_figure
+from edl.policy_source import read_policy
 
 ACTIONS = ("show", "set", "off", "resume", "explain", "plot")
 FILES = ("set", "plot")  # that need a file
@@ -43,7 +44,8 @@ def policy(
     target = Job(job, zookeeper)
     if action == "set":
         assert file is not None
-        typer.echo(f"policy of {file}: {stands(target.set_policy(*read_policy(file)))}")
+        text, source = read_policy(file, "edl policy set")
+        typer.echo(f"policy of {file}: {stands(target.set_policy(text, source))}")
     elif action == "off":
         target.switch_policy_off()
         typer.echo("the policy is off; the job keeps its size")
@@ -57,19 +59,6 @@ def policy(
         typer.echo(f"{file} is written")
     else:
         _show(target.explain_policy(), whole=action == "explain", as_json=as_json)
-
-
-def read_policy(file: Path) -> tuple[str, str]:
-    """Return the text of the policy in ``file``, and its name, which is the path of the file.
-
-    Raises:
-        UsageError: the file cannot be read.
-    """
-    try:
-        return file.read_text(), str(file)
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is no text"
-        raise UsageError(f"cannot read the policy {file}: {why}") from None
 
 
 def _read(words: list[str]) -> tuple[str | None, str, Path | None]:

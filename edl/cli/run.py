@@ -21,7 +21,6 @@ from edl.cli.common import (
 )
 from edl.cli.last_line import AgentCommand, LastLine, LastLineOption, last_line
 from edl.cli.options import with_settings
-from edl.cli.policy import read_policy
 from edl.client.connection import open_session
 from edl.client.joining import has_finished, same_job
 from edl.client.policies import checked_policy
@@ -39,6 +38,7 @@ from edl.launch.agent import Agent
 from edl.launch.command import check_command
 from edl.launch.host_agent import joining_agent, submitter_agent, this_host
 from edl.launch.live import agent_display
+from edl.policy_source import read_policy
 
 RESUME = "--resume"
 AUTO, AUTO_ALIAS = f"{RESUME}=auto", f"{RESUME}-auto"
@@ -168,7 +168,7 @@ def _run(
     cwd = Path(spec.cwd)
     kept = NO_POLICY
     if policy is not None:
-        kept = checked_policy(*read_policy(policy), spec.sizes, command, cwd)
+        kept = checked_policy(*read_policy(policy, "--policy"), spec.sizes, command, cwd)
     check_command(command, cwd, config.environment().get("PATH"))
     check_own_name()
     name = check_name("job", job) if job is not None else made_up_name(command)

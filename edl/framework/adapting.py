@@ -11,7 +11,6 @@ import importlib
 import os
 from collections.abc import Callable
 from math import inf
-from pathlib import Path
 
 from edl.core.policy.custom_rule import CustomRule
 from edl.core.policy.file import check_sizes, parse_policy
@@ -19,6 +18,7 @@ from edl.core.policy.votes import MAX, MEAN, SUM
 from edl.core.records import JobPolicy
 from edl.errors import UsageError
 from edl.framework.process import current_worker
+from edl.policy_source import read_policy
 
 TOGETHER = (SUM, MEAN, MAX)
 
@@ -42,7 +42,7 @@ def policy(policy: str | os.PathLike[str]) -> None:
             imported, or if it sets batches or a learning rate and the data loader or the optimizer
             exists already.
     """
-    text, source = _read(policy)
+    text, source = read_policy(policy, "edl.policy")
     worker = current_worker()
     found = parse_policy(text, source)
     if worker.is_shared:
@@ -95,30 +95,6 @@ def on_interval(
     worker = current_worker()
     worker.size_request.ask(desired_change, float(every_s))
     worker.policy.propose(JobPolicy(text, "edl.on_interval", found.hold_s))
-
-
-def _read(policy: str | os.PathLike[str]) -> tuple[str, str]:
-    """Return a policy's text, and the name of its source for messages.
-
-    Args:
-        policy: the policy's text (a string with a newline), or the path of a file with it.
-
-    Returns:
-        (the text, the file's path). The second is "edl.policy" if ``policy`` is the text itself.
-
-    Raises:
-        UsageError: if ``policy`` is neither text with several lines nor the path of a readable text
-            file.
-    """
-    if isinstance(policy, str) and "\n" in policy:
-        return policy, "edl.policy"
-    try:
-        return Path(policy).read_text(), os.fspath(policy)
-    except TypeError:
-        raise UsageError(f"edl.policy needs a file or its text, and was given {policy!r}") from None
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or "it is no text"
-        raise UsageError(f"cannot read the policy {os.fspath(policy)}: {why}") from None
 
 
 def _find(rule: CustomRule, source: str) -> None:

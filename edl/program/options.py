@@ -45,7 +45,6 @@ INSTEAD: Mapping[str, str] = {
     "network_interfaces": "write network_interface=, the name of one",
     "executable": "leave it out: workers have the Python of this program",
     "job": "write name=",
-    "policy": "set it while the job runs, by `edl policy JOB set FILE`",
     "or_join": "the command `edl run` has it",
     "resume_auto": 'write resume="auto"',
     "resume_from": "write resume=, with the directory",
@@ -61,6 +60,7 @@ INSTEAD: Mapping[str, str] = {
 _KINDS: tuple[tuple[str, tuple[type, ...], str], ...] = (
     ("name", (str,), "a str"),
     ("directory", (str, os.PathLike), "a path"),
+    ("policy", (str, os.PathLike), "the path of a policy file, or its text"),
     ("shows_workers", (bool,), "True or False"),
 )
 
@@ -76,6 +76,7 @@ class Options:
     name: str | None = None
     slots: int | None = None
     directory: str | Path | None = None
+    policy: str | Path | None = None
     shows_workers: bool = True
 
     def __post_init__(self) -> None:

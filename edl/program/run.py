@@ -19,18 +19,22 @@ from rich.console import Console
 
 from edl import config
 from edl.client.connection import open_session
+from edl.client.policies import checked_policy
 from edl.client.submitting import create, host_slots, job_spec, made_up_name, prepare
 from edl.coordination.job_store import JobStore
 from edl.coordination.local_server import find_local, start_local
 from edl.coordination.paths import check_name
 from edl.core.host.exit_codes import AgentEnd, AgentResult
 from edl.core.job.placement import whole
+from edl.core.job_spec import JobSpec
+from edl.core.records import NO_POLICY, JobPolicy
 from edl.core.snapshot import Snapshot
 from edl.errors import CoordinationError, JobError, JobFailed, JobStopped, UnknownJob, UsageError
 from edl.launch.address import check_own_name
 from edl.launch.host_agent import Display, submitter_agent, this_host
 from edl.launch.live import LiveLine, agent_display
 from edl.launch.output import Output
+from edl.policy_source import read_policy
 from edl.program.function_files import FunctionFiles
 from edl.program.notebook_line import NotebookLine, notebook_display
 from edl.program.options import check_call, split_options
@@ -59,6 +63,7 @@ def run(
     np = whole(np)
     spec = job_spec([sys.executable], np, settings, Path.cwd(), chosen.slots)
     slots = host_slots(spec, chosen.slots)
+    policy = _policy(chosen.policy, spec)
     with ExitStack() as stack:
         files = FunctionFiles(_new_directory(chosen.directory))
         removal = stack.enter_context(ExitStack())
@@ -70,7 +75,8 @@ def run(
         hosts = settings.zookeeper or find_local() or start_local()
         here = this_host(settings, slots, hosts)
         session = stack.enter_context(open_session(hosts, settings))
-        new = create(session, prepare(session, name, settings.secret), spec, {here.name: np})
+        submission = prepare(session, name, settings.secret)
+        new = create(session, submission, spec, {here.name: np}, policy)
         job = FunctionJob(new.store, files)
         display = job.seen_by(_display(name, chosen.shows_workers))
         agent = submitter_agent(
@@ -80,6 +86,23 @@ def run(
         if ended.end in _GOES_ON:
             removal.pop_all()  # workers of other hosts need the function
         return job.results(agent.first_signal, ended)
+
+
+def _policy(given: str | Path | None, spec: JobSpec) -> JobPolicy:
+    """Return the policy of the job from its file or text ``given``; None: the job has none.
+
+    Args:
+        given: the path of the file, or its text with a newline.
+        spec: the sizes and the working directory of the job. A custom rule is looked up there and
+            in ``sys.path``, which the workers share.
+
+    Raises:
+        UsageError: the policy cannot be read, or the job cannot follow it.
+    """
+    if given is None:
+        return NO_POLICY
+    text, source = read_policy(given, "edl.run")
+    return checked_policy(text, source, spec.sizes, (), Path(spec.cwd))
 
 
 def _check_place(settings: config.Config) -> None:

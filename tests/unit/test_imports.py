@@ -7,7 +7,7 @@
     errors, core/policy, core/cluster <- simulator <- simulator/published
       <- simulator's registry, built_in, trace, runs <- cli/simulation
     errors <- keys, clock, failpoints, horovod_build
-    errors <- secret_file
+    errors <- secret_file, policy_source
     errors, core/policy, core/cluster <- cluster_policies <- client/cluster, scheduler, cli
     errors, secret_file, core's records (a job's settings are declared there) <- config
     all these
@@ -48,6 +48,7 @@ ROOT = Path(edl.__file__).parent
 MODULES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 
 BASE = {"errors", "config", "secret_file", "keys", "clock", "failpoints", "horovod_build"}
+BASE |= {"policy_source"}
 POLICIES = {"cluster_policies"}  # imports what a user has written
 CORE = {
     "core",
@@ -66,6 +67,7 @@ MAY_IMPORT = {
     "errors": set(),
     "config": {"errors", "core", "secret_file"},
     "secret_file": {"errors"},
+    "policy_source": {"errors"},
     "keys": {"errors"},
     "clock": {"errors"},
     "failpoints": {"errors"},

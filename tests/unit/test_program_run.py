@@ -14,6 +14,9 @@ import pytest
 import edl
 from edl import config
 from edl.core.host.exit_codes import AgentEnd, AgentResult
+from edl.core.job_spec import JobSettings, JobSpec
+from edl.core.records import NO_POLICY
+from edl.core.sizes import Sizes
 from edl.errors import (
     ConfigError,
     JobError,
@@ -24,11 +27,17 @@ from edl.errors import (
 )
 from edl.program.function_files import Failure, FunctionFiles
 from edl.program.options import INSTEAD, Options, split_options
-from edl.program.run import FunctionJob
+from edl.program.run import FunctionJob, _policy
 
 
 def train() -> None:
     raise AssertionError("no worker was to be started")
+
+
+GROWS = """
+[size]
+rule = "throughput"
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +68,10 @@ def no_zookeeper(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
         ({"max_workers": 2}, "no option max_workers: write max_np="),
         ({"hosts": "a:2"}, "no option hosts: other hosts join by `edl join"),
         ({"job": "digits"}, "no option job: write name="),
-        ({"policy": "p.toml"}, "no option policy: set it while the job runs"),
+        ({"policy": "p.toml"}, "cannot read the policy p.toml: No such file"),
+        ({"policy": 7}, "policy is 7; give the path of a policy file, or its text"),
+        ({"policy": GROWS}, "edl.run is to find the job.s size, .* 1 to 1 workers only"),
+        ({"policy": "[size]\nrule = 'nothing:here'\n", "max_np": 2}, "no module nothing"),
         ({"slots": "2"}, "'2' is no whole number"),
         ({"name": 7}, "name is 7; give a str"),
         ({"directory": 7}, "directory is 7; give a path"),
@@ -165,3 +177,14 @@ def test_the_traceback_is_in_the_error(tmp_path: Path) -> None:
 def test_a_failure_after_the_training_is_one(tmp_path: Path) -> None:
     with pytest.raises(JobFailed, match=r"failed after the training, on w3\n\nValueError: at the"):
         results(tmp_path, AgentEnd.FINISHED, RAISED_LATE)
+
+
+def test_a_policy_is_a_file_or_its_text(tmp_path: Path) -> None:
+    """A custom rule is found in a directory of the program's ``sys.path``."""
+    (tmp_path / "p.toml").write_text(GROWS)
+    spec = JobSpec(("python",), 1, Sizes(1, 4), JobSettings(), str(tmp_path))
+    assert _policy(None, spec) == NO_POLICY
+    assert _policy(GROWS, spec).source == "edl.run"
+    assert _policy(tmp_path / "p.toml", spec).text == GROWS
+    (tmp_path / "rules.py").write_text("def choose(observation): return 2\n")
+    assert _policy("[size]\nrule = 'rules:choose'\n", spec).is_on

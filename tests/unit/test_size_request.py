@@ -72,7 +72,7 @@ def test_a_policy_is_a_file_or_its_text(worker: Any, tmp_path: Path) -> None:
     ("policy", "said"),
     [
         ("missing.toml", "cannot read the policy missing.toml: No such file or directory"),
-        (3, "edl.policy needs a file or its text, and was given 3"),
+        (3, "edl.policy needs the file of a policy or its text, and was given 3"),
         ('[size]\nrule = "thruput"\n', "edl.policy, line 2: there is no rule 'thruput'"),
         ('[size]\nrule = "nowhere:at_all"\n', "edl.policy: cannot find the rule nowhere:at_all"),
         ('[size]\nrule = "json:at_all"\n', "edl.policy: cannot find the rule json:at_all"),
