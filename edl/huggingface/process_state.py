@@ -32,16 +32,16 @@ def follow_rank() -> None:
 
 
 def use_one_gpu() -> torch.device | None:
-    """Take the GPU of this worker's slot, on a host with several; Accelerate takes the first one.
+    """Take the GPU of this worker's slot; Accelerate takes the first one of the host.
 
     Returns:
-        The GPU; None on a CPU and with one GPU, where nothing is changed.
+        The GPU; None on a CPU, where nothing is changed.
 
     Raises:
         UsageError: the host has fewer GPUs than slots.
     """
     device = PartialState._shared_state.get("device")
-    if device is None or device.type != "cuda" or torch.cuda.device_count() <= 1:
+    if device is None or device.type != "cuda":
         return None
     own = gpu_of_slot()
     torch.cuda.set_device(own)
@@ -55,7 +55,7 @@ def use_one_device(args: Any) -> None:
     """Let ``args`` name one GPU, that of this worker's slot, where it names all GPUs of the host.
 
     Without a process group, ``TrainingArguments`` would spread each batch over all GPUs that the
-    process sees, by ``DataParallel``. On a CPU, and with one GPU, nothing is changed.
+    process sees, by ``DataParallel``. On a CPU nothing is changed.
 
     Args:
         args: the ``TrainingArguments`` of the script.
@@ -63,7 +63,7 @@ def use_one_device(args: Any) -> None:
     Raises:
         UsageError: the host has fewer GPUs than slots.
     """
-    if args.n_gpu > 1 and (own := use_one_gpu()) is not None:
+    if args.n_gpu > 0 and (own := use_one_gpu()) is not None:
         args._n_gpu = 1
         vars(args)["_setup_devices"] = own  # the cached property behind args.device
 

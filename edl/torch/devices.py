@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import torch
 
+from edl.core.plural import counted
 from edl.errors import UsageError
 from edl.framework import process
 
 
 def gpu_of_slot() -> torch.device:
-    """Return the GPU with the number of this worker's slot on its host.
+    """Return the GPU with the number of this worker's slot on its host, for all adapters.
+
+    Each worker has a GPU for itself: NCCL refuses two workers on one GPU, and by Gloo they would
+    share its memory. Where a job is limited to some devices, the agent has numbered the visible
+    GPUs so that the one of this worker has the number of its slot, too.
 
     Raises:
         UsageError: the host has fewer GPUs than slots.
@@ -17,7 +22,8 @@ def gpu_of_slot() -> torch.device:
     slot, count = process.local_rank(), torch.cuda.device_count()
     if slot >= count:
         raise UsageError(
-            f"this worker has slot {slot} of its host, which has {count} GPUs: start edl run and "
-            f"edl join there with --slots {count} (docs/guides/gpus.md)"
+            f"this worker has slot {slot} of its host, which has {counted(count, 'GPU')}, and each "
+            f"worker needs one of its own: start edl run and edl join there with --slots "
+            f"{max(count, 1)} (docs/guides/gpus.md)"
         )
     return torch.device("cuda", slot)
