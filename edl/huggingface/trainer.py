@@ -23,6 +23,7 @@ import edl.torch
 from edl.errors import UsageError
 from edl.framework import process
 from edl.huggingface.callback import JobCallback
+from edl.huggingface.evaluation import can_share, evaluate_shared
 from edl.huggingface.job_state import TrainerJobState
 from edl.huggingface.label_weights import LabelWeights
 from edl.huggingface.mean_loss import MeanLoss
@@ -379,15 +380,40 @@ class ElasticTrainerMixin(Base):
             self.current_flos = sum(from_all("store_flos()", self.current_flos))
         super().store_flos()
 
-    def evaluation_loop(self, *arguments: Any, **named: Any) -> Any:
-        """Evaluate all of the data on this worker; during the training return rank 0's metrics.
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> Any:
+        """Evaluate during the training a part of the data on each worker; return the job's result.
 
-        So early stopping, the best model and ``ReduceLROnPlateau`` decide alike on all workers.
+        The metrics are those of all samples, on all workers the numbers of rank 0. So early
+        stopping, the best model and ``ReduceLROnPlateau`` decide alike. Before and after the
+        training, and where the data cannot be shared, each worker evaluates all of them.
+
+        Args:
+            dataloader: the loader of the data.
+            description: what the log calls the evaluation.
+            prediction_loss_only: whether only the loss is wanted; None: as the options say.
+            ignore_keys: outputs of the model that are no predictions.
+            metric_key_prefix: what the names of the metrics begin with.
         """
-        output = super().evaluation_loop(*arguments, **named)
-        if self._shares:
-            numbers = {k: v for k, v in output.metrics.items() if isinstance(v, int | float)}
-            output.metrics.update(from_rank_0("evaluate()", numbers))
+        base = super().evaluation_loop
+
+        def loop(loader: Any) -> Any:
+            return base(loader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+
+        if not self._shares:
+            return loop(dataloader)
+        if can_share(self, dataloader):
+            output = evaluate_shared(self, loop, dataloader, metric_key_prefix)
+        else:
+            output = loop(dataloader)
+        numbers = {k: v for k, v in output.metrics.items() if isinstance(v, int | float)}
+        output.metrics.update(from_rank_0("evaluate()", numbers))
         return output
 
     def _evaluate(self, *arguments: Any, **named: Any) -> Any:

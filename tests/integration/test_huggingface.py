@@ -24,8 +24,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.long]
 TRANSFORMERS, ACCELERATE, DATASETS = "5.24.0", "1.15.0", "5.2.0"
 
 
-@pytest.fixture(scope="module")
-def python() -> Path:
+def huggingface_python() -> Path:
     """Return a Python with Hugging Face's libraries beside edl, which the first run installs."""
     libraries = {"transformers": TRANSFORMERS, "accelerate": ACCELERATE, "datasets": DATASETS}
     return python_with(
@@ -33,6 +32,11 @@ def python() -> Path:
         *(f"{name}=={release}" for name, release in libraries.items()),
         beside_edl=True,
     )
+
+
+@pytest.fixture(scope="module")
+def python() -> Path:
+    return huggingface_python()
 
 
 class TrainerJob(Scenario):
@@ -262,6 +266,34 @@ def test_a_death_while_labels_are_counted(python: Path, tmp_path: Path, zk_hosts
     assert one["weights"] == two["weights"]
     assert one["logs"] == two["logs"]
     assert one["logs"][-1]["loss"] < one["logs"][0]["loss"] / 2
+
+
+@pytest.mark.parametrize("dies_at", [-1, 30], ids=["all-live", "one-dies"])
+def test_the_workers_share_an_evaluation(
+    dies_at: int, python: Path, tmp_path: Path, zk_hosts: str
+) -> None:
+    """Each sample is in the metrics once, and is evaluated once by the workers that live.
+
+    The script checks what ``compute_metrics`` gets: 10 batches of 37 samples, in their order.
+    """
+    job = Job(tmp_path, zk_hosts)
+    job.python = python
+    job.environment |= settings(python)["environment"]
+    words = ["--out", str(tmp_path), "--dies-at", str(dies_at)]
+    with closing(job):
+        job.run(SCRIPTS / "hf_evaluation.py", *words, np=2, max_np=2)
+        assert job.end() == 0, job.describe("it failed")
+    reports = [json.loads(path.read_text()) for path in tmp_path.glob("report-*.json")]
+    assert (tmp_path / "died").exists() == (dies_at >= 0)
+    for report in reports:
+        assert report["samples"] == [37, 37, 37]
+        assert report["losses"] == reports[0]["losses"]
+        assert report["after"] == 10, "after the training each evaluates all of the data"
+        assert report["losses"][-1] == pytest.approx(report["after_loss"])
+    if dies_at < 0:
+        first, second = reports
+        assert first["batches"] == second["batches"] == 15
+        assert sorted(first["evaluated"] + second["evaluated"]) == sorted(3 * list(range(37)))
 
 
 def test_the_example_learns(python: Path, tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from edl.core.step.evaluation import open_parts, parts_of
 from edl.core.step.label_weights import Counts, batch_factor, step_factor
 from edl.core.step.steps_left import steps_left
 from edl.huggingface.refused import refused_model, refused_option, refused_plugin
@@ -130,3 +132,28 @@ def test_steps_that_are_left(epochs: float, epoch: int, done: int, left: int) ->
 def test_a_plugin_of_accelerate_is_refused(given: dict[str, Any], named: str) -> None:
     assert refused_plugin({"gradient_accumulation_steps": 2, "mixed_precision": "bf16"}) is None
     assert f"does not take {named}" in str(refused_plugin(given))
+
+
+def test_workers_share_an_evaluation() -> None:
+    parts = [parts_of([(0, 11)], rank, size=3) for rank in range(3)]
+    assert parts == [((0, 3),), ((3, 7),), ((7, 11),)]
+    assert parts_of([(0, 1)], rank=0, size=3) == ()
+    assert open_parts([(0, 11)], 3, {(0, 3), (7, 11)}) == ((3, 7),)
+    assert open_parts([(0, 11)], 3, {(0, 3), (3, 7), (7, 11)}) == ()
+    assert parts_of([(3, 7), (9, 10)], rank=1, size=2) == ((5, 7), (9, 10))
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_each_batch_is_evaluated_once_whoever_dies(seed: int) -> None:
+    """Workers die before the exchange, which has no answer of theirs, or after it."""
+    random = Random(seed)
+    total, members = random.randrange(40), list(range(random.randint(1, 6)))
+    found: list[tuple[int, int]] = []
+    left = ((0, total),) if total else ()
+    while left:
+        answering = random.sample(members, random.randint(1, len(members)))
+        for rank in sorted(map(members.index, answering)):
+            found += parts_of(left, rank, len(members))
+        left = open_parts(left, len(members), found)
+        members = sorted(answering)
+    assert [n for start, stop in sorted(found) for n in range(start, stop)] == [*range(total)]
