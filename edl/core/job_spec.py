@@ -13,6 +13,17 @@ from edl.core.record import Record
 from edl.core.settings import check_settings, setting
 from edl.core.sizes import Sizes
 
+# Values of the setting `resume`, in lower case; any other one is the path of a directory.
+RESUME_NO = ("", "0", "no", "false")
+RESUME_YES = ("1", "yes", "true")
+RESUME_AUTO = "auto"
+
+
+def resume_directory(resume: str) -> str | None:
+    """Return the directory that a value of the setting ``resume`` names; None if it names none."""
+    named = resume.strip()
+    return None if named.lower() in (*RESUME_NO, *RESUME_YES, RESUME_AUTO) else named
+
 
 @dataclass(frozen=True)
 class JobSettings(Record):

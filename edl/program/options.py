@@ -16,7 +16,8 @@ from typing import Any
 
 from edl import config
 from edl.core.job.placement import whole
-from edl.errors import ConfigError, UsageError
+from edl.core.job_spec import resume_directory
+from edl.errors import CheckpointError, ConfigError, UsageError
 from edl.program.function_files import name_of
 
 _HOSTS = (
@@ -95,7 +96,8 @@ def split_options(options: Mapping[str, Any]) -> tuple[Options, config.Config]:
 
     Raises:
         ConfigError: there is no such option or setting, or a value is out of range.
-        UsageError: an option has a value of another type.
+        UsageError: an option has a value of another type, or the directory of ``resume`` has no
+            checkpoint.
     """
     own = {name: options[name] for name in Options.__dataclass_fields__ if name in options}
     others = {name: options[name] for name in options.keys() - own.keys()}
@@ -104,7 +106,22 @@ def split_options(options: Mapping[str, Any]) -> tuple[Options, config.Config]:
             raise ConfigError(name, f"edl.run has no option {name}{_advice(name)}")
     if isinstance(others.get("resume"), bool):
         others["resume"] = "1" if others["resume"] else ""
-    return Options(**own), config.load(**others)
+    chosen, settings = Options(**own), config.load(**others)
+    _check_resumable(settings.job_settings.resume)
+    return chosen, settings
+
+
+def _check_resumable(resume: str) -> None:
+    """Raise a UsageError if ``resume`` is a directory without a checkpoint to continue from."""
+    directory = resume_directory(resume)
+    if directory is None:
+        return
+    from edl.checkpoint.store import check_resumable  # imports NumPy: 0.1 s
+
+    try:
+        check_resumable(Path(directory).absolute())
+    except CheckpointError as error:  # before any worker is started
+        raise UsageError(str(error)) from None
 
 
 def check_call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -25,7 +25,7 @@ from edl.core.host.process import STOPPED_EXIT
 from edl.core.job.ending import JobEnd, halted
 from edl.core.job.fits import fits_of, passed_too_far
 from edl.core.job.stall import SAVING
-from edl.core.job_spec import JobSettings
+from edl.core.job_spec import RESUME_AUTO, RESUME_NO, JobSettings, resume_directory
 from edl.core.plural import counted
 from edl.core.records import Generation, JobState
 from edl.errors import CoordinationError, EdlError, JobFailed, UsageError
@@ -39,9 +39,6 @@ logger = logging.getLogger(__name__)
 
 FLUSH_S = 5.0  # for the last news to reach ZooKeeper
 ALONE = "alone"  # the job name of a script without a launcher
-_NO = ("", "0", "no", "false")
-_YES = ("1", "yes", "true")
-_AUTO = "auto"
 
 
 class Checkpointing:
@@ -122,7 +119,7 @@ class Checkpointing:
             job=self._config.job or ALONE,
             run=self._coordinator.run,
             resume_from=self._resume_from(resume, directory),
-            or_begin=resume.lower() == _AUTO,
+            or_begin=resume.lower() == RESUME_AUTO,
         )
         checkpoints = Checkpoints(
             settings, self._log_event, self._coordinator.put_saved, self._coordinator.policy.learned
@@ -157,11 +154,10 @@ class Checkpointing:
                 checkpoint is no error then.
             directory: the directory into which this job saves; it is returned for yes and ``auto``.
         """
-        if resume.lower() in _NO:
+        if resume.lower() in RESUME_NO:
             return None
-        if resume.lower() in (*_YES, _AUTO):
-            return directory
-        return location(resume).absolute()
+        named = resume_directory(resume)
+        return directory if named is None else location(named).absolute()
 
     @property
     def settings(self) -> JobSettings:
@@ -231,7 +227,7 @@ class Checkpointing:
             return self._checkpoints.restore(
                 loader.source, self.replica, loader.resume, len(loader.fits)
             )
-        if self.settings.resume.strip().lower() not in _NO:
+        if self.settings.resume.strip().lower() not in RESUME_NO:
             raise UsageError("cannot resume: the script does not call edl.checkpoint(directory)")
         return None
 

@@ -103,7 +103,7 @@ MAY_IMPORT = {
     "figures": {"errors"},
     "diagnose": {"errors", "figures"},
     "install": {"errors", "config", "horovod_build"},
-    "program": BASE | CORE | {"coordination", "launch", "client", "framework"},
+    "program": BASE | CORE | {"checkpoint", "coordination", "launch", "client", "framework"},
     "cli": PLANES
     | {"launch", *CLIENTS, "scheduler", "api", "dashboard", "chaos", "install", "figures"},
 }

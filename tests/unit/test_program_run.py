@@ -72,6 +72,7 @@ def no_zookeeper(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
         ({"policy": 7}, "policy is 7; give the path of a policy file, or its text"),
         ({"policy": GROWS}, "edl.run is to find the job.s size, .* 1 to 1 workers only"),
         ({"policy": "[size]\nrule = 'nothing:here'\n", "max_np": 2}, "no module nothing"),
+        ({"resume": "nowhere"}, "nowhere"),
         ({"slots": "2"}, "'2' is no whole number"),
         ({"name": 7}, "name is 7; give a str"),
         ({"directory": 7}, "directory is 7; give a path"),
