@@ -6,7 +6,9 @@ samples that have numbers, or :func:`attach_stream`.
 
 from __future__ import annotations
 
+import inspect
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from edl.core.events import DataSkippedDetails
@@ -28,6 +30,16 @@ NO_PLACE = (
     "with edl.data.stream(shards, open), or give it state_dict() and load_state_dict(), as "
     "torchdata's StatefulDataLoader asks"
 )
+
+STATE_OF_OTHERS = (
+    "{kind}.state_dict() needs {arguments}, which a loader of its own library gives it and edl's "
+    "does not; {instead}"
+)
+BY_NUMBER = (
+    "its samples have numbers, so give edl a map-style data set of the same files, for MDS shards "
+    "streaming.LocalDataset(directory) (docs/guides/webdataset-and-mds.md)"
+)
+BY_SHARD = "give edl its shards with edl.data.stream(shards, open)"
 
 
 def asked_batching(
@@ -106,15 +118,45 @@ def stream_of(dataset: Any) -> ShardReader:
 
     Raises:
         UsageError: if ``dataset`` is a class, or has no ``state_dict()`` and ``load_state_dict()``
-            for its position, so that edl could not tell which samples are trained.
+            for its position, or one that needs arguments (as the StreamingDataset of
+            mosaicml-streaming), so that edl could not tell which samples are trained.
     """
     if isinstance(dataset, ShardReader):
         return dataset
     if isinstance(dataset, type):
         raise UsageError(f"edl needs a data set, and was given the class {dataset.__name__}")
-    if all(hasattr(dataset, name) for name in ("__iter__", "state_dict", "load_state_dict")):
-        return StatefulStream(dataset)
-    raise UsageError(NO_PLACE.format(kind=type(dataset).__name__))
+    kind = type(dataset).__name__
+    if not all(hasattr(dataset, name) for name in ("__iter__", "state_dict", "load_state_dict")):
+        raise UsageError(NO_PLACE.format(kind=kind))
+    if needed := _required(dataset.state_dict):
+        by_number = hasattr(dataset, "__len__") and _is_indexed(dataset)
+        raise UsageError(
+            STATE_OF_OTHERS.format(
+                kind=kind,
+                arguments=" and ".join(needed),
+                instead=BY_NUMBER if by_number else BY_SHARD,
+            )
+        )
+    return StatefulStream(dataset)
+
+
+def _required(function: Callable[..., Any]) -> list[str]:
+    """Return the names of the arguments without which ``function`` cannot be called."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # one that is written in C has no signature
+        return []
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [one.name for one in parameters if one.default is one.empty and one.kind not in several]
+
+
+def _is_indexed(dataset: Any) -> bool:
+    """Return whether a class of ``dataset`` reads samples by number.
+
+    The ``__getitem__`` of PyTorch's own classes only raises an error.
+    """
+    own = [base for base in type(dataset).__mro__ if not base.__module__.startswith("torch.")]
+    return any("__getitem__" in vars(base) for base in own)
 
 
 def attach_stream(

@@ -13,6 +13,7 @@ import torch
 from edl.data.stateful_stream import MARK_EVERY, MOST_MARKS, StatefulStream
 from edl.data.stream import Stream, refuse_in_stream, stream
 from edl.errors import UsageError
+from edl.framework.source import stream_of
 
 
 class Shards:
@@ -154,6 +155,35 @@ def test_samples_are_compared_by_what_is_in_them() -> None:
     alike = StatefulStream(Samples(9))
     assert alike.fingerprint != StatefulStream(Samples(9, 1)).fingerprint
     assert [int(sample["x"][0]) for sample in alike.read(0, 0, 6, 9)] == [6, 7, 8]
+
+
+class Told(torch.utils.data.IterableDataset[int]):
+    """As mosaicml-streaming's StreamingDataset: its loader tells it where it is."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(9))
+
+    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, int]:
+        return {"sample_in_epoch": num_samples}
+
+    def load_state_dict(self, state: dict[str, int]) -> None: ...
+
+
+class Numbered(Told):
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, number: int) -> int:
+        return number
+
+
+def test_a_set_whose_loader_tells_it_where_it_is_is_refused() -> None:
+    need = r"\.state_dict\(\) needs num_samples and from_beginning, which a loader of its own"
+    with pytest.raises(UsageError, match=f"Told{need}.*edl.data.stream"):
+        stream_of(Told())
+    with pytest.raises(UsageError, match=f"Numbered{need}.*streaming.LocalDataset"):
+        stream_of(Numbered())
+    assert isinstance(stream_of(Numbers(9)), StatefulStream)
 
 
 def test_a_set_that_does_not_begin_alike_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""The counting model on tar archives that WebDataset reads, as docs/guides/data.md says."""
+"""The counting model on tar archives that WebDataset reads, as the guide says."""
 
 import json
 from pathlib import Path
