@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from extra_python import python_with
+from huggingface_python import huggingface_python
 from paths import ROOT, SCRIPTS
 from scenario import Scenario, scenario
 
@@ -20,18 +20,6 @@ from edl.testing.job import WAIT_S, Job
 from edl.testing.throttle import Throttle
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.long]
-
-TRANSFORMERS, ACCELERATE, DATASETS = "5.24.0", "1.15.0", "5.2.0"
-
-
-def huggingface_python() -> Path:
-    """Return a Python with Hugging Face's libraries beside edl, which the first run installs."""
-    libraries = {"transformers": TRANSFORMERS, "accelerate": ACCELERATE, "datasets": DATASETS}
-    return python_with(
-        f"huggingface-{TRANSFORMERS}",
-        *(f"{name}=={release}" for name, release in libraries.items()),
-        beside_edl=True,
-    )
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,12 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from extra_python import python_with
 from paths import ROOT, SCRIPTS
 from scenario import Scenario, scenario
+from webdataset_python import webdataset_python
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]  # test_stream_jobs.py
 
-RELEASE = "1.0.2"
 ARCHIVES = 12
 
 
@@ -23,9 +22,7 @@ class WebDatasetJob(Scenario):
     script = SCRIPTS / "webdataset_counting.py"
 
     def begin(self, np: int, max_np: int, min_np: int = 1) -> None:
-        self.python = python_with(
-            f"webdataset-{RELEASE}", f"webdataset=={RELEASE}", beside_edl=True
-        )
+        self.python = webdataset_python()
         self.environment |= {"EDL_TEMPLATE": "0", "PYTHONPATH": str(ROOT)}  # as test_lightning.py
         super().begin(np, max_np, min_np)
 
