@@ -116,10 +116,11 @@ def _check_resumable(resume: str) -> None:
     directory = resume_directory(resume)
     if directory is None:
         return
-    from edl.checkpoint.store import check_resumable  # imports NumPy: 0.1 s
+    from edl.checkpoint.location import location  # imports NumPy: 0.1 s
+    from edl.checkpoint.resumable import check_resumable
 
     try:
-        check_resumable(Path(directory).absolute())
+        check_resumable(location(directory).absolute())
     except CheckpointError as error:  # before any worker is started
         raise UsageError(str(error)) from None
 
