@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Collection
 from pathlib import Path
 
 from filelock import FileLock
@@ -13,7 +14,9 @@ from filelock import FileLock
 INSTALL_S = 1200.0
 
 
-def python_with(name: str, *requirements: str, beside_edl: bool = False) -> Path:
+def python_with(
+    name: str, *requirements: str, beside_edl: bool = False, other: Collection[str] = ()
+) -> Path:
     """Return a Python with some libraries; the first test that needs it installs them.
 
     It is kept in ``$XDG_CACHE_HOME/edl/tests`` (``~/.cache/edl/tests``) for the next run.
@@ -24,6 +27,7 @@ def python_with(name: str, *requirements: str, beside_edl: bool = False) -> Path
         requirements: what pip installs, with releases.
         beside_edl: whether it also imports what this Python has: edl's dependencies, Horovod, the
             frameworks. pip leaves them as they are.
+        other: packages of these of which it may have another release, as the libraries need.
 
     Raises:
         AssertionError: pip cannot install them; the text has its message.
@@ -35,20 +39,21 @@ def python_with(name: str, *requirements: str, beside_edl: bool = False) -> Path
     with FileLock(f"{directory}.lock", timeout=INSTALL_S):
         if not (directory / "ready").exists():
             _run(sys.executable, "-m", "venv", "--clear", str(directory))
-            held = _share(python, directory) if beside_edl else ()
+            held = _share(python, directory, other) if beside_edl else ()
             _run(str(python), "-m", "pip", "install", "--quiet", *held, *requirements)
             (directory / "ready").touch()
     return python
 
 
-def _share(python: Path, directory: Path) -> tuple[str, ...]:
+def _share(python: Path, directory: Path, other: Collection[str]) -> tuple[str, ...]:
     """Let a new environment import what this one has; return what keeps pip from replacing it."""
     asked = "import sysconfig; print(sysconfig.get_path('purelib'))"
     own = Path(_run(str(python), "-c", asked).strip())
     (own / "beside-edl.pth").write_text(sysconfig.get_path("purelib") + "\n")
     frozen = _run(sys.executable, "-m", "pip", "freeze", "--exclude-editable")
     held = directory / "constraints.txt"
-    held.write_text("".join(f"{line}\n" for line in frozen.splitlines() if "==" in line))
+    lines = [one for one in frozen.splitlines() if "==" in one]
+    held.write_text("".join(f"{one}\n" for one in lines if one.partition("==")[0] not in other))
     return ("--constraint", str(held))
 
 

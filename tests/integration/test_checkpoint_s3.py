@@ -27,7 +27,8 @@ START_S = 60.0
 
 def s3_python() -> Path:
     """Return a Python that has s3fs beside edl; the first test that needs it installs it."""
-    return python_with(f"s3fs-{S3FS}", f"s3fs=={S3FS}", beside_edl=True)
+    apart = ("python-dateutil",)  # botocore refuses the release that edl's environment has
+    return python_with(f"s3fs-{S3FS}", f"s3fs=={S3FS}", beside_edl=True, other=apart)
 
 
 def moto_python() -> Path:
