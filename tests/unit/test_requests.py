@@ -157,6 +157,7 @@ class Store(JobStore):
         reason: str,
         exit_code: int = 0,
         only_from: tuple[JobState, ...] = (JobState.RUNNING,),
+        end_within_s: float = 0.0,
     ) -> bool:
         self._call()
         self.job = replace(self.job, state=state, reason=reason)
@@ -419,16 +420,16 @@ def test_edl_stop_waits_for_zookeeper_and_for_slots_between_two_starts() -> None
     store.now, store.agents, store.edl_workers = {}, (), (SlotRecord("a", 0),)
     store.away = {1, 3, 4}
     with pytest.raises(TimedOut, match="still there: the edl-worker of slot a:0"):
-        stop._wait(store, 0.3, limits)
+        stop.wait_for_end(store, 0.3, limits)
     assert store.job.state is JobState.STOPPING
     store.away = {store.calls + 1}
     with pytest.raises(CoordinationError):
-        stop._ask(store, 0.0, limits)
+        stop.ask_to_stop(store, 0.0, limits=limits)
     store.away = {store.calls + 1}
-    stop._ask(store, 5.0, limits)
+    stop.ask_to_stop(store, 5.0, limits=limits)
     store.edl_workers = ()
     store.away = {store.calls + 1, store.calls + 4}  # a look, and the end that we write
-    ended = stop._wait(store, 5.0, limits)
+    ended = stop.wait_for_end(store, 5.0, limits)
     assert (ended.state, ended.reason) == (
         JobState.STOPPED,
         "edl stop; none of its processes is alive",
