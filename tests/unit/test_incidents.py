@@ -14,6 +14,7 @@ from edl.core.dashboard.incidents import (
     IncidentLog,
     ShownIncident,
     shown_incidents,
+    with_a_wrong_loss,
 )
 from edl.core.events import (
     CheckpointDetails,
@@ -82,7 +83,7 @@ class TestAKilledWorker:
         assert "`edl logs digits w1`" in one.advice
         assert "dmesg -T" in one.advice
         assert one.since == (
-            "The other 1 worker went on from step 10. They were 0.8 s without a step. "
+            "The other worker went on from step 10. No step was complete for 0.8 s. "
             "w2 joined 29 s after it: 2 workers train."
         )
 
@@ -142,7 +143,7 @@ class TestAFrozenHost:
         assert "all of host node1 was stopped" in one.why
         assert "no step completes for 6.2 s" in one.why
         assert "`ping`" in one.advice
-        assert "The other 1 worker went on" in one.since
+        assert "The other worker went on" in one.since
 
     def test_a_frozen_process_that_its_agent_ends(self) -> None:
         frozen = WorkerFrozenDetails("w1", "node1", 0, "/tmp/w1.stacks")
@@ -176,7 +177,13 @@ class TestASlowWorker:
 
     def test_it_says_when_that_is_over(self) -> None:
         (one,) = told(self.SLOW)
-        assert (one.tone, one.since) == ("over", "Nobody waits for it now.")
+        assert (one.tone, one.since) == ("over", "No worker waits for it now.")
+
+    def test_a_worker_that_was_lost_since_is_not_waited_for(self) -> None:
+        now = status(slowest="w1")
+        (lost, slow) = told(self.SLOW, killed(30), now=now)
+        assert lost.kind == "worker_failed"
+        assert (slow.tone, slow.since) == ("over", "w1 is not in the job any more.")
 
     def test_in_another_ring_it_is_the_same_incident(self) -> None:
         (one,) = told(self.SLOW, replace(self.SLOW, time=CREATED + 70), now=status(slowest="w1"))
@@ -241,7 +248,7 @@ class TestAWrongLearningRate:
             "(0.236 at step 388)."
         )
         assert "rose from 0.05 to 20 at about step 502." in one.why
-        assert "checkpoint of step 388 or before" in one.advice
+        assert "checkpoint of step 501 or before" in one.advice
         assert "the learning rate that it had (0.05)" in one.advice
         assert one.tone == "bad"
 
@@ -256,8 +263,30 @@ class TestAWrongLearningRate:
         one = self.told_of(LossSpike(1e6, 2.3, 1, 2.3, 10.0))
         assert "too high for this model from the start" in one.why
         assert one.advice == (
-            "Stop the job and start it again, with a learning rate of a tenth (1)."
+            "Stop the job (`edl stop digits`) and start it again, with a tenth of the learning "
+            "rate (1), and a tenth of that until the loss falls. If no rate helps, look at the "
+            "data, and at the loss in float32."
         )
+
+    def test_what_follows_of_the_same_rise_is_added(self) -> None:
+        spikes = [
+            event(
+                at,
+                LossSpikeDetails(step, LossSpike(loss, 0.2, 5, 2.3, 9.0, 0.1, 30, 2, 2)),
+                1,
+                step,
+            )
+            for at, step, loss in ((10, 41, 324.0), (12, 75, 35.6), (14, 90, None))
+        ]
+        (one,) = told(*spikes)
+        assert one.what.startswith("The loss has risen to 324 at step 41")
+        assert one.since == "At step 90 it was not finite."
+
+    def test_the_header_says_so(self) -> None:
+        one = self.told_of(LossSpike(None))
+        assert with_a_wrong_loss("training", "good", [one])[1] == "bad"
+        assert with_a_wrong_loss("stopped", "over", [one]) == ("stopped", "over")
+        assert with_a_wrong_loss("training", "good", []) == ("training", "good")
 
     def test_that_is_not_known(self) -> None:
         one = self.told_of(LossSpike(None))

@@ -75,9 +75,9 @@ def of_a_silence(host: str, reason: str) -> Cause:
     return Cause(
         f"Its process or all of {where} was stopped (suspended, swapping, out of power), or the "
         f"network to it was cut. What is known: {reason}.",
-        f"Look whether {where} answers: `ping`, then `ssh`. If only the process is stopped, "
-        "`kill -CONT` wakes it, and it ends by itself; a replacement starts by itself once the "
-        "host is back.",
+        f"Look whether {where} answers: `ping`, then `ssh`. A replacement starts by itself as soon "
+        "as the agent of a host with a free slot answers. A process that is only stopped ends when "
+        "it is woken (`kill -CONT`).",
     )
 
 
@@ -105,11 +105,13 @@ def of_a_full_disk(host: str, reason: str, then: str) -> Cause | None:
 def of_a_loss(spike: LossSpike) -> Cause:
     """Return why a loss is not finite or has risen, as far as is known, and what to do."""
     rate, before = spike.learning_rate, spike.rate_before
+    rose = before is not None and spike.rate_step is not None
+    good = (spike.rate_step or 0) - 1 if rose else spike.lowest_step
     back = (
-        f"Stop the job and resume it from a checkpoint of step {spike.lowest_step} or before "
-        "(`edl checkpoint list`)"
-        if spike.lowest is not None and spike.lowest_step > 1
-        else "Stop the job and start it again"
+        f"Stop the job (`edl stop JOB`) and resume it from a checkpoint of step {good} or before "
+        "(`edl checkpoint list` shows them; without one, start it again)"
+        if spike.lowest is not None and good > 1
+        else "Stop the job (`edl stop JOB`) and start it again"
     )
     if rate is None:
         return Cause(
@@ -122,7 +124,8 @@ def of_a_loss(spike: LossSpike) -> Cause:
             f"The learning rate, {short(rate)}, has not risen before, so it is too high for this "
             "model from the start; or the data are not what the model expects, or half precision "
             "overflows.",
-            f"{back}, with a learning rate of a tenth ({short(rate / 10)}).",
+            f"{back}, with a tenth of the learning rate ({short(rate / 10)}), and a tenth of that "
+            "until the loss falls. If no rate helps, look at the data, and at the loss in float32.",
         )
     scaled = (
         " It rose with the number of workers: the rule that scales it may not hold for this model "

@@ -9,7 +9,7 @@ without it, and the worker that takes its place. :class:`IncidentLog` brings the
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -43,6 +43,7 @@ MOST_INCIDENTS = 40
 MOST_HOSTS = 400  # workers whose hosts are known
 SHOWN = 8
 SILENT = "stopped answering"  # in what is said of a worker that is frozen or cut off
+LOSS_NOW = "At step "  # begins what is said of a loss that was told of before
 TOGETHER_S = 20.0  # losses of workers at most so far apart are one incident
 SAME_S = 600.0  # further events about the same worker, or further failures of the same kind
 
@@ -146,7 +147,7 @@ class IncidentLog(Record):
         )
         if before is None:
             return self.opened(new)
-        clauses = {**before.clauses, **new.clauses}
+        clauses = {**before.clauses, **new.clauses, **before.clauses}  # as first noticed
         return self.changed(
             replace(before, clauses=clauses, last_s=event.time, times=before.times + 1)
         )
@@ -277,7 +278,8 @@ def _without(log: IncidentLog, event: Event, details: GenerationDetails) -> Inci
     known = log.loss_of(event.time, left)
     if known is None or not (details.repair or {*left} & {*known.workers}):
         return log
-    went = f"The other {workers(np)} went on from step {event.step}."
+    others = "worker" if np == 1 else workers(np)
+    went = f"The other {others} went on from step {event.step}."
     return log.changed(known.then(event.time, went, is_over=True))
 
 
@@ -292,10 +294,10 @@ def _switched(log: IncidentLog, event: Event, details: SwitchDetails) -> Inciden
     if not any(one.survivor_report_s for one in old):
         return log
     known = log.newest(event.time, lambda one: one.kind in LOST and one.is_over)
-    if known is None or any("without a step" in one for one in known.followed):
+    if known is None or any("No step was" in one for one in known.followed):
         return log
     lost_s = max(without_step_s(one) for one in old)
-    return log.changed(known.then(event.time, f"They were {lost_s:.1f} s without a step."))
+    return log.changed(known.then(event.time, f"No step was complete for {lost_s:.1f} s."))
 
 
 def _slow(log: IncidentLog, event: Event, details: SlowWorkerDetails) -> IncidentLog:
@@ -386,6 +388,12 @@ def _loss(log: IncidentLog, event: Event, details: LossSpikeDetails) -> Incident
             f"value ({short(spike.lowest or 0.0)} at step {spike.lowest_step})"
         )
     new = Incident.of(log.count, event, what)
+    known = log.newest(event.time, lambda one: one.kind == new.kind and not one.is_over)
+    if known is not None and known.why == cause.why:  # the same rise
+        now = "not finite" if spike.loss is None else short(spike.loss)
+        earlier = tuple(one for one in known.followed if not one.startswith(LOSS_NOW))
+        said = f"{LOSS_NOW}{details.at_step} it was {now}."
+        return log.changed(replace(known, followed=earlier).then(event.time, said))
     return log.opened(replace(new, why=cause.why, advice=cause.advice))
 
 
@@ -442,16 +450,23 @@ def shown_incidents(log: IncidentLog, status: JobStatus, standing_s: float) -> l
         standing_s: for how long no step has completed that should have, in seconds.
     """
     newest = sorted(log.incidents, key=lambda one: one.at_s, reverse=True)[:SHOWN]
-    return [_shown(one, status, standing_s) for one in newest]
+    lost = {worker for one in log.incidents if one.kind in LOST for worker in one.workers}
+    return [_shown(one, status, standing_s, lost) for one in newest]
 
 
-def _shown(one: Incident, status: JobStatus, standing_s: float) -> ShownIncident:
-    """Return ``one`` with what the present status adds to it."""
+def _shown(one: Incident, status: JobStatus, standing_s: float, lost: set[str]) -> ShownIncident:
+    """Return ``one`` with what the present status adds to it; ``lost`` are the workers lost."""
     followed, is_over = list(one.followed), one.is_over
     runs = not status.state.over
-    if one.kind == "slow_worker" and runs and status.slowest not in one.workers:
-        followed.append("Nobody waits for it now.")
-        is_over = True
+    if one.kind in ("slow_worker", "log_failed") and not is_over:
+        gone = bool(one.workers) and {*one.workers} <= lost
+        if gone and runs:
+            are = verb(len(one.workers), "is", "are")
+            followed.append(f"{' and '.join(one.workers)} {are} not in the job any more.")
+        elif one.kind == "slow_worker" and runs and status.slowest not in one.workers:
+            followed.append("No worker waits for it now.")
+            gone = True
+        is_over = gone or (one.kind == "slow_worker" and not runs)
     if one.kind == "stalled" and runs and status.step > one.step and not standing_s:
         followed.append(f"Steps complete again: the job is at step {status.step}.")
         is_over = True
@@ -478,3 +493,13 @@ def _shown(one: Incident, status: JobStatus, standing_s: float) -> ShownIncident
 def _named(text: str, job: str) -> str:
     """Return ``text`` with the name of the ``job`` in its commands."""
     return re.sub(r"\bJOB\b", lambda _: job, text)
+
+
+def with_a_wrong_loss(words: str, tone: str, incidents: Sequence[ShownIncident]) -> tuple[str, str]:
+    """Return the words and the tone of the header of a job, whose loss may have gone wrong.
+
+    They are ``words`` and ``tone`` if it has not, or if the tone is not that of a job that trains
+    well. ``incidents`` are those that the page shows.
+    """
+    wrong = any(one.kind == "loss_spike" and one.tone == "bad" for one in incidents)
+    return ("training, with a wrong loss", "bad") if wrong and tone == "good" else (words, tone)

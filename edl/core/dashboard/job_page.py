@@ -11,7 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from edl.core.dashboard.incidents import IncidentLog, shown_incidents
+from edl.core.dashboard.incidents import (
+    IncidentLog,
+    shown_incidents,
+    with_a_wrong_loss,
+)
 from edl.core.dashboard.job_header import job_header, standstill_s
 from edl.core.dashboard.leader_report import ReportAge
 from edl.core.dashboard.learning_charts import learning_charts
@@ -116,9 +120,12 @@ def page_sections(reading: JobObservation, trace: JobTrace) -> dict[str, Any]:
     """
     status = job_status(reading.snapshot, reading.zookeeper)
     timeline = trace.timeline
+    incidents = shown_incidents(trace.incidents, status, standstill_s(status, reading.report))
+    header = job_header(status, timeline, reading.report, reading.at_s)
+    words, tone = with_a_wrong_loss(header.words, header.tone, incidents)
     return {
-        "header": job_header(status, timeline, reading.report, reading.at_s),
-        "incidents": shown_incidents(trace.incidents, status, standstill_s(status, reading.report)),
+        "header": replace(header, words=words, tone=tone),
+        "incidents": incidents,
         "timeline": {
             "bands": timeline.bands,
             "marks": timeline.marks,
