@@ -507,7 +507,10 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
 
 
 def _kind(hint: Any) -> str:
-    """Return a description of the values of a setting of type ``hint``: "an integer"."""
+    """Return the words that an error message uses for the values of a setting.
+
+    ``hint`` is the type of the setting: ``int`` gives "an integer".
+    """
     if hint == tuple[int, ...]:
         return "whole numbers with commas between, like 1,2,4"
     kinds = {int: "an integer", float: "a number", bool: "1 or 0", str: "text"}

@@ -90,7 +90,7 @@ class LossSpike(Record):
 
 @dataclass(frozen=True)
 class LossTrend(Record):
-    """What was seen of the losses and the learning rate until now; the base of each finding.
+    """A summary of the losses and learning rates of a job until now, to judge the next loss by.
 
     Attributes:
         first: the first finite loss; None: there was none.

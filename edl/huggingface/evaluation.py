@@ -31,7 +31,7 @@ CALL = "evaluate()"
 
 @dataclass(frozen=True)
 class PartResult:
-    """What a worker has found in consecutive batches of the evaluation.
+    """The result of a worker's evaluation of some consecutive batches.
 
     Attributes:
         losses: the mean loss of each batch; empty if the model returns none.

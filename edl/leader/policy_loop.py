@@ -168,7 +168,12 @@ class PolicyLoop:
         return self._with_batch(found, ring, self.size.observation(snapshot, left))
 
     def _learning_news(self, ring: RingReport) -> News:
-        """Add the samples of ``ring`` to the learning curve; return what they show to be wrong."""
+        """Add the losses and learning rates in ``ring`` to the job's curve; return what is wrong.
+
+        Returns:
+            For each loss that is not finite or has risen far: the details of its event, and a
+            sentence. Empty: there is none.
+        """
         if not ring.learning:
             return ()
         curve, spikes = self.size.learned.learning.with_samples(ring.learning, time.time())

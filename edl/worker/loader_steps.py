@@ -312,7 +312,7 @@ class LoaderSteps(WorkerSteps):
 
     @property
     def place(self) -> RingPlace:
-        """What a step has to know of the present ring."""
+        """The properties of the present ring on which a step depends."""
         return RingPlace(self.ring.alone, self.warming_up, self._progress.source.batch_size)
 
     def start_record(self) -> None:
@@ -563,7 +563,7 @@ class LoaderSteps(WorkerSteps):
         return replace(super().idle_record(), state=self._check.state)
 
     def _prepare_step(self) -> None:
-        """Compute what this worker's record of the next step says of its state."""
+        """Compute the state digest for this worker's next step record, if one is due."""
         if not self.warming_up:
             self._check.begin_step()
 

@@ -82,7 +82,7 @@ class Incident(Record):
 
     @property
     def what(self) -> str:
-        """What happened, as a sentence."""
+        """A sentence that says what happened, to at most three workers by name."""
         clauses = list(self.clauses.values())
         text = "; ".join(clauses[:MOST_CLAUSES])
         more = len(clauses) - MOST_CLAUSES

@@ -13,7 +13,7 @@ FULL = "No space left on device"  # as the system says it, in reasons of events
 
 @dataclass(frozen=True)
 class Cause:
-    """What is known of a cause.
+    """The cause of an incident, as far as it is known, with advice.
 
     Attributes:
         why: why it happened, in a sentence or two.

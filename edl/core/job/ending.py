@@ -44,7 +44,7 @@ class JobEnd:
 
 @dataclass(frozen=True)
 class Preemption:
-    """The preemption of a job, as one of its workers knows it.
+    """The bound within which a worker of a preempted job has to save and end.
 
     Attributes:
         cause: what preempts the job, such as "edl preempt --within 30s".

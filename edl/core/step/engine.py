@@ -8,8 +8,8 @@ step repaired or completed by other workers.
 
 The machine does no I/O. Its one entry is :meth:`StepEngine.handle`: it takes an event, such as
 ``BatchStart(batch)`` or ``RingFault(error)``, and returns the next instruction, such as
-``START_RECORD`` or ``Allreduce(optimizer, weights)``, or None. Whoever carries an instruction out
-(:mod:`edl.worker.step_driver`) answers it with one more event, until the result is None::
+``START_RECORD`` or ``Allreduce(optimizer, weights)``, or None. :mod:`edl.worker.step_driver`
+carries the instruction out and answers it with one more event, until the result is None::
 
     instruction = engine.handle(ReductionRequest(0))
     while instruction is not None:
@@ -87,7 +87,7 @@ ALONE = Weights(Averaging.LOCAL)
 
 
 class _Request(Enum):
-    """What was requested of the machine last, and is not done yet."""
+    """The request that the engine carries out, until it is done."""
 
     NOTHING = auto()
     RECORDS = auto()  # those of all
@@ -302,16 +302,20 @@ class StepEngine:
         return self._next()
 
     def _weights_request(self, event: WeightsRequest) -> Instruction | None:
-        self._request = _Request.AGREE if event.repairs else _Request.WEIGHTS
-        self._optimizer = event.optimizer
-        self._todo.clear()
         self.parts[event.optimizer].agreed = None
-        return self._next()
+        request = _Request.AGREE if event.repairs else _Request.WEIGHTS
+        return self._begin_request(request, event.optimizer)
 
     def _reduction_request(self, event: ReductionRequest) -> Instruction | None:
-        self._request, self._optimizer = _Request.REDUCE, event.optimizer
-        self._todo.clear()
-        self._todo.append(_Reduction(event.optimizer, again=False))
+        wanted = _Reduction(event.optimizer, again=False)
+        return self._begin_request(_Request.REDUCE, event.optimizer, wanted)
+
+    def _begin_request(
+        self, request: _Request, optimizer: int, *todo: _Reduction
+    ) -> Instruction | None:
+        """Begin a request with the reductions ``todo``; drop what is left of an earlier one."""
+        self._request, self._optimizer = request, optimizer
+        self._todo, self._is_begun = deque(todo), False
         return self._next()
 
     def _graph_end(self, event: GraphEnd) -> None:
@@ -325,9 +329,7 @@ class StepEngine:
 
     def _messages_failed(self, event: MessagesFailed) -> Instruction | None:
         self._break(self.parts[event.optimizer], event.error)
-        self._request, self._optimizer = _Request.MEND, event.optimizer
-        self._todo.clear()
-        return self._next()
+        return self._begin_request(_Request.MEND, event.optimizer)
 
     def _optimizer_event(self, told: OptimizerEvent) -> Instruction | None:
         part, event = self.parts[told.optimizer], told.event

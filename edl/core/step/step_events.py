@@ -18,7 +18,7 @@ from edl.core.step.weighting import Weights
 
 
 class RingPlace(NamedTuple):
-    """What a step has to know of the ring of its worker.
+    """The properties of a worker's ring on which its steps depend.
 
     Attributes:
         alone: whether the worker is the only one of its ring.
