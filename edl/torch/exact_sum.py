@@ -1,0 +1,65 @@
+"""Add tensors up so that the sum has the same bits in any order, and on any number of workers.
+
+A sum of floating-point numbers depends on its order, because each addition is rounded. Here no
+addition is: each summand is first rounded to a multiple of one *grain*, a power of two so coarse
+that float64 represents all sums of such multiples exactly, and so fine that float32 summands lose
+nothing that their sum in float32 would have kept. So partial sums can be added up in any order, by
+any allreduce. (The idea is that of reproducible summation by pre-rounding: J. Demmel and H. D.
+Nguyen, "Fast Reproducible Floating-Point Summation", ARITH 2013.)
+
+A number is rounded to a multiple of the grain by adding a large constant and subtracting it again:
+the addition rounds it. :func:`rounding_constant` returns the constant, :func:`add_rounded` adds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+DIGITS = 51  # bits of float64's 53 that hold a sum; the constant's sign and leading bit need two
+CHUNK = 1 << 14  # elements that are rounded at once, so that they stay in the processor's cache
+
+
+def rounding_constant(largest: float, summands: int) -> float:
+    """Return the constant that rounds numbers so that their sums in float64 are exact.
+
+    Args:
+        largest: no summand is larger than this, in absolute value; at least 0.
+        summands: how many numbers are added up at most, over all workers; at least 1.
+
+    Returns:
+        The constant; 0.0 if all summands are 0. If ``largest`` is inf or nan, it is inf, by which
+        each sum becomes nan.
+    """
+    if not math.isfinite(largest):
+        return math.inf
+    if largest == 0.0:
+        return 0.0
+    exponent = math.frexp(largest)[1] + (summands - 1).bit_length()
+    # The sum is below 2**exponent. Next to the constant, float64 has steps of one grain.
+    grain = exponent - DIGITS
+    return math.ldexp(1.5, grain + 52) if grain + 52 < 1024 else math.inf
+
+
+def add_rounded(
+    total: torch.Tensor, summands: Sequence[tuple[torch.Tensor, float]], constant: float
+) -> None:
+    """Set ``total`` to the sum of ``summands``, each rounded by ``constant``; see the module.
+
+    Args:
+        total: a float64 tensor of one dimension; its former values do not matter.
+        summands: pairs of a tensor of one dimension, with as many elements as ``total`` and any
+            floating-point dtype, and the factor for it, which is applied before it is rounded.
+        constant: the result of :func:`rounding_constant` for all summands of all workers.
+    """
+    scratch = torch.empty(min(CHUNK, total.numel()), dtype=torch.float64, device=total.device)
+    for begin in range(0, total.numel(), CHUNK):
+        sums = total[begin : begin + CHUNK].zero_()
+        rounded = scratch[: len(sums)]
+        for summand, weight in summands:
+            rounded.copy_(summand[begin : begin + CHUNK])
+            if weight != 1.0:
+                rounded.mul_(weight)
+            sums.add_(rounded.add_(constant).sub_(constant))

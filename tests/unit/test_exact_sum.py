@@ -1,0 +1,70 @@
+"""Sums that have the same bits in any order, also of numbers that float64 cannot add exactly."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+
+from edl.torch.exact_sum import CHUNK, add_rounded, rounding_constant
+
+
+def summed(summands: list[torch.Tensor], groups: int, weight: float = 1.0) -> bytes:
+    """Add up ``summands`` as so many workers would, each a part of them."""
+    largest = max(float(each.abs().max()) for each in summands) * weight
+    constant = rounding_constant(largest, len(summands))
+    parts = []
+    for group in range(groups):
+        part = torch.full_like(summands[0], 99.0, dtype=torch.float64)
+        add_rounded(part, [(each, weight) for each in summands[group::groups]], constant)
+        parts.append(part)
+    return torch.stack(parts).sum(dim=0).numpy().tobytes()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("count", [1, 2, 5, 8])
+def test_any_order_and_any_split(dtype: torch.dtype, count: int) -> None:
+    """Of numbers between 1e-12 and 1e12, whose plain sum in float64 depends on the order."""
+    drawn = torch.Generator().manual_seed(count)
+    sizes = 10.0 ** torch.randint(-12, 13, (count, 500), generator=drawn)
+    values = torch.randn(count, 500, generator=drawn, dtype=torch.float64) * sizes
+    summands = [each.to(dtype) for each in values]
+    expected = summed(summands, 1)
+    shuffle = random.Random(1)
+    for groups in range(1, count + 1):
+        shuffle.shuffle(summands)
+        assert summed(summands, groups) == expected
+
+
+def test_a_plain_sum_depends_on_the_order() -> None:
+    """Else the test above could not fail."""
+    values = [torch.tensor([1e16]), torch.tensor([1.0]), torch.tensor([-1e16])]
+    doubles = [each.double() for each in values]
+    assert doubles[0] + doubles[1] + doubles[2] != doubles[0] + doubles[2] + doubles[1]
+    assert summed(values, 1) == summed(values[::-1], 3)
+
+
+def test_float32_loses_nothing_that_counts() -> None:
+    drawn = torch.Generator().manual_seed(3)
+    values = [torch.randn(CHUNK + 7, generator=drawn) for _ in range(6)]
+    total = torch.empty(CHUNK + 7, dtype=torch.float64)
+    constant = rounding_constant(max(float(each.abs().max()) for each in values), 6)
+    add_rounded(total, [(each, 0.5) for each in values], constant)
+    exact = torch.stack([each.double() for each in values]).sum(dim=0) * 0.5
+    assert (total - exact).abs().max() < 1e-13
+
+
+def test_the_edges() -> None:
+    total = torch.ones(2, dtype=torch.float64)
+    add_rounded(total, [], rounding_constant(0.0, 8))
+    assert total.tolist() == [0.0, 0.0]
+    for largest in (math.inf, math.nan):
+        constant = rounding_constant(largest, 2)
+        add_rounded(total, [(torch.tensor([1.0, math.inf]), 1.0)], constant)
+        assert total.isnan().all(), "an update that is skipped is skipped on all workers"
+    for edge in (2.0**-1074, 2.0**-1000, 2.0**1000):  # float64 from end to end
+        value = torch.tensor([edge, -edge], dtype=torch.float64)
+        add_rounded(total, [(value, 1.0)], rounding_constant(edge, 1))
+        assert torch.equal(total, value)
