@@ -196,9 +196,12 @@ def job_spec(
         slots: the slots of the first host; None if they are not given.
 
     Raises:
-        UsageError: the sizes contradict each other, or do not allow ``np`` workers.
+        UsageError: the sizes contradict each other, do not allow ``np`` workers, or allow more
+            than the job has logical workers.
     """
-    most = settings.sizes.max_np or max(np, slots or 0)
+    room = slots or 0
+    usable = min(room, settings.job_settings.logical or room)
+    most = settings.sizes.max_np or max(np, usable)
     least = settings.sizes.min_np
     if settings.sizes.max_np is None and least > most >= 1:  # the user has not given the max
         raise UsageError(
@@ -206,8 +209,9 @@ def job_spec(
             "--min-np"
         )
     sizes = replace(settings.sizes, max_np=most)
-    sizes.check(np)
-    return JobSpec(tuple(command), np, sizes, settings.job_settings, str(cwd))
+    spec = JobSpec(tuple(command), np, sizes, settings.job_settings, str(cwd))
+    spec.check()
+    return spec
 
 
 def host_slots(spec: JobSpec, slots: int | None) -> int:

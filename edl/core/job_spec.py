@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from edl.core.record import Record
 from edl.core.settings import check_settings, setting
 from edl.core.sizes import Sizes
+from edl.errors import UsageError
 
 # Values of the setting `resume`, in lower case; any other one is the path of a directory.
 RESUME_NO = ("", "0", "no", "false")
@@ -132,6 +133,15 @@ class JobSettings(Record):
         metavar="end|resync",
         choices=("end", "resync"),
     )
+    logical: int = setting(
+        0,
+        "[logical workers](../guides/exact.md): each step is the sum of this many batches, one of "
+        "each logical worker, bit for bit the same for any number of workers that share them; 0: "
+        "none, the global batch grows with the workers",
+        option="--logical",
+        metavar="N",
+        least=0,
+    )
     noise_scale_steps: int = setting(
         0,
         "steps from one measurement of the "
@@ -196,6 +206,22 @@ class JobSpec(Record):
     sizes: Sizes = field(default_factory=Sizes)
     settings: JobSettings = field(default_factory=JobSettings)
     cwd: str = ""
+
+    def check(self) -> None:
+        """Raise an error if no job can start with these numbers of workers.
+
+        Raises:
+            UsageError: the numbers contradict each other (:meth:`edl.core.sizes.Sizes.check`), or
+                allow more workers than there are logical workers.
+        """
+        self.sizes.check(self.np)
+        logical, most = self.settings.logical, self.sizes.max_np or self.np
+        if logical and most > logical:
+            raise UsageError(
+                f"--max-np is {most} and --logical is {logical}: a worker without a logical worker "
+                f"would have nothing to train; give --max-np {logical} or fewer workers, or more "
+                "logical workers"
+            )
 
     def differences(self, other: JobSpec) -> dict[str, tuple[object, object]]:
         """Return the values in which this specification differs from ``other``; empty if in none.

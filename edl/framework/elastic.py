@@ -42,6 +42,7 @@ from edl.errors import RingBroken, UsageError
 from edl.framework.digest import ByteRange, StateArrays
 from edl.framework.horovod_errors import refusal
 from edl.framework.process import current_worker, let_state_follow
+from edl.framework.source import refuse_logical
 from edl.ring.ring import Ring
 from edl.worker.progress import Receive
 from edl.worker.worker import Worker
@@ -460,6 +461,7 @@ def _enlist(state: State, state_name: str) -> Worker:
             f"{type(state).__name__}.sync() would not be called: give what follows the job to the "
             "constructor of the state, as an attribute, and leave sync() out"
         )
+    refuse_logical(worker, "a script with its own loop (elastic.run) trains")
     let_state_follow(state_name)
     worker.leave_data_to_script(state, state.on_reset)
     return worker

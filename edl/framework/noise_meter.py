@@ -70,7 +70,7 @@ class NoiseMeter(ABC):
             mean: returns the job's mean gradients; not called if this worker is alone.
         """
         loader = self._worker.loader
-        if not loader.engine.samples:
+        if not loader.engine.batches.samples:
             self._kept = None
         elif self._worker.ring.alone:
             self._alone(own())
@@ -123,7 +123,7 @@ class NoiseMeter(ABC):
             own: this worker's gradients: pairs of a flat slice, and how often the slice counts.
         """
         loader, unit = self._worker.loader, self._unit()
-        step, samples = loader.progress.step, loader.engine.samples
+        step, samples = loader.progress.step, loader.engine.batches.samples
         kept, follows = self._kept, self._follows
         self._kept = None
         if kept is None or not follows or kept[1] != samples:
@@ -148,7 +148,7 @@ class NoiseMeter(ABC):
             ZeroDivisionError: gradients are accumulated, and this worker has no samples in the
                 step.
         """
-        share = self._worker.loader.engine.share(0)
+        share = self._worker.loader.engine.batches.share(0)
         if not share.summed:
             return 1.0
         records = self._worker.loader.records()

@@ -208,16 +208,19 @@ def rank() -> int:
 
 
 def size() -> int:
-    """Return the number of workers in the ring of all workers.
+    """Return the number of workers in the ring of all workers; with logical workers, their number.
 
-    A newcomer that warms up counts the workers that it found at its start, and itself.
+    A newcomer that warms up counts the workers that it found at its start, and itself. The number
+    of logical workers (``edl run --logical``) never changes, and they share each step evenly, so
+    what a script computes from the size (a learning rate) holds for any number of workers.
 
     Raises:
         UsageError: if ``edl.init()`` was not called, or in the code that reads a stream of samples,
             which must be the same on all workers.
     """
     refuse_in_stream("edl.size()")
-    return current_worker().size
+    worker = current_worker()
+    return worker.logical or worker.size
 
 
 def local_rank() -> int:

@@ -45,6 +45,10 @@ class RandomNumbers:
         worker: the worker that this process is.
         read: a function that returns the seed that the framework's generator was given last.
         seed: a function that seeds all generators of the framework with a number.
+
+    Attributes:
+        script: with logical workers, the seed that the script has given to the framework last; it
+            has to be the same on all workers.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class RandomNumbers:
         self._worker, self._read, self._seed = worker, read, seed
         self._seen: int | None = None  # what read() returned last; None: training has not begun
         self._own: tuple[str, int, int] | None = None  # mixed into seeds; None: the script's seeds
+        self.script = 0  # the seed that the script has given last, with logical workers
 
     def warm_up(self) -> None:
         """Seed a newcomer's generators for its warm-up; call this before its first batch.
@@ -61,6 +66,7 @@ class RandomNumbers:
         the newcomer joins: its first batch may build a TensorFlow graph, which keeps for ever the
         seeds that were set when it was built. :meth:`enter` seeds again.
         """
+        self.look()
         self._begin("warm-up", self._worker.id, 0)
 
     def enter(self) -> None:
@@ -71,7 +77,9 @@ class RandomNumbers:
         worker's seeds depend on its id and the job's step.
         """
         worker = self._worker
-        if worker.generation > 1 or worker.step > 0:
+        if worker.logical:  # each pass is seeded on its own
+            self.look()
+        elif worker.generation > 1 or worker.step > 0:
             self._begin("worker", worker.id, worker.step)
         elif worker.rank != KEPT:
             self._begin("rank", worker.rank, 0)
@@ -83,13 +91,43 @@ class RandomNumbers:
 
         Call this between two batches. The worker's new seed is derived from the script's new seed.
         Nothing happens if the script has not seeded, on a worker that keeps the script's own seeds,
-        and before :meth:`warm_up` or :meth:`enter`.
+        and before :meth:`warm_up` or :meth:`enter`. With logical workers the script's seed is only
+        noted, for :meth:`begin_piece`.
         """
-        if self._own is not None and self._read() != self._seen:
+        if self._worker.logical:
+            if self._read() != self._seen:
+                self.script = self._seen = self._read()
+        elif self._own is not None and self._read() != self._seen:
             self._begin(*self._own)
 
+    def begin_piece(self, epoch: int, position: int) -> None:
+        """Seed the generators for the pass of a logical worker; other workers draw the same there.
+
+        The seed is derived from the one that the script gave to the framework last, and from where
+        in the data the logical worker is. Nothing else enters, so what was drawn before does not
+        matter.
+
+        Args:
+            epoch: the number of the job's epoch.
+            position: the epoch position of the logical worker's first sample.
+        """
+        self._seed_logical("logical", epoch, position)
+
+    def end_step(self, step: int) -> None:
+        """Seed the generators for the script's code between two steps of logical workers.
+
+        All workers draw the same there. ``step`` is the number of steps that the job has made.
+        """
+        self._seed_logical("between steps", step, 0)
+
+    def _seed_logical(self, kind: str, number: int, position: int) -> None:
+        seed = derived_seed(self.script, kind, number, position)
+        seed_python(seed)
+        self._seed(seed)
+        self._seen = self._read()
+
     def _begin(self, kind: str, number: int, step: int) -> None:
-        if self._worker.same_random:
+        if self._worker.same_random or self._worker.logical:
             return
         self._own = kind, number, step
         drawn = random.getrandbits(63), int(np.random.randint(2**31))

@@ -118,7 +118,7 @@ class StepReduction:
 
         The samples are 0 if the optimizer has made an update with them on another worker.
         """
-        return self._engine.share(self.number)
+        return self._engine.batches.share(self.number)
 
     # --- a framework that calls
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from edl.core.events import DataSkippedDetails
 from edl.core.step.aligned import AlignedSource
-from edl.core.step.batching import Batching, batching
+from edl.core.step.batching import Batching, batching, logical_batching
 from edl.core.step.source import Source
 from edl.core.step.stream import StreamSource
 from edl.data.dataset import fingerprint_of, skip_events
@@ -42,6 +42,20 @@ BY_NUMBER = (
 BY_SHARD = "give edl its shards with edl.data.stream(shards, open)"
 
 
+def refuse_logical(worker: Worker, what: str) -> None:
+    """Raise UsageError if the job has logical workers, which do not go with a part of edl.
+
+    Args:
+        worker: the worker that this process is.
+        what: the part of edl, with a verb, such as "edl.tensorflow trains".
+    """
+    if worker.logical:
+        raise UsageError(
+            f"the job has {worker.logical} logical workers, and {what} without them only: leave "
+            "out --logical, or train with edl.torch.DataLoader (docs/guides/exact.md)"
+        )
+
+
 def asked_batching(
     worker: Worker,
     what: str,
@@ -68,7 +82,8 @@ def asked_batching(
 
     Raises:
         UsageError: if a size is not usable, or if the policy has a table [batch] and the script
-            gives anything but ``batch_size``.
+            gives anything but ``batch_size``; or if the job has logical workers, and they cannot
+            share what the script or the policy asks for.
     """
     own = batching(what, batch_size, max_global_batch, global_batch, micro_batch)
     if own.is_chosen and not worker.is_shared:
@@ -76,7 +91,12 @@ def asked_batching(
     policy = worker.follows()
     table = policy.batch if policy is not None else None
     if table is None:
-        return own
+        return logical_batching(what, own, worker.logical) if worker.logical else own
+    if worker.logical:
+        raise UsageError(
+            f"the job has {worker.logical} logical workers, which fix its global batch, and its "
+            "policy has a table [batch], too; leave one of them out"
+        )
     sizes = {
         "max_global_batch": max_global_batch,
         "global_batch": global_batch,
@@ -185,6 +205,11 @@ def attach_stream(
             has trained to its end, if ``batches`` has a global batch or a micro-batch, or if a data
             set without shards is to be shuffled.
     """
+    if worker.logical:
+        raise UsageError(
+            "the samples of a stream have no numbers, so nobody could tell which of them a logical "
+            "worker trains: leave out --logical, or give edl a map-style data set"
+        )
     if batches.global_batch or batches.micro_batch:
         raise UsageError(
             "the samples of a stream have no numbers, so nobody could tell which of them a global "

@@ -297,7 +297,7 @@ class BatchSteps:
             self._numbers.look()
         self._end_batch()
         if worker.loader.open:
-            if not worker.loader.engine.may_grow:
+            if not worker.loader.engine.batches.may_grow:
                 raise UsageError(self._unfinished())
             self._add()
             return True
@@ -314,14 +314,18 @@ class BatchSteps:
             return False
         feed.form_lost_again()
         worker.boundary()
-        if worker.loader.sampler.restarts != self._restarts:
-            self._restarts = worker.loader.sampler.restarts
-            feed.restart()
+        self._restart_feed()
         with worker.loader.timer.loading():
             batch, padding = feed.next(waits=not (self._is_new and self._others_train()))
         self._is_new &= padding
         worker.loader.begin(batch, padding)
         return True
+
+    def _restart_feed(self) -> None:
+        """Let the queue drop its batches, if they do not fit this worker's leases any more."""
+        if self._worker.loader.sampler.restarts != self._restarts:
+            self._restarts = self._worker.loader.sampler.restarts
+            self._feed.restart()
 
     def _others_train(self) -> bool:
         """Return whether this newcomer may train a padding batch, because others train samples.
@@ -346,7 +350,8 @@ class BatchSteps:
                 nothing, so the script seems to make no update.
         """
         worker = self._worker
-        if worker.loader.engine.is_exhausted:
+        self._restart_feed()  # a repair inside the step may have changed the leases
+        if worker.loader.engine.batches.is_exhausted:
             worker.loader.begin(worker.loader.sampler.warm_up(), True)  # the data are as before
             return
         with worker.loader.timer.loading():
@@ -354,7 +359,7 @@ class BatchSteps:
         if padding or worker.warming_up:
             self._padding += 1
             if self._padding > MOST_PADDING:
-                raise UsageError(NO_STEP.format(count=worker.loader.engine.batches))
+                raise UsageError(NO_STEP.format(count=worker.loader.engine.batches.count))
         worker.loader.begin(batch, padding and not worker.warming_up)
 
     def _within(self, epoch: int) -> Iterator[int]:

@@ -9,6 +9,8 @@ import torch.utils.data
 from accelerate.utils import send_to_device
 
 import edl.torch
+from edl.framework.process import current_worker
+from edl.framework.source import refuse_logical
 
 
 class TrainingDataLoader(edl.torch.DataLoader):
@@ -24,6 +26,7 @@ class TrainingDataLoader(edl.torch.DataLoader):
     """
 
     def __init__(self, device: torch.device | None, non_blocking: bool, **options: Any) -> None:
+        refuse_logical(current_worker(), "Accelerate counts batches, so it trains")
         super().__init__(**options)
         self._device = device
         self._non_blocking = non_blocking

@@ -22,6 +22,8 @@ import edl.framework.needs_horovod
 import edl.torch
 from edl.errors import UsageError
 from edl.framework import process
+from edl.framework.process import current_worker
+from edl.framework.source import refuse_logical
 from edl.huggingface.callback import JobCallback
 from edl.huggingface.evaluation import can_share, evaluate_shared
 from edl.huggingface.job_state import TrainerJobState
@@ -151,6 +153,7 @@ class ElasticTrainerMixin(Base):
             dataset = self._remove_unused_columns(dataset, description="training")
         else:
             collate = self._get_collator_with_removed_columns(collate, description="training")
+        refuse_logical(current_worker(), "Hugging Face's Trainer counts batches, so it trains")
         args = self.args
         options: dict[str, Any] = {}
         if args.dataloader_num_workers > 0:

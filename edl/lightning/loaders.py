@@ -14,6 +14,8 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 import edl.torch as edl
 from edl.errors import UsageError
+from edl.framework.process import current_worker
+from edl.framework.source import refuse_logical
 from edl.torch.loader_options import training_options
 
 
@@ -35,6 +37,7 @@ def training_loader(given: object, **batching: Any) -> edl.DataLoader:
             "trainer.fit() one torch.utils.data.DataLoader, whose data set edl divides among the "
             "workers"
         )
+    refuse_logical(current_worker(), "Lightning's Trainer counts batches, so it trains")
     options = training_options(given) | batching
     if batching.get("global_batch") is not None:
         del options["batch_size"]

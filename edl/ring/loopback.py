@@ -81,7 +81,7 @@ class _Operation:
 
     Attributes:
         name: the name of the collective, the same on all members.
-        kind: "allgather", "broadcast" or "average".
+        kind: "allgather", "broadcast", "average", "sum" or "max".
         contributions: by rank, a pair: the member's data, and a tuple that must be equal on all
             members (the kind, then dtype and shape, or the root of a broadcast).
         index: its place, from 0, among the ring's complete collectives; -1: not complete yet.
@@ -492,9 +492,9 @@ class LoopbackMember:
         data = np.frombuffer(payload, dtype=np.uint8)
         return bytes(self._finish(self._start("broadcast", name, data, root)).tobytes())
 
-    def average_start(self, array: Array, name: str) -> Any:
-        """Contribute a copy of ``array`` to the average ``name``; return a handle to wait for."""
-        return self._start("average", name, array, array.dtype, array.shape)
+    def average_start(self, array: Array, name: str, kind: str = "average") -> Any:
+        """Contribute ``array`` to the average (or "sum", "max") ``name``; return its handle."""
+        return self._start(kind, name, array, array.dtype, array.shape)
 
     def average_finish(self, handle: Any) -> Array:
         """Wait for the collective of ``handle``, and return the mean of all members' arrays.
@@ -576,8 +576,7 @@ class LoopbackMember:
 def _carry_out(operation: _Operation) -> None:
     """Compute and store the result of ``operation``, to which all members have contributed.
 
-    If the contributions do not fit together, ``operation.refusal`` gets the reason instead. The
-    contributions are dropped in both cases.
+    If they do not fit together, ``operation.refusal`` gets the reason instead. They are dropped.
     """
     data = [operation.contributions[rank] for rank in sorted(operation.contributions)]
     forms = _differing(form for _, form in data)
@@ -589,8 +588,11 @@ def _carry_out(operation: _Operation) -> None:
         _, root = data[0][1]
         assert isinstance(root, int)
         operation.result = data[root][0]
+    elif operation.kind == "max":
+        operation.result = np.max([array for array, _ in data], axis=0)
     else:
-        operation.result = np.sum([array for array, _ in data], axis=0) / len(data)
+        total = np.sum([array for array, _ in data], axis=0)
+        operation.result = total / len(data) if operation.kind == "average" else total
     operation.contributions.clear()
 
 

@@ -239,7 +239,7 @@ class KerasCallback(keras.callbacks.Callback):
         if not now.begin_step():
             raise UsageError("the epoch is over, and Keras goes on with it")
         progress = now.worker.loader.progress
-        self._samples += now.worker.loader.engine.samples
+        self._samples += now.worker.loader.engine.batches.samples
         self.metrics.begin_batch(now.worker.loader.batch_weight)
         now.batch = progress.update_order.batch
         if progress.source.known_total:  # a ring of another size may stand now

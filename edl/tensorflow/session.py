@@ -103,8 +103,8 @@ def next_batch() -> Any:
     if not now.worker.loader.open:
         job.begin()
         now.feed.skip()
-    assert now.worker.loader.engine.batch is not None
-    return now.load(now.worker.loader.engine.batch)
+    assert now.worker.loader.engine.batches.newest is not None
+    return now.load(now.worker.loader.engine.batches.newest)
 
 
 class _GraphJob:

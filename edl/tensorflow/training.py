@@ -25,6 +25,7 @@ from edl.framework.source import (
     attach_source,
     attach_stream,
     is_numbered,
+    refuse_logical,
     stream_of,
 )
 from edl.framework.steps import BatchSteps
@@ -200,6 +201,7 @@ class Training:
         """
         if self.fits.done:
             raise UsageError(ONE_MODEL_AND_DATA)
+        refuse_logical(self.worker, "edl.tensorflow trains")
         batches = asked_batching(self.worker, what, batch_size, max_global_batch, global_batch)
         if batches.micro_batch:
             raise UsageError(

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from edl.core.step.aligned import AlignedSource
 from edl.core.step.batch import Batch
-from edl.core.step.batching import Batching
+from edl.core.step.batching import Batching, logical_batching
 from edl.core.step.noise_scale import UNKNOWN, NoiseScale
 from edl.core.step.source import Source
 from edl.core.step.state_check import WHOLE, StateGroup
@@ -340,14 +340,18 @@ def train_step(
 
     Returns:
         Whether this worker completed the step; False if the other workers had completed it, and
-        this worker received their state.
+        this worker received their state, or if the step goes on with more pieces.
     """
     if model.reducer is None:
         model.reducer = LoopbackReducer(worker, member, len(gradient))
     reducer = model.reducer
-    local = gradient if model.sum is None else accumulated(worker, model, gradient)
+    is_sum = worker.loader.engine.batches.summed or model.sum is not None
+    local = accumulated(worker, model, gradient) if is_sum else gradient
     model.sum = None
     reducer.reduce(local)
+    if worker.loader.engine.batches.pieces_left:  # the step goes on, after a repair
+        model.sum = local
+        return False
     completed = reducer.reduction.step.state is not StepState.SUPERSEDED
     if reducer.reduction.apply() and not worker.warming_up:
         mean = reducer.mean
@@ -382,6 +386,8 @@ class Counting:
         batch_range: the least and largest global batch, in samples; the leader asks for another
             batch between them every 3 steps. (0, 0): it asks for none.
         micro_batch: the samples that a worker trains at once; 0: its whole batch.
+        logical: how many logical workers there are, each of which trains ``batch_size`` samples of
+            a step; 0: none.
     """
 
     samples: int = 48
@@ -398,11 +404,14 @@ class Counting:
     aligned: bool = False
     batch_range: tuple[int, int] = (0, 0)
     micro_batch: int = 0
+    logical: int = 0
 
     @property
     def _batching(self) -> Batching:
         """The rule by which batches are formed, made of the fields (like ``batch_size``)."""
         micro = self.micro_batch
+        if self.logical:
+            return logical_batching("Counting", Batching(self.batch_size), self.logical)
         if self.batch_range[1]:
             return Batching(batch_range=self.batch_range, micro_batch=micro)
         if self.aligned:
@@ -438,7 +447,7 @@ class Counting:
                 round_ += 1
                 together = self.accumulated if worker.step >= self.single else 1
                 gradient = model.gradient(feed.batch) / together
-                left = worker.loader.engine.pieces_left
+                left = worker.loader.engine.batches.pieces_left
                 batches += left == 0
                 if batches < together or left:
                     model.sum = accumulated(worker, model, gradient)
@@ -447,9 +456,13 @@ class Counting:
                 before, epoch, w = worker.loader.progress.trained, worker.loader.epoch, model.w
                 ring = max(ring, worker.size)
                 completed = train_step(worker, one.member, model, gradient, noise)
+                if worker.loader.engine.batches.pieces_left:  # left by a logical worker's worker
+                    batches = 0
+                    continue
                 in_step, round_ = round_, 0
                 batches, largest = 0, max(largest, worker.loader.progress.trained - before)
-                if completed and self.aligned and together == 1 and not worker.warming_up:
+                fixed = self.aligned or self.logical
+                if completed and fixed and together == 1 and not worker.warming_up:
                     split += self._splits(source, epoch, np.flatnonzero(model.w - w))
                 if not worker.warming_up:
                     sizes[worker.step] = worker.size if completed else 0
@@ -509,7 +522,8 @@ class Counting:
     def _splits(self, source: Source, epoch: int, samples: npt.NDArray[np.int64]) -> bool:
         """Return whether a step's samples belong to several global batches of an aligned source.
 
-        The source fixes which samples form a global batch, whatever the number of workers.
+        The source fixes which samples form a global batch, whatever the number of workers. With
+        logical workers the step must have all of them, too.
 
         Args:
             source: the aligned source.
@@ -517,8 +531,12 @@ class Counting:
             samples: the samples that were trained in the step, by their indices in the data.
         """
         order = source.order(epoch).at(0, self.samples)
-        numbers = np.flatnonzero(np.isin(order, samples)) // self.batch_size
-        return len({*numbers.tolist()}) > 1
+        places = np.flatnonzero(np.isin(order, samples))
+        numbers = {*(places // source.batch_size).tolist()}
+        if not self.logical:
+            return len(numbers) > 1
+        whole = min(source.batch_size, self.samples - min(numbers) * source.batch_size)
+        return len(numbers) > 1 or len(places) != whole
 
 
 @dataclass(frozen=True)
@@ -537,7 +555,8 @@ class Counted:
         largest: the most samples of all workers in a step that this worker trained.
         ring: the largest size of a ring in which the worker began a step, whether it was completed
             or not.
-        split: the number of steps whose samples come from more than one aligned global batch.
+        split: the number of steps whose samples come from more than one aligned global batch, or,
+            with logical workers, are not all of one.
         batches: the changes of the global batch: (number of the first update with it, samples).
         rounds: by step, how many batches and microbatches this worker had in it.
     """

@@ -95,7 +95,7 @@ class Accumulation:
 
         False if no batch is handed out, or if the loader does not split batches.
         """
-        return self._worker.loader.open and self._worker.loader.engine.pieces_left > 0
+        return self._worker.loader.open and self._worker.loader.engine.batches.pieces_left > 0
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -130,12 +130,13 @@ class Accumulation:
         """
         if not in_microbatches(self._worker):
             return
+        setting = "--logical" if self._worker.loader.engine.logical else "micro_batch"
         if several:
-            raise UsageError(f"micro_batch is for {ONE_UPDATE}, and it has several optimizers")
+            raise UsageError(f"{setting} is for {ONE_UPDATE}, and it has several optimizers")
         if self._no_sync or self.expected or self._per_step > 1:
             raise UsageError(
-                "micro_batch splits batches whose gradients edl adds up, and this script adds up "
-                "those of several itself; leave out micro_batch, or edl.no_sync() and "
+                f"{setting} splits batches whose gradients edl adds up, and this script adds up "
+                f"those of several itself; leave out {setting}, or edl.no_sync() and "
                 "backward_passes_per_step"
             )
         self.watch_all()
@@ -151,7 +152,7 @@ class Accumulation:
             :meth:`no_sync` or before the last microbatch.
         """
         if self._no_sync or (
-            self.is_between_microbatches and not self._worker.loader.engine.may_grow
+            self.is_between_microbatches and not self._worker.loader.engine.batches.may_grow
         ):
             self._worker.loader.accumulate()
         return self._no_sync or self.is_between_microbatches
@@ -276,12 +277,15 @@ class Accumulation:
         With accumulation it is the number of the batch's samples over the nominal batch size (see
         the module), 0 for a padding batch. It is 1.0 without a batch, after the step's gradients
         were reduced, and in a step without accumulation, whose gradients are weighted when they are
-        sent.
+        sent; and with logical workers, whose gradients are weighted when they are added up.
         """
         loader, reduction = self._worker.loader, self._reduction
-        if not loader.open or reduction.step.done or not (self.adds_up or loader.engine.summed):
+        if not loader.open or reduction.step.done:
             return 1.0
-        return reduction.part.part
+        if not (self.adds_up or loader.engine.batches.summed):
+            return 1.0
+        part = reduction.part.part
+        return float(part > 0) if loader.engine.logical else part
 
 
 ONE_UPDATE = "a script that makes one update with each batch"

@@ -16,13 +16,15 @@ import torch
 from edl.errors import UsageError
 from edl.framework import process
 from edl.framework.process import current_worker
+from edl.framework.random_numbers import RandomNumbers
 from edl.framework.state import Trackable
 from edl.torch.accumulation import in_microbatches
 from edl.torch.collectives import TorchCollectives
+from edl.torch.last_step import LastStep
 from edl.torch.learning import watch_losses
 from edl.torch.loss import LossLook
 from edl.torch.optimizers import Optimizers
-from edl.torch.reduction import GradientReduction, LastStep
+from edl.torch.reduction import GradientReduction
 from edl.torch.replica import TorchReplica
 from edl.torch.scalers import see_scalers
 from edl.torch.schedulers import watch_schedulers
@@ -156,6 +158,18 @@ def end_batch() -> None:
         optimizers.end_batch()
 
 
+def begin_piece(numbers: RandomNumbers) -> None:
+    """Prepare for the pass of a logical worker, whose samples the script gets now.
+
+    Without logical workers, and without an ``edl.Optimizer``, nothing happens.
+
+    Args:
+        numbers: the seeder of the training thread's random generators.
+    """
+    if (optimizers := _of_this_job()) is not None:
+        optimizers.begin_piece(numbers)
+
+
 def exchanges() -> bool:
     """Return whether :func:`exchange` asks other workers: the job trains, and has several."""
     worker = current_worker()
@@ -257,9 +271,10 @@ def _see_scaler(
         UsageError: the loader splits batches into microbatches, which a GradScaler cannot unscale.
     """
     if in_microbatches(current_worker()):
+        setting = "--logical" if current_worker().logical else "micro_batch"
         raise UsageError(
             "a GradScaler looks at the gradients of each piece of a batch, and there are none "
-            "before the last one; leave out micro_batch, or train with bfloat16, which needs no "
+            f"before the last one; leave out {setting}, or train with bfloat16, which needs no "
             "GradScaler"
         )
     optimizers.scaler = scaler

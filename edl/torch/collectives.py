@@ -34,6 +34,9 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S, PAUSE_GROWTH = 2e-5, 1e-4, 1.1
 WIRE_DTYPE = {torch.bfloat16: torch.float32}
 
 
+_OPERATIONS = {"average": hvd.Average, "sum": hvd.Sum, "max": hvd.Max}
+
+
 def guarded(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     """Call ``function`` of Horovod's, and return its result or raise edl's error for Horovod's.
 
@@ -146,7 +149,9 @@ def broadcast_start(tensor: torch.Tensor, root: int, name: str) -> int:
     return handle
 
 
-def average_start(tensor: torch.Tensor, output: torch.Tensor, name: str) -> int:
+def average_start(
+    tensor: torch.Tensor, output: torch.Tensor, name: str, kind: str = "average"
+) -> int:
     """Start to average ``tensor`` over all workers into ``output``, without a change to ``tensor``.
 
     Horovod's public calls either overwrite the input or allocate an output for each call. The
@@ -155,8 +160,9 @@ def average_start(tensor: torch.Tensor, output: torch.Tensor, name: str) -> int:
     Args:
         tensor: this worker's tensor; it must not change until :func:`finish` returns.
         output: a tensor of the same shape and dtype, which has the average when :func:`finish`
-            returns.
+            returns; it may be ``tensor`` itself, which is overwritten then.
         name: the name of the collective, the same on all workers.
+        kind: "average", or "sum" or "max" for the sum or the largest value of each element.
 
     Returns:
         A handle for :func:`finish`.
@@ -170,7 +176,7 @@ def average_start(tensor: torch.Tensor, output: torch.Tensor, name: str) -> int:
         tensor,
         output,
         name,
-        hvd.Average,
+        _OPERATIONS[kind],
         1.0,
         1.0,
         hvd.global_process_set,

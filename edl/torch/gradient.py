@@ -281,3 +281,12 @@ class Gradient:
             self.forgotten_in, self.forgotten = -1, None
         elif self.computed != step:
             self.is_mixed = self.is_leftover()
+
+
+def not_finite(gradients: list[torch.Tensor]) -> torch.Tensor:
+    """Return whether any of ``gradients`` has an inf or a nan, as a 0-d tensor of bool.
+
+    The tensor is on the device of the first gradient.
+    """
+    finite = [gradient.isfinite().all() for gradient in gradients]
+    return ~torch.stack([each.to(finite[0].device) for each in finite]).all()

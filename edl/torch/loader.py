@@ -27,7 +27,7 @@ from edl.framework.source import (
     stream_of,
 )
 from edl.framework.steps import BatchSteps, asked_length
-from edl.torch.api import begin_loop, end_batch, has_optimizer, track
+from edl.torch.api import begin_loop, begin_piece, end_batch, has_optimizer, track
 from edl.torch.loader_process import LoaderProcessInit, forks
 from edl.torch.lr_schedule import check_schedulers
 from edl.torch.schedulers import warn_of_a_changed_batch, warn_of_counted_steps
@@ -158,8 +158,8 @@ class DataLoader:
                 **options,
             ),
         )
-        numbers = RandomNumbers(self._worker, torch.initial_seed, torch.manual_seed)
-        self._steps = BatchSteps(self._worker, self._feed, _unfinished, end_batch, numbers)
+        self._numbers = RandomNumbers(self._worker, torch.initial_seed, torch.manual_seed)
+        self._steps = BatchSteps(self._worker, self._feed, _unfinished, end_batch, self._numbers)
         self.dataset = dataset
         self.batch_size = self._source.batch_size
 
@@ -251,6 +251,7 @@ class DataLoader:
 
     def _batches(self) -> Iterator[Any]:
         while self._steps.begin():
+            begin_piece(self._numbers)
             yield self._feed.data
 
     @property

@@ -122,7 +122,10 @@ class LRTuner(LRScheduler):
         if worker.loader.progress.optimizers > 1:
             refuse_several()
         if in_microbatches(worker):
-            refuse("it measures whole batches, and micro_batch hands out pieces; leave that out")
+            refuse(
+                "it measures whole batches, and micro_batch or --logical hands out pieces; leave "
+                "that out"
+            )
         end_batch()  # an update that a GradScaler has skipped
         if worker.loader.open:
             refuse("call its step() after optimizer.step()")

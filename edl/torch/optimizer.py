@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any, TypeVar
 
+import horovod.torch as hvd
 import torch
 
 from edl.errors import UsageError, some
@@ -65,6 +66,7 @@ def Optimizer(
     if isinstance(optimizer, torch.optim.LBFGS) and _evaluates_again(optimizer):
         raise UsageError(AGAIN.format(kind="LBFGS"))
     _refuse_other_exchange(model)
+    _refuse_shared_statistics(model)
     if hasattr(optimizer, "synchronize"):
         raise UsageError("this optimizer was wrapped by edl.Optimizer (or Horovod) already")
     if backward_passes_per_step < 1:
@@ -105,6 +107,20 @@ def _refuse_other_exchange(model: torch.nn.Module) -> None:
             "this script has a process group of torch.distributed with "
             f"{group.get_world_size()} processes, which does not follow the job's workers; leave "
             "out init_process_group and what uses it (docs/get-started/from-ddp.md)"
+        )
+
+
+def _refuse_shared_statistics(model: torch.nn.Module) -> None:
+    """Raise UsageError for a SyncBatchNorm in ``model``, if the job has logical workers.
+
+    Its statistics would be over the samples that the workers happen to train at the same time.
+    """
+    shared = torch.nn.SyncBatchNorm, hvd.SyncBatchNorm
+    if current_worker().logical and any(isinstance(one, shared) for one in model.modules()):
+        raise UsageError(
+            "SyncBatchNorm takes its statistics from all workers, so the result would depend on "
+            "their number; with logical workers use BatchNorm, whose averages are the mean over "
+            "all of them, or leave out --logical"
         )
 
 

@@ -18,6 +18,7 @@ import torch
 
 from edl.core.step.step_state import OptimizerStep
 from edl.errors import UsageError
+from edl.framework.random_numbers import RandomNumbers
 from edl.torch.accumulation import Accumulation
 from edl.torch.backward import BackwardEnd
 from edl.worker import activity
@@ -114,6 +115,9 @@ class OptimizerReduction(Protocol):
         If the optimizer made its update, or has reduced no gradients, nothing is recorded.
         """
 
+    def begin_piece(self, seed: int) -> None:
+        """Prepare for the pass of a logical worker; ``seed`` is the script's own random seed."""
+
     def end_batch(self) -> None:
         """Prepare for the next batch.
 
@@ -146,6 +150,7 @@ class Optimizers:
         self._reductions: list[OptimizerReduction] = []
         self._computed: list[OptimizerReduction] = []  # in the current backward pass
         self._skipped = 0  # batches in a row without an update
+        self._numbers: RandomNumbers | None = None  # with logical workers
         self._owners: dict[torch.nn.Parameter, OptimizerReduction] = {}
         self.backward_end = BackwardEnd(self._backward_ended)
 
@@ -379,6 +384,24 @@ class Optimizers:
         for each in self._reductions:
             each.end_batch()
 
+    def begin_piece(self, numbers: RandomNumbers) -> None:
+        """Prepare for the pass of a logical worker, whose samples the script gets now.
+
+        Without logical workers nothing happens. ``numbers`` seeds the random generators.
+        """
+        loader = self.worker.loader
+        if loader.engine.logical:
+            self._numbers = numbers
+            batch = loader.engine.batches.newest
+            numbers.begin_piece(loader.epoch, 0 if batch is None else batch.position)
+            for each in self._reductions:
+                each.begin_piece(numbers.script)
+
+    def end_logical_step(self) -> None:
+        """Seed the random generators for the script's code after a step of logical workers."""
+        if self._numbers is not None:
+            self._numbers.end_step(self.worker.step)
+
     def _refuse_broken_off(self) -> None:
         """Raise UsageError if an exception has ended a backward pass of the current step.
 
@@ -387,7 +410,7 @@ class Optimizers:
         """
         self.see_failure()
         step = self.worker.loader.engine
-        if not step.may_grow and any(each.is_broken_off for each in self._reductions):
+        if not step.batches.may_grow and any(each.is_broken_off for each in self._reductions):
             raise UsageError(BROKEN_OFF)
 
     def _count_skipped(self) -> None:

@@ -17,19 +17,15 @@ The survivors of a broken ring need the local gradients, too.
 
 Inside of ``no_sync()``, and in all but the last of an optimizer's ``backward_passes_per_step``,
 gradients are added up here, each weighted by the samples of its batch, and sent with the gradients
-of the last pass.
+of the last pass. Those of logical workers (:mod:`edl.torch.logical`) are added up exactly.
 
 :mod:`edl.core.step.engine` decides whether a step sets the gradients to their mean, or changes
-no weights (all batches are padding, or other workers have completed it). All workers together
-decide, at the end of backward, which parameters have a gradient
-(:func:`edl.core.step.weighting.present`).
+no weights. All workers together decide which parameters have a gradient.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -39,8 +35,10 @@ from edl.core.step.weighting import Weights
 from edl.errors import UsageError
 from edl.framework.reduction import StepReduction
 from edl.torch.accumulation import Accumulation, requiring_gradient
-from edl.torch.gradient import Gradient
+from edl.torch.gradient import Gradient, not_finite
 from edl.torch.groups import optimizer_parameters
+from edl.torch.last_step import LastStep
+from edl.torch.logical import LogicalSums, Means
 from edl.torch.noise import TorchNoise
 from edl.torch.optimizer_state import is_sharpness_aware
 from edl.torch.optimizers import Optimizers
@@ -55,24 +53,6 @@ TWICE = (
     "optimizer.step() was called twice for the gradients of one backward(); call backward() again "
     "before the second, or take another batch"
 )
-
-
-@dataclass
-class LastStep:
-    """The outcome of the last complete step of one optimizer.
-
-    The state of the job has it, so that a worker that missed the step learns it.
-
-    Attributes:
-        skipped: whether its update was skipped. If the optimizer decides that by itself, on its
-            device, this is a tensor, and 0.0 means that the update was made.
-        missed: if other workers completed the step without this one, which received their result: a
-            function that restores this result after the script's ``optimizer.step()``. (Some
-            optimizers change weights even without gradients.) None: there is nothing to restore.
-    """
-
-    skipped: bool | torch.Tensor = False
-    missed: Callable[[], None] | None = None
 
 
 class GradientReduction:
@@ -120,6 +100,8 @@ class GradientReduction:
         self.accumulation = Accumulation(self._worker, self._reduction, passes_per_step)
         self._noise = TorchNoise(self._worker, optimizer, optimizers.loss_scale)
         self._suffix = str(self._reduction.number or "")  # the end of the names of collectives
+        self._logical = LogicalSums(self._worker, model, self._suffix)
+        self._means: Means | None = None  # of logical workers
         optimizers.add(self, is_sharpness_aware(optimizer))
         self._hook_new()
 
@@ -149,6 +131,8 @@ class GradientReduction:
                 gradient.take_back(number)  # if the last microbatch had no gradient
                 if gradient.computed != number:
                     gradient.refuse_leftover()
+        if self._worker.loader.engine.logical:
+            self._logical.end_piece(self._gradients)
         self._reduction.reduce()
 
     # --- what the step's engine asks for: see edl.worker.step_driver.Reducer
@@ -165,6 +149,9 @@ class GradientReduction:
             RingBroken: the ring is broken.
             UsageError: gradients were changed meanwhile.
         """
+        if self._worker.loader.engine.logical:
+            self._means = self._logical.means(self._gradients, weights, self._reduction.sending)
+            return
         if again:
             for gradient in self._gradients:
                 gradient.become_local(self._reduction.step.number)
@@ -183,7 +170,9 @@ class GradientReduction:
         """
         averages, self._averages = self._averages, None
         step = self._reduction.step
-        if averages is not None:
+        if self._worker.loader.engine.logical and not step.changes_nothing:
+            self._place_means()
+        elif averages is not None:
             if self._noise.wants:
                 self._noise.show_reduced(averages)
             self._take_over(averages)
@@ -203,8 +192,23 @@ class GradientReduction:
 
     def forget(self) -> None:
         """Drop the gradients that were being sent in a ring that is gone."""
-        self._averages = None
+        self._averages = self._means = None
         self._pending.forget()
+
+    def _place_means(self) -> None:
+        """Set the gradients and the buffers to their means over all logical workers."""
+        means, self._means = self._means, None
+        if means is None and (agreed := self._reduction.part.agreed):  # this worker is alone
+            means = self._logical.means(self._gradients, agreed, self._reduction.sending)
+        assert means is not None
+        self._take_over(means.gradients)
+        for buffer, mean in means.buffers:
+            buffer.detach().copy_(mean)
+
+    def begin_piece(self, seed: int) -> None:
+        """Prepare for the pass of a logical worker; ``seed`` is the script's own random seed."""
+        self._logical.end_piece(self._gradients)  # if the script has left it out
+        self._logical.begin_piece(self._reduction.step.number, seed)
 
     def synchronize(self) -> None:
         """Complete the reduction of the gradients, if ``backward()`` has not done so.
@@ -272,6 +276,8 @@ class GradientReduction:
         if not self._optimizers.several:
             self._reduction.end_step()
             self.accumulation.begin_step()
+            self._logical.clear()
+            self._optimizers.end_logical_step()
         for gradient in self._gradients:
             gradient.remember()
 
@@ -286,7 +292,7 @@ class GradientReduction:
             # A scaler may have skipped the update. Or the script made none with this optimizer,
             # whose gradients were computed along with those of another optimizer.
             gradients = [p.grad for p in self._listed if p.grad is not None]
-            self._last_step.skipped = _not_finite(gradients) if gradients else False
+            self._last_step.skipped = not_finite(gradients) if gradients else False
         self.accumulation.begin_step()
 
     @property
@@ -465,7 +471,9 @@ class GradientReduction:
         """
         if self.accumulation.end_pass():
             self._summed_in = self._reduction.step.number
-            if self.accumulation.is_between_microbatches:
+            if self._worker.loader.engine.logical:
+                self._logical.end_piece(self._gradients)
+            elif self.accumulation.is_between_microbatches:
                 for gradient in self._gradients:
                     gradient.put_aside(self._reduction.step.number)
             self._worker.loader.accumulate()
@@ -489,7 +497,8 @@ class GradientReduction:
         If the microbatch had no backward pass, it adds nothing to the gradients of this worker, and
         the step goes on with the next one.
         """
-        if not self._worker.loader.engine.may_grow:
+        self._logical.end_piece(self._gradients)
+        if not self._worker.loader.engine.batches.may_grow:
             self._worker.loader.accumulate()  # this worker leaves the microbatch out
 
     # --- what comes back
@@ -589,12 +598,3 @@ class GradientReduction:
             parameter = gradient.parameter
             if parameter.grad is not None or gradient.computed == step:
                 parameter.grad = torch.full_like(parameter, number)
-
-
-def _not_finite(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """Return whether any of ``gradients`` has an inf or a nan, as a 0-d tensor of bool.
-
-    The tensor is on the device of the first gradient.
-    """
-    finite = [gradient.isfinite().all() for gradient in gradients]
-    return ~torch.stack([each.to(finite[0].device) for each in finite]).all()

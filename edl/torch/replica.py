@@ -22,6 +22,7 @@ from edl.framework.state import Trackable
 from edl.torch.capture import Copier, check_model, to_tensors
 from edl.torch.digest import digests, size_of
 from edl.torch.groups import Flags, Names, ParameterGroups, optimizer_parameters
+from edl.torch.last_step import LastStep
 from edl.torch.names import extra_states, load_extra_states, state_dict_names
 from edl.torch.optimizer_state import (
     inner_optimizers,
@@ -30,7 +31,6 @@ from edl.torch.optimizer_state import (
     state_of,
     with_own_options,
 )
-from edl.torch.reduction import LastStep
 from edl.torch.scalers import Scalers
 from edl.torch.schedulers import Schedulers
 from edl.torch.transfer import TorchArrays

@@ -98,6 +98,7 @@ class LoaderProgress(TrainingProgress):
         self._worker, self._source = worker, source
         self.noise.asked |= source.batching.is_chosen
         self.engine.late |= source.batching.micro_batch > 0
+        self.engine.logical = source.batching.logical > 0
         if isinstance(source, StreamSource):
             assert reader is not None
             self._sampler = StreamSampler(source, worker, reader)
@@ -210,7 +211,7 @@ class LoaderProgress(TrainingProgress):
         if self.optimizers < 2:
             return True
         # What this worker has left in the epoch when the present batch is trained.
-        left = self.sampler.left(self.ledger, self.engine.untrained)
+        left = self.sampler.left(self.ledger, self.engine.batches.untrained)
         return self.update_order.takes_newcomers(left <= 0 and not self.ledger.free)
 
     def end_batch(self) -> None:
@@ -232,7 +233,7 @@ class LoaderProgress(TrainingProgress):
         policy = self.source.policy(len(records))
         self._ledger = complete_step(self.ledger, records, policy, counted_by)
         self.noise.complete(records, self.step)
-        if self.engine.part == 0:
+        if self.engine.batches.part == 0:
             samples = global_samples(records)
             self.samples_total += samples
             self.trained_before, self.trained = self.trained, self.trained + samples
@@ -256,7 +257,7 @@ class LoaderProgress(TrainingProgress):
         """Form batches of the sizes of ``batching``; keep those of the open step as they are."""
         self._source = replace(self.source, batching=batching)
         if self._worker in self.members:
-            self.sampler.use(self._source, self.members, self.engine.untrained)
+            self.sampler.use(self._source, self.members, self.engine.batches.untrained)
 
     def iterations_of_epoch(self, began_with: int) -> int:
         """Return how many iterations the script's loop makes in an epoch, rounded up.
@@ -309,21 +310,19 @@ class LoaderProgress(TrainingProgress):
 
     def _remove_trained(self) -> None:
         """Remove the batches of the open step, which are in the model, from the sampler."""
-        for batch in self.engine.untrained:
+        for batch in self.engine.batches.untrained:
             self.sampler.trained(batch)
 
     def exchanged(self, answer: list[bytes]) -> None:
-        """Count a complete exchange of messages, and keep its ``answer``.
-
-        ``answer`` has the payload of each worker, in rank order.
-        """
+        """Count a complete exchange of messages; keep ``answer``, the payloads in rank order."""
         self.exchanges += 1
         self.answer = answer
 
     def enter(self, members: tuple[int, ...], in_step: bool = False) -> None:
         """Adapt to a new ring: free the leases of workers that left, and grant leases to all.
 
-        With a fixed global batch, leases are granted only after the end of an open step.
+        With a fixed global batch, leases are granted only after the end of an open step, but those
+        of logical workers, which the open step trains in more pieces.
 
         Args:
             members: the ids of the workers in the new ring, in rank order.
@@ -335,12 +334,13 @@ class LoaderProgress(TrainingProgress):
             self.answer = []  # all members have come to this switch, after the exchange
         if self._sampler is not None and self._worker in members:
             self._sampler.take_place(members)
-            self._sampler.regroup(self.engine.untrained)
+            self._sampler.regroup(self.engine.batches.untrained)
             if not in_step:
                 self._sampler.set_microbatches()
         if self._ledger is not None and not self._ledger.finished:
             in_hand = self.step_batches if in_step else 0
             ledger = self.source.regroup(self._ledger, members, in_hand)
+            self.sampler.microbatches += self.source.pieces_left(self._ledger, members, in_hand)
             waits = in_step and isinstance(self.source, AlignedSource)  # for the end of the step
             self._ledger = ledger if waits else self._granted(ledger)
 
@@ -353,12 +353,12 @@ class LoaderProgress(TrainingProgress):
         ledger, open_step = self.ledger, self.engine
         return {
             "epoch": ledger.epoch,
-            "wanted": self.sampler.wanted(ledger, max(self.step_batches, open_step.batches)),
+            "wanted": self.sampler.wanted(ledger, max(self.step_batches, open_step.batches.count)),
             "ledger": ledger.digest(),
-            "batches": open_step.batches,
+            "batches": open_step.batches.count,
             "late": int(open_step.late),
-            "part": open_step.part,
-            "counted": open_step.counted,
+            "part": open_step.batches.part,
+            "counted": open_step.batches.counted,
             "updated": self._updated,
             **self.noise.row(),
         }

@@ -38,6 +38,7 @@ from edl.core.step.step_events import (
     BatchStart,
     LoopEnd,
     PartStart,
+    RepairDone,
     RingPlace,
 )
 from edl.core.step.step_record import StepRecord, StepRecords, Stop, global_samples
@@ -233,7 +234,7 @@ class LoaderSteps(WorkerSteps):
 
         It is 0 for a padding batch, and before the first batch.
         """
-        return self.engine.weight
+        return self.engine.batches.weight
 
     def begin(self, batch: Batch, padding: bool = False) -> None:
         """Begin a step on ``batch``, or add the batch to the open step.
@@ -247,9 +248,9 @@ class LoaderSteps(WorkerSteps):
             padding: whether it is a padding batch, whose samples count for nothing.
         """
         engine, nothing = self.engine, None
-        first, is_next = not engine.is_open, engine.pieces_left == 0
+        first, is_next = not engine.is_open, engine.batches.pieces_left == 0
         if padding and not self.warming_up:
-            nothing = self.sampler.nothing(() if first else engine.untrained)
+            nothing = self.sampler.nothing(() if first else engine.batches.untrained)
         pieces = 1 if self.warming_up else self.sampler.microbatches
         if first:
             self._prepare_step()
@@ -319,8 +320,8 @@ class LoaderSteps(WorkerSteps):
         """Send this worker's record of the open step, with the epoch position of its batches."""
         engine = self.engine
         stop = Stop.LEFT if engine.leaves else Stop.NO
-        record = self._record(engine.samples, stop, self._check.state)
-        self._send(replace(record, **self.sampler.row(self.ledger, engine.untrained)))
+        record = self._record(engine.batches.samples, stop, self._check.state)
+        self._send(replace(record, **self.sampler.row(self.ledger, engine.batches.untrained)))
 
     def wait_for_records(self) -> StepRecords:
         """Wait for the step records of all workers; see :meth:`records` for the errors."""
@@ -337,14 +338,16 @@ class LoaderSteps(WorkerSteps):
         self._send(self.idle_record())
         self._awaited()
 
-    def repair(self, error: RingBroken) -> RingPlace:
+    def repair(self, error: RingBroken) -> RepairDone:
         """Build a ring of the survivors, after the ring broke with ``error`` during a step.
 
         Raises:
             WorkerEvicted, JobFailed: this worker or the job cannot go on.
         """
         self._repair(error, self.timer.waiting_since)
-        return self.place
+        sampler = self.sampler
+        follow = sampler.untrained_pieces(self.ledger, self.engine.batches.untrained)
+        return RepairDone(self.place, sampler.microbatches, follow)
 
     def reduced(self) -> None:
         """Stop the timer of the step's reduction, whose gradients are averaged or not needed.
@@ -366,12 +369,12 @@ class LoaderSteps(WorkerSteps):
         trained, number = progress.trained, progress.step
         noise = progress.noise.scale, progress.noise.before
         if self.warming_up:
-            return Update(number, trained, trained + step.samples, progress.batches, *noise)
+            return Update(number, trained, trained + step.batches.samples, progress.batches, *noise)
         records = step.records
         if not self.open or step.completed_by_peers or records is None:
             return last_update(progress)
         samples = global_samples(records)
-        trained -= samples if step.part else 0  # counted with the first part of the batch
+        trained -= samples if step.batches.part else 0  # counted with the first part of the batch
         batches = progress.batches_with(records)
         return Update(number, trained, trained + samples, batches, *noise)
 

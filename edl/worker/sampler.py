@@ -147,6 +147,17 @@ class BatchSampler:
         """
         return ledger.held_samples(self._worker) - sum(batch.samples for batch in batches)
 
+    def untrained_pieces(self, ledger: Ledger, batches: Sequence[Batch]) -> int:
+        """Return how many pieces of the open step this worker has yet to train, after a repair.
+
+        It is 0 without logical workers: then a repaired step has the samples that are in hand.
+
+        Args:
+            ledger: the ledger of the epoch, right after the repair.
+            batches: the pieces that this worker has trained, or trains, in the open step.
+        """
+        return 0
+
     def nothing(self, batches: Sequence[Batch]) -> Batch | None:
         """Return None; in a subclass for streams, a batch without samples or None.
 
@@ -302,6 +313,8 @@ class AlignedSampler(BatchSampler):
         """
         if not super().agrees_with(ledger):
             return False
+        if self._source.batching.logical:  # in a repair a slice may have grown
+            return True
         spans, skipped = ledger.held_by(self._worker), 0
         left = 0  # samples in the microbatches of one slice so far
         for batch in self._ahead:
@@ -324,3 +337,12 @@ class AlignedSampler(BatchSampler):
         end = span_of(spans[0][0] // self._source.batch_size, self._source.batch_size)[1]
         size = sum(min(stop, end) - start for start, stop in spans if start < end)
         return min(size, ledger.counted(spans)[1])
+
+    def untrained_pieces(self, ledger: Ledger, batches: Sequence[Batch]) -> int:
+        """Return how many logical workers this worker has yet to train in the open step.
+
+        Right after a repair nothing is leased but the global batch in training. The arguments are
+        those of the base class.
+        """
+        batching = self._source.batching
+        return -(-self.left(ledger, batches) // batching.micro_batch) if batching.logical else 0

@@ -28,7 +28,6 @@ from edl.core.step.step_events import (
     RepairDone,
     ResultPlaced,
     RingFault,
-    RingPlace,
     StartRecord,
     WaitRecords,
 )
@@ -55,8 +54,8 @@ class StepRing(Protocol):
     def list_departures(self) -> None:
         """Exchange one more record, by which all learn how workers have ended; raise JobFailed."""
 
-    def repair(self, error: RingBroken) -> RingPlace:
-        """Build a ring of the survivors after ``error``, and return it.
+    def repair(self, error: RingBroken) -> RepairDone:
+        """Build a ring of the survivors after ``error``, and return the engine's answer.
 
         If other workers had completed the open step, or this worker's samples are leased to others,
         the engine is told.
@@ -145,10 +144,10 @@ class StepDriver:
 
     def _repair(self, instruction: Repair) -> RepairDone:
         assert isinstance(instruction.error, RingBroken)
-        place = self._ring.repair(instruction.error)
+        done = self._ring.repair(instruction.error)
         for each in self.reducers:
             each.forget()
-        return RepairDone(place)
+        return done
 
     def _allreduce(self, instruction: Allreduce) -> AllreduceDone | RingFault:
         try:

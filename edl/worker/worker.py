@@ -293,6 +293,11 @@ class Worker:
         return expected + 1 if expected else self.ring.place.size
 
     @property
+    def logical(self) -> int:
+        """The number of the job's logical workers (its setting ``logical``); 0: it has none."""
+        return self.checkpointing.settings.logical
+
+    @property
     def generation(self) -> int:
         """The number of the present generation; 0 while this worker is in no ring of the job.
 

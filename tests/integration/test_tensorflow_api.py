@@ -896,7 +896,7 @@ assert seen > 40, seen
 class Padded(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         if batch == 1:  # as if it counted for nothing
-            edl.current_worker().loader.engine.weight = 0
+            edl.current_worker().loader.engine.batches.weight = 0
             edl_callback.metrics.begin_batch(0)
 edl.init(); ds = edl.Dataset(data, 4); model = network()
 model.compile(edl.Optimizer(keras.optimizers.SGD(0.0)), "mse")

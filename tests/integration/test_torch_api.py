@@ -265,6 +265,7 @@ sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1
 """
         + LOOP
         + """
+from edl.core.step.step_events import RepairDone
 from edl.errors import RingBroken
 from edl.framework.process import current_worker
 worker = current_worker()
@@ -275,7 +276,7 @@ def repaired(_):
     progress = worker.loader.progress
     progress.complete(worker.loader.wait_for_records())  # by the others
     progress.engine.is_open = progress.engine.completed_by_peers = True
-    return worker.loader.place
+    return RepairDone(worker.loader.place)
 worker.loader.repair = repaired
 for _ in loader.epochs(1):
     for _ in loader:

@@ -37,9 +37,10 @@ from edl.ring.ring import Ring
 from edl.testing.counting import Counted, CountingBatchSource, CountingModel, Vector, source_of
 from edl.testing.loopback import LoopbackWorker
 from edl.torch import lr_schedule, lr_tuner, pending_allreduces
+from edl.torch.last_step import LastStep
 from edl.torch.optimizer import listen
 from edl.torch.optimizers import Optimizers
-from edl.torch.reduction import GradientReduction, LastStep
+from edl.torch.reduction import GradientReduction
 from edl.worker.progress import Receive
 from edl.worker.worker import Worker
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from edl.core.step.aligned import AlignedSource, dealt
-from edl.core.step.batching import Batching
+from edl.core.step.batching import Batching, logical_batching
 from edl.core.step.ledger import Ledger, complete_step, grant, start_epoch
 from edl.core.step.step_record import StepRecord, StepRecords
 from edl.worker.sampler import AlignedSampler
@@ -85,3 +85,41 @@ def test_a_batch_is_a_slice() -> None:
     assert np.array_equal(first.indices, np.arange(8))
     two = given(SOURCE.regroup(ledger, (0, 1), 0), (0, 1))
     assert not sampler.agrees_with(two), "its slice is the first half now"
+
+
+# Five logical workers with 2 samples each: global batches of 10, 10 and 3 samples.
+LOGICAL = AlignedSource(23, logical_batching("loader", Batching(2), 5), False, 0, 0)
+
+
+def dealt_to(members: tuple[int, ...], batches: int) -> Ledger:
+    return grant(start_epoch(23, 0), [(each, batches) for each in members], LOGICAL.policy(0))
+
+
+def test_logical_workers_are_not_divided() -> None:
+    assert dict(dealt_to((4, 2, 7), 1).leases) == {4: ((0, 4),), 2: ((4, 8),), 7: ((8, 10),)}
+    last = dict(dealt_to((4, 2, 7), 9).leases)
+    assert last == {4: ((0, 4), (10, 14), (20, 22)), 2: ((4, 8), (14, 18), (22, 23)), 7: last[7]}
+    assert last[7] == ((8, 10), (18, 20))
+
+
+def test_the_survivors_train_the_logical_workers_of_a_dead_one_in_the_same_step() -> None:
+    before = dealt_to((4, 2, 7), 2)
+    after = LOGICAL.regroup(before, (2, 7), in_hand=1)
+    assert dict(after.leases) == {2: ((4, 8), (0, 2)), 7: ((8, 10), (2, 4))}
+    assert after.free == ((10, 23),), "later batches are dealt anew after the step"
+    assert LOGICAL.pieces_left(before, (2, 7), in_hand=1) == 1
+    assert LOGICAL.pieces_left(before, (7,), in_hand=1) == 4
+    assert LOGICAL.pieces_left(before, (4, 2, 7), in_hand=1) == 0
+    assert LOGICAL.pieces_left(before, (2, 7), in_hand=0) == 0, "between two steps"
+    again = LOGICAL.regroup(after, (7,), in_hand=1)
+    assert dict(again.leases) == {7: ((8, 10), (2, 4), (0, 2), (4, 8))}
+    assert SOURCE.pieces_left(given(start_epoch(20, 0), (4, 2)), (2,), in_hand=1) == 0
+
+
+def test_a_worker_without_a_part_of_the_step_gets_one() -> None:
+    """The last global batch has two logical workers; the worker of one is gone."""
+    before = grant(Ledger(23, 0, ((20, 23),)), [(each, 1) for each in (4, 2, 7)], LOGICAL.policy(0))
+    assert dict(before.leases) == {4: ((20, 22),), 2: ((22, 23),)}
+    assert dict(LOGICAL.regroup(before, (2, 7), 1).leases) == {2: ((22, 23), (20, 22))}
+    assert dict(LOGICAL.regroup(before, (7,), 1).leases) == {7: ((20, 23),)}
+    assert LOGICAL.pieces_left(before, (7,), 1) == 2

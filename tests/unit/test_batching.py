@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from edl.core.step.batching import Batching, batching
+from edl.core.step.batching import Batching, batching, logical_batching
 from edl.core.step.source import Source
 from edl.errors import UsageError
 
@@ -96,3 +96,29 @@ def test_a_batch_in_pieces_of_like_length() -> None:
     assert Batching(64).microbatches(3) == 1
     assert str(batching("loader", 64, micro_batch=8)) == "batch_size=64, micro_batch=8"
     assert Source(1000, Batching(64, micro_batch=8), True, 7, 1).warm_up_batch == 8
+
+
+def test_logical_workers_share_a_global_batch() -> None:
+    asked = logical_batching("loader", Batching(4), 3)
+    assert asked == Batching(4, global_batch=12, micro_batch=4, logical=3)
+    assert logical_batching("loader", Batching(global_batch=12), 3) == asked
+    assert [asked.microbatches(size) for size in (1, 2, 3)] == [3, 2, 1]
+    assert asked.split(12, 3) == [4, 4, 4]
+    assert asked.split(9, 2) == [4, 4, 1]  # the end of an epoch
+    assert str(asked) == "batch_size=4 of each of 3 logical workers"
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        (Batching(4, 8), "asks for batch_size=4, max_global_batch=8; give it batch_size"),
+        (Batching(4, micro_batch=2), "asks for batch_size=4, micro_batch=2"),
+        (Batching(batch_range=(6, 20)), "asks for global_batch=(6, 20)"),
+        (Batching(global_batch=8), "shared evenly by the job's 3 logical workers; give loader a"),
+        (Batching(global_batch=2), "a multiple of 3"),
+    ],
+)
+def test_what_logical_workers_cannot_share(asked: Batching, sentence: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        logical_batching("loader", asked, 3)
+    assert sentence in str(refused.value)

@@ -132,6 +132,7 @@ MORE = {
     "sizes: 4": "5: sizes is 4; it must be a list",
     "sizes: [1, 2]": "4: max is 4, and the job may have 1 or 2 workers; nearest to 4 is 2; give np",
     "size_step: 5": "5: there is no multiple of size_step 5 between min 1 and max 4",
+    "settings: {logical: 3}": "5: logical is 3, and max is 4; lower max to 3, or raise logical",
     "size_step: 3\nnp: 2": "6: np is 2, and the job may have 3 to 4 workers in steps of 3;",
     "env: [A=1]": "5: env is a list; it must be a mapping, like {KEY: value}",
     "env:\n  A B: 1": "6: the key 'A B' of env must be the name of a variable:",

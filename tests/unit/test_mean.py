@@ -101,15 +101,15 @@ def in_a_step(samples: int = 4, padding: bool = False) -> LoaderProgress:
 def test_a_batch_weighs_its_samples(samples: int, padding: bool, weight: int) -> None:
     """In the step and after it."""
     progress = in_a_step(samples, padding)
-    assert progress.engine.weight == weight
+    assert progress.engine.batches.weight == weight
     progress.engine.handle(StepEnd(trained=True))
-    assert progress.engine.weight == weight
+    assert progress.engine.batches.weight == weight
 
 
 def test_a_batch_that_the_script_leaves_weighs_nothing() -> None:
     progress = in_a_step()
     progress.abandon()
-    assert progress.engine.weight == 0
+    assert progress.engine.batches.weight == 0
 
 
 def test_a_batch_that_others_have_completed_weighs_its_samples() -> None:
@@ -117,4 +117,4 @@ def test_a_batch_that_others_have_completed_weighs_its_samples() -> None:
     root.step = 1
     root.engine.handle(StepEnd(trained=False))
     missed.take_over(root.header(), Receive.STEP)
-    assert (missed.engine.completed_by_peers, missed.engine.weight) == (True, 4)
+    assert (missed.engine.completed_by_peers, missed.engine.batches.weight) == (True, 4)

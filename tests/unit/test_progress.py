@@ -105,7 +105,7 @@ def test_a_break_between_two_epochs_leaves_all_in_the_same_one(root: int) -> Non
     order = behind.source.order(1)
     assert list(batch.indices) == list(order.at(batch.position, batch.position + 4))
     assert ahead.sampler.agrees_with(ahead.ledger)
-    assert ahead.engine.batch is not None
+    assert ahead.engine.batches.newest is not None
 
 
 def in_pieces(members: tuple[int, ...]) -> LoaderProgress:

@@ -44,7 +44,15 @@ def draw() -> tuple[float, float, float]:
 def numbers_of(**worker: Any) -> RandomNumbers:
     """Those of a worker whose script has seeded everything with 0."""
     seed_script()
-    is_so = {"id": 0, "rank": 0, "step": 0, "generation": 1, "same_random": False, **worker}
+    is_so = {
+        "id": 0,
+        "rank": 0,
+        "step": 0,
+        "generation": 1,
+        "same_random": False,
+        "logical": 0,
+        **worker,
+    }
     one = cast(Worker, SimpleNamespace(**is_so))
     return RandomNumbers(one, torch.initial_seed, torch.manual_seed)
 
@@ -97,6 +105,35 @@ def test_a_seed_that_is_set_while_training_becomes_the_worker_s_own() -> None:
             numbers.look()  # nothing has changed since
             drawn.append(float(torch.rand(())))
     assert len({*drawn}) == len(drawn)
+
+
+def drawn_by_logical(seed: int = 0, epoch: int = 1, **worker: Any) -> list[tuple[float, ...]]:
+    """Return what a worker draws in the pass of a logical worker, and after the step."""
+    numbers = numbers_of(logical=8, **worker)
+    torch.manual_seed(seed)
+    numbers.warm_up()
+    numbers.enter()
+    draw()
+    numbers.look()
+    numbers.begin_piece(epoch, 40)
+    in_pass = draw()
+    numbers.look()
+    numbers.end_step(3)
+    return [in_pass, draw()]
+
+
+def test_a_logical_worker_draws_the_same_on_any_worker() -> None:
+    expected = drawn_by_logical()
+    assert drawn_by_logical(id=7, rank=2, step=30, generation=4) == expected
+    assert all(a != b for a, b in zip(drawn_by_logical(seed=1), expected, strict=True))
+    assert drawn_by_logical(epoch=2)[0] != expected[0]
+    numbers = numbers_of(logical=8)
+    numbers.enter()
+    numbers.begin_piece(1, 40)
+    torch.manual_seed(1)  # the script seeds in its loop
+    numbers.look()
+    numbers.begin_piece(1, 40)
+    assert draw() == drawn_by_logical(seed=1)[0]
 
 
 def test_all_workers_draw_the_same_if_the_script_wants_it() -> None:

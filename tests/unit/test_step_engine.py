@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,7 @@ RING = RingPlace(alone=False, warming_up=False, batch_size=SIZE)
 ALONE = RingPlace(alone=True, warming_up=False, batch_size=SIZE)
 WARM_UP = RingPlace(alone=True, warming_up=True, batch_size=SIZE)
 BROKEN = RingBroken(1, "a test says so")
-PLAIN = Weights(Averaging.PLAIN)
+PLAIN = Weights(Averaging.PLAIN, total=2 * SIZE)
 
 
 def batch(samples: int = SIZE) -> Batch:
@@ -104,9 +105,9 @@ def test_an_ordinary_step() -> None:
     assert states(engine) == [StepState.REDUCED]
     for event in (StepEvent.APPLY, StepEvent.END):
         assert engine.handle(OptimizerEvent(0, event)) is None
-    assert (engine.updates, engine.untrained) == (1, (engine.batch,))
+    assert (engine.updates, engine.batches.untrained) == (1, (engine.batches.newest,))
     engine.handle(StepEnd(trained=True))
-    assert (engine.is_open, engine.updates, engine.untrained) == (False, 0, ())
+    assert (engine.is_open, engine.updates, engine.batches.untrained) == (False, 0, ())
     assert engine.handle(BatchStart(batch(), False, RING)) == START_RECORD
     assert engine.number == 2
 
@@ -116,10 +117,11 @@ def test_a_record_of_summed_gradients_goes_with_the_first_of_them() -> None:
     assert told(engine, RECORD_DONE, GRADIENT_ACCUMULATION) == [None, WAIT_RECORDS]
     assert engine.handle(FULL) is None, "they do not count"
     assert engine.handle(BatchStart(batch(), False, RING)) is None
-    assert (engine.batches, engine.samples, engine.records) == (2, 2 * SIZE, None)
+    assert (engine.batches.count, engine.batches.samples, engine.records) == (2, 2 * SIZE, None)
     assert told(engine, OptimizerEvent(0, StepEvent.SEND), RECORD_DONE) == [START_RECORD, None]
     both = records(2 * SIZE, 2 * SIZE, batches=2, late=1)
-    assert told(engine, ReductionRequest(0), both)[1] == Allreduce(0, PLAIN, again=False)
+    of_four = replace(PLAIN, total=4 * SIZE)
+    assert told(engine, ReductionRequest(0), both)[1] == Allreduce(0, of_four, again=False)
     engine.handle(ALLREDUCE_DONE)
     told(engine, RESULT_PLACED, OptimizerEvent(0, StepEvent.END), StepEnd(trained=True))
     assert engine.handle(BatchStart(batch(), False, RING)) is None, "late from now on"
@@ -154,7 +156,11 @@ def test_a_step_without_samples_is_dropped() -> None:
     engine = StepEngine()
     engine.add_optimizer()
     engine.handle(BatchStart(batch(), True, RING))
-    assert (engine.weight, engine.samples, engine.parts[0].sends_early) == (0, 0, False)
+    assert (engine.batches.weight, engine.batches.samples, engine.parts[0].sends_early) == (
+        0,
+        0,
+        False,
+    )
     assert told(engine, ReductionRequest(0), records(0, 0)) == [WAIT_RECORDS, PlaceResult(0, False)]
     assert states(engine) == [StepState.DROPPED]
 
@@ -212,7 +218,7 @@ def test_what_others_have_completed_changes_nothing_here() -> None:
     assert engine.handle(StepSuperseded(3)) is None
     assert told(engine, RepairDone(RING), RESULT_PLACED) == [PlaceResult(0, again=False), None]
     assert states(engine) == [StepState.SUPERSEDED, StepState.SUPERSEDED]
-    assert (engine.updated, engine.untrained) == (3, ())
+    assert (engine.updated, engine.batches.untrained) == (3, ())
     assert told(engine, ReductionRequest(1), RESULT_PLACED) == [PlaceResult(1, again=False), None]
 
 
@@ -221,7 +227,7 @@ def test_a_survivor_whose_leases_are_gone_goes_on_without_samples() -> None:
     break_at(engine, "for gradients")
     engine.handle(LeasesLost())
     engine.handle(RepairDone(RING))
-    assert (engine.samples, engine.weight, engine.parts[0].sent) == (0, 0, 0.0)
+    assert (engine.batches.samples, engine.batches.weight, engine.parts[0].sent) == (0, 0, 0.0)
 
 
 def test_what_cannot_be_repaired_is_raised() -> None:
@@ -341,7 +347,7 @@ def test_the_next_step_of_a_batch_repeats_none_of_the_one_before() -> None:
     told(engine, OptimizerEvent(0, StepEvent.APPLY), StepEnd(trained=True))
     assert engine.is_between_parts
     assert engine.handle(PartStart(RING)) == START_RECORD
-    assert (engine.part, engine.samples, engine.number) == (1, SIZE, 2)
+    assert (engine.batches.part, engine.batches.samples, engine.number) == (1, SIZE, 2)
     assert engine.handle(ReductionRequest(1)) == WAIT_RECORDS
     assert rounds(engine, engine.handle(RingFault(BROKEN))) == [(1, False)]
 
@@ -462,3 +468,60 @@ def test_the_same_story_has_the_same_instructions() -> None:
     engine.add_optimizer()
     assert told(engine, *kept) == first
     assert first[-1] is None
+
+
+def piece(follow: int) -> Batch:
+    return Batch(0, np.arange(SIZE), follow=follow)
+
+
+def logical_engine(pieces: int) -> StepEngine:
+    """Return the engine of a script with logical workers, whose last piece of the step is here."""
+    engine = StepEngine()
+    engine.late = engine.logical = True
+    engine.add_optimizer()
+    for left in reversed(range(pieces)):
+        engine.handle(BatchStart(piece(left), False, RING, pieces=pieces))
+        if left:
+            engine.handle(GRADIENT_ACCUMULATION)
+    return engine
+
+
+def test_what_a_dead_worker_has_left_is_trained_in_the_open_step() -> None:
+    engine = logical_engine(2)
+    found = told(engine, ReductionRequest(0), RECORD_DONE, RingFault(BROKEN))
+    assert found == [START_RECORD, WAIT_RECORDS, Repair(BROKEN)]
+    assert engine.handle(RepairDone(RING, pieces=4, follow=1)) is None, "there is no result yet"
+    assert (engine.batches.pieces_left, engine.batches.may_grow) == (2, True)
+    assert (states(engine), engine.batches.is_exhausted) == ([StepState.HANDED_OUT], False)
+    engine.handle(BatchStart(piece(0), False, RING))
+    assert (engine.batches.pieces_left, engine.batches.is_exhausted) == (1, True)
+    told(engine, GRADIENT_ACCUMULATION, BatchStart(batch(), True, RING))
+    assert (engine.batches.pieces_left, engine.batches.samples) == (0, 3 * SIZE)
+    rows = records(3 * SIZE, 3 * SIZE, late=1)
+    found = told(engine, ReductionRequest(0), RECORD_DONE, rows)
+    assert found[:2] == [START_RECORD, WAIT_RECORDS]
+    assert isinstance(found[2], Allreduce)
+    assert found[2].weights.total == 6 * SIZE
+    assert told(engine, ALLREDUCE_DONE, RESULT_PLACED) == [PlaceResult(0, again=False), None]
+    assert states(engine) == [StepState.REDUCED]
+
+
+def test_a_script_that_leaves_its_loop_gets_no_more_pieces() -> None:
+    engine = logical_engine(1)
+    assert told(engine, LoopEnd(), RECORD_DONE, RingFault(BROKEN))[2] == Repair(BROKEN)
+    assert engine.handle(RepairDone(RING, pieces=2, follow=1)) == START_RECORD
+    assert engine.batches.pieces_left == 0
+
+
+def test_what_others_have_completed_has_no_more_pieces() -> None:
+    engine = logical_engine(1)
+    told(engine, ReductionRequest(0), RECORD_DONE, RingFault(BROKEN), StepSuperseded(1))
+    assert engine.handle(RepairDone(RING, pieces=2, follow=1)) == PlaceResult(0, again=False)
+    assert (states(engine), engine.batches.pieces_left) == ([StepState.SUPERSEDED], 0)
+
+
+def test_without_logical_workers_a_repair_adds_no_piece() -> None:
+    engine = engine_of()
+    told(engine, ReductionRequest(0), RingFault(BROKEN))
+    assert engine.handle(RepairDone(RING, pieces=3, follow=2)) == START_RECORD
+    assert engine.batches.pieces_left == 0

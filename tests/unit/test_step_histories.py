@@ -18,7 +18,14 @@ import pytest
 
 from edl.core.step.batch import Batch
 from edl.core.step.engine import StepEngine
-from edl.core.step.step_events import BatchStart, RingPlace, StepEnd, StepSkipped, StepSuperseded
+from edl.core.step.step_events import (
+    BatchStart,
+    RepairDone,
+    RingPlace,
+    StepEnd,
+    StepSkipped,
+    StepSuperseded,
+)
 from edl.core.step.step_record import StepRecord, StepRecords
 from edl.core.step.step_state import StepEvent, StepState
 from edl.core.step.weighting import Weights
@@ -95,12 +102,12 @@ class Worker:
     def reduced(self) -> None:
         pass
 
-    def repair(self, _error: RingBroken) -> RingPlace:
+    def repair(self, _error: RingBroken) -> RepairDone:
         assert self.cut, "a ring that stands is not repaired"
         self.mend()
         if self.misses:
             self.engine.handle(StepSuperseded(0))
-        return self.place
+        return RepairDone(self.place)
 
     def mend(self) -> None:
         self.cut, self.log = False, []

@@ -15,7 +15,7 @@ from edl.coordination.access import Access
 from edl.coordination.secrets import announce, candidates, keep
 from edl.core.events import Event, NoTemplateDetails
 from edl.core.job.device_sets import DeviceSets
-from edl.core.job_spec import JobSpec
+from edl.core.job_spec import JobSettings, JobSpec
 from edl.core.records import NO_POLICY, Job, JobPolicy
 from edl.core.sizes import Sizes
 from edl.errors import AccessDenied, ConfigError, CoordinationError, EdlError, JobExists, UsageError
@@ -85,8 +85,9 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "edl"
 
 
-def spec_of(np: int, slots: int | None = None, **sizes: Any) -> JobSpec:
-    settings = Config(host="a", sizes=Sizes(**sizes))
+def spec_of(np: int, slots: int | None = None, logical: int = 0, **sizes: Any) -> JobSpec:
+    of_job = JobSettings(logical=logical)
+    settings = Config(host="a", sizes=Sizes(**sizes), job_settings=of_job)
     return job_spec(COMMAND, np, settings, Path("/work"), slots)
 
 
@@ -103,6 +104,7 @@ def test_without_a_maximum_a_job_has_as_many_workers_as_fit() -> None:
     assert spec_of(2, slots=4).sizes.max_np == 4
     assert spec_of(2, slots=1).sizes.max_np == 2  # the host's slots are for others to judge
     assert spec_of(2, slots=4, max_np=3).sizes.max_np == 3
+    assert spec_of(2, slots=4, logical=3).sizes.max_np == 3
 
 
 @pytest.mark.parametrize(
@@ -111,6 +113,8 @@ def test_without_a_maximum_a_job_has_as_many_workers_as_fit() -> None:
         (1, {"min_np": 3}, "--min-np is 3 and -np is 1; start with -np 3 or more, or with a lower"),
         (5, {"max_np": 4}, "-np is 5; it must lie between --min-np 1 and --max-np 4"),
         (0, {}, "--np is 0; a job needs at least 1 worker"),
+        (4, {"logical": 3}, "--max-np is 4 and --logical is 3: a worker without a logical worker"),
+        (2, {"logical": 3, "max_np": 4}, "--max-np is 4 and --logical is 3"),
     ],
 )
 def test_sizes_that_contradict_each_other(np: int, sizes: dict[str, int], said: str) -> None:

@@ -15,10 +15,11 @@ from torch.optim import LBFGS, SGD, Adam, Optimizer
 
 from edl.torch import lr_schedule, pending_allreduces
 from edl.torch.closures import after_closure
+from edl.torch.last_step import LastStep
 from edl.torch.optimizer import _evaluates_again, listen
 from edl.torch.optimizer_state import complete
 from edl.torch.optimizers import Optimizers
-from edl.torch.reduction import GradientReduction, LastStep
+from edl.torch.reduction import GradientReduction
 from edl.torch.replica import TorchReplica
 from edl.worker.progress import Receive
 

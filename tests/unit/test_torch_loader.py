@@ -17,6 +17,7 @@ from edl.core.step.aligned import AlignedSource
 from edl.core.step.batching import Batching
 from edl.core.step.source import Source
 from edl.errors import UsageError
+from edl.framework.source import refuse_logical
 from edl.worker.worker import Worker
 
 
@@ -29,6 +30,7 @@ class Listener:
         self.follows = lambda: self.policy
         self.loader = SimpleNamespace(sampler=SimpleNamespace())
         self.finishing = SimpleNamespace()
+        self.logical = 0
         self.logged: list[Details] = []
 
     def attach_source(self, source: Source) -> None:
@@ -95,6 +97,32 @@ def test_a_fixed_global_batch_is_that_of_all_workers() -> None:
 def test_a_fixed_global_batch_that_cannot_be(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         edl.torch.DataLoader([1.0], worker=cast(Worker, Listener()), **options)
+
+
+def test_logical_workers_have_the_batch_that_the_script_gives() -> None:
+    worker = Listener()
+    worker.logical = 4
+    edl.torch.DataLoader([1.0] * 9, batch_size=2, worker=cast(Worker, worker))
+    batching = Batching(2, global_batch=8, micro_batch=2, logical=4)
+    assert worker.source == AlignedSource(9, batching, False, 0, 0)
+
+
+def test_logical_workers_are_refused_in_a_sentence() -> None:
+    worker = Listener()
+    worker.logical = 4
+    of_logical = cast(Worker, worker)
+    with pytest.raises(UsageError, match="cannot be shared evenly by the job's 4 logical workers"):
+        edl.torch.DataLoader([1.0], worker=of_logical, global_batch=6)
+    with pytest.raises(UsageError, match="asks for batch_size=4, micro_batch=2; give it"):
+        edl.torch.DataLoader([1.0], worker=of_logical, batch_size=4, micro_batch=2)
+    stream = edl.data.stream([0, 1], lambda shard, offset: iter([shard]))
+    with pytest.raises(UsageError, match="which of them a logical worker trains: leave out"):
+        edl.torch.DataLoader(stream, worker=of_logical)
+    with pytest.raises(UsageError, match=r"4 logical workers, and edl\.tensorflow trains without"):
+        refuse_logical(of_logical, "edl.tensorflow trains")
+    worker.policy = PolicyFile("", batch=Batching(4))
+    with pytest.raises(UsageError, match=r"and its policy has a table \[batch\], too"):
+        edl.torch.DataLoader([1.0], worker=of_logical)
 
 
 def test_nobody_can_tell_the_global_batches_of_a_stream() -> None:

@@ -15,9 +15,10 @@ from edl.errors import UsageError
 from edl.framework.steps import BatchSteps
 from edl.testing.counting import CountingBatchSource
 from edl.testing.loopback import LoopbackJob, LoopbackWorker
+from edl.torch.last_step import LastStep
 from edl.torch.optimizer import listen
 from edl.torch.optimizers import Optimizers
-from edl.torch.reduction import GradientReduction, LastStep
+from edl.torch.reduction import GradientReduction
 
 Tensor = torch.Tensor
 

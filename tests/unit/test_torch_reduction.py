@@ -20,6 +20,7 @@ from edl.core.step.step_events import (
     GRADIENT_ACCUMULATION,
     BatchStart,
     LeasesLost,
+    RepairDone,
     RingPlace,
     StepEnd,
     StepSkipped,
@@ -31,9 +32,10 @@ from edl.ring.ring import CollectiveFailed
 from edl.torch import pending_allreduces
 from edl.torch.accumulation import Contribution
 from edl.torch.gradient import Gradient
+from edl.torch.last_step import LastStep
 from edl.torch.optimizers import Optimizers
 from edl.torch.pending_allreduces import PRESENT
-from edl.torch.reduction import GradientReduction, LastStep
+from edl.torch.reduction import GradientReduction
 from edl.worker import activity
 from edl.worker.step_driver import StepDriver
 
@@ -62,7 +64,7 @@ class Worker:
         monkeypatch.setattr(pending_allreduces, "finish", self._finish)
 
     def begin(self, samples: int = BATCH, other_samples: int = BATCH, **other: Tensor) -> None:
-        if self.engine.is_open and not self.engine.may_grow:
+        if self.engine.is_open and not self.engine.batches.may_grow:
             self.leave()
         batch = Batch(0, np.arange(samples or BATCH))
         self.driver.tell(BatchStart(batch, samples == 0, self.place))
@@ -91,7 +93,7 @@ class Worker:
         return self.engine.number
 
     def records(self) -> StepRecords:
-        own, batches = self.engine.samples, self.engine.batches
+        own, batches = self.engine.batches.samples, self.engine.batches.count
         samples = [own] if self.ring.alone else [own, self.other_samples]
         return StepRecords.of(
             [
@@ -112,11 +114,11 @@ class Worker:
     def reduced(self) -> None:
         pass
 
-    def repair(self, _error: RingBroken) -> RingPlace:
+    def repair(self, _error: RingBroken) -> RepairDone:
         self.sent = []
         if self.breaks.pop(0)():
             self.engine.handle(StepSuperseded(0))
-        return self.place
+        return RepairDone(self.place)
 
     def accumulate(self) -> None:
         self.driver.tell(GRADIENT_ACCUMULATION)

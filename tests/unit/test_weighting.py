@@ -82,10 +82,10 @@ def test_what_a_step_needs(samples: list[int], averaging: Averaging) -> None:
 
 
 def test_what_each_worker_multiplies_by() -> None:
-    assert single([4, 4], 4) == Weights(Averaging.PLAIN, 1.0, 1.0)
-    assert single([4, 2, 0], 2) == Weights(Averaging.WEIGHTED, 0.5, 2.0)
-    assert single([4, 2, 0], 0) == Weights(Averaging.WEIGHTED, 0.0, 2.0)
-    assert single([2], 2) == Weights(Averaging.LOCAL, 1.0, 1.0)
+    assert single([4, 4], 4) == Weights(Averaging.PLAIN, 1.0, 1.0, 8)
+    assert single([4, 2, 0], 2) == Weights(Averaging.WEIGHTED, 0.5, 2.0, 6)
+    assert single([4, 2, 0], 0) == Weights(Averaging.WEIGHTED, 0.0, 2.0, 6)
+    assert single([2], 2) == Weights(Averaging.LOCAL, 1.0, 1.0, 2)
 
 
 def test_sums_over_batches_are_the_mean_over_all_samples() -> None:
@@ -103,7 +103,7 @@ def test_sums_over_batches_are_the_mean_over_all_samples() -> None:
 def test_full_batches_need_no_weights_however_many_they_are() -> None:
     full = [Share(12, 3, summed=True), Share(4)]
     for own in full:
-        assert weights_of(full, own) == Weights(Averaging.PLAIN)
+        assert weights_of(full, own) == Weights(Averaging.PLAIN, total=16)
 
 
 def test_alone_only_sums_are_corrected() -> None:

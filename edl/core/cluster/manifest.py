@@ -388,7 +388,10 @@ def first_problem(manifest: JobManifest) -> ManifestProblem | None:
 def _sizes(manifest: JobManifest) -> Iterator[ManifestProblem]:
     """Yield each contradiction between the numbers of workers (min, max, ...) of ``manifest``."""
     least, most, step = manifest.min, manifest.max, manifest.size_step
-    sizes, np = manifest.allowed_sizes, manifest.np
+    sizes, np, logical = manifest.allowed_sizes, manifest.np, manifest.settings.logical
+    if 0 < logical < most:
+        why = f"logical is {logical}, and max is {most}; lower max to {logical}, or raise logical"
+        yield ManifestProblem(("settings", "logical"), why)
     if least > most:
         yield ManifestProblem(
             ("min",), f"min is {least} and max is {most}; lower min, or raise max"

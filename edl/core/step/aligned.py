@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from edl.core.step.ledger import LeasePolicy, Ledger, free_leases
+from edl.core.step.ledger import LeasePolicy, Ledger, free_leases, grant
 from edl.core.step.source import Source
 from edl.core.step.spans import Span, common, joined, length, subtract_spans, take
 
@@ -41,7 +41,15 @@ class AlignedSource(Source):
 
         ``size``, the number of workers in the ring, is not used.
         """
-        return SlicePolicy(self.batch_size)
+        return SlicePolicy(self.batch_size, unit=self.unit)
+
+    @property
+    def unit(self) -> int:
+        """The number of samples that one worker trains together, of which slices are made.
+
+        With logical workers it is the batch of one of them; else 1.
+        """
+        return self.batching.micro_batch if self.batching.logical else 1
 
     def lacks(self, ledger: Ledger, worker: int, step_batches: int, size: int) -> int:
         """Return how many more global batches ``worker`` needs to be leased.
@@ -71,7 +79,8 @@ class AlignedSource(Source):
         In a global batch in training, each worker of the new ring keeps its slices, and the slices
         of workers that have gone become free. The caller must not lease them before the step is
         complete: otherwise a worker that has not begun the step would train such a slice and its
-        own as one batch.
+        own as one batch. With logical workers that is right, and the slices are leased here to the
+        workers of the new ring, which train them in the open step.
 
         Args:
             ledger: the ledger of the epoch, with the leases of the old ring.
@@ -85,7 +94,33 @@ class AlignedSource(Source):
         later = [s for _, spans in ledger.leases for s in subtract_spans(spans, trained)]
         leases = tuple((worker, spans) for worker, spans in kept if spans)
         free = joined(tuple(sorted((*ledger.free, *later))))
-        return free_leases(replace(ledger, leases=leases, free=free), members)
+        left = free_leases(replace(ledger, leases=leases, free=free), members)
+        if not self.batching.logical or not now:
+            return left
+        # Only what is in training: the needs are of one global batch, which comes first.
+        slices = common(left.free, trained)
+        rest = subtract_spans(left.free, slices)
+        dealt_now = grant(replace(left, free=slices), [(w, 1) for w in members], self.policy(0))
+        return replace(dealt_now, free=joined(tuple(sorted((*dealt_now.free, *rest)))))
+
+    def pieces_left(self, ledger: Ledger, members: Collection[int], in_hand: int) -> int:
+        """Return how many more pieces each worker trains in a step that workers have left.
+
+        The step's logical workers that ran on a worker which is gone are trained by the others, in
+        the same step. The result is 0 without logical workers, and if no worker has gone.
+
+        Args:
+            ledger: the ledger of the epoch, with the leases of the old ring.
+            members: the ids of the workers of the new ring.
+            in_hand: how many global batches are in training, as for :meth:`regroup`.
+        """
+        if not self.batching.logical:
+            return 0
+        now = sorted(dealt(ledger, self.batch_size))[:in_hand]
+        trained = [span_of(number, self.batch_size) for number in now]
+        gone = (spans for worker, spans in ledger.leases if worker not in members)
+        left = sum(length(common(spans, trained)) for spans in gone)
+        return -(-left // (self.unit * len(members)))
 
 
 @dataclass(frozen=True)
@@ -96,7 +131,12 @@ class SlicePolicy(LeasePolicy):
     the worker with the smallest need asks for. It stops after a global batch that has fewer samples
     than there are workers (the last one of an epoch, or what a dead worker left of one).
     ``lease_batches`` is not used.
+
+    Attributes:
+        unit: a slice has a multiple of this many samples, except at the end of an epoch.
     """
+
+    unit: int = 1
 
     def deal(
         self, free: list[Span], needs: Sequence[tuple[int, int]]
@@ -120,9 +160,9 @@ class SlicePolicy(LeasePolicy):
                 return
             now = list(common(free, [span_of(free[0][0] // self.batch_size, self.batch_size)]))
             take(free, length(now))
-            each, more = divmod(length(now), len(needs))
+            each, more = divmod(-(-length(now) // self.unit), len(needs))
             for rank, (worker, _) in enumerate(needs):
-                if taken := take(now, each + (rank < more)):
+                if taken := take(now, (each + (rank < more)) * self.unit):
                     yield worker, taken
             if not each:
                 return

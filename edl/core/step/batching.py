@@ -31,6 +31,8 @@ class Batching(Record):
         chosen: the global batch that the job chose last; 0: none yet, so the smallest is used.
         micro_batch: the most samples that one worker trains in one forward and backward pass; a
             larger batch is trained in pieces. 0: a batch is one piece.
+        logical: how many logical workers share the global batch (:func:`logical_batching`), each
+            ``micro_batch`` samples of it; 0: the job has none.
     """
 
     batch_size: int = 1
@@ -39,6 +41,7 @@ class Batching(Record):
     batch_range: tuple[int, int] = (0, 0)
     chosen: int = 0
     micro_batch: int = 0
+    logical: int = 0
 
     @property
     def is_chosen(self) -> bool:
@@ -106,7 +109,8 @@ class Batching(Record):
 
         Without ``micro_batch`` it is one piece. Else there are ``pieces`` pieces, but no more than
         samples, and more if a piece would exceed ``micro_batch``. The lengths differ by one at
-        most, the longer ones first.
+        most, the longer ones first. With logical workers each piece is the batch of one of them:
+        only the last piece of an epoch is smaller than ``micro_batch``.
 
         Args:
             samples: the length of the batch, at least 1.
@@ -114,11 +118,16 @@ class Batching(Record):
         """
         if not self.micro_batch:
             return [samples]
+        if self.logical:
+            whole, rest = divmod(samples, self.micro_batch)
+            return [self.micro_batch] * whole + [rest] * (rest > 0)
         count = max(-(-samples // self.micro_batch), min(pieces, samples))
         each, more = divmod(samples, count)
         return [each + (piece < more) for piece in range(count)]
 
     def __str__(self) -> str:
+        if self.logical:
+            return f"batch_size={self.micro_batch} of each of {self.logical} logical workers"
         micro = f", micro_batch={self.micro_batch}" if self.micro_batch else ""
         if self.is_chosen:
             return f"global_batch=({self.batch_range[0]}, {self.batch_range[1]}){micro}"
@@ -160,6 +169,38 @@ def batching(
     if micro_batch is None:
         return found
     return replace(found, micro_batch=_whole(what, "micro_batch", micro_batch))
+
+
+def logical_batching(what: str, asked: Batching, logical: int) -> Batching:
+    """Return the sizes of the batches of a job that has logical workers.
+
+    A logical worker trains one microbatch of each step, on whichever worker it runs. So each step
+    is the same sum of the same microbatches, whatever the number of workers.
+
+    Args:
+        what: the function that the sizes were given to, for error messages.
+        asked: the sizes that the script asks for: the batch of one logical worker
+            (``batch_size``), or of all of them together (``global_batch``).
+        logical: the number of logical workers, at least 1.
+
+    Raises:
+        UsageError: the script asks for a range, a maximum or a microbatch, or for a global batch
+            that the logical workers cannot share evenly.
+    """
+    if asked.is_chosen or asked.max_global_batch or asked.micro_batch:
+        raise UsageError(
+            f"the job has {logical} logical workers, so each step is to be the same for any number "
+            f"of workers, and {what} asks for {asked}; give it batch_size, the batch of each "
+            "logical worker, or one number as global_batch"
+        )
+    each, rest = divmod(asked.global_batch or asked.batch_size * logical, logical)
+    if rest or not each:
+        raise UsageError(
+            f"global_batch={asked.global_batch} cannot be shared evenly by the job's {logical} "
+            f"logical workers; give {what} a multiple of {logical}, or batch_size, the batch of "
+            "each logical worker"
+        )
+    return Batching(each, global_batch=each * logical, micro_batch=each, logical=logical)
 
 
 def check_alike(mine: Batching, theirs: Batching, worker: int) -> None:

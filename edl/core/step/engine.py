@@ -44,7 +44,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any, ClassVar, NamedTuple
 
-from edl.core.step.batch import Batch
+from edl.core.step.step_batches import StepBatches
 from edl.core.step.step_events import (
     LIST_DEPARTURES,
     START_RECORD,
@@ -81,7 +81,7 @@ from edl.core.step.step_events import (
 from edl.core.step.step_record import StepRecords, Stop, counts, samples_for
 from edl.core.step.step_state import REOPENED, SUPERSEDED_FROM, OptimizerPart, StepEvent, StepState
 from edl.core.step.weighting import Averaging, Share, Weights, weigh
-from edl.errors import DataError, RingError, UsageError
+from edl.errors import RingError, UsageError
 
 ALONE = Weights(Averaging.LOCAL)
 
@@ -109,27 +109,20 @@ class _Reduction(NamedTuple):
 class StepEngine:
     """The steps of one worker on edl's loader, one after the other.
 
-    But for :attr:`late`, only :meth:`handle` sets attributes.
+    But for :attr:`late` and :attr:`logical`, only :meth:`handle` sets attributes.
 
     Attributes:
         number: how many steps this worker has begun, warm-ups included.
         parts: each optimizer's part of the open step, by the optimizer's number.
         is_open: whether a batch is handed out whose step is not complete.
         in_hand: whether a batch is in hand: from when it is handed out until BatchEnd.
-        batch: the batch or microbatch handed out last, until it is trained; else None.
-        weight: the samples of the batch (or microbatch) handed out last, whether it is trained or
-            not; 0 for padding, before the first batch, and if it is abandoned or lost.
-        batches: the batches of the step, with padding; microbatches of one count as one.
-        pieces_left: how many microbatches of the batch in hand are yet to be handed out.
-        part: 0 in the first step of a batch, 1 in the second, and so on.
-        summed: whether the gradients of the step's batches are added up, each times its samples.
-        may_grow: whether one more batch may be added to the step.
+        batches: the batches of the step on this worker.
         updates: the optimizers, as bits, that have made their updates in the step.
         completed_by_peers: whether other workers have completed the step without this one.
-        counted: the optimizers, as bits, that have already made an update with the samples of the
-            batch on another worker.
         late: whether records are sent at the end of a step, because gradients are accumulated;
             False: with the first batch.
+        logical: whether each microbatch is that of a logical worker. Then a repair completes no
+            step without the samples of workers that are gone: they are trained in the open step.
         records: the step records of all workers; None: they have not come.
         leaves: whether the script has left its loop during the batch.
     """
@@ -138,16 +131,11 @@ class StepEngine:
         self.number = 0
         self.parts: list[OptimizerPart] = []
         self.is_open = self.in_hand = False
-        self.batch: Batch | None = None
-        self.weight = self.batches = self.part = self.pieces_left = 0
-        self._follow = 0  # how many of pieces_left have samples
-        self.summed = self.may_grow = False
-        self.updates = self.counted = 0
+        self.batches = StepBatches()
+        self.updates = 0
         self.completed_by_peers = False
         self._theirs = 0  # the updates of the workers that have completed the step
-        self._batches: list[Batch] = []  # the batches of the step that are no padding
-        self._samples = 0  # of the batch, if it was trained in a step before this one
-        self.late = self.leaves = False
+        self.late = self.leaves = self.logical = False
         self.records: StepRecords | None = None
         self._sent = False  # this worker's record is on its way in the present ring
         self._place = RingPlace(alone=True, warming_up=False, batch_size=1)
@@ -173,16 +161,6 @@ class StepEngine:
     # --- what others ask about the open step
 
     @property
-    def samples(self) -> int:
-        """The number of samples that this worker brings into the step, without padding batches."""
-        return self._samples if self.part else sum(batch.samples for batch in self._batches)
-
-    @property
-    def untrained(self) -> tuple[Batch, ...]:
-        """This worker's batches of the open step, without padding, not yet in the model."""
-        return tuple(self._batches)
-
-    @property
     def is_between_parts(self) -> bool:
         """Whether an optimizer has made an update with the batch in hand, or its step has ended.
 
@@ -191,26 +169,9 @@ class StepEngine:
         return self.in_hand and (self.updates > 0 or not self.is_open)
 
     @property
-    def is_exhausted(self) -> bool:
-        """Whether all samples of the batch in hand are handed out, but not all its microbatches.
-
-        All workers have as many microbatches, so padding batches follow.
-        """
-        return self.pieces_left > 0 and self._follow == 0
-
-    @property
     def updated(self) -> int:
         """The optimizers, as bits, that have made their updates in the step, here or elsewhere."""
         return self._theirs if self.completed_by_peers else self.updates
-
-    def share(self, optimizer: int) -> Share:
-        """Return how many samples and batches this worker brings into the step for an optimizer.
-
-        The samples are 0 if the optimizer with the number ``optimizer`` has already made an update
-        with them on another worker.
-        """
-        samples = 0 if self.counted >> optimizer & 1 else self.samples
-        return Share(samples, self.batches, self.summed)
 
     # --- events
 
@@ -225,43 +186,25 @@ class StepEngine:
         return self._HANDLERS[type(event)](self, event)
 
     def _batch_start(self, event: BatchStart) -> Instruction | None:
-        first, batch = not self.is_open, event.batch
+        first = not self.is_open
         if first:
-            self.is_open, self.summed = True, False
-            self.batches, self._batches, self.counted, self.pieces_left = 0, [], 0, 0
-        if self.pieces_left:
-            self.pieces_left -= 1
-        else:
-            self.batches, self.pieces_left = self.batches + 1, event.pieces - 1
-        self._follow = 0 if event.padding else batch.follow
-        if event.nothing is not None:
-            self._batches.append(event.nothing)
-        if not event.padding:
-            if self.samples and batch.counted != self.counted:
-                raise DataError(
-                    "a batch that a worker left behind in the midst of several optimizers' updates "
-                    "cannot be accumulated with others; accumulate in all steps, or in none"
-                )
-            self.counted = batch.counted
-            self._batches.append(batch)
-        self.may_grow, self.in_hand = False, True
-        self.batch = batch
-        self.weight = 0 if event.padding else batch.samples
-        self._place = event.place
+            self.is_open = True
+            self.batches.begin(summed=self.logical)
+        self.batches.add(event)
+        self.in_hand, self._place = True, event.place
         if first:
             return self._begin()
         self._weigh_all()
         return None
 
     def _part_start(self, event: PartStart) -> Instruction | None:
-        if self.batches > 1:
+        if self.batches.count > 1:
             raise UsageError(
                 "with accumulated gradients, several optimizers make their updates one after the "
                 "other: call backward() for all of them before the first optimizer.step()"
             )
-        self.part += 1
-        self.is_open, self.summed, self.may_grow = True, False, False
-        self._place = event.place
+        self.batches.begin_part()
+        self.is_open, self._place = True, event.place
         return self._begin()
 
     def _begin(self) -> Instruction | None:
@@ -279,7 +222,7 @@ class StepEngine:
 
     def _gradient_accumulation(self, _: GradientAccumulation) -> Instruction | None:
         early, self.late = not self.late, True
-        self.summed = self.may_grow = True
+        self.batches.grow()
         self._weigh_all()
         if not early or self._place.warming_up:
             return None
@@ -354,29 +297,25 @@ class StepEngine:
 
     def _step_end(self, event: StepEnd) -> None:
         if event.trained:
-            self._trained()
+            self.batches.train()
         self.is_open, self.completed_by_peers, self.updates = False, False, 0
 
     def _batch_end(self, _: BatchEnd) -> None:
-        self.part, self.in_hand = 0, False
+        self.batches.end_parts()
+        self.in_hand = False
 
     def _step_skipped(self, _: StepSkipped) -> None:
-        self.is_open, self.batch, self.weight, self._batches, self.updates = False, None, 0, [], 0
-        self.part, self.in_hand = 0, False
+        self.batches.drop()
+        self.is_open = self.in_hand = False
+        self.updates = 0
 
     def _step_superseded(self, event: StepSuperseded) -> None:
         self.completed_by_peers, self._theirs = True, event.updates
-        self._trained()
+        self.batches.train()
 
     def _leases_lost(self, _: LeasesLost) -> None:
-        self._batches, self._follow = [], 0
-        if not self.completed_by_peers and self.part == 0:
-            self.weight = 0
+        self.batches.lose(weight_stays=self.completed_by_peers or self.batches.part > 0)
         self._weigh_all()
-
-    def _trained(self) -> None:
-        self._samples = self.samples
-        self.batch, self._batches = None, []
 
     # --- answers
 
@@ -413,6 +352,10 @@ class StepEngine:
     def _repair_done(self, event: RepairDone) -> Instruction | None:
         """Go on in a new ring, with the gradients that the workers still hold."""
         self._place, self._error, self.records, self._sent = event.place, None, None, False
+        goes_on = self.is_open and not (self.completed_by_peers or self.leaves)
+        if self.logical and goes_on and event.pieces > self.batches.pieces:
+            self._go_on(event)
+            return None
         if self._request is not _Request.LEAVE:
             for part in self.parts:
                 self._renew(part)
@@ -425,6 +368,18 @@ class StepEngine:
         self._rounds.clear()
         self._is_begun = False
         return self._next() if self.late or self.completed_by_peers else self._start_record()
+
+    def _go_on(self, event: RepairDone) -> None:
+        """Go on with more microbatches of the open step, which workers that are gone have left.
+
+        What was asked for has no result yet: it is asked for again after the last of them.
+        """
+        self.batches.add_pieces(event.pieces, event.follow)
+        self._request = _Request.NOTHING
+        self._rounds.clear()
+        self._todo.clear()
+        for part in self.parts:
+            self._renew(part)
 
     def _renew(self, part: OptimizerPart) -> None:
         """Take an optimizer's part back to its beginning, or to the end that others have made."""
@@ -533,7 +488,8 @@ class StepEngine:
             records = self.records
             assert records is not None
             samples, batches = samples_for(records, part.number), records.column("batches")
-            part.agreed = weigh(samples, batches, self.share(part.number), self._place.batch_size)
+            share = self.batches.share(part.number)
+            part.agreed = weigh(samples, batches, share, self._place.batch_size)
         return part.agreed
 
     def _unsent(self, part: OptimizerPart) -> None:
@@ -567,12 +523,12 @@ class StepEngine:
 
     def _weigh(self, part: OptimizerPart) -> None:
         """Compute an optimizer's factors anew, from the batches of the open step."""
-        share, place = self.share(part.number), self._place
+        share, place = self.batches.share(part.number), self._place
         part.sent = share.send_weight(place.batch_size)
-        last = Share(self.weight if share.samples else 0)
+        last = Share(self.batches.weight if share.samples else 0)
         part.part = last.send_weight(place.batch_size)
-        alone = place.warming_up or place.alone or self.completed_by_peers
-        part.sends_early = part.sent > 0 and not alone
+        waits = place.warming_up or place.alone or self.completed_by_peers or self.logical
+        part.sends_early = part.sent > 0 and not waits
 
     _HANDLERS: ClassVar[dict[type, Callable[[Any, Any], Instruction | None]]] = {
         BatchStart: _batch_start,

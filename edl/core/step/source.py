@@ -124,6 +124,14 @@ class Source:
         """
         return free_leases(ledger, members)
 
+    def pieces_left(self, ledger: Ledger, members: Collection[int], in_hand: int) -> int:
+        """Return how many more pieces each worker trains in a step that workers have left.
+
+        It is 0, but for logical workers (:class:`edl.core.step.aligned.AlignedSource`). The
+        arguments are those of :meth:`regroup`.
+        """
+        return 0
+
     def order(self, epoch: int) -> EpochOrder:
         """Return which sample is at each position of the epoch ``epoch`` (from 0)."""
         return EpochOrder(self.total, self.seed, epoch, self.shuffle)

@@ -171,9 +171,19 @@ class RingFault(NamedTuple):
 
 
 class RepairDone(NamedTuple):
-    """The ring is repaired, and ``place`` is the new one; what was sent in the old one is lost."""
+    """The ring is repaired, and ``place`` is the new one; what was sent in the old one is lost.
+
+    Attributes:
+        place: the new ring.
+        pieces: into how many microbatches each worker divides its batch of the open step. With
+            logical workers the number grows by those that the gone workers have left.
+        follow: how many microbatches with samples this worker has yet to get in the open step;
+            counted with logical workers only.
+    """
 
     place: RingPlace
+    pieces: int = 1
+    follow: int = 0
 
 
 class AllreduceDone(NamedTuple):

@@ -213,7 +213,7 @@ class OptimizerPart:
             workers; None: the records are not there yet, or are of a broken ring.
         sends_early: whether gradients may be sent before the records have come. False if this
             worker has no samples, is alone in its ring or warms up, if the others have completed
-            the step, and after a repair.
+            the step, after a repair, and with logical workers.
         sent: the factor for the gradients that this worker sends: its samples over the nominal
             batch, or 1 if its gradients are added up over batches; 0 without samples.
         part: with accumulated gradients, the factor for the gradients of the batch that was handed

@@ -108,11 +108,13 @@ class Weights:
         averaging: the way in which the mean gradient is computed.
         sent: the factor for the gradients that the worker sends.
         received: the factor for Horovod's average; where nothing is sent, for the local gradients.
+        total: how many samples all workers together train in the step.
     """
 
     averaging: Averaging
     sent: float = 1.0
     received: float = 1.0
+    total: int = 0
 
     @property
     def sends(self) -> bool:
@@ -137,10 +139,10 @@ def weigh(samples: Column, batches: Column, own: Share, batch_size: int) -> Weig
         return Weights(Averaging.NONE)
     correction = average_correction(batch_size, int(batches.sum()), total)
     if len(samples) == 1:
-        return Weights(Averaging.LOCAL, received=correction if own.summed else 1.0)
+        return Weights(Averaging.LOCAL, received=correction if own.summed else 1.0, total=total)
     full = bool((samples == batches * batch_size).all())
     averaging = Averaging.PLAIN if full else Averaging.WEIGHTED
-    return Weights(averaging, own.send_weight(batch_size), correction)
+    return Weights(averaging, own.send_weight(batch_size), correction, total)
 
 
 def presence(own: int, has_gradient: Iterable[bool], is_void: bool = False) -> list[float]:

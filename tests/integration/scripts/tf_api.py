@@ -63,7 +63,7 @@ def train(indices):
 for epoch in dataset.epochs(args.epochs):
     for indices in dataset:
         rate, step = float(sgd.learning_rate), edl.step()
-        counted = edl.current_worker().loader.engine.samples
+        counted = edl.current_worker().loader.engine.batches.samples
         train(indices)
         throttle.throttle_step()
         if not edl.is_warming_up():

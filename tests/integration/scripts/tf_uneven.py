@@ -77,7 +77,7 @@ for _ in dataset.epochs(4):
         (train_scaled if args.what == "inf" else train)(indices)
         throttle.throttle_step()
         if not edl.is_warming_up():
-            counted = indices.numpy()[: edl.current_worker().loader.engine.samples]
+            counted = indices.numpy()[: edl.current_worker().loader.engine.batches.samples]
             report(step=step, scale=before, bad=bool((counted == BAD).any()))
 
 report(final=net.w.numpy().tolist(), scale=scale())

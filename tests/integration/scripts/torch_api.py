@@ -82,7 +82,7 @@ for epoch in loader.epochs(args.epochs):
         optimizer.synchronize()
         norm = torch.nn.utils.clip_grad_norm_([net.plain.weight], 1e9).item()
         step, rate = edl.step(), optimizer.param_groups[0]["lr"]
-        counted = edl.current_worker().loader.engine.samples
+        counted = edl.current_worker().loader.engine.batches.samples
         optimizer.step()
         if not edl.is_warming_up():
             report(step=step, epoch=epoch, rate=rate, norm=norm, indices=indices.tolist()[:counted])

@@ -1,0 +1,99 @@
+"""Logical workers with real Horovod: the same bits with any number of workers, through kills."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from paths import SCRIPTS
+
+from edl.testing.job import started
+from edl.testing.throttle import Throttle
+
+pytestmark = pytest.mark.integration
+
+SCRIPT = SCRIPTS / "logical.py"
+SLOW = Throttle(0.3, 40, 10.0)  # in each iteration, of which a worker has several in a step
+EPOCH = {4: 13, 8: 7}  # steps, by the number of logical workers: 200 samples, 4 for each of them
+OPTIONS = {logical: ("--logical", str(logical)) for logical in EPOCH}
+
+
+def alone(directory: Path, logical: int, epochs: int) -> dict[int, str]:
+    """Return the digests by step of one process without a launcher."""
+    directory.mkdir()
+    environment = os.environ | {"EDL_LOGICAL": str(logical), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(SCRIPT), "--out", str(directory), "--epochs", str(epochs)]
+    subprocess.run(command, env=environment, check=True, timeout=240, cwd=directory)
+    found = digests(directory)
+    assert len(set(found.values())) == len(found) == epochs * EPOCH[logical]
+    return found
+
+
+def digests(directory: Path) -> dict[int, str]:
+    """Return the digest after each step; that of all workers that made it must be the same."""
+    found: dict[int, str] = {}
+    for diary in directory.glob("w*"):
+        for line in diary.read_text().splitlines():
+            step, digest = line.split()
+            assert found.setdefault(int(step), digest) == digest, f"{diary.name}, step {step}"
+    return found
+
+
+def test_a_join_and_a_kill_change_no_bit(tmp_path: Path, zk_hosts: str) -> None:
+    """Two workers, then three that share eight logical workers, then two."""
+    expected = alone(tmp_path / "alone", 8, 3)
+    out = tmp_path / "out"
+    out.mkdir()
+    script = [SCRIPT, "--out", str(out), "--epochs", "3"]
+    with started(
+        tmp_path, zk_hosts, *script, np=2, max_np=3, options=OPTIONS[8], throttled=SLOW
+    ) as job:
+        job.wait_for_step(2)
+        job.scale(3)
+        job.wait_for_size(3)
+        job.kill("w0")
+        job.hurry()
+        assert job.end() == 0, job.describe("it failed")
+    assert digests(out) == expected
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("logical", EPOCH)
+def test_any_number_of_workers(tmp_path: Path, zk_hosts: str, logical: int) -> None:
+    """Also with processes that load the samples."""
+    expected = alone(tmp_path / "alone", logical, 2)
+    for size in (1, 2, 3, 4):
+        out = tmp_path / f"out{size}"
+        out.mkdir()
+        script = [SCRIPT, "--out", str(out), "--loaders", str(size % 2)]
+        options = OPTIONS[logical]
+        with started(out, zk_hosts, *script, np=size, max_np=size, options=options) as job:
+            assert job.end() == 0, job.describe("it failed")
+        assert digests(out) == expected
+
+
+@pytest.mark.long
+def test_a_preempted_job_goes_on_with_other_workers(tmp_path: Path, zk_hosts: str) -> None:
+    """Three times: 2, 3, 4 workers and 1; the bits are those of a run that nothing stopped."""
+    expected = alone(tmp_path / "alone", 8, 4)
+    out, saved = tmp_path / "out", tmp_path / "saved"
+    out.mkdir()
+    script = [SCRIPT, "--out", str(out), "--epochs", "4", "--checkpoint", str(saved)]
+    for run, size in enumerate((2, 3, 4, 1)):
+        options = [*OPTIONS[8], *(("--resume",) if run else ())]
+        directory = tmp_path / f"run{run}"
+        directory.mkdir()
+        with started(
+            directory, zk_hosts, *script, np=size, max_np=4, options=options, throttled=SLOW
+        ) as job:
+            job.wait_for_step(5 * run + 3)
+            if size > 1:
+                job.edl("preempt", "--within", "60s")
+                assert job.end() == 96, job.describe("it was not preempted")
+            else:
+                job.hurry()
+                assert job.end() == 0, job.describe("it failed")
+    assert digests(out) == expected

@@ -1,0 +1,207 @@
+"""PyTorch with logical workers on a loopback ring: the same bits in each step, whatever happens."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scenarios import SEEDS, Change, Fault, Scenario, faults, points, scales, some
+
+from edl.core.records import JobState
+from edl.core.step.aligned import AlignedSource
+from edl.core.step.batching import Batching, logical_batching
+from edl.framework.random_numbers import RandomNumbers
+from edl.framework.steps import BatchSteps
+from edl.testing.counting import CountingBatchSource, CountingModel, Vector
+from edl.testing.loopback import LoopbackWorker
+from edl.torch import logical
+from edl.torch.last_step import LastStep
+from edl.torch.optimizer import listen
+from edl.torch.optimizers import Optimizers
+from edl.torch.reduction import GradientReduction
+
+MEMBERS: dict[int, Any] = {}  # by thread: all workers are in this process
+FEWER = settings(max_examples=max(10, settings().max_examples // 2))
+
+
+def average_start(
+    tensor: torch.Tensor, output: torch.Tensor, name: str, kind: str = "average"
+) -> Any:
+    member = MEMBERS[threading.get_ident()]
+    return member, member.average_start(tensor.numpy().copy(), name, kind), output
+
+
+def finish(flight: Any) -> torch.Tensor:
+    member, handle, output = flight
+    found: torch.Tensor = output.copy_(torch.from_numpy(member.average_finish(handle)))
+    return found
+
+
+@pytest.fixture(autouse=True, scope="module")
+def loopback() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logical, "average_start", average_start)
+        patch.setattr(logical, "finish", finish)
+        yield
+    MEMBERS.clear()
+
+
+class Net(torch.nn.Module):
+    """With all whose result depends on the order of samples: averages, random masks, sums."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = torch.nn.Linear(5, 7)
+        self.norm = torch.nn.BatchNorm1d(7)
+        self.drop = torch.nn.Dropout(0.4)
+        self.last = torch.nn.Linear(7, 1)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = self.drop(torch.tanh(self.norm(self.first(inputs))))
+        found: torch.Tensor = self.last(hidden)
+        return found
+
+
+class NetModel(CountingModel):
+    """The state of a :class:`Net` as the arrays that a loopback job sends to newcomers."""
+
+    def __init__(self, net: Net) -> None:
+        self.net = net
+        super().__init__(1)
+
+    @property
+    def w(self) -> Vector:
+        """All parameters and buffers, one after the other; float64 has them exactly."""
+        values = [each.detach().double().flatten() for each in self.net.state_dict().values()]
+        return torch.cat(values).numpy()
+
+    @w.setter
+    def w(self, values: Vector) -> None:
+        if len(values) > 1:  # not that of the constructor
+            at = 0
+            for each in self.net.state_dict().values():
+                part = torch.from_numpy(values[at : at + each.numel()])
+                each.copy_(part.view(each.shape).to(each.dtype))
+                at += each.numel()
+
+    def capture(self) -> dict[str, Vector]:
+        return {"w": self.w.copy()}
+
+    def restore(self, state: object) -> None:
+        assert isinstance(state, dict)
+        self.w = state["w"]
+
+    def digest(self) -> str:
+        return hashlib.sha256(self.w.tobytes()).hexdigest()
+
+
+@dataclass(frozen=True)
+class LogicalNet:
+    """A script that trains a :class:`Net`, and keeps the digest of its state after each step."""
+
+    samples: int = 20
+    batch_size: int = 2
+    logical: int = 4
+    prefetch_batches: int = 0
+    exchange_every: int = 0
+    epochs: int = 2
+
+    def __call__(self, one: LoopbackWorker) -> None:
+        worker = one.worker
+        MEMBERS[threading.get_ident()] = one.member
+        torch.set_num_threads(1)
+        batching = logical_batching("the test", Batching(self.batch_size), self.logical)
+        worker.attach_source(AlignedSource(self.samples, batching, True, 7, self.prefetch_batches))
+        worker.loader.sampler.rereads = True
+        net = Net()
+        model = one.model = NetModel(net)
+        worker.attach_replica(model)
+        sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+        optimizers = Optimizers(worker)
+        listen(sgd, GradientReduction(optimizers, sgd, net, LastStep()))
+        numbers = RandomNumbers(worker, lambda: 5, torch.manual_seed)
+        feed = CountingBatchSource(worker, self.prefetch_batches)
+        steps = BatchSteps(worker, feed, lambda: "not trained", optimizers.end_batch)
+        data = torch.from_numpy(np.random.default_rng(1).normal(size=(self.samples, 5))).float()
+        digests: dict[int, str] = {}
+        for _ in steps.epochs(self.epochs):
+            while steps.begin():
+                assert feed.batch is not None
+                one.compute(0.1)
+                optimizers.begin_piece(numbers)  # the generators are those of all threads
+                sgd.zero_grad()
+                net(data[feed.batch.indices]).square().mean().backward()
+                sgd.step()
+                if worker.warming_up or worker.loader.open:  # between two logical workers
+                    continue
+                digests[worker.step] = model.digest()
+                if self.exchange_every and worker.step % self.exchange_every == 0:
+                    worker.exchange([worker.id])
+        one.result = digests
+
+    def prove(self, results: Mapping[int, dict[int, str]]) -> None:
+        """Assert that each worker had in each step the bits of one worker that nothing disturbs."""
+        expected = undisturbed(self)
+        assert results
+        for worker, digests in results.items():
+            assert digests.items() <= expected.items(), f"w{worker} has other bits"
+            assert max(digests) == max(expected), f"w{worker} made another number of steps"
+
+
+@cache
+def undisturbed(script: LogicalNet) -> dict[int, str]:
+    """Return the digests by step of a job of one worker."""
+    seen: dict[int, str] = {}
+
+    class Alone(LogicalNet):
+        def prove(self, results: Mapping[int, dict[int, str]]) -> None:
+            seen.update(results[0])
+
+    Scenario(np=1, max_np=1, script=Alone(**vars(script))).run()
+    steps = script.epochs * -(-script.samples // (script.batch_size * script.logical))
+    assert len(set(seen.values())) == len(seen) == steps  # each step changes something
+    return seen
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_any_number_of_workers(size: int) -> None:
+    for workers in (1, 4, 8):  # 5 samples of a batch of 4 * 3, and a last one of 1
+        Scenario(np=size, script=LogicalNet(29, 3, workers)).run()
+
+
+@FEWER
+@given(
+    seed=SEEDS,
+    np=st.integers(1, 4),
+    prefetch=st.integers(0, 2),
+    exchange_every=st.integers(0, 2),
+    changes=some(scales(), 0, 3),
+    deaths=some(faults("kill", "cut", "fail", "freeze"), 0, 3),
+)
+def test_through_joins_and_deaths(
+    seed: int,
+    np: int,
+    prefetch: int,
+    exchange_every: int,
+    changes: tuple[Change, ...],
+    deaths: tuple[Fault, ...],
+) -> None:
+    script = LogicalNet(prefetch_batches=prefetch, exchange_every=exchange_every)
+    Scenario(seed, np, 1, 5, script, deaths, changes).run()
+
+
+@pytest.mark.parametrize("point", points(1, 100, 5))
+def test_a_death_at_each_point(point: int) -> None:
+    for worker in range(3):
+        scenario = Scenario(point % 2, script=LogicalNet(), faults=(Fault(worker, point, "kill"),))
+        assert scenario.run().memory.job.state is JobState.FINISHED
