@@ -27,7 +27,7 @@ settings.register_profile(
     "ci",
     derandomize=True,
     deadline=None,
-    max_examples=25,
+    max_examples=12,
     stateful_step_count=40,
     database=None,
     suppress_health_check=SLOW_MACHINE,

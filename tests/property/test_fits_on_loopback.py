@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scenarios import points
+from scenarios import points, sampled
 
 from edl.core.job.fits import DoneFit, FitIsDone, ScriptFits
 from edl.core.job.signature import ScriptOfJob
@@ -136,7 +136,7 @@ def steps_of_all() -> int:
 
 
 @pytest.mark.parametrize("between_s", [0.01, 2.0])
-@pytest.mark.parametrize("step", range(1, 19))
+@pytest.mark.parametrize("step", sampled(range(1, 19)))
 def test_a_newcomer_joins_in_the_fit_that_it_is_ready_for(step: int, between_s: float) -> None:
     """It is asked for after each step: also just before a fit ends, while it is ready for that."""
     assert step < steps_of_all()
@@ -148,7 +148,7 @@ def test_a_newcomer_joins_in_the_fit_that_it_is_ready_for(step: int, between_s: 
 
 
 @pytest.mark.parametrize("worker", [0, 1])
-@pytest.mark.parametrize("step", range(3, 20))
+@pytest.mark.parametrize("step", sampled(range(3, 20)))
 def test_a_death_around_the_end_of_a_fit(worker: int, step: int) -> None:
     """The survivor may be in the fit before, or in the next one; the replacement in any."""
     job = of()

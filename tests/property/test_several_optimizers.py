@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from scenarios import SEEDS, Change, Fault, Scenario, faults, points, scales, some
+from scenarios import SEEDS, Change, Fault, Scenario, faults, points, sampled, scales, some
 from several_optimizers import BOTH_FIRST, GAN, ONE, THREE, TOGETHER, CountingSeveral
 
 from edl.core.records import JobState
@@ -101,7 +101,7 @@ def test_a_newcomer_comes_in_where_the_schedule_begins_anew(
 ) -> None:
     """Each worker's script counts its batches by itself."""
     script = CountingSeveral(turns, samples=48)
-    for step in range(0, 24, 2):
+    for step in sampled(range(0, 24, 2)):
         scenario = Scenario(np=2, script=script, changes=(Change(step, a=3),))
         job = scenario.run()
         assert {len(g.members) for g in job.memory.generations} == {2, 3}

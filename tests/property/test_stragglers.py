@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scenarios import SEEDS, Change, Fault, Scenario, faults, scales, some
+from scenarios import SEEDS, Change, Fault, Scenario, faults, sampled, scales, some
 
 from edl.core.policy.stragglers import Stragglers
 from edl.core.records import JobState
@@ -70,7 +70,7 @@ def test_with_equal_workers_nothing_changes() -> None:
     assert set(script.sizes[:-5]) == {8}
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", sampled(range(6)))
 def test_another_comes_in_the_switch_in_which_it_leaves(seed: int) -> None:
     script = Uneven(samples=2400)
     changes = (Change(30, replace=1),)
