@@ -35,7 +35,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -155,14 +155,24 @@ def tree_of(module: str) -> ast.Module:
     return ast.parse((ROOT / module).read_text(), module)
 
 
-def imports_of(module: str) -> Iterator[str]:
-    """Full names of all that a file imports, at the top or anywhere else."""
-    for node in ast.walk(tree_of(module)):
+@cache
+def nodes_of(module: str) -> tuple[ast.AST, ...]:
+    """Return what the rules here look at: imports, calls, attributes and handlers of errors."""
+    kinds = (ast.Import, ast.ImportFrom, ast.Call, ast.Attribute, ast.ExceptHandler)
+    return tuple(node for node in ast.walk(tree_of(module)) if isinstance(node, kinds))
+
+
+@cache
+def imports_of(module: str) -> tuple[str, ...]:
+    """Return the full names of all that a file imports, at the top or anywhere else."""
+    names: list[str] = []
+    for node in nodes_of(module):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module}:{node.lineno}: imports are absolute"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            names += (f"{node.module}.{alias.name}" for alias in node.names)
+    return tuple(names)
 
 
 def in_each(modules: Iterable[str]) -> Callable[[Callable[[str], None]], Callable[[], None]]:
@@ -279,7 +289,7 @@ def test_frameworks_are_imported_in_their_own_package_only(module: str) -> None:
 def test_core_is_pure(module: str) -> None:
     for name in imports_of(module):
         assert name.split(".")[0] not in IMPURE, f"edl/{module} imports {name}"
-    for node in ast.walk(tree_of(module)):
+    for node in nodes_of(module):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             assert node.func.id not in ("open", "input", "print", "exec", "eval")
 
@@ -294,7 +304,7 @@ def test_only_config_reads_the_environment(module: str) -> None:
     indirectly = ("expanduser", "expandvars", "home")  # of os.path and pathlib
     for name in imports_of(module):
         assert not any(name == f"os.{forbidden}" for forbidden in names)
-    for node in ast.walk(tree_of(module)):
+    for node in nodes_of(module):
         if isinstance(node, ast.Attribute):
             read = node.attr in names and ast.unparse(node.value) == "os"
             read |= node.attr in indirectly
@@ -311,7 +321,7 @@ def test_modules_stay_readable(module: str) -> None:
 @in_each(MODULES)
 def test_errors_are_caught_narrowly(module: str) -> None:
     """No bare ``except``, and nothing swallows every exception without a word."""
-    for node in ast.walk(tree_of(module)):
+    for node in nodes_of(module):
         if not isinstance(node, ast.ExceptHandler):
             continue
         where = f"edl/{module}:{node.lineno}"
