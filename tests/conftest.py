@@ -6,8 +6,10 @@ Profiles: `ci` repeats the same examples every time, `quick` is for the desk.
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import signal
+import sys
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -71,6 +73,8 @@ def pytest_configure() -> None:
     path = os.environ.get("PYTHONPATH")
     site = str(Path(__file__).parent / "site")
     os.environ["PYTHONPATH"] = f"{site}{os.pathsep}{path}" if path else site
+    sys.path.append(site)
+    importlib.import_module("lazy_compiler")
 
 
 def pytest_collection_finish() -> None:

@@ -44,7 +44,7 @@ EVERYBODY = [
     "edl.testing.throttle",
 ]
 IMPORTS = {
-    "torch": ["torch", "horovod.torch", "edl.torch"],
+    "torch": ["lazy_compiler", "torch", "horovod.torch", "edl.torch"],
     "tensorflow": ["tensorflow", "keras", "horovod.tensorflow", "edl.tensorflow"],
     "": [],
 }
