@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import forked
 import pytest
@@ -2035,18 +2037,52 @@ RIGHT_USES |= {
 RIGHT_USES |= {"a rate and batches of the policy": (BOTH_TABLES, "")}
 
 
+LONG = {  # tests/README.md, Time: in `make test` the first one of each line has the others' promise
+    "own metrics that are sums, and one that is none": (
+        "all metrics of Keras over the samples of all workers",
+    ),
+    "a loop after a fit": (
+        "fits that follow each other, with another optimizer and more to train",
+    ),
+    "the job's numbers in the logs of a train_step, as in Keras' guide": (
+        "the job's numbers in the logs of a train_step, under another name",
+    ),
+    "the noise of gradients, fit": (
+        "the noise of gradients, traced",
+        "the noise of gradients, scaled",
+        "the noise of gradients, adam",
+    ),
+    "a ramp and a step without samples, traced": ("a ramp and a step without samples, eager",),
+    "rates by samples in fit": ("rates by samples",),
+    "damaged data, slow, in a fit": ("damaged data, fast, in a fit",),
+    "damaged data, fast, in a loop": ("damaged data, slow, in a loop",),
+    "damaged data, fast, in a plain session": ("damaged data, slow, in a plain session",),
+    "damaged data, slow, caught in a loop": ("damaged data, slow, caught in a session",),
+    "plain gradients, clipped, in a train_step": ("plain gradients, clipped, in a function",),
+    "no batch, in a function": ("no batch, in a function in a thread",),
+    "two steps": ("two steps, in a function",),
+    "a fit for each trial": ("a fit for each fold",),
+}
+
+
+def cases(uses: Iterable[str]) -> list[Any]:
+    """Return the names of uses as parameters, those in LONG marked `long`."""
+    named = {name for names in LONG.values() for name in names}
+    return [pytest.param(use, marks=[pytest.mark.long] * (use in named)) for use in uses]
+
+
 @pytest.fixture(scope="module")
 def answers(request: pytest.FixtureRequest) -> dict[str, tuple[int, str]]:
     return answers_of(asked(request, WRONG_USES | RIGHT_USES), IMPORTS, SETUP)
 
 
-@pytest.mark.parametrize("name", RIGHT_USES)
+@pytest.mark.parametrize("name", cases(RIGHT_USES))
 def test_other_ways_to_write_it(name: str, answers: dict[str, tuple[int, str]]) -> None:
     code, stderr = answers[name]
     assert code == 0, stderr
 
 
-@pytest.mark.parametrize("name", WRONG_USES)
+@pytest.mark.parametrize("name", cases(WRONG_USES))
 def test_wrong_use_gets_a_sentence(name: str, answers: dict[str, tuple[int, str]]) -> None:
     assert_a_sentence(answers[name], WRONG_USES[name][1])
 
