@@ -22,7 +22,6 @@ from edl.client.connection import choose_job, connected
 from edl.core.plural import by_host, counted
 from edl.core.records import Reclaim
 from edl.core.status import JobStatus, job_status
-from edl.core.step.slowest import SlowestWorker
 from edl.errors import CoordinationError
 
 GIVEN_UP_SHOWN = 3  # workers; the newest
@@ -131,6 +130,8 @@ def _training_rows(now: JobStatus) -> dict[str, str]:
             f"{now.noise_scale:,.0f} samples{biased}: a larger global batch is worth less and less"
         )
     if now.slowest is not None:
+        from edl.core.step.slowest import SlowestWorker  # it imports NumPy
+
         slow = SlowestWorker(int(now.slowest.removeprefix("w")), now.slowest_s, now.others_s)
         rows["slowest"] = str(slow)
     return rows

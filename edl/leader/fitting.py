@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 
 from edl.core.policy.observation import SizeMeasurement
 from edl.core.policy.scaling import step_time_samples
-from edl.core.policy.step_time import StepTime, StepTimeSample, fit
+from edl.core.policy.step_time import StepTime, StepTimeSample
+from edl.core.policy.step_time_fit import fit
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,8 @@ from edl.core.policy.cost import Cost
 from edl.core.policy.goodput import Goodput
 from edl.core.policy.observation import Observation, Rule, SizeMeasurement, State
 from edl.core.policy.scaling import ScalingModel, step_time_samples
-from edl.core.policy.step_time import StepTime, fit
+from edl.core.policy.step_time import StepTime
+from edl.core.policy.step_time_fit import fit
 from edl.core.policy.throughput import Throughput
 from edl.core.sizes import Sizes
 

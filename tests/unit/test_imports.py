@@ -277,6 +277,26 @@ def test_the_library_for_metrics_is_imported_when_they_are_asked_for(module: str
             assert "prometheus_client" not in ast.unparse(node), module
 
 
+def test_commands_start_without_numpy() -> None:
+    """It would take a quarter of their start; horovodrun starts `edl-discover` each second."""
+    files = {dotted(module): module for module in MODULES}
+    begun = ["cli/run.py", "cli/join.py", "cli/status.py", "cli/scale.py", "cli/worker.py"]
+    begun += ["cli/discover.py", "coordination/job_store.py"]
+    reached: set[str] = set()
+    while begun:
+        module = begun.pop()
+        reached.add(module)
+        for node in tree_of(module).body:
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            assert not any(within(name, "numpy") for name in names), f"edl/{module} imports NumPy"
+            begun += (files[n] for n in names if n in files and files[n] not in reached)
+    assert len(reached) > 100
+
+
 @in_each(MODULES)
 def test_frameworks_are_imported_in_their_own_package_only(module: str) -> None:
     for name in imports_of(module):

@@ -20,8 +20,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from edl.core.policy.observation import Observation, alike
 from edl.core.step.batching import Batching
 
@@ -143,5 +141,6 @@ def _candidates(now: Observation, batching: Batching, size: int) -> list[int]:
     least, most = (max(size, one) for one in batching.batch_range)
     known = max([batching.of_all(now.np) * now.step_batches / now.np, *now.batches_seen])
     most = max(least, min(most, round(BEYOND * known * size / now.step_batches)))
-    several = np.geomspace(least, most, CANDIDATES).round().astype(int).tolist()
-    return sorted({*several, batching.of_all(size)})
+    ratio = (most / least) ** (1 / (CANDIDATES - 1))
+    several = (round(least * ratio**place) for place in range(CANDIDATES - 1))
+    return sorted({*several, most, batching.of_all(size)})

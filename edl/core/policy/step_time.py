@@ -1,4 +1,4 @@
-"""Model the time of a training step by workers, hosts and local batch, and fit the model.
+"""Model the time of a training step by workers, hosts and local batch.
 
 The model is Pollux' (OSDI 2021, section 3.2, and ``adaptdl/goodput.py``). With K workers on N hosts
 and m samples of each worker in a step (the local batch):
@@ -9,51 +9,25 @@ and m samples of each worker in a step (the local batch):
                 alpha_n + beta_n (K - 2)     if K > 1 and N > 1
     T_step    = (T_compute^gamma + T_reduce^gamma)^(1 / gamma)
 
-:class:`StepTime` holds the seven parameters. :func:`fit` finds them: it minimises
+:class:`StepTime` holds the seven parameters. :func:`edl.core.policy.step_time_fit.fit` finds them
+from measured steps (:class:`StepTimeSample`).
 
-    L(T_step) + L(T_compute) + 0.001 (gamma - 1)^2
-        + 0.01 (beta_r / alpha_r)^2 + 0.01 (beta_n / alpha_n)^2
-
-where L is the error of the logarithms of the predicted times (:class:`Loss`). L(T_compute) covers
-only measurements that include the compute time. The penalties are those of the artifact of Pollux
-(``goodput.py``); they decide between models that explain the measurements equally well.
-
-Parameters about which nothing was measured are taken to cost nothing, so that a policy tries what
-the job has not tried ("prior-driven exploration", section 4.1): the reduction until two workers
-trained together, and what each further worker adds until three did. A live job's reduction is told
-from its computing only by steps of one worker, or by measured compute times. :class:`FitOptions`
-has the other assumptions: the policies of a live job and the published policy `pollux` differ in
-them.
+Importing this module imports no NumPy, since every `edl` command reads records with these classes:
+only the methods for many steps at once do, when they are called.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
-from edl.core.policy.least_squares import least_squares
-from edl.core.policy.observation import alike
 from edl.core.record import Record
 
-Vector = npt.NDArray[np.float64]
+if TYPE_CHECKING:
+    from edl.core.policy.least_squares import Vector
 
 TINY = 1e-8  # the least value of a parameter, in seconds; also the value of one that costs nothing
-MOST_OVERLAP = 10.0  # the largest gamma that is fitted, as in the artifact
-FIRST_OVERLAP = 1.5  # the gamma that a fit starts from
-OVERLAP_PENALTY = 1e-3  # of (gamma - 1)^2
-GROWTH_PENALTY = 1e-2  # of (beta_r / alpha_r)^2 and of (beta_n / alpha_n)^2
-LEAST_REDUCE = 0.01  # the least part of a step that a fit starts with for the reduction
-GUESSED_REDUCE = 0.1  # the same for each of its parameters, where no compute time was measured
-REWEIGHTINGS = 5  # the most rounds of reweighted least squares for the RMSLE
-CLOSE = 1e-3  # a reweighting that changes each logarithm of a parameter by less is the last one
-LEAST_ERROR = 1e-4  # the least RMSLE that is divided by: that of an exact fit is 0
-ALPHA_C, BETA_C, ALPHA_R, BETA_R, ALPHA_N, BETA_N, GAMMA = range(7)  # the order of StepTime
 
 
 @dataclass(frozen=True)
@@ -78,7 +52,7 @@ class StepTimeSample:
 
 @dataclass(frozen=True)
 class StepTime(Record):
-    """The parameters of the model of a step's time, as :func:`fit` returns them.
+    """The parameters of the model of a step's time, as :func:`.step_time_fit.fit` returns them.
 
     Its methods return the times and throughputs that the model predicts.
 
@@ -105,7 +79,7 @@ class StepTime(Record):
     @property
     def fitted(self) -> int:
         """The number of parameters that measurements have set; the others cost nothing."""
-        return int(np.count_nonzero(self._vector()[:GAMMA] > TINY)) + (self.overlap != 1.0)
+        return sum(value > TINY for value in self._parameters()[:-1]) + (self.overlap != 1.0)
 
     def step_s(self, workers: int, hosts: int, batch: float) -> float:
         """Return the predicted time of a step in seconds.
@@ -137,10 +111,9 @@ class StepTime(Record):
             hosts: the numbers of hosts that they are on.
             batch: the numbers of samples of each worker.
         """
-        values = self._vector()
-        compute, reduce = parts_of_steps(values, setups_of_steps(workers, hosts, batch))
-        longest, powers = overlapped(compute, reduce, values[GAMMA])
-        return np.asarray(longest * powers ** (1.0 / values[GAMMA]))
+        from edl.core.policy.step_time_formula import steps_s
+
+        return steps_s(self._parameters(), workers, hosts, batch)
 
     def throughput(self, workers: int, hosts: int, batch: float) -> float:
         """Return the predicted throughput of all workers together, in samples a second.
@@ -162,403 +135,11 @@ class StepTime(Record):
             hosts: the number of hosts that they are on.
             batches: the batches, each in samples of one worker in a step.
         """
-        each = np.array(batches, float)
-        all_alike = np.full(len(each), workers), np.full(len(each), hosts)
-        rates: list[float] = (workers * each / self.steps_s(*all_alike, each)).tolist()
-        return rates
+        from edl.core.policy.step_time_formula import throughputs
 
-    def _vector(self) -> Vector:
-        """Return the seven parameters of the model as an array, in the order of the fields."""
+        return throughputs(self._parameters(), workers, hosts, batches)
+
+    def _parameters(self) -> tuple[float, ...]:
+        """Return the seven parameters of the model, in the order of the fields."""
         parts = (self.compute_s, self.each_sample_s, self.reduce_s, self.each_worker_s)
-        return np.array([*parts, self.far_reduce_s, self.each_far_worker_s, self.overlap])
-
-
-class Loss(Enum):
-    """The error L of predicted times; d are the differences of their logarithms from the measured.
-
-    ``MSLE`` is the mean of d^2 (mean squared logarithmic error), ``RMSLE`` its square root.
-    """
-
-    MSLE = "mean squared logarithmic error"
-    RMSLE = "root mean squared logarithmic error"
-
-
-@dataclass(frozen=True)
-class FitOptions:
-    """The assumptions of a fit of the step time. The defaults are those of a live job.
-
-    Attributes:
-        loss: the error that is minimised. An error of 10 % adds 0.01 with the MSLE and 0.1 with the
-            RMSLE, so the penalties weigh more with the MSLE: live step times are noisy.
-        constant_share: the fraction of the compute time that is assumed not to depend on the batch
-            while only one local batch was measured, from 0 to 1.
-        far_factor: what the reduction between hosts is assumed to cost at least while the job has
-            only trained on one host, as a multiple of its cost on one host; 0: it is assumed to
-            cost nothing.
-        separable: whether a parameter is fitted only if the measurements tell it from the others.
-            alpha_c needs two local batches that are not :func:`~.observation.alike`, gamma these
-            and a reduction, and each beta two numbers of workers. alpha_r needs a step of one
-            worker, or a compute time; alpha_n one of these, or a step on one host. If False, they
-            are fitted with fewer measurements, and the penalties decide.
-        rounds: the largest number of steps of one search for the parameters, above 0; with the
-            RMSLE :func:`fit` makes several searches.
-        tolerance: a search ends with the first step that lowers the objective by less than this.
-    """
-
-    loss: Loss = Loss.MSLE
-    constant_share: float = 0.0
-    far_factor: float = 0.0
-    separable: bool = True
-    rounds: int = 60
-    tolerance: float = 1e-14
-
-
-LIVE = FitOptions()
-
-
-def fit(measured: Sequence[StepTimeSample], options: FitOptions = LIVE) -> StepTime:
-    """Return the model of the step time that fits the measured steps best.
-
-    It minimises the errors of the logarithms of the times, plus small penalties that decide between
-    models that fit equally well; the docstring of the module has the formula.
-
-    One measurement is enough; parameters about which it says nothing keep the assumed values. The
-    same measurements in any order give the same model.
-
-    Args:
-        measured: the measured step times.
-        options: the assumptions of the fit.
-
-    Raises:
-        ValueError: ``measured`` is empty.
-    """
-    if not measured:
-        raise ValueError("nothing was measured")
-    ordered = sorted(measured, key=lambda one: (one.workers, one.hosts, one.batch, one.step_s))
-    objective = Objective(ordered, options)
-    found = objective.start
-    for _ in range(REWEIGHTINGS if options.loss is Loss.RMSLE else 1):
-        objective.reweigh(found)
-        before = found
-        found = least_squares(
-            objective.errors, found, objective.derivatives, options.rounds, options.tolerance
-        )
-        if np.abs(found - before).max() < CLOSE:
-            break
-    values = objective.values(found)
-    if not objective.setups.far.any():
-        values[ALPHA_N] = max(values[ALPHA_N], options.far_factor * values[ALPHA_R])
-        values[BETA_N] = max(values[BETA_N], options.far_factor * values[BETA_R])
-    return StepTime(*(float(value) for value in values))
-
-
-class Setups(NamedTuple):
-    """The inputs of the formula for the time of many steps, as arrays with one item for each step.
-
-    Attributes:
-        batch: the samples of each worker in the step.
-        near: 1 where two or more workers reduce on one host, else 0.
-        far: 1 where two or more workers reduce on several hosts, else 0.
-        more: the number of workers beyond two, at least 0.
-    """
-
-    batch: Vector
-    near: Vector
-    far: Vector
-    more: Vector
-
-
-def setups_of_steps(workers: Vector, hosts: Vector, batch: Vector) -> Setups:
-    """Return the inputs of the formula for the time of many steps.
-
-    The arguments are arrays of one shape, with one item for each step: the number of ``workers``,
-    of ``hosts``, and of the samples of each worker (``batch``).
-    """
-    far = np.where((workers > 1) & (hosts > 1), 1.0, 0.0)
-    near = np.where(workers > 1, 1.0 - far, 0.0)
-    return Setups(batch, near, far, np.maximum(workers - 2.0, 0.0))
-
-
-def parts_of_steps(values: Vector, setups: Setups) -> tuple[Vector, Vector]:
-    """Return the compute times and the reduction times of many steps, in seconds.
-
-    Returns:
-        two arrays with one item for each step: T_compute and T_reduce of the module's formula.
-
-    Args:
-        values: the seven parameters, in the order of :class:`StepTime`.
-        setups: the workers, hosts and batch of each step.
-    """
-    compute = values[ALPHA_C] + values[BETA_C] * setups.batch
-    near = setups.near * (values[ALPHA_R] + values[BETA_R] * setups.more)
-    far = setups.far * (values[ALPHA_N] + values[BETA_N] * setups.more)
-    return compute, near + far
-
-
-def overlapped(compute: Vector, reduce: Vector, gamma: float | Vector) -> tuple[Vector, Vector]:
-    """Return two terms of each step's time: t and (T_compute / t)^gamma + (T_reduce / t)^gamma.
-
-    t is the larger one of the step's T_compute and T_reduce. The step takes t times the gamma-th
-    root of the second term. Powers of the times themselves could underflow.
-
-    Args:
-        compute: the compute time T_compute of each step, above 0.
-        reduce: the reduction time T_reduce of each step.
-        gamma: how far computing and reduction overlap, from 1 to 10 (:class:`StepTime`).
-    """
-    longest = np.maximum(compute, reduce)
-    return longest, (compute / longest) ** gamma + (reduce / longest) ** gamma
-
-
-class Objective:
-    """The function that :func:`fit` minimises, as the sum of the squares of :meth:`errors`.
-
-    A search varies the parameters that are fitted, and without bounds: it works with their
-    logarithms, and with the logit of gamma's place between 1 and 10. A vector of these is called
-    ``inner``. :func:`fit` calls :meth:`reweigh` before each search.
-
-    Args:
-        measured: the measured step times.
-        options: the assumptions of the fit.
-    """
-
-    def __init__(self, measured: Sequence[StepTimeSample], options: FitOptions) -> None:
-        workers = np.array([one.workers for one in measured], float)
-        hosts = np.array([one.hosts for one in measured])
-        step_s = np.array([one.step_s for one in measured])
-        compute_s = np.array([one.compute_s for one in measured if one.compute_s is not None])
-        batches = np.array([one.batch for one in measured], float)
-        self.setups = setups_of_steps(workers, hosts, batches)
-        self._has_compute = np.array([one.compute_s is not None for one in measured])
-        self._log_step, self._log_compute = np.log(step_s), np.log(compute_s)
-        self._loss = options.loss
-        self._weights = [1.0, 1.0]
-        self._free = _free(self.setups, workers, self._has_compute, options.separable)
-        known_s = compute_s if self._has_compute.all() else None
-        self._first = _first(self.setups, step_s, known_s, self._free, options.constant_share)
-
-    @property
-    def start(self) -> Vector:
-        """The vector ``inner`` that a search starts from: estimates from the measured times."""
-        inner = np.log(np.maximum(self._first[self._free], TINY))
-        if self._free[GAMMA]:
-            place = (self._first[GAMMA] - 1.0) / (MOST_OVERLAP - 1.0)
-            inner[-1] = np.log(place / (1.0 - place))
-        return inner
-
-    def values(self, inner: Vector) -> Vector:
-        """Return all seven parameters for ``inner``, in the order of :class:`StepTime`.
-
-        ``inner`` has the fitted parameters as a search varies them (see :class:`Objective`); the
-        others keep their assumed values.
-        """
-        values = self._first.copy()
-        bounded = np.clip(inner, -20.0, 20.0)
-        found = np.maximum(np.exp(bounded), TINY)
-        if self._free[GAMMA]:
-            found[-1] = 1.0 + (MOST_OVERLAP - 1.0) / (1.0 + np.exp(-bounded[-1]))
-        values[self._free] = found
-        return values
-
-    def reweigh(self, inner: Vector) -> None:
-        """Set the weights of :meth:`errors` so that their sum of squares has the slope of the loss.
-
-        The loss is the error that ``FitOptions.loss`` selects. The slopes are equal at the
-        parameters ``inner`` (see :class:`Objective`). The compute times and the step times have one
-        weight each.
-        """
-        self._weights = [self._weight(errors) for errors in self._differences(self.values(inner))]
-
-    def errors(self, inner: Vector) -> Vector:
-        """Return the vector whose sum of squares is minimised, for the parameters ``inner``.
-
-        It has the weighted errors of the measured compute times, then those of the step times, and
-        the roots of the three penalties. An error is the logarithm of the predicted time minus that
-        of the measured time. For ``inner`` see :class:`Objective`.
-        """
-        values = self.values(inner)
-        compute, step = self._differences(values)
-        weighted = self._weights[0] * compute, self._weights[1] * step
-        return np.concatenate([*weighted, fit_penalties(values, self._free)])
-
-    def derivatives(self, inner: Vector) -> Vector:
-        """Return the matrix of the derivatives of each error (row) by each parameter (column).
-
-        The errors are those of :meth:`errors`, the parameters those in the vector ``inner`` (see
-        :class:`Objective`), at which the derivatives are taken.
-        """
-        values = self.values(inner)
-        compute, reduce = self._floored_parts(values)
-        batch, near, far, more = self.setups
-        # The derivative of a part's logarithm by that of a parameter is the parameter's share.
-        shares = np.zeros((len(batch), GAMMA))
-        shares[:, ALPHA_C] = values[ALPHA_C] / compute
-        shares[:, BETA_C] = values[BETA_C] * batch / compute
-        shares[:, ALPHA_R] = values[ALPHA_R] * near / reduce
-        shares[:, BETA_R] = values[BETA_R] * near * more / reduce
-        shares[:, ALPHA_N] = values[ALPHA_N] * far / reduce
-        shares[:, BETA_N] = values[BETA_N] * far * more / reduce
-        of_compute = shares[self._has_compute, :ALPHA_R]
-        rows = np.zeros((len(of_compute) + len(batch) + 3, GAMMA + 1))
-        rows[: len(of_compute), :ALPHA_R] = self._weights[0] * of_compute
-        gamma = values[GAMMA]
-        by_compute, by_gamma = step_derivatives(compute, reduce, gamma)
-        gamma_by_inner = (gamma - 1.0) * (MOST_OVERLAP - gamma) / (MOST_OVERLAP - 1.0)
-        step = rows[len(of_compute) : -3]
-        step[:, :ALPHA_R] = by_compute[:, None] * shares[:, :ALPHA_R]
-        step[:, ALPHA_R:GAMMA] = (1.0 - by_compute)[:, None] * shares[:, ALPHA_R:]
-        step[:, GAMMA] = by_gamma * gamma_by_inner
-        step *= self._weights[1]
-        _, near_growth, far_growth = fit_penalties(values, self._free)
-        rows[-3, GAMMA] = np.sqrt(OVERLAP_PENALTY) * gamma_by_inner
-        rows[-2, [ALPHA_R, BETA_R]] = -near_growth, near_growth
-        rows[-1, [ALPHA_N, BETA_N]] = -far_growth, far_growth
-        return np.asarray(rows[:, self._free])
-
-    def _weight(self, errors: Vector) -> float:
-        """Return the factor by which ``errors`` are multiplied before they are squared.
-
-        It is the root of the derivative of the loss by the sum of the squares of ``errors``, and 0
-        if there are no errors.
-        """
-        if not len(errors):
-            return 0.0
-        if self._loss is Loss.MSLE:
-            return math.sqrt(1.0 / len(errors))
-        root = math.sqrt(np.mean(errors**2))
-        return math.sqrt(0.5 / max(root, LEAST_ERROR) / len(errors))
-
-    def _differences(self, values: Vector) -> tuple[Vector, Vector]:
-        """Return the errors of the logarithms of the compute times and of the step times.
-
-        An error is the logarithm of the predicted time minus that of the measured time. ``values``
-        are the seven parameters, in the order of :class:`StepTime`.
-
-        Returns:
-            (an item for each step whose compute time was measured, an item for each step).
-        """
-        compute, reduce = self._floored_parts(values)
-        longest, powers = overlapped(compute, reduce, values[GAMMA])
-        log_step = np.log(longest) + np.log(powers) / values[GAMMA]
-        log_compute = np.log(compute[self._has_compute])
-        return log_compute - self._log_compute, log_step - self._log_step
-
-    def _floored_parts(self, values: Vector) -> tuple[Vector, Vector]:
-        """Return the predicted compute time and reduction time of each measured step, in seconds.
-
-        The reduction time is at least :data:`TINY` (1e-8), so that it has a logarithm. ``values``
-        are the seven parameters, in the order of :class:`StepTime`.
-        """
-        compute, reduce = parts_of_steps(values, self.setups)
-        return compute, np.maximum(reduce, TINY)
-
-
-def _free(
-    setups: Setups, workers: Vector, has_compute: npt.NDArray[np.bool_], separable: bool
-) -> npt.NDArray[np.bool_]:
-    """Return which of the seven parameters are fitted, as a mask in the order of :class:`StepTime`.
-
-    The other parameters keep the values of :func:`_first`.
-
-    Args:
-        setups: the inputs of the formula for each measured step.
-        workers: the number of workers of each step.
-        has_compute: whether the compute time of each step was measured.
-        separable: whether parameters are fitted only if the measurements tell them from the others
-            (see :class:`FitOptions`).
-    """
-    near, far = setups.near > 0, setups.far > 0
-    reduces = bool(near.any() or far.any())
-    if not separable:
-        batches, third = len(np.unique(setups.batch)) > 1, bool(setups.more.any())
-        more_near, more_far = bool(near.any()) and third, bool(far.any()) and third
-        return np.array([batches, True, near.any(), more_near, far.any(), more_far, reduces])
-    batches = not alike(float(setups.batch.min()), float(setups.batch.max()))
-    alone = bool(has_compute.any() or (workers == 1).any())
-    two_near = near.any() and alone
-    two_far = far.any() and (alone or near.any())
-    more = _two_sizes(workers[near]), _two_sizes(workers[far])
-    return np.array([batches, True, two_near, more[0], two_far, more[1], reduces and batches])
-
-
-def _two_sizes(workers: Vector) -> bool:
-    """Return whether the numbers in ``workers`` are not all the same; False if there are none."""
-    return len(np.unique(workers)) > 1
-
-
-def _first(
-    setups: Setups,
-    step_s: Vector,
-    compute_s: Vector | None,
-    free: npt.NDArray[np.bool_],
-    constant_share: float,
-) -> Vector:
-    """Return the seven parameters that a search starts from.
-
-    The times that are not fitted are almost 0, and gamma is 1 if it is not fitted. But alpha_c, the
-    compute time that does not depend on the batch, takes a share of the compute time if it is not
-    fitted, because only one local batch was measured.
-
-    Args:
-        setups: the inputs of the formula for each measured step.
-        step_s: the time of each step, in seconds.
-        compute_s: the compute time of each step, in seconds; None: it was not measured in every
-            step. Then the search starts from a fraction of the shortest step for each parameter.
-        free: a mask of the parameters that are fitted.
-        constant_share: the share of the compute time that alpha_c takes with one local batch.
-    """
-    if compute_s is None:
-        shortest_s = float(np.min(step_s))
-        constant_s, sample_s = shortest_s, shortest_s / float(np.max(setups.batch))
-        reduce = GUESSED_REDUCE * shortest_s * np.ones(4)
-    else:
-        constant_s = float(np.min(compute_s) if free[ALPHA_C] else np.mean(compute_s))
-        sample_s = float(np.mean(compute_s / setups.batch))
-        reduce_s = float(np.mean(np.maximum(step_s - compute_s, LEAST_REDUCE * step_s)))
-        reduce = np.array([0.9, 0.1, 0.9, 0.1]) * reduce_s
-    share = 0.5 if free[ALPHA_C] else constant_share
-    reduce = np.where(free[ALPHA_R:GAMMA], reduce, TINY)
-    overlap = FIRST_OVERLAP if free[GAMMA] else 1.0
-    compute = max(share * constant_s, TINY), (1.0 - share) * sample_s
-    return np.array([*compute, *reduce, overlap])
-
-
-def step_derivatives(
-    compute: Vector, reduce: Vector, gamma: float | Vector
-) -> tuple[Vector, Vector]:
-    """Return the derivatives of log T_step by log T_compute and by gamma, as two arrays.
-
-    The arrays have one item for each step. T_step is the time of a step, T_compute its compute
-    time. (The derivative by the logarithm of the reduction time is 1 minus the first one.)
-
-    Args:
-        compute: the compute time of each step, above 0.
-        reduce: the reduction time of each step, above 0.
-        gamma: how far computing and reduction overlap, from 1 to 10 (:class:`StepTime`).
-    """
-    longest = np.maximum(compute, reduce)
-    one, other = compute / longest, reduce / longest
-    powers = one**gamma, other**gamma
-    total = powers[0] + powers[1]
-    slope = (powers[0] * np.log(one) + powers[1] * np.log(other)) / total
-    return powers[0] / total, slope / gamma - np.log(total) / gamma**2
-
-
-def fit_penalties(values: Vector, free: npt.NDArray[np.bool_]) -> Vector:
-    """Return the square roots of the three penalties that a fit adds to its squared errors.
-
-    They are those of gamma, of beta_r / alpha_r and of beta_n / alpha_n. A quotient counts only if
-    both of its parameters are fitted.
-
-    Args:
-        values: the seven parameters, in the order of :class:`StepTime`.
-        free: which of them are fitted, an array of the same shape.
-    """
-    near, far = free[[ALPHA_R, ALPHA_N]] & free[[BETA_R, BETA_N]]
-    return np.array(
-        [
-            np.sqrt(OVERLAP_PENALTY) * (values[GAMMA] - 1.0),
-            near * np.sqrt(GROWTH_PENALTY) * values[BETA_R] / values[ALPHA_R],
-            far * np.sqrt(GROWTH_PENALTY) * values[BETA_N] / values[ALPHA_N],
-        ]
-    )
+        return (*parts, self.far_reduce_s, self.each_far_worker_s, self.overlap)

@@ -3,8 +3,9 @@
 One search for the parameters of :class:`~edl.core.policy.step_time.StepTime` takes up to 60 rounds
 of small array operations, 5 ms together, and the leader of a cluster of a thousand jobs would spend
 5 s on them. Here all jobs make each round together, in arrays whose first axis is the job. The
-objective, the start and the rules of the search are those of :func:`edl.core.policy.step_time.fit`
-with its default options, and so are the results, up to rounding.
+objective, the start and the rules of the search are those of
+:func:`edl.core.policy.step_time_fit.fit` with its default options, and so are the results, up to
+rounding.
 """
 
 from __future__ import annotations
@@ -16,31 +17,30 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from edl.core.policy.least_squares import FIRST_DAMPING, LEAST_DAMPING, MOST_DAMPING
+from edl.core.policy.least_squares import FIRST_DAMPING, LEAST_DAMPING, MOST_DAMPING, Vector
 from edl.core.policy.observation import ALIKE
-from edl.core.policy.step_time import (
+from edl.core.policy.step_time import TINY, StepTime, StepTimeSample
+from edl.core.policy.step_time_fit import (
+    FIRST_OVERLAP,
+    GUESSED_REDUCE,
+    LIVE,
+    MOST_OVERLAP,
+    OVERLAP_PENALTY,
+    fit_penalties,
+    step_derivatives,
+)
+from edl.core.policy.step_time_formula import (
     ALPHA_C,
     ALPHA_N,
     ALPHA_R,
     BETA_C,
     BETA_N,
     BETA_R,
-    FIRST_OVERLAP,
     GAMMA,
-    GUESSED_REDUCE,
-    LIVE,
-    MOST_OVERLAP,
-    OVERLAP_PENALTY,
-    TINY,
     Setups,
-    StepTime,
-    StepTimeSample,
-    Vector,
-    fit_penalties,
     overlapped,
     parts_of_steps,
     setups_of_steps,
-    step_derivatives,
 )
 
 Number = TypeVar("Number", np.float64, np.bool_)

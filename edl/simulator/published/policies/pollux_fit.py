@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edl.core.policy.step_time import FitOptions, Loss, StepTime, StepTimeSample, fit
+from edl.core.policy.step_time import StepTime, StepTimeSample
+from edl.core.policy.step_time_fit import FitOptions, Loss, fit
 
 PUBLISHED = FitOptions(
     loss=Loss.RMSLE,

@@ -24,7 +24,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from edl.core.policy.step_time import StepTime, Vector
+from edl.core.policy.least_squares import Vector
+from edl.core.policy.step_time import StepTime
 
 Ints = npt.NDArray[np.int64]
 
