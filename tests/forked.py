@@ -1,7 +1,8 @@
 """Starts processes of tests by a fork of a process that has imported what they need.
 
-The imports are most of what a process costs a test. There are two ways:
+The imports are most of what a process costs a test. There are three ways:
 
+- :func:`run_to_end`: such a command that a test waits for;
 - :func:`start`: `edl run`, `edl join` and `edl agent`, and `edl cluster` and `edl host`. An agent
   that is started in this way forks its workers, too, from a template that it is given
   (:mod:`edl.launch.template`);
@@ -91,6 +92,33 @@ def start(
         gives_template=is_agent,
     )  # fmt: skip
     return Forked(child.pid, words)
+
+
+def run_to_end(
+    words: Sequence[str], directory: Path, environment: Mapping[str, str], timeout_s: float
+) -> subprocess.CompletedProcess[str] | None:
+    """Run `edl` with ``words`` to its end, and keep what it prints; None: it needs an ``exec``.
+
+    Raises:
+        subprocess.TimeoutExpired: it did not end in time, and was killed.
+    """
+    if (framework := _framework([EDL, *words], directory, environment)) is None:
+        return None
+    with tempfile.TemporaryDirectory() as place:
+        out, err = Path(place, "out"), Path(place, "err")
+        err.touch()
+        begins = BEGINS.format(there={2: str(err)}, script="")
+        code = f"{begins}\nfrom edl.cli.main import main\nmain()"
+        child = _base(framework).fork(
+            environment, out, lambda pid: None, [sys.executable, "-c", code, *words], directory,
+            gives_template=_verb(words) in AGENTS,
+        )  # fmt: skip
+        process = Forked(child.pid, ["edl", *words])
+        try:
+            ended = process.wait(timeout_s)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess(process.args, ended, out.read_text(), err.read_text())
 
 
 class Python(subprocess.Popen[str]):

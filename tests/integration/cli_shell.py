@@ -101,6 +101,9 @@ class Shell:
         """Run to the end."""
         if verbs().takes(words, self.environment):
             return verbs().run(words, cwd or self.directory, self.environment, timeout_s)
+        place = cwd or self.directory
+        if self.forks and (done := forked.run_to_end(words, place, self.environment, timeout_s)):
+            return done
         return subprocess.run(
             [sys.executable, "-m", "edl.cli.main", *words],
             cwd=cwd or self.directory,

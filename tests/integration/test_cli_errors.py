@@ -88,6 +88,7 @@ def test_nothing_is_started_for_what_cannot_be(
 
 
 def test_a_script_that_dies_at_once_on_every_worker(shell: Shell) -> None:
+    shell.forks = False  # such a job has no template before its first ring
     (shell.directory / "train.py").write_text("import sys; print('no data'); sys.exit(7)")
     done = shell.edl("run", "-np", "2", "--job", "j", sys.executable, "train.py")
     assert done.returncode == 7

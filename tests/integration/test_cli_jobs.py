@@ -26,6 +26,7 @@ def start(shell: Shell, *options: str, run: tuple[str, ...] = RUN) -> Running:
 
 
 def test_a_job_runs_to_its_end(shell: Shell) -> None:
+    shell.forks = False  # all is started as users start it
     done = shell.edl(*RUN, sys.executable, STANDIN, "--steps", "20")
     assert done.returncode == 0, done.stderr
     last = [line for line in done.stdout.splitlines() if "leaves after" in line]

@@ -25,6 +25,7 @@ SHORT = {
     "drain",
     "events",
     "borrow",
+    "leader",
     "logs",
     "migrate",
     "policy",
