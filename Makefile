@@ -28,13 +28,13 @@ demo: ## a job on real data that grows and shrinks while it trains; needs PyTorc
 test: setup-tests lint types ## everything that must hold: lint, types, unit, property, contract, integration, some chaos
 	@$(MAKE) --no-print-directory --jobs 2 test-unit test-processes
 
-# Two runs of pytest at the same time: one process imports the modules of the unit tests, and not each of
-# three.
+# Two runs of pytest at the same time: one process imports PyTorch and the modules of the tests that start
+# no process, and not each of three.
 test-unit:
-	HYPOTHESIS_PROFILE=ci $(PYTEST) tests/unit -m "not long"
+	HYPOTHESIS_PROFILE=ci $(PYTEST) tests/unit tests/property -m "not long"
 
 test-processes:
-	HYPOTHESIS_PROFILE=ci $(PYTEST) $(SIDE_BY_SIDE) tests/property tests/contract tests/integration tests/chaos -m "not chaos and not long or chaos_short"
+	HYPOTHESIS_PROFILE=ci $(PYTEST) $(SIDE_BY_SIDE) tests/contract tests/integration tests/chaos -m "not chaos and not long or chaos_short"
 
 lint: setup ## ruff: rules and formatting
 	$(PYTHON_BIN) -m ruff check .

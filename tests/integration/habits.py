@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from paths import SCRIPTS
 
 sys.path.insert(0, str(SCRIPTS))
-from torch_habits import SAMPLES, Training
 
 NEVER = slice(8, 12)  # of the weights: the parameter without a gradient
 
@@ -27,6 +25,9 @@ def prove_as_one_process(out: Path, epochs: int, workers: int | None = None) -> 
     Who was in a step, and with how many samples, they say themselves; that it is true shows in
     their weights. ``workers``: how many trained to the end; None: any number.
     """
+    import torch  # not by each process of pytest that only collects
+    from torch_habits import SAMPLES, Training
+
     batches: dict[tuple[int, int], list[int]] = {}
     steps: dict[int, list[Line]] = defaultdict(list)
     finals = []
