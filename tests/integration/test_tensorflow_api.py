@@ -18,9 +18,9 @@ import numpy as np
 import tensorflow as tf
 import edl.tensorflow as edl
 """
+SGD = "sgd = keras.optimizers.SGD(0.1)\n"  # where it is used: it starts TensorFlow's own threads
 SETUP = """
 keras = tf.keras
-sgd = keras.optimizers.SGD(0.1)
 data = np.arange(8, dtype=np.float32)[:, None], np.zeros((8, 1), np.float32)
 def network(optimizer=None):
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
@@ -2047,18 +2047,36 @@ LONG = {  # tests/README.md, Time: in `make test` the first one of each line has
     "the job's numbers in the logs of a train_step, as in Keras' guide": (
         "the job's numbers in the logs of a train_step, under another name",
     ),
+    "synchronized batch normalisation as in one process": (
+        "synchronized batch normalisation where nobody else is",
+    ),
+    "an error in the exchange of a layer in a graph": (
+        "the end of the job in the exchange of a layer in a graph",
+    ),
+    "a fit by no steps": ("a fit by steps that are made",),
+    "fit, not wrapped": ("fit, compile without edl, fit",),
+    "two tapes before the first update": ("two tapes in one step",),
+    "a loop by steps, and one by the count of the job": (
+        "epochs until so many steps are made, with a tape of the job's",
+    ),
+    "clipped means: eager, in a function, in two functions": (
+        "two optimizers with clipped gradients of the job",  # and property/test_several_optimizers
+    ),
     "the noise of gradients, fit": (
         "the noise of gradients, traced",
         "the noise of gradients, scaled",
         "the noise of gradients, adam",
     ),
     "a ramp and a step without samples, traced": ("a ramp and a step without samples, eager",),
-    "rates by samples in fit": ("rates by samples",),
+    "rates by samples in fit": ("rates by samples", "rates by the global batch"),
     "damaged data, slow, in a fit": ("damaged data, fast, in a fit",),
     "damaged data, fast, in a loop": ("damaged data, slow, in a loop",),
     "damaged data, fast, in a plain session": ("damaged data, slow, in a plain session",),
     "damaged data, slow, caught in a loop": ("damaged data, slow, caught in a session",),
-    "plain gradients, clipped, in a train_step": ("plain gradients, clipped, in a function",),
+    "plain gradients, clipped": (
+        "plain gradients, clipped, in a function",
+        "plain gradients, clipped, in a train_step",
+    ),
     "no batch, in a function": ("no batch, in a function in a thread",),
     "two steps": ("two steps, in a function",),
     "a fit for each trial": ("a fit for each fold",),
@@ -2073,7 +2091,9 @@ def cases(uses: Iterable[str]) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def answers(request: pytest.FixtureRequest) -> dict[str, tuple[int, str]]:
-    return answers_of(asked(request, WRONG_USES | RIGHT_USES), IMPORTS, SETUP)
+    uses = asked(request, WRONG_USES | RIGHT_USES)
+    codes = {name: (SGD * ("sgd" in code) + code, said) for name, (code, said) in uses.items()}
+    return answers_of(codes, IMPORTS, SETUP)
 
 
 @pytest.mark.parametrize("name", cases(RIGHT_USES))
