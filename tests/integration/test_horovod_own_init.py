@@ -56,7 +56,7 @@ def test_a_script_that_calls_horovods_init_fails_the_job_with_a_sentence(
     (shell.directory / "train.py").write_text(
         f"import horovod.{module} as hvd\nhvd.init()\nprint('it trains alone')\n"
     )
-    job = shell.start("run", "-np", "2", "--job", "j", sys.executable, "train.py")
+    job = shell.start("run", "-np", "1", "--job", "j", sys.executable, "train.py")
     assert job.wait(120.0) == REFUSED_EXIT
     assert shell.status()["reason"].startswith(SENTENCE)
     assert job.output.count(f"[slot 0] {SENTENCE}") <= 1, "it was not started again"

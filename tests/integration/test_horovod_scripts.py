@@ -183,7 +183,7 @@ def test_the_torch_example_alone() -> None:
 
 
 def alone(script: Path) -> None:
-    learned(run_alone(script).stdout, workers=1)
+    learned(run_alone(script, "--epochs", "4").stdout, workers=1)
 
 
 def run_alone(script: Path, *options: str) -> subprocess.CompletedProcess[str]:

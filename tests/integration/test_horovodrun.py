@@ -35,15 +35,22 @@ SLOW_S = 180.0  # for horovodrun itself, and two workers at once, to import Tens
 
 
 @pytest.mark.parametrize(
-    ("script", "shield", "np"),
+    ("script", "shield", "np", "driver"),
     [
-        pytest.param("counting.py", WORKER, 1, id="torch"),
-        pytest.param("counting.py", (), 2, id="torch-alone", marks=pytest.mark.long),
-        pytest.param("tf_counting.py", WORKER, 2, id="tensorflow", marks=pytest.mark.long),
+        pytest.param("counting.py", WORKER, 1, QUICK, id="torch"),
+        pytest.param("counting.py", (), 2, HOROVODRUN, id="torch-alone", marks=pytest.mark.long),
+        pytest.param(
+            "tf_counting.py", WORKER, 2, HOROVODRUN, id="tensorflow", marks=pytest.mark.long
+        ),
     ],
 )
 def test_out_and_in_and_a_killed_worker(
-    tmp_path: Path, zk_hosts: str, script: str, shield: tuple[str, ...], np: int
+    tmp_path: Path,
+    zk_hosts: str,
+    script: str,
+    shield: tuple[str, ...],
+    np: int,
+    driver: Sequence[str],
 ) -> None:
     """Grow by one worker, shrink again, kill one: samples count once, horovodrun ends with 0."""
     with scenario(
@@ -54,7 +61,7 @@ def test_out_and_in_and_a_killed_worker(
         kind=HorovodrunScenario,
         script=SCRIPTS / script,
         shield=shield,
-        driver=HOROVODRUN,
+        driver=driver,
     ) as job:
         job.wait_for_size(np, SLOW_S)
         job.scale(np + 1)
