@@ -98,7 +98,7 @@ class RingFailure(Scenario):
     """A job whose ring breaks as :data:`HISTORIES` say."""
 
     samples = 500  # an epoch has 42 steps; the last one is uneven
-    epochs = 3
+    epochs = 2
     throttled = even(0.0)
     script = SCRIPT
 

@@ -207,7 +207,12 @@ def control_c_twice(terminal: Terminal) -> int:
 
 
 @pytest.mark.parametrize(
-    ("end", "deaf"), [(close, False), (control_c, False), (control_c_twice, True)]
+    ("end", "deaf"),
+    [
+        (close, False),
+        pytest.param(control_c, False, marks=pytest.mark.long),  # the first of the two below
+        (control_c_twice, True),
+    ],
 )
 def test_the_end_of_a_terminal_leaves_no_orphan(
     end: Callable[[Terminal], int], deaf: bool, shell: Shell

@@ -16,7 +16,7 @@ from edl.testing.throttle import Throttle
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 COUNTING = SCRIPTS / "counting.py"
-SAMPLES, EPOCHS = 897, 3
+SAMPLES, EPOCHS = 897, 2
 SIZES = (2, 4, 1, 3)
 
 

@@ -13,8 +13,8 @@ from edl.testing.throttle import Throttle
 
 pytestmark = pytest.mark.integration
 
-EPOCHS = 3
-SLOW = Throttle(1.0, 25, 10.0)  # a job of about 50 steps
+EPOCHS = 2
+SLOW = Throttle(1.0, 25, 10.0)  # a job of about 35 steps
 
 
 def test_a_job_trains_as_one_process_does(tmp_path: Path, zk_hosts: str) -> None:

@@ -44,6 +44,7 @@ def test_each_job_ends_in_the_published_second(
         assert found.mean_jct_s == pytest.approx(mean_jct_s)
 
 
+@pytest.mark.long  # its rules: unit/test_cluster_pollux*.py; the engine: each second above
 def test_pollux_is_near_its_published_mean() -> None:
     # Its search is random, and here a smaller one, which is some 2 % off.
     # docs/explanation/simulator.md has the means of all workloads with the search as it is by
