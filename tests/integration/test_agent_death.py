@@ -29,6 +29,7 @@ __all__ = ["shell"]
 RUN = ("run", "-np", "2", "--max-np", "3", "--job", "j", "--host", "a")
 
 
+@pytest.mark.long  # tests/README.md, Time
 @pytest.mark.slow
 def test_workers_train_on_without_their_agent_and_the_next_one_takes_them_over(
     tmp_path: Path, zk_hosts: str

@@ -306,9 +306,8 @@ def test_a_profile_is_right_kept_and_leaves_the_size_as_it_was(shell: Shell) -> 
     assert [text.split(" train")[0] for text in reasons] == ["3 workers", "2 workers", "1 worker"]
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
-)
+@pytest.mark.long  # tests/README.md, Time
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_profile_gives_the_size_back(shell: Shell, number: signal.Signals) -> None:
     # A worker alone trains no step: its size cannot have been measured when the signal comes.
     with two_hosts(shell, 2, 2, "--step-s", "0.05", "--rest-alone"):

@@ -187,6 +187,7 @@ def test_when_all_workers_die_without_a_checkpoint_the_job_has_failed(
         assert "there is no checkpoint to resume from" in job.output()
 
 
+@pytest.mark.long  # tests/README.md, Time
 def test_a_slot_that_keeps_failing_stays_empty(tmp_path: Path, zk_hosts: str) -> None:
     """Its edl-worker stays: the driver would bar the host. Each end has its last line."""
     script = tmp_path / "failing.py"

@@ -244,6 +244,7 @@ def test_a_pod_that_is_taken_away_leaves_and_says_that_its_work_is_not_done(shel
     assert (second.wait(), third.wait()) == (0, 0)
 
 
+@pytest.mark.long  # tests/README.md, Time
 def test_a_pod_that_joins_leaves_before_it_is_asked_to_end(shell: Shell) -> None:
     saved = shell.directory / "saved"
     saved.mkdir()
