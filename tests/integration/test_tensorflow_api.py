@@ -1141,14 +1141,14 @@ state = training.current().replica.state()
 def begins(**worker):  # as another worker would, with the state of this one
     keras.utils.set_random_seed(3)
     training.current().replica.load(state, Receive.ALL)
-    is_so = {"id": 1, "rank": 1, "step": 0, "generation": 1, "same_random": False}
+    is_so = {"id": 1, "rank": 1, "step": 0, "generation": 1, "same_random": False, "logical": 0}
     one = SimpleNamespace(**{**is_so, **worker})
     variables = training.current().replica.variables
     RandomNumbers(one, last_seed, Seeder(lambda: variables()["model"].items())).enter()
     return drops(model), float(tf.random.uniform(()))
 several = [begins(), begins(rank=2), begins(id=3, step=9, generation=2)]
 assert len({each[0] for each in several}) == len({each[1] for each in several}) == 3, several
-one = SimpleNamespace(id=1, rank=1, generation=1, warming_up=False, same_random=False)
+one = SimpleNamespace(id=1, rank=1, generation=1, warming_up=False, same_random=False, logical=0)
 def mapped(worker):
     tf.random.set_seed(5)
     with own_operation_seeds(worker):

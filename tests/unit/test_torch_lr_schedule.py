@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from types import SimpleNamespace
 from typing import Any
 
@@ -319,9 +318,9 @@ def test_a_tuner_has_a_rate_for_each_group(now: int, message: str) -> None:
 
 
 def test_what_counts_samples_is_not_named_for_counting_steps(
-    job: Job, caplog: pytest.LogCaptureFixture
+    job: Job, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gc.collect()  # the schedulers of other tests
+    monkeypatch.setattr(schedulers, "_made", [])  # without those of other tests
     sgd, other = elastic_sgd(), elastic_sgd(rate=1.0)
     scheduler, converted = LRSchedule(sgd, LINEAR), in_samples(lr.StepLR(other, 2), batch=4)
     for _ in range(6):

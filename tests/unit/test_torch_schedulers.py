@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -195,9 +194,9 @@ def test_steps_are_counted_and_epochs_or_samples_are_not(
 
 
 def test_who_counts_steps_is_named_once_the_batch_changes(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gc.collect()  # the schedulers of other tests
+    monkeypatch.setattr(schedulers, "_made", [])  # without those of other tests
     sgd = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     by_step, by_epoch = lr.StepLR(sgd, 9), lr.ExponentialLR(sgd, 0.9)
     both = lr.SequentialLR(sgd, [lr.ConstantLR(sgd), lr.LinearLR(sgd)], [3])
