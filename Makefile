@@ -74,7 +74,7 @@ cluster-soak: setup-tests ## half an hour of users and kills on a live cluster; 
 fleet-outages: setup-tests ## ten minutes of slot moves while Slurm's and then Ray's head is killed all the time; needs root; ARGS="--minutes 2 --fleet ray"
 	PYTHONPATH=.:tests/integration $(PYTHON_BIN) tests/chaos/fleet_outages.py $(ARGS)
 
-churn: setup ## workers spawned and killed all the time, 2,000 kills; ARGS="--kills 100 --seed 2"
+churn: setup ## workers spawned and killed all the time, 2,000 kills; ARGS="--kills 100 --seed 2 --exact"
 	PYTHONPATH=tests/integration $(PYTHON_BIN) tests/chaos/churn.py $(ARGS)
 
 interleavings: setup ## a million seeded jobs on the loopback ring; ARGS="--count 10000 --first 1"

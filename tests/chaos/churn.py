@@ -10,6 +10,9 @@ ZooKeeper, which then come back.
 
 Nobody is killed who may be the only one with the job's state, and no second one before the agent
 or ZooKeeper is back.
+
+With ``--exact`` the job has eight logical workers. Then the verdict is that the state after each
+step has the bits of one process which nothing disturbs.
 """
 
 from __future__ import annotations
@@ -27,7 +30,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from fault_scenario import START_S, FaultScenario, even, fault_scenario
+from fault_scenario import START_S, FaultScenario, even
+from logical_runs import LOGICAL, alone, digests
+from scenario import scenario
 from soak import FRAMEWORKS, keep, stalls_of
 
 from edl.chaos.fault_schedule import (
@@ -55,6 +60,30 @@ VICTIMS = {WORKER: 0.75, LEADER: 0.1, NEWCOMER: 0.1, AGENT: 0.03, ZOOKEEPER: 0.0
 EPOCHS_A_KILL = 0.2  # two cores train half as many meanwhile
 END_S = 1800.0
 QUIET_S = 120.0  # without a step: nothing that this driver does takes as long
+LOGICAL_WORKERS = 8
+EXACT_EPOCHS_A_KILL = 3.0  # of 7 steps, which eight workers train in 0.2 s each
+
+
+class ExactScenario(FaultScenario):
+    """A job of logical workers, whose state is proven step by step."""
+
+    samples = 200  # those of scripts/logical.py
+    script = LOGICAL
+    options = ("--logical", str(LOGICAL_WORKERS))
+
+    def words(self) -> list[str]:
+        return ["--out", str(self.reports_in), "--epochs", str(self.epochs)]
+
+    def prove(self, workers: int | None = None, code: int = 0) -> list[dict[str, Any]]:
+        """Let the job end, and compare each step with that of one process."""
+        self.hurry()
+        assert self.end(self.end_s) == code, self.describe("it failed")
+        found = digests(self.reports_in)
+        expected = alone(self.directory / "alone", LOGICAL_WORKERS, self.epochs, self.end_s)
+        wrong = sorted(step for step in expected if found.get(step) != expected[step])
+        assert not wrong, self.describe(f"other bits, or none, in the steps {wrong}")
+        self._nobody_is_left()
+        return [{"steps": len(found)}]
 
 
 @dataclass
@@ -65,6 +94,7 @@ class Churn:
     store: JobStore
     server: Server
     seed: int
+    limit: int  # workers
     kills: Counter[str] = field(default_factory=Counter)
     spawned: int = 0
     spared: int = 0  # times that nobody could be killed without losing the state
@@ -108,7 +138,7 @@ class Churn:
 
     def _spawn(self, snapshot: Snapshot) -> None:
         wanted = sum(snapshot.desired.hosts.values())
-        if wanted < MOST:
+        if wanted < self.limit:
             self._want(snapshot, wanted + 1, "churn: one more")
             self.spawned += 1
 
@@ -159,12 +189,14 @@ class Churn:
         self.history = [*self.history[-60:], f"{time.strftime('%H:%M:%S')} {what}"]
 
 
-def churn(job: FaultScenario, server: Server, kills: int, seed: int) -> dict[str, Any]:
+def churn(
+    job: FaultScenario, server: Server, kills: int, seed: int, most: int = MOST
+) -> dict[str, Any]:
     """Let it churn, prove, and tell; raises AssertionError for what went wrong."""
     job.wait_for_step(3, START_S)
     began = time.monotonic()
     with job.store() as store:
-        driver = Churn(job, store, server, seed)
+        driver = Churn(job, store, server, seed, most)
         try:
             driver.run(kills)
         finally:
@@ -197,30 +229,39 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--framework", choices=FRAMEWORKS, default="pytorch")
+    parser.add_argument("--exact", action="store_true", help="logical workers; PyTorch only")
     parser.add_argument("--json", type=Path, help="write the figures there")
     args = parser.parse_args()
+    if args.exact and args.framework != "pytorch":
+        parser.error("--exact is for PyTorch only")
+    most, a_kill = MOST, EPOCHS_A_KILL
+    if args.exact:
+        most, a_kill = LOGICAL_WORKERS, EXACT_EPOCHS_A_KILL
     directory = Path(tempfile.mkdtemp(prefix="edl-churn-"))  # stays when something goes wrong
     with (
         ensemble(directory, 1) as (server,),
-        fault_scenario(
+        scenario(
             directory,
             server.hosts,
+            kind=ExactScenario if args.exact else FaultScenario,
             np=LEAST,
             min_np=1,
-            max_np=MOST,
+            max_np=most,
             throttled=even(0.2),
-            epochs=max(5, round(EPOCHS_A_KILL * args.kills)),
+            epochs=max(5, round(a_kill * args.kills)),
             end_s=END_S,
             environment={"EDL_CHAOS": "1", **FRAMEWORKS[args.framework]},
         ) as job,
     ):
-        result = churn(job, server, args.kills, args.seed) | {"framework": args.framework}
+        result = churn(job, server, args.kills, args.seed, most)
+        result |= {"framework": args.framework, "exact": args.exact}
     shutil.rmtree(directory)
+    counted = f"each of {result['samples_counted']} samples counted once"
     print(json.dumps(result, indent=2))
     keep(result, args.json)
     print(
         f"churn: {result['kills']} kills and {result['spawns']} spawns in {result['minutes']} "
-        f"minutes, each of {result['samples_counted']} samples counted once"
+        f"minutes, {'each step bit for bit that of one process' if args.exact else counted}"
     )
 
 

@@ -56,6 +56,8 @@ def scenario(seed: int) -> Scenario:
         script = replace(script, max_global_batch=2 * script.batch_size)
     elif seed % 3 == 1:
         script = replace(script, batch_size=1 + seed % 7, aligned=True)
+    elif seed % 6 == 5:
+        script = replace(script, logical=1 + seed // 6 % 8, accumulated=1)
     faults = tuple(
         Fault(chance.randrange(np + 1), chance.randint(1, POINTS // 2), chance.choice(FAULTS))
         for _ in range(chance.choice([1, 1, 2, 3]))

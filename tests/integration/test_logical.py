@@ -2,44 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from paths import SCRIPTS
+from logical_runs import EPOCH, LOGICAL, alone, digests
 
 from edl.testing.job import started
 from edl.testing.throttle import Throttle
 
 pytestmark = pytest.mark.integration
 
-SCRIPT = SCRIPTS / "logical.py"
 SLOW = Throttle(0.3, 40, 10.0)  # in each iteration, of which a worker has several in a step
-EPOCH = {4: 13, 8: 7}  # steps, by the number of logical workers: 200 samples, 4 for each of them
 OPTIONS = {logical: ("--logical", str(logical)) for logical in EPOCH}
-
-
-def alone(directory: Path, logical: int, epochs: int) -> dict[int, str]:
-    """Return the digests by step of one process without a launcher."""
-    directory.mkdir()
-    environment = os.environ | {"EDL_LOGICAL": str(logical), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(SCRIPT), "--out", str(directory), "--epochs", str(epochs)]
-    subprocess.run(command, env=environment, check=True, timeout=240, cwd=directory)
-    found = digests(directory)
-    assert len(set(found.values())) == len(found) == epochs * EPOCH[logical]
-    return found
-
-
-def digests(directory: Path) -> dict[int, str]:
-    """Return the digest after each step; that of all workers that made it must be the same."""
-    found: dict[int, str] = {}
-    for diary in directory.glob("w*"):
-        for line in diary.read_text().splitlines():
-            step, digest = line.split()
-            assert found.setdefault(int(step), digest) == digest, f"{diary.name}, step {step}"
-    return found
 
 
 def test_a_join_and_a_kill_change_no_bit(tmp_path: Path, zk_hosts: str) -> None:
@@ -47,7 +21,7 @@ def test_a_join_and_a_kill_change_no_bit(tmp_path: Path, zk_hosts: str) -> None:
     expected = alone(tmp_path / "alone", 8, 3)
     out = tmp_path / "out"
     out.mkdir()
-    script = [SCRIPT, "--out", str(out), "--epochs", "3"]
+    script = [LOGICAL, "--out", str(out), "--epochs", "3"]
     with started(
         tmp_path, zk_hosts, *script, np=2, max_np=3, options=OPTIONS[8], throttled=SLOW
     ) as job:
@@ -68,7 +42,7 @@ def test_any_number_of_workers(tmp_path: Path, zk_hosts: str, logical: int) -> N
     for size in (1, 2, 3, 4):
         out = tmp_path / f"out{size}"
         out.mkdir()
-        script = [SCRIPT, "--out", str(out), "--loaders", str(size % 2)]
+        script = [LOGICAL, "--out", str(out), "--loaders", str(size % 2)]
         options = OPTIONS[logical]
         with started(out, zk_hosts, *script, np=size, max_np=size, options=options) as job:
             assert job.end() == 0, job.describe("it failed")
@@ -81,7 +55,7 @@ def test_a_preempted_job_goes_on_with_other_workers(tmp_path: Path, zk_hosts: st
     expected = alone(tmp_path / "alone", 8, 4)
     out, saved = tmp_path / "out", tmp_path / "saved"
     out.mkdir()
-    script = [SCRIPT, "--out", str(out), "--epochs", "4", "--checkpoint", str(saved)]
+    script = [LOGICAL, "--out", str(out), "--epochs", "4", "--checkpoint", str(saved)]
     for run, size in enumerate((2, 3, 4, 1)):
         options = [*OPTIONS[8], *(("--resume",) if run else ())]
         directory = tmp_path / f"run{run}"

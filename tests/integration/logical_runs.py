@@ -1,0 +1,36 @@
+"""Runs of scripts/logical.py, and the digests of their state after each step."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from paths import SCRIPTS
+
+LOGICAL = SCRIPTS / "logical.py"
+EPOCH = {4: 13, 8: 7}  # steps, by the number of logical workers: 200 samples, 4 for each of them
+
+
+def alone(directory: Path, logical: int, epochs: int, limit_s: float = 240.0) -> dict[int, str]:
+    """Return the digests by step of one process without a launcher, which nothing disturbs."""
+    directory.mkdir()
+    environment = os.environ | {"EDL_LOGICAL": str(logical), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(LOGICAL), "--out", str(directory), "--epochs", str(epochs)]
+    subprocess.run(command, env=environment, check=True, timeout=limit_s, cwd=directory)
+    found = digests(directory)
+    assert len(set(found.values())) == len(found) == epochs * EPOCH[logical]
+    return found
+
+
+def digests(directory: Path) -> dict[int, str]:
+    """Return the digest after each step; that of all workers that made it must be the same."""
+    found: dict[int, str] = {}
+    for diary in directory.glob("w*"):
+        for line in diary.read_text().splitlines():
+            step, _, digest = line.partition(" ")
+            if len(digest) < 64:
+                continue  # the worker was killed while it wrote
+            assert found.setdefault(int(step), digest) == digest, f"{diary.name}, step {step}"
+    return found
