@@ -8,7 +8,8 @@ any allreduce. (The idea is that of reproducible summation by pre-rounding: J. D
 Nguyen, "Fast Reproducible Floating-Point Summation", ARITH 2013.)
 
 A number is rounded to a multiple of the grain by adding a large constant and subtracting it again:
-the addition rounds it. :func:`rounding_constant` returns the constant, :func:`add_rounded` adds.
+the addition rounds it. :func:`rounding_constant` returns the constant, :func:`add_rounded` adds,
+and :func:`divide_into` makes the mean of the sum.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 import torch
 
 DIGITS = 51  # bits of float64's 53 that hold a sum; the constant's sign and leading bit need two
-CHUNK = 1 << 14  # elements that are rounded at once, so that they stay in the processor's cache
+CHUNK = 1 << 16  # elements that are rounded at once, so that they stay in the processor's cache
 
 
 def rounding_constant(largest: float, summands: int) -> float:
@@ -56,10 +57,27 @@ def add_rounded(
     """
     scratch = torch.empty(min(CHUNK, total.numel()), dtype=torch.float64, device=total.device)
     for begin in range(0, total.numel(), CHUNK):
-        sums = total[begin : begin + CHUNK].zero_()
-        rounded = scratch[: len(sums)]
-        for summand, weight in summands:
+        sums = total[begin : begin + CHUNK]
+        if not summands:
+            sums.zero_()
+        for number, (summand, weight) in enumerate(summands):
+            rounded = scratch[: len(sums)] if number else sums
             rounded.copy_(summand[begin : begin + CHUNK])
             if weight != 1.0:
                 rounded.mul_(weight)
-            sums.add_(rounded.add_(constant).sub_(constant))
+            rounded.add_(constant).sub_(constant)
+            if number:
+                sums.add_(rounded)
+
+
+def divide_into(result: torch.Tensor, total: torch.Tensor, divisor: float) -> None:
+    """Set ``result`` to ``total`` divided by ``divisor``; ``total`` is changed, too.
+
+    Args:
+        result: a tensor of one dimension, of any dtype but bool; whole numbers are rounded.
+        total: a float64 tensor of one dimension, with as many elements.
+        divisor: the number to divide by, not 0.
+    """
+    for begin in range(0, total.numel(), CHUNK):
+        part = total[begin : begin + CHUNK].div_(divisor)
+        result[begin : begin + CHUNK].copy_(part if result.is_floating_point() else part.round_())

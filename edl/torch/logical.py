@@ -24,7 +24,7 @@ from edl.core.step.weighting import Weights
 from edl.errors import RingBroken, UsageError
 from edl.ring.ring import CollectiveFailed
 from edl.torch.collectives import average_start, finish
-from edl.torch.exact_sum import add_rounded, rounding_constant
+from edl.torch.exact_sum import add_rounded, divide_into, rounding_constant
 from edl.torch.gradient import Gradient
 from edl.worker.worker import Worker
 
@@ -137,6 +137,7 @@ class LogicalSums:
         self._worker = worker
         self._suffix = suffix
         self._kept: dict[Gradient, list[tuple[torch.Tensor, float]]] = {}
+        self._memory: torch.Tensor | None = None  # for the sums of the next step
         self._step = -1  # the step that they are of
         self._seed = 0
         self._in_piece = False
@@ -188,8 +189,9 @@ class LogicalSums:
     ) -> Means:
         """Return the mean of each gradient and buffer over all logical workers of the step.
 
-        All workers call it with the same ``gradients``, in the same order. What is kept stays as it
-        is, so it can be called again in the next ring.
+        All workers call it with the same ``gradients``, in the same order. If the ring breaks, what
+        is kept is as before, so it can be called again in the next ring. Afterwards the memory of
+        what was kept has the means.
 
         Args:
             gradients: the records of the optimizer's gradients.
@@ -235,7 +237,7 @@ class LogicalSums:
         sums = self._sums([(each, bound) for _, each, bound in found], pieces)
         if weights.sends:
             sums = self._together(sums, SUM, "sum")
-        values = list(_split(sums, [each for _, each, _ in found]))
+        values = _means(sums, [each for _, each, _ in found])
         count = len(gradients)
         return Means(
             [
@@ -259,7 +261,9 @@ class LogicalSums:
         """
         sizes = [_elements(each.target) for each, _ in found]
         device = found[0][0].target.device if found else None
-        sums = torch.empty(sum(sizes), dtype=torch.float64, device=device)
+        sums = self._memory  # to allocate memory takes as long as to add the gradients up
+        if sums is None or sums.numel() != sum(sizes) or sums.device != device:
+            sums = self._memory = torch.empty(sum(sizes), dtype=torch.float64, device=device)
         for part, (each, bound) in zip(torch.split(sums, sizes), found, strict=True):
             own = [(_flat(values), weight) for values, weight in each.own]
             add_rounded(part, own, rounding_constant(bound, pieces))
@@ -280,18 +284,22 @@ class LogicalSums:
         return result
 
 
-def _split(sums: torch.Tensor, found: list[_Summands]) -> Iterator[torch.Tensor]:
-    """Yield the results of ``found`` from their ``sums``, in the shape and dtype of the targets."""
-    sizes = [_elements(each.target) for each in found]
-    for part, each in zip(torch.split(sums, sizes), found, strict=True):
+def _means(sums: torch.Tensor, found: list[_Summands]) -> list[torch.Tensor]:
+    """Return the means of ``found`` from their ``sums``, in the shape and dtype of the targets.
+
+    The first of the own summands gets the mean, if there is one; its values are not needed any
+    more. ``sums`` are changed.
+    """
+    means = []
+    parts = torch.split(sums, [_elements(each.target) for each in found])
+    for part, each in zip(parts, found, strict=True):
         target = each.target
-        mean = part.div_(each.divisor)
-        if target.is_complex():
-            yield torch.view_as_complex(mean.view(*target.shape, 2)).to(target.dtype)
-        elif target.is_floating_point():
-            yield mean.view(target.shape).to(target.dtype)
-        else:  # a counter, which is equal on all: the mean is that number
-            yield mean.round_().view(target.shape).to(target.dtype)
+        mean = each.own[0][0] if each.own else torch.empty_like(target)
+        if mean.dtype != target.dtype or not mean.is_contiguous():
+            mean = torch.empty(target.shape, dtype=target.dtype, device=target.device)
+        divide_into(_flat(mean), part, each.divisor)
+        means.append(mean)
+    return means
 
 
 def _elements(tensor: torch.Tensor) -> int:

@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from edl.torch.exact_sum import CHUNK, add_rounded, rounding_constant
+from edl.torch.exact_sum import CHUNK, add_rounded, divide_into, rounding_constant
 
 
 def summed(summands: list[torch.Tensor], groups: int, weight: float = 1.0) -> bytes:
@@ -68,3 +68,13 @@ def test_the_edges() -> None:
         value = torch.tensor([edge, -edge], dtype=torch.float64)
         add_rounded(total, [(value, 1.0)], rounding_constant(edge, 1))
         assert torch.equal(total, value)
+
+
+def test_the_mean_has_the_dtype_of_the_result() -> None:
+    total = torch.tensor([3.0, 5.0] * CHUNK, dtype=torch.float64)
+    result = torch.empty(2 * CHUNK)
+    divide_into(result, total.clone(), 2.0)
+    assert torch.equal(result, torch.tensor([1.5, 2.5] * CHUNK))
+    counts = torch.empty(2 * CHUNK, dtype=torch.int64)
+    divide_into(counts, total, 1.0000000001)
+    assert counts[:2].tolist() == [3, 5]
