@@ -9,11 +9,21 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks import crash, goodput, installing, report, resize, starting, step_time, thousand
+from benchmarks import (
+    crash,
+    exact,
+    goodput,
+    installing,
+    report,
+    resize,
+    starting,
+    step_time,
+    thousand,
+)
 from benchmarks import page as pages
 from benchmarks.cluster import recovery, recovery_page
 from benchmarks.jobs import (
@@ -41,7 +51,8 @@ BOTH = (STOCK_SYSTEM, (report.EDL, EdlJob, "edl"))
 
 parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
 PARTS = ["resize", "crash", "step-time", "starting", "horovod", "goodput", "thousand", "policy"]
-APART = ["installing", "cluster-recovery"]  # only when asked for: one downloads, one takes long
+# Only when asked for: one downloads, one takes long, one is apart.
+APART = ["installing", "cluster-recovery", "exact"]
 parser.add_argument("--only", choices=PARTS + APART, help="a part of it")
 parser.add_argument("--framework", choices=["torch", "tensorflow"], help="one of the two")
 parser.add_argument("--repetitions", type=int, default=3, help="of resizes and crashes")
@@ -101,15 +112,22 @@ class Bench:
             results["policy"] = {
                 each: self.policy_cost(each, args.rounds, args.block) for each in frameworks
             }
-        if args.only == "installing":
-            results["installing"] = installing.measure(self._scratch, say)
-        if args.only == "cluster-recovery":
-            results["recovery"] = recovery.measure(self._scratch, say, args.times)
+        results |= self._apart(args)
         if args.only in (None, "thousand") and args.framework is None:
             results["thousand"] = {
                 name: measure(say) for name, (measure, _) in thousand.MEASUREMENTS.items()
             }
         return {name: found for name, found in results.items() if found}
+
+    def _apart(self, args: argparse.Namespace) -> dict[str, Any]:
+        """Measure the part that runs only when it is asked for."""
+        if args.only == "installing":
+            return {"installing": installing.measure(self._scratch, say)}
+        if args.only == "exact":
+            return {"exact": exact.measure_all(self._job, self._scratch, args.rounds, say)}
+        if args.only == "cluster-recovery":
+            return {"recovery": recovery.measure(self._scratch, say, args.times)}
+        return {}
 
     def goodputs(self, minutes: float, every_s: float, seed: int) -> dict[str, Any]:
         """Each system after the other, with failures at the same seconds."""
@@ -269,6 +287,28 @@ class Bench:
         return kind(directory, {**own, **(settings or {})})
 
 
+def _goodput_page(found: Mapping[str, Any], _machine: str) -> str:
+    return goodput.markdown(found["systems"], found["minutes"], found["every_s"], found["seed"])
+
+
+def _thousand_page(found: Mapping[str, Any], machine: str) -> str:
+    sections = [make(found[name]) for name, (_, make) in thousand.MEASUREMENTS.items()]
+    how = f"Machine: {machine}. {thousand.HOW}"
+    return pages.markdown(thousand.TITLE, thousand.COMMAND, how, sections)
+
+
+# By the name of a result: the file of its page, and what makes the page of the result and machine.
+PAGES: Mapping[str, tuple[str, Callable[[Any, str], str]]] = {
+    "goodput": ("goodput.md", _goodput_page),
+    "starting": ("starting.md", starting.markdown),
+    "installing": ("installing.md", installing.markdown),
+    "recovery": ("cluster-recovery.md", recovery_page.markdown),
+    "exact": ("exact.md", exact.page),
+    "policy": ("policy.md", step_time.policy_page),
+    "thousand": ("thousand.md", _thousand_page),
+}
+
+
 def write(out: Path, results: dict[str, Any]) -> None:
     """Write a table, a picture and the raw figures for each page of ``results`` into ``out``."""
     out.mkdir(parents=True, exist_ok=True)
@@ -289,35 +329,11 @@ def write(out: Path, results: dict[str, Any]) -> None:
         )
         (out / f"{page}.json").write_text(raw + "\n")
         print(text)
-    if "goodput" in results:
-        mine = results["goodput"]
-        conditions = mine["minutes"], mine["every_s"], mine["seed"]
-        text = goodput.markdown(mine["systems"], *conditions)
-        (out / "goodput.md").write_text(text)
-        print(text)
-    if "starting" in results:
-        text = starting.markdown(results["starting"], results["machine"])
-        (out / "starting.md").write_text(text)
-        print(text)
-    if "installing" in results:
-        text = installing.markdown(results["installing"], results["machine"])
-        (out / "installing.md").write_text(text)
-        print(text)
-    if "recovery" in results:
-        text = recovery_page.markdown(results["recovery"], results["machine"])
-        (out / "cluster-recovery.md").write_text(text)
-        print(text)
-    if "policy" in results:
-        text = step_time.policy_page(results["policy"], results["machine"])
-        (out / "policy.md").write_text(text)
-        print(text)
-    if "thousand" in results:
-        mine = results["thousand"]
-        sections = [make(mine[name]) for name, (_, make) in thousand.MEASUREMENTS.items()]
-        machine = f"Machine: {results['machine']}. {thousand.HOW}"
-        text = pages.markdown(thousand.TITLE, thousand.COMMAND, machine, sections)
-        (out / "thousand.md").write_text(text)
-        print(text)
+    for name, (file, page_of) in PAGES.items():
+        if name in results:
+            text = page_of(results[name], results["machine"])
+            (out / file).write_text(text)
+            print(text)
     print(f"written to {out}")
 
 
