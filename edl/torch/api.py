@@ -38,7 +38,7 @@ _optimizers: Optimizers | None = None  # once there is one
 _replica: TorchReplica | None = None
 _loss_look: LossLook | None = None
 
-watch_schedulers()  # a script may make one before edl.init()
+watch_schedulers(lambda: _is_between_logical())  # a script may make one before edl.init()
 synchronise_batch_norm(lambda: None if (found := _of_this_job()) is None else found.exchange())
 
 
@@ -156,6 +156,14 @@ def end_batch() -> None:
     """
     if (optimizers := _of_this_job()) is not None:
         optimizers.end_batch()
+
+
+def _is_between_logical() -> bool:
+    """Return whether a logical worker of the open step is yet to come in the script's loop."""
+    if not process.is_initialized():
+        return False
+    engine = current_worker().loader.engine
+    return engine.logical and engine.is_open and engine.batches.pieces_left > 0
 
 
 def begin_piece(numbers: RandomNumbers) -> None:

@@ -8,10 +8,11 @@ schedules that depend on the number of steps (:func:`warn_of_counted_steps`,
 
 from __future__ import annotations
 
+import functools
 import logging
 import weakref
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from torch.optim.lr_scheduler import (
     OneCycleLR,
     ReduceLROnPlateau,
 )
+from torch.optim.swa_utils import AveragedModel
 
 from edl.framework.digest import PLAIN
 from edl.framework.state import map_leaves
@@ -35,20 +37,45 @@ _warned_of: weakref.WeakSet[LRScheduler] = weakref.WeakSet()
 _counting_samples: weakref.WeakSet[LRScheduler] = weakref.WeakSet()
 
 
-def watch_schedulers() -> None:
+def watch_schedulers(skips: Callable[[], bool]) -> None:
     """Keep a list of all LR schedulers that the script makes in this process from now on.
 
     :func:`schedulers_of` searches this list. Call :func:`watch_schedulers` once. It replaces
     ``LRScheduler.__new__``, because PyTorch has no hook for that, and not every scheduler calls the
     constructor of the base class.
+
+    Args:
+        skips: returns whether an update of the model is still to come in a script that goes through
+            its loop several times for one update, as with logical workers. Then ``step()`` of a
+            scheduler does nothing, and so does ``update_parameters()`` of an ``AveragedModel``.
     """
+    _skip_if(AveragedModel, "update_parameters", skips)
 
     def new(kind: type[LRScheduler], *_: Any, **__: Any) -> LRScheduler:
+        for one in kind.__mro__:
+            _skip_if(one, "step", skips)
         scheduler: LRScheduler = super(LRScheduler, kind).__new__(kind)
         _made.append(weakref.ref(scheduler))
         return scheduler
 
     LRScheduler.__new__ = new  # type: ignore[method-assign,assignment]
+
+
+def _skip_if(kind: type, name: str, skips: Callable[[], bool]) -> None:
+    """Let the method ``name`` that the class ``kind`` defines do nothing where ``skips()`` is True.
+
+    Nothing is changed if the class does not define it, or if that was done before.
+    """
+    method = vars(kind).get(name)
+    if method is None or hasattr(method, "_edl_skips"):
+        return
+
+    @functools.wraps(method)
+    def wrapped(self: Any, *given: Any, **named: Any) -> Any:
+        return None if skips() else method(self, *given, **named)
+
+    wrapped._edl_skips = True  # type: ignore[attr-defined]
+    setattr(kind, name, wrapped)
 
 
 class Schedulers:

@@ -96,13 +96,15 @@ class Batching(Record):
         """Return how many iterations a script's loop over one epoch of the loader makes.
 
         The number is equal on all workers. An incomplete last batch counts as a whole one. A batch
-        that is trained in pieces takes an iteration for each piece.
+        that is trained in pieces takes an iteration for each piece; but with logical workers the
+        number is that of the updates, for the iterations depend on how many workers there are.
 
         Args:
             total: the number of samples of the epoch.
             size: the number of workers in the ring, assumed to stay the same.
         """
-        return -(-total // self.of_all(size)) * self.microbatches(size)
+        steps = -(-total // self.of_all(size))
+        return steps if self.logical else steps * self.microbatches(size)
 
     def split(self, samples: int, pieces: int) -> list[int]:
         """Return the lengths of the pieces in which a worker trains a batch of ``samples`` samples.

@@ -3,8 +3,9 @@
     logical.py --out DIRECTORY [--epochs N] [--checkpoint DIRECTORY] [--loaders N]
 
 The result depends on all that could differ between workers: random augmentation and dropout, noise
-that the script draws, BatchNorm, clipping, and an optimizer with a state. Each worker writes a file
-`w<pid>` into DIRECTORY with one line for each step: its number, and the digest.
+that the script draws, BatchNorm, clipping, an optimizer with a state, a schedule by steps, and an
+average of the weights. Each worker writes a file `w<pid>` into DIRECTORY with one line for each
+step: its number, and the digest.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import edl.torch as edl
 from edl.testing.throttle import throttle_step
@@ -42,10 +44,11 @@ class Images(torch.utils.data.Dataset[Any]):
         return self.images[index] + 0.1 * noise, self.labels[index]
 
 
-def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """Return a digest of all parameters, buffers and the optimizer's state."""
+def digest(model: nn.Module, averaged: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """Return a digest of all parameters, buffers, averages, rates and the optimizer's state."""
     found = hashlib.sha256()
-    values = [*model.state_dict().values()]
+    values = [*model.state_dict().values(), *averaged.state_dict().values()]
+    values += [group["lr"] for group in optimizer.param_groups]
     values += [each for one in optimizer.state.values() for each in one.values()]
     for value in values:
         found.update(torch.as_tensor(value).detach().numpy().tobytes())
@@ -72,6 +75,10 @@ def main() -> None:
     adam = torch.optim.AdamW(model.parameters(), lr=1e-3 * edl.size())
     optimizer = edl.Optimizer(adam, model)
     loader = edl.DataLoader(Images(), batch_size=4, shuffle=True, seed=3, num_workers=given.loaders)
+    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    edl.track(averaged=averaged)
+    steps = given.epochs * len(loader)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(adam, 1e-3 * edl.size(), total_steps=steps + 1)
     if given.checkpoint:
         edl.checkpoint(given.checkpoint, every_s=1000.0)
     with (given.out / f"w{os.getpid()}").open("w") as diary:
@@ -85,8 +92,10 @@ def main() -> None:
                 loss.backward()
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
+                scheduler.step()
+                averaged.update_parameters(model)
                 if edl.step() != before:
-                    diary.write(f"{edl.step()} {digest(model, optimizer)}\n")
+                    diary.write(f"{edl.step()} {digest(model, averaged, optimizer)}\n")
                     diary.flush()
 
 

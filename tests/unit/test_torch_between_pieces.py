@@ -1,0 +1,51 @@
+"""What a script calls in each iteration counts once for an update of logical workers."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LinearLR, SequentialLR, StepLR
+from torch.optim.swa_utils import AveragedModel
+
+import edl.torch  # noqa: F401 (it makes schedulers look)
+from edl.core.step.batch import Batch
+from edl.core.step.engine import StepEngine
+from edl.core.step.step_events import BatchStart, RingPlace
+from edl.framework import process
+from edl.worker.worker import Worker
+
+PIECES = 3
+PLACE = RingPlace(alone=True, warming_up=False, batch_size=6)
+
+
+def begin(engine: StepEngine, left: int) -> None:
+    batch = Batch(0, torch.arange(2).numpy(), follow=left)
+    engine.handle(BatchStart(batch, False, PLACE, pieces=PIECES))
+
+
+@pytest.mark.parametrize("logical", [True, False])
+def test_before_the_last_piece_nothing_is_counted(
+    monkeypatch: pytest.MonkeyPatch, logical: bool
+) -> None:
+    """Without logical workers, whose scripts see as many pieces everywhere, each one counts."""
+    engine = StepEngine()
+    engine.late, engine.logical = True, logical
+    worker = SimpleNamespace(loader=SimpleNamespace(engine=engine))
+    monkeypatch.setattr(process, "_worker", cast(Worker, worker))
+    model = torch.nn.Linear(2, 2)
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    parts = [LinearLR(sgd), CosineAnnealingWarmRestarts(sgd, 4)]
+    schedulers = [StepLR(sgd, 2), SequentialLR(sgd, parts, [3])]
+    averaged = AveragedModel(model)
+    for left in reversed(range(PIECES)):
+        begin(engine, left)
+        sgd.step()
+        for each in schedulers:
+            each.step()
+        averaged.update_parameters(model)
+    counted = 1 if logical else PIECES
+    assert [each.last_epoch for each in schedulers] == [counted] * 2
+    assert averaged.n_averaged.item() == counted
