@@ -211,7 +211,8 @@ def _create(
     seen = launcher.limits() if launcher is not None else None
     limits = {} if seen is None else {"min_np": seen.min_np, "max_np": seen.max_np}
     asked = config.load(defaults=limits)
-    spec = JobSpec(tuple(command), slot.size, asked.sizes, asked.job_settings, str(Path.cwd()))
+    of_job = asked.job_settings.of_size(slot.size)
+    spec = JobSpec(tuple(command), slot.size, asked.sizes, of_job, str(Path.cwd()))
     job = Job(name=name, spec=spec, created=time.time(), driver=slot.driver)
     earlier = [Access(name, one) for one in candidates(state, name, None)]
     announce(state, name, secret)

@@ -199,8 +199,8 @@ def job_spec(
         UsageError: the sizes contradict each other, do not allow ``np`` workers, or allow more
             than the job has logical workers.
     """
-    room = slots or 0
-    usable = min(room, settings.job_settings.logical or room)
+    room, of_job = slots or 0, settings.job_settings.of_size(np)
+    usable = min(room, of_job.logical or room)
     most = settings.sizes.max_np or max(np, usable)
     least = settings.sizes.min_np
     if settings.sizes.max_np is None and least > most >= 1:  # the user has not given the max
@@ -209,7 +209,7 @@ def job_spec(
             "--min-np"
         )
     sizes = replace(settings.sizes, max_np=most)
-    spec = JobSpec(tuple(command), np, sizes, settings.job_settings, str(cwd))
+    spec = JobSpec(tuple(command), np, sizes, of_job, str(cwd))
     spec.check()
     return spec
 

@@ -7,12 +7,12 @@ Settings of a machine or a process (addresses, ZooKeeper, the slot) are in :mod:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from edl.core.record import Record
 from edl.core.settings import check_settings, setting
 from edl.core.sizes import Sizes
-from edl.errors import UsageError
+from edl.errors import ConfigError, UsageError
 
 # Values of the setting `resume`, in lower case; any other one is the path of a directory.
 RESUME_NO = ("", "0", "no", "false")
@@ -133,6 +133,14 @@ class JobSettings(Record):
         metavar="end|resync",
         choices=("end", "resync"),
     )
+    exact: str = setting(
+        "off",
+        "[bit-identical training](../guides/exact.md): `same-size`, in each run with as many "
+        "workers (`logical` is `-np`); `any-size`, with any number of workers (needs `logical`)",
+        option="--exact",
+        metavar="off|same-size|any-size",
+        choices=("off", "same-size", "any-size"),
+    )
     logical: int = setting(
         0,
         "[logical workers](../guides/exact.md): each step is the sum of this many batches, one of "
@@ -175,6 +183,21 @@ class JobSettings(Record):
         if self.on_divergence == "heal":  # its name in older versions
             object.__setattr__(self, "on_divergence", "resync")
         check_settings(self)
+        if self.exact == "any-size" and not self.logical:
+            raise ConfigError(
+                "exact",
+                "exact=any-size needs the number of logical workers, which stays the same whatever "
+                "the number of workers: give --logical N as well",
+            )
+
+    def of_size(self, np: int) -> JobSettings:
+        """Return the settings of a job that starts with ``np`` workers.
+
+        With ``exact`` "same-size" the number of logical workers is ``np``, unless it is given.
+        """
+        if self.exact == "same-size" and not self.logical:
+            return replace(self, logical=np)
+        return self
 
     @property
     def repair_timeout_s(self) -> float:

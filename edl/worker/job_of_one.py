@@ -36,7 +36,7 @@ class JobOfOne:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self.settings, self.sizes = config.job_settings, Sizes()
+        self.settings, self.sizes = config.job_settings.of_size(1), Sizes()
         self.run = uuid.uuid4().hex
         self.leave_requested = False
         self.policy = NoPolicy()

@@ -85,8 +85,10 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "edl"
 
 
-def spec_of(np: int, slots: int | None = None, logical: int = 0, **sizes: Any) -> JobSpec:
-    of_job = JobSettings(logical=logical)
+def spec_of(
+    np: int, slots: int | None = None, logical: int = 0, exact: str = "off", **sizes: Any
+) -> JobSpec:
+    of_job = JobSettings(logical=logical, exact=exact)
     settings = Config(host="a", sizes=Sizes(**sizes), job_settings=of_job)
     return job_spec(COMMAND, np, settings, Path("/work"), slots)
 
@@ -105,6 +107,15 @@ def test_without_a_maximum_a_job_has_as_many_workers_as_fit() -> None:
     assert spec_of(2, slots=1).sizes.max_np == 2  # the host's slots are for others to judge
     assert spec_of(2, slots=4, max_np=3).sizes.max_np == 3
     assert spec_of(2, slots=4, logical=3).sizes.max_np == 3
+
+
+def test_an_exact_job_has_as_many_logical_workers_as_it_starts_with() -> None:
+    spec = spec_of(3, slots=8, exact="same-size")
+    assert (spec.settings.logical, spec.sizes.max_np) == (3, 3)
+    assert spec_of(3, exact="same-size", logical=6).settings.logical == 6
+    assert spec_of(3, exact="any-size", logical=6).settings.logical == 6
+    with pytest.raises(ConfigError, match="exact=any-size needs the number of logical workers"):
+        spec_of(3, exact="any-size")
 
 
 @pytest.mark.parametrize(

@@ -322,7 +322,7 @@ class JobManifest(Record):
         Args:
             resume: the setting of that name: where the run continues from.
         """
-        settings = replace(self.settings, resume=resume)
+        settings = replace(self.settings, resume=resume).of_size(self.requested_np)
         return JobSpec(self.command, self.requested_np, self.allowed_sizes, settings, self.cwd)
 
     def with_absolute_paths(self, directory: str, home: Callable[[], str]) -> JobManifest:
