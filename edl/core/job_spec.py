@@ -240,10 +240,10 @@ class JobSpec(Record):
         self.sizes.check(self.np)
         logical, most = self.settings.logical, self.sizes.max_np or self.np
         if logical and most > logical:
+            option = f"-np is {self.np}" if self.np > logical else f"--max-np is {most}"
             raise UsageError(
-                f"--max-np is {most} and --logical is {logical}: a worker without a logical worker "
-                f"would have nothing to train; give --max-np {logical} or fewer workers, or more "
-                "logical workers"
+                f"{option} and --logical is {logical}: a worker without a logical worker would "
+                f"have nothing to train; give at most {logical}, or more logical workers"
             )
 
     def differences(self, other: JobSpec) -> dict[str, tuple[object, object]]:

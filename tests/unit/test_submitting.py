@@ -124,7 +124,7 @@ def test_an_exact_job_has_as_many_logical_workers_as_it_starts_with() -> None:
         (1, {"min_np": 3}, "--min-np is 3 and -np is 1; start with -np 3 or more, or with a lower"),
         (5, {"max_np": 4}, "-np is 5; it must lie between --min-np 1 and --max-np 4"),
         (0, {}, "--np is 0; a job needs at least 1 worker"),
-        (4, {"logical": 3}, "--max-np is 4 and --logical is 3: a worker without a logical worker"),
+        (4, {"logical": 3}, "-np is 4 and --logical is 3: a worker without a logical worker"),
         (2, {"logical": 3, "max_np": 4}, "--max-np is 4 and --logical is 3"),
     ],
 )
