@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from horovodrun import HOROVODRUN, WORKER, HorovodrunScenario
 from logical_runs import EPOCH, LOGICAL, alone, digests
+from scenario import scenario
 
 from edl.testing.job import started
 from edl.testing.throttle import Throttle
@@ -71,3 +73,32 @@ def test_a_preempted_job_goes_on_with_other_workers(tmp_path: Path, zk_hosts: st
                 job.hurry()
                 assert job.end() == 0, job.describe("it failed")
     assert digests(out) == expected
+
+
+class UnderHorovodrun(HorovodrunScenario):
+    """The script of logical workers under an unmodified elastic `horovodrun`."""
+
+    script = LOGICAL
+    epochs = 4
+    throttled = SLOW
+
+    def words(self) -> list[str]:
+        return ["--out", str(self.reports_in), "--epochs", str(self.epochs)]
+
+
+@pytest.mark.long
+def test_under_horovodrun(tmp_path: Path, zk_hosts: str) -> None:
+    """It starts two workers, one dies, and a third one comes: the settings are variables there."""
+    expected = alone(tmp_path / "alone", 8, UnderHorovodrun.epochs)
+    settings = {"environment": {"EDL_LOGICAL": "8"}, "shield": WORKER, "driver": HOROVODRUN}
+    job_directory = tmp_path / "job"
+    job_directory.mkdir()
+    with scenario(job_directory, zk_hosts, np=2, max_np=4, kind=UnderHorovodrun, **settings) as job:
+        job.wait_for_size(2, 180.0)
+        job.process("w1").kill()
+        job.wait(lambda now: now["evicted"], "death")
+        job.scale(3)
+        job.wait_for_size(3, 180.0)
+        job.hurry()
+        assert job.end(180.0) == 0, job.describe("it failed")
+    assert digests(job.reports_in) == expected
