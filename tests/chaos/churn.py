@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from exact_scenario import LOGICAL_WORKERS, ExactScenario
 from fault_scenario import START_S, FaultScenario, even
-from logical_runs import LOGICAL, alone, digests
 from scenario import scenario
 from soak import FRAMEWORKS, keep, stalls_of
 
@@ -60,30 +60,7 @@ VICTIMS = {WORKER: 0.75, LEADER: 0.1, NEWCOMER: 0.1, AGENT: 0.03, ZOOKEEPER: 0.0
 EPOCHS_A_KILL = 0.2  # two cores train half as many meanwhile
 END_S = 1800.0
 QUIET_S = 120.0  # without a step: nothing that this driver does takes as long
-LOGICAL_WORKERS = 8
 EXACT_EPOCHS_A_KILL = 3.0  # of 7 steps, which eight workers train in 0.2 s each
-
-
-class ExactScenario(FaultScenario):
-    """A job of logical workers, whose state is proven step by step."""
-
-    samples = 200  # those of scripts/logical.py
-    script = LOGICAL
-    options = ("--logical", str(LOGICAL_WORKERS))
-
-    def words(self) -> list[str]:
-        return ["--out", str(self.reports_in), "--epochs", str(self.epochs)]
-
-    def prove(self, workers: int | None = None, code: int = 0) -> list[dict[str, Any]]:
-        """Let the job end, and compare each step with that of one process."""
-        self.hurry()
-        assert self.end(self.end_s) == code, self.describe("it failed")
-        found = digests(self.reports_in)
-        expected = alone(self.directory / "alone", LOGICAL_WORKERS, self.epochs, self.end_s)
-        wrong = sorted(step for step in expected if found.get(step) != expected[step])
-        assert not wrong, self.describe(f"other bits, or none, in the steps {wrong}")
-        self._nobody_is_left()
-        return [{"steps": len(found)}]
 
 
 @dataclass

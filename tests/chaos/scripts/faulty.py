@@ -81,11 +81,14 @@ def strike(point):
         wanted = fault.get("role", "any")
         fits = in_ring if wanted == "any" else wanted == mine
         if wanted in ("root", "last"):
-            fits = in_ring and edl.rank() == (0 if wanted == "root" else edl.size() - 1)
+            fits = in_ring and edl.rank() == (
+                0 if wanted == "root" else edl.current_worker().size - 1
+            )
         if fault["point"] != point or not fits:
             continue
         if in_ring and (
-            edl.step() < last + fault.get("after", 0) or edl.size() < fault.get("size", 0)
+            edl.step() < last + fault.get("after", 0)
+            or edl.current_worker().size < fault.get("size", 0)
         ):
             continue
         step = str(edl.step() if in_ring else last)
