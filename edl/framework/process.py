@@ -17,7 +17,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -212,7 +212,9 @@ def size() -> int:
 
     A newcomer that warms up counts the workers that it found at its start, and itself. The number
     of logical workers (``edl run --logical``) never changes, and they share each step evenly, so
-    what a script computes from the size (a learning rate) holds for any number of workers.
+    what a script computes from the size (a learning rate) holds for any number of workers. To
+    divide an evaluation among the workers, use :func:`num_processes`; a call within the training
+    logs a warning of that.
 
     Raises:
         UsageError: if ``edl.init()`` was not called, or in the code that reads a stream of samples,
@@ -220,7 +222,33 @@ def size() -> int:
     """
     refuse_in_stream("edl.size()")
     worker = current_worker()
+    if worker.logical and worker.step > 0:
+        _warn_of_logical_size(worker.logical)
     return worker.logical or worker.size
+
+
+def num_processes() -> int:
+    """Return the number of workers in the ring, by which a script may divide an evaluation.
+
+    :func:`rank` is below it. It changes when workers come and go, and is that of :func:`size`,
+    except in a job with logical workers.
+
+    Raises:
+        UsageError: if ``edl.init()`` was not called, or in the code that reads a stream of samples,
+            which must be the same on all workers.
+    """
+    refuse_in_stream("edl.num_processes()")
+    return current_worker().size
+
+
+@cache
+def _warn_of_logical_size(logical: int) -> None:
+    """Log a warning, once, of a call of :func:`size` within the training."""
+    logger.warning(
+        "edl.size() is %d, the number of logical workers, also while fewer processes share them: "
+        "to divide data among these, by edl.rank(), use edl.num_processes()",
+        logical,
+    )
 
 
 def local_rank() -> int:

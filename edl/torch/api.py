@@ -26,6 +26,7 @@ from edl.torch.loss import LossLook
 from edl.torch.optimizers import Optimizers
 from edl.torch.reduction import GradientReduction
 from edl.torch.replica import TorchReplica
+from edl.torch.sampler import refuse_partial_samplers
 from edl.torch.scalers import see_scalers
 from edl.torch.schedulers import watch_schedulers
 from edl.torch.sync_batch_norm import synchronise_batch_norm
@@ -39,6 +40,7 @@ _replica: TorchReplica | None = None
 _loss_look: LossLook | None = None
 
 watch_schedulers(lambda: _is_between_logical())  # a script may make one before edl.init()
+refuse_partial_samplers()
 synchronise_batch_norm(lambda: None if (found := _of_this_job()) is None else found.exchange())
 
 

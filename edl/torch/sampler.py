@@ -1,15 +1,47 @@
-"""Provide ``elastic.ElasticSampler``, which divides an epoch among workers that join and leave."""
+"""Provide ``elastic.ElasticSampler``, which divides an epoch among workers that join and leave.
+
+:func:`refuse_partial_samplers` keeps PyTorch's sampler from leaving samples out.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sized
 from typing import Any
 
 import numpy as np
 import torch.utils.data
+from torch.utils.data import DistributedSampler
 
+from edl.core.plural import workers
 from edl.core.step.shuffle import EpochOrder
+from edl.errors import UsageError
 from edl.framework import process
+
+
+def refuse_partial_samplers() -> None:
+    """Let PyTorch's DistributedSampler refuse the number of logical workers as that of processes.
+
+    A script that divides its evaluation by ``edl.size()`` would evaluate the samples of no process
+    for each logical worker above the number of processes. Call it once in a process; it replaces
+    the constructor.
+    """
+    make = DistributedSampler.__init__
+
+    @functools.wraps(make)
+    def checked(self: DistributedSampler[Any], *given: Any, **named: Any) -> None:
+        make(self, *given, **named)
+        if not process.is_initialized():
+            return
+        worker = process.current_worker()
+        if self.num_replicas == worker.logical and worker.logical != worker.size:
+            raise UsageError(
+                f"a DistributedSampler for {worker.logical} replicas, the number of logical "
+                f"workers, would leave samples out: {workers(worker.size)} share them now; give it "
+                "num_replicas=edl.num_processes(), and make it anew for each evaluation"
+            )
+
+    DistributedSampler.__init__ = checked  # type: ignore[method-assign]
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):
@@ -80,7 +112,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         Each worker takes its own share, without a message. Iterators made before go on with the old
         share.
         """
-        self.rank, self.num_replicas = process.rank(), process.size()
+        self.rank, self.num_replicas = process.rank(), process.num_processes()
         order = EpochOrder(len(self.dataset), self.seed, self.epoch, self.shuffle)
         self.remaining_indices = order.at(self.processed_num, len(order))
         self.num_samples = -(-len(self.remaining_indices) // self.num_replicas)

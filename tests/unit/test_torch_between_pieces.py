@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LinearLR, SequentialLR, StepLR
 from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DistributedSampler
 
 import edl.torch  # noqa: F401 (it makes schedulers look)
 from edl.core.step.batch import Batch
 from edl.core.step.engine import StepEngine
 from edl.core.step.step_events import BatchStart, RingPlace
+from edl.errors import UsageError
 from edl.framework import process
 from edl.worker.worker import Worker
 
@@ -49,3 +51,29 @@ def test_before_the_last_piece_nothing_is_counted(
     counted = 1 if logical else PIECES
     assert [each.last_epoch for each in schedulers] == [counted] * 2
     assert averaged.n_averaged.item() == counted
+
+
+def test_a_share_of_an_evaluation_is_that_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = SimpleNamespace(logical=8, size=3)
+    monkeypatch.setattr(process, "_worker", cast(Worker, worker))
+    with pytest.raises(UsageError, match="for 8 replicas, the number of logical workers, would"):
+        DistributedSampler(range(24), 8, 0)
+    shares = [[*DistributedSampler(range(24), 3, rank)] for rank in range(3)]
+    assert sorted(index for share in shares for index in share) == [*range(24)]
+    worker.size = 8
+    assert DistributedSampler(range(24), 8, 0).num_samples == 3
+
+
+def test_a_size_within_the_training_is_that_of_logical_workers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = SimpleNamespace(logical=8, size=3, step=0)
+    monkeypatch.setattr(process, "_worker", cast(Worker, worker))
+    process._warn_of_logical_size.cache_clear()
+    assert (process.size(), process.num_processes(), caplog.messages) == (8, 3, [])
+    worker.step = 1
+    assert (process.size(), process.size()) == (8, 8)
+    assert len(caplog.messages) == 1
+    assert "use edl.num_processes()" in caplog.text
+    worker.logical = 0
+    assert process.size() == 3
