@@ -7,7 +7,7 @@ step. Two things here see to it that it does not matter which worker trains whic
   those that the step began with. At the end of the step each buffer is the mean over all logical
   workers.
 - :class:`LogicalSums`: the gradients of the logical workers are kept apart until the step ends.
-  Then they are added up so that the sum is the same in any order (:mod:`edl.torch.exact_sum`).
+  Then they are added up so that the sum is the same in any order (:mod:`edl.framework.exact_mean`).
 
 The random generators are seeded for each logical worker by :mod:`edl.framework.random_numbers`.
 """
@@ -16,15 +16,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from edl.core.step.weighting import Weights
-from edl.errors import RingBroken, UsageError
+from edl.errors import RingBroken
+from edl.framework.exact_mean import Summands, exact_means
+from edl.framework.exact_sum import CHUNK, divide_into
 from edl.ring.ring import CollectiveFailed
 from edl.torch.collectives import average_start, finish
-from edl.torch.exact_sum import add_rounded, divide_into, rounding_constant
 from edl.torch.gradient import Gradient
 from edl.worker.worker import Worker
 
@@ -38,7 +39,6 @@ THREADS_DIFFER = (
     "last bits of a result may differ; set OMP_NUM_THREADS, the same on all hosts, or leave out "
     "--logical"
 )
-LARGEST, SUM = "edl.logical.largest", "edl.logical.sum"  # names of collectives
 
 
 class Means(NamedTuple):
@@ -53,28 +53,6 @@ class Means(NamedTuple):
 
     gradients: list[tuple[Gradient, torch.Tensor]]
     buffers: list[tuple[torch.Tensor, torch.Tensor]]
-
-
-class _Summands(NamedTuple):
-    """What is added up to one tensor: by logical worker of this worker, its values and weight.
-
-    Attributes:
-        target: the parameter or buffer, whose shape and dtype the result gets.
-        own: pairs of values and weight; empty: this worker has none.
-        divisor: the sum is divided by this.
-    """
-
-    target: torch.Tensor
-    own: list[tuple[torch.Tensor, float]]
-    divisor: float
-
-    @property
-    def largest(self) -> float:
-        """The largest absolute value times its weight; -1.0 without summands, inf for a nan."""
-        if not self.own:
-            return -1.0
-        each = [_largest(values) * weight for values, weight in self.own]
-        return max(each) if all(map(math.isfinite, each)) else math.inf
 
 
 class LogicalBuffers:
@@ -112,8 +90,8 @@ class LogicalBuffers:
                 if has_changed:
                     each.copy_(copy)
 
-    def summands(self, pieces: int) -> Iterator[tuple[_Summands, bool]]:
-        """Yield for each buffer what this worker adds to its mean, and whether a pass changed it.
+    def summands(self, pieces: int) -> Iterator[Summands]:
+        """Yield for each buffer what this worker adds to its mean; it counts if a pass changed it.
 
         ``pieces`` is the number of logical workers that train in the step, on all workers.
         """
@@ -121,7 +99,7 @@ class LogicalBuffers:
             after = [one[index] for one in self._after]
             values = [copy if one is None else one for one in after]
             has_changed = any(one is not None for one in after)
-            yield _Summands(each, [(one, 1.0) for one in values], float(pieces)), has_changed
+            yield Summands(each, [(one, 1.0) for one in values], float(pieces), has_changed)
 
 
 class LogicalSums:
@@ -137,7 +115,7 @@ class LogicalSums:
         self._worker = worker
         self._suffix = suffix
         self._kept: dict[Gradient, list[tuple[torch.Tensor, float]]] = {}
-        self._memory: torch.Tensor | None = None  # for the sums of the next step
+        self._tensors = Tensors()
         self._step = -1  # the step that they are of
         self._seed = 0
         self._in_piece = False
@@ -207,114 +185,92 @@ class LogicalSums:
         micro_batch = loader.progress.source.batching.micro_batch
         total = weights.total or loader.engine.batches.samples  # of a warm-up, which has no records
         pieces, divisor = -(-total // micro_batch), total / micro_batch
-        rows = [
-            (_Summands(each.parameter, self._kept.get(each, []), divisor), True)
-            for each in gradients
-        ]
+        rows = [Summands(each.parameter, self._kept.get(each, []), divisor) for each in gradients]
         rows += self._buffers.summands(pieces)
-        alike = [float(self._seed), float(torch.get_num_threads())]
-        largest = torch.tensor(
-            [
-                *(each.largest if counts else -1.0 for each, counts in rows),
-                *alike,
-                *(-value for value in alike),
-            ],
-            dtype=torch.float64,
-        )
         if weights.sends:
             sending()
-            largest = self._together(largest, LARGEST, "max")
-        *bounds, seed, threads, least_seed, least_threads = largest.tolist()
-        if seed != -least_seed:
-            raise UsageError(SEEDS_DIFFER)
-        if threads != -least_threads:
-            raise UsageError(THREADS_DIFFER)
-        found = [
-            (index, each, bound)
-            for index, ((each, _), bound) in enumerate(zip(rows, bounds, strict=True))
-            if bound >= 0.0
-        ]
-        sums = self._sums([(each, bound) for _, each, bound in found], pieces)
-        if weights.sends:
-            sums = self._together(sums, SUM, "sum")
-        values = _means(sums, [each for _, each, _ in found])
+        together = self._together if weights.sends else lambda alone, _: alone
+        alike = [(self._seed, SEEDS_DIFFER), (torch.get_num_threads(), THREADS_DIFFER)]
+        found = exact_means(rows, pieces, alike, self._tensors, together)
         count = len(gradients)
         return Means(
             [
-                (gradients[index], value)
-                for (index, _, _), value in zip(found, values, strict=True)
-                if index < count
+                (each, mean)
+                for each, mean in zip(gradients, found, strict=False)
+                if mean is not None
             ],
             [
-                (each.target, value)
-                for (index, each, _), value in zip(found, values, strict=True)
-                if index >= count
+                (row.target, mean)
+                for row, mean in zip(rows[count:], found[count:], strict=True)
+                if mean is not None
             ],
         )
 
-    def _sums(self, found: list[tuple[_Summands, float]], pieces: int) -> torch.Tensor:
-        """Return the exact sums of this worker's summands, one after the other in one tensor.
+    def _together(self, summed: Any, kind: str) -> Any:
+        """Return the element-wise sum or largest of all workers' ``summed``, which is overwritten.
 
-        Args:
-            found: pairs of summands, and the largest of them on any worker, in absolute value.
-            pieces: how many summands each sum has at most, over all workers.
-        """
-        sizes = [_elements(each.target) for each, _ in found]
-        device = found[0][0].target.device if found else None
-        sums = self._memory  # to allocate memory takes as long as to add the gradients up
-        if sums is None or sums.numel() != sum(sizes) or sums.device != device:
-            sums = self._memory = torch.empty(sum(sizes), dtype=torch.float64, device=device)
-        for part, (each, bound) in zip(torch.split(sums, sizes), found, strict=True):
-            own = [(_flat(values), weight) for values, weight in each.own]
-            add_rounded(part, own, rounding_constant(bound, pieces))
-        return sums
-
-    def _together(self, tensor: torch.Tensor, name: str, kind: str) -> torch.Tensor:
-        """Return the element-wise sum or largest of all workers' ``tensor``, which is overwritten.
+        It is a tensor, or a list of floats. ``kind`` is "sum" or "max".
 
         Raises:
             RingBroken: the ring is broken.
         """
+        tensor = torch.tensor(summed, dtype=torch.float64) if isinstance(summed, list) else summed
         try:
-            result: torch.Tensor = finish(
-                average_start(tensor, tensor, f"{name}{self._suffix}", kind)
-            )
+            name = f"edl.logical.{kind}{self._suffix}"
+            result: torch.Tensor = finish(average_start(tensor, tensor, name, kind))
         except CollectiveFailed as error:
             raise RingBroken(self._worker.generation, str(error)) from error
-        return result
+        return result.tolist() if isinstance(summed, list) else result
 
 
-def _means(sums: torch.Tensor, found: list[_Summands]) -> list[torch.Tensor]:
-    """Return the means of ``found`` from their ``sums``, in the shape and dtype of the targets.
+class Tensors:
+    """The tensors of PyTorch as :class:`edl.framework.exact_mean.ArrayKind`.
 
-    The first of the own summands gets the mean, if there is one; its values are not needed any
-    more. ``sums`` are changed.
+    An object keeps the memory of its last sums: to allocate it takes as long as to add gradients
+    up.
     """
-    means = []
-    parts = torch.split(sums, [_elements(each.target) for each in found])
-    for part, each in zip(parts, found, strict=True):
-        target = each.target
-        mean = each.own[0][0] if each.own else torch.empty_like(target)
+
+    def __init__(self) -> None:
+        self._memory: torch.Tensor | None = None
+
+    def size(self, target: torch.Tensor) -> int:
+        """Return the number of elements of ``target``; a complex number counts as two."""
+        return target.numel() * (2 if target.is_complex() else 1)
+
+    def flat(self, values: torch.Tensor) -> torch.Tensor:
+        """Return ``values`` as real numbers in one dimension."""
+        real = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
+        return real.reshape(-1)
+
+    def largest(self, values: torch.Tensor) -> float:
+        """Return the largest absolute value in ``values``; nan if one is nan, 0.0 if empty."""
+        if not values.numel():
+            return 0.0
+        least, most = torch.aminmax(self.flat(values))
+        return max(-float(least), float(most)) if not math.isnan(float(most)) else math.nan
+
+    def memory(
+        self, size: int, targets: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return memory for sums of ``size`` elements and for a chunk of them, as the targets have.
+
+        The memory for the sums is that of the last call, if it fits.
+        """
+        device = targets[0].device if targets else torch.device("cpu")
+        sums = self._memory
+        if sums is None or sums.numel() != size or sums.device != device:
+            sums = self._memory = torch.empty(size, dtype=torch.float64, device=device)
+        return sums, torch.empty(min(CHUNK, size), dtype=torch.float64, device=device)
+
+    def mean(self, row: Summands, total: torch.Tensor) -> torch.Tensor:
+        """Return the mean of ``row``, in the memory of its first summand if that fits.
+
+        Integers are rounded. ``total`` is changed.
+        """
+        target = row.target
+        mean: torch.Tensor = row.own[0][0] if row.own else torch.empty_like(target)
         if mean.dtype != target.dtype or not mean.is_contiguous():
             mean = torch.empty(target.shape, dtype=target.dtype, device=target.device)
-        divide_into(_flat(mean), part, each.divisor)
-        means.append(mean)
-    return means
-
-
-def _elements(tensor: torch.Tensor) -> int:
-    return tensor.numel() * (2 if tensor.is_complex() else 1)
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Return ``tensor`` as real numbers in one dimension."""
-    real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-    return real.reshape(-1)
-
-
-def _largest(tensor: torch.Tensor) -> float:
-    """Return the largest absolute value in ``tensor``; nan if one is nan, 0.0 if it is empty."""
-    if not tensor.numel():
-        return 0.0
-    least, most = torch.aminmax(_flat(tensor))
-    return max(-float(least), float(most)) if not math.isnan(float(most)) else math.nan
+        whole = not (target.is_floating_point() or target.is_complex())
+        divide_into(self.flat(mean), total, row.divisor, whole)
+        return mean

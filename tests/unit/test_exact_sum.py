@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 import random
 
+import numpy as np
 import pytest
 import torch
 
-from edl.torch.exact_sum import CHUNK, add_rounded, divide_into, rounding_constant
+from edl.framework.exact_sum import CHUNK, add_rounded, divide_into, rounding_constant
+
+SCRATCH = torch.empty(CHUNK, dtype=torch.float64)
 
 
 def summed(summands: list[torch.Tensor], groups: int, weight: float = 1.0) -> bytes:
@@ -18,7 +21,7 @@ def summed(summands: list[torch.Tensor], groups: int, weight: float = 1.0) -> by
     parts = []
     for group in range(groups):
         part = torch.full_like(summands[0], 99.0, dtype=torch.float64)
-        add_rounded(part, [(each, weight) for each in summands[group::groups]], constant)
+        add_rounded(part, [(each, weight) for each in summands[group::groups]], constant, SCRATCH)
         parts.append(part)
     return torch.stack(parts).sum(dim=0).numpy().tobytes()
 
@@ -51,22 +54,22 @@ def test_float32_loses_nothing_that_counts() -> None:
     values = [torch.randn(CHUNK + 7, generator=drawn) for _ in range(6)]
     total = torch.empty(CHUNK + 7, dtype=torch.float64)
     constant = rounding_constant(max(float(each.abs().max()) for each in values), 6)
-    add_rounded(total, [(each, 0.5) for each in values], constant)
+    add_rounded(total, [(each, 0.5) for each in values], constant, SCRATCH)
     exact = torch.stack([each.double() for each in values]).sum(dim=0) * 0.5
     assert (total - exact).abs().max() < 1e-13
 
 
 def test_the_edges() -> None:
     total = torch.ones(2, dtype=torch.float64)
-    add_rounded(total, [], rounding_constant(0.0, 8))
+    add_rounded(total, [], rounding_constant(0.0, 8), SCRATCH)
     assert total.tolist() == [0.0, 0.0]
     for largest in (math.inf, math.nan):
         constant = rounding_constant(largest, 2)
-        add_rounded(total, [(torch.tensor([1.0, math.inf]), 1.0)], constant)
+        add_rounded(total, [(torch.tensor([1.0, math.inf]), 1.0)], constant, SCRATCH)
         assert total.isnan().all(), "an update that is skipped is skipped on all workers"
     for edge in (2.0**-1074, 2.0**-1000, 2.0**1000):  # float64 from end to end
         value = torch.tensor([edge, -edge], dtype=torch.float64)
-        add_rounded(total, [(value, 1.0)], rounding_constant(edge, 1))
+        add_rounded(total, [(value, 1.0)], rounding_constant(edge, 1), SCRATCH)
         assert torch.equal(total, value)
 
 
@@ -76,5 +79,19 @@ def test_the_mean_has_the_dtype_of_the_result() -> None:
     divide_into(result, total.clone(), 2.0)
     assert torch.equal(result, torch.tensor([1.5, 2.5] * CHUNK))
     counts = torch.empty(2 * CHUNK, dtype=torch.int64)
-    divide_into(counts, total, 1.0000000001)
+    divide_into(counts, total, 1.0000000001, whole=True)
     assert counts[:2].tolist() == [3, 5]
+
+
+def test_arrays_of_numpy_are_added_up_like_tensors() -> None:
+    drawn = torch.Generator().manual_seed(5)
+    values = [torch.randn(CHUNK + 7, generator=drawn) for _ in range(3)]
+    constant = rounding_constant(max(float(each.abs().max()) for each in values), 3)
+    total, array = torch.empty(CHUNK + 7, dtype=torch.float64), np.empty(CHUNK + 7)
+    add_rounded(total, [(each, 0.75) for each in values], constant, SCRATCH)
+    add_rounded(array, [(each.numpy(), 0.75) for each in values], constant, np.empty(100))
+    assert total.numpy().tobytes() == array.tobytes()
+    mean, other = torch.empty(CHUNK + 7), np.empty(CHUNK + 7, np.float32)
+    divide_into(mean, total, 3.0)
+    divide_into(other, array, 3.0)
+    assert mean.numpy().tobytes() == other.tobytes()

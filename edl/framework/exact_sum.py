@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-
-import torch
+from typing import Any
 
 DIGITS = 51  # bits of float64's 53 that hold a sum; the constant's sign and leading bit need two
 CHUNK = 1 << 16  # elements that are rounded at once, so that they stay in the processor's cache
@@ -45,39 +44,48 @@ def rounding_constant(largest: float, summands: int) -> float:
 
 
 def add_rounded(
-    total: torch.Tensor, summands: Sequence[tuple[torch.Tensor, float]], constant: float
+    total: Any, summands: Sequence[tuple[Any, float]], constant: float, scratch: Any
 ) -> None:
     """Set ``total`` to the sum of ``summands``, each rounded by ``constant``; see the module.
 
+    All of them are arrays of NumPy, or all are tensors of PyTorch on one device.
+
     Args:
-        total: a float64 tensor of one dimension; its former values do not matter.
-        summands: pairs of a tensor of one dimension, with as many elements as ``total`` and any
-            floating-point dtype, and the factor for it, which is applied before it is rounded.
+        total: a float64 array of one dimension; its former values do not matter.
+        summands: pairs of an array of one dimension, with as many elements as ``total`` and any
+            floating-point type, and the factor for it, which is applied before it is rounded.
         constant: the result of :func:`rounding_constant` for all summands of all workers.
+        scratch: a float64 array of one dimension, which is overwritten, and has elements if
+            ``total`` has. So many elements are rounded at once (at best :data:`CHUNK`).
     """
-    scratch = torch.empty(min(CHUNK, total.numel()), dtype=torch.float64, device=total.device)
-    for begin in range(0, total.numel(), CHUNK):
-        sums = total[begin : begin + CHUNK]
+    chunk = max(1, len(scratch))
+    for begin in range(0, len(total), chunk):
+        sums = total[begin : begin + chunk]
         if not summands:
-            sums.zero_()
+            sums[:] = 0.0
         for number, (summand, weight) in enumerate(summands):
             rounded = scratch[: len(sums)] if number else sums
-            rounded.copy_(summand[begin : begin + CHUNK])
+            rounded[:] = summand[begin : begin + chunk]
             if weight != 1.0:
-                rounded.mul_(weight)
-            rounded.add_(constant).sub_(constant)
+                rounded *= weight
+            rounded += constant
+            rounded -= constant
             if number:
-                sums.add_(rounded)
+                sums += rounded
 
 
-def divide_into(result: torch.Tensor, total: torch.Tensor, divisor: float) -> None:
+def divide_into(result: Any, total: Any, divisor: float, whole: bool = False) -> None:
     """Set ``result`` to ``total`` divided by ``divisor``; ``total`` is changed, too.
 
+    Both are arrays of NumPy, or tensors of PyTorch.
+
     Args:
-        result: a tensor of one dimension, of any dtype but bool; whole numbers are rounded.
-        total: a float64 tensor of one dimension, with as many elements.
+        result: an array of one dimension, of any type.
+        total: a float64 array of one dimension, with as many elements.
         divisor: the number to divide by, not 0.
+        whole: whether ``result`` has whole numbers, to which the quotients are rounded.
     """
-    for begin in range(0, total.numel(), CHUNK):
-        part = total[begin : begin + CHUNK].div_(divisor)
-        result[begin : begin + CHUNK].copy_(part if result.is_floating_point() else part.round_())
+    for begin in range(0, len(total), CHUNK):
+        part = total[begin : begin + CHUNK]
+        part /= divisor
+        result[begin : begin + CHUNK] = part.round() if whole else part
