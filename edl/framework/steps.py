@@ -55,6 +55,12 @@ class BatchSource(Protocol):
             no samples left.
         """
 
+    def pad(self) -> Batch:
+        """Return a padding batch for the open step; which data the script gets does not matter.
+
+        It is called when this worker has handed out all its pieces of the step and others have not.
+        """
+
 
 def asked_length(what: str, count: int | None, max_steps: int | None) -> None:
     """Check that a script's call says how long the job trains.
@@ -352,7 +358,7 @@ class BatchSteps:
         worker = self._worker
         self._restart_feed()  # a repair inside the step may have changed the leases
         if worker.loader.engine.batches.is_exhausted:
-            worker.loader.begin(worker.loader.sampler.warm_up(), True)  # the data are as before
+            worker.loader.begin(self._feed.pad(), True)
             return
         with worker.loader.timer.loading():
             batch, padding = self._feed.next()

@@ -142,9 +142,31 @@ class PipelineBatchSource:
         with self._change:
             if not self._formed:
                 self._put(sampler.warm_up(), not self._worker.warming_up)
-            entry = self._formed.popleft()
-            entry.handed_s = time.monotonic()
-            self._change.notify_all()
+            return self._hand_out()
+
+    def pad(self) -> Batch:
+        """Return a padding batch, whose samples come out of ``tf.data`` next, for the open step.
+
+        No batch may be formed ahead.
+
+        Raises:
+            EdlError: its samples could not be loaded.
+        """
+        with self._change:
+            self._put(self._worker.loader.sampler.warm_up(), True)
+            return self._hand_out()[0]
+
+    def _hand_out(self) -> tuple[Batch, bool]:
+        """Remove the oldest batch of the queue and return it, and whether it is a padding batch.
+
+        The caller holds the lock of the queue.
+
+        Raises:
+            EdlError: its samples could not be loaded.
+        """
+        entry = self._formed.popleft()
+        entry.handed_s = time.monotonic()
+        self._change.notify_all()
         if entry.error is not None:
             raise entry.error
         return entry.batch, entry.padding

@@ -287,6 +287,10 @@ class CountingBatchSource:
         self.batch = worker.loader.sampler.warm_up() if padding else self._ahead.popleft()
         return self.batch, padding
 
+    def pad(self) -> Batch:
+        """Return a padding batch for the open step; :attr:`batch` stays the one before."""
+        return self._worker.loader.sampler.warm_up()
+
 
 def accumulated(worker: Worker, model: CountingModel, gradient: Vector) -> Vector:
     """Return the sum of the step's gradients so far, each weighted by the samples of its batch.

@@ -373,7 +373,6 @@ class _LoaderBatchSource:
             has no samples left before the others do gets one, too. Its data are those of the batch
             before, or of the epoch's first samples.
         """
-        worker = self._worker
         fresh = self._take(waits)
         if fresh is _NONE and self._first is None and self._has_more():
             # At the start, and when leases came after the loader had read the last one.
@@ -386,7 +385,11 @@ class _LoaderBatchSource:
             return self._formed.popleft(), False
         if self.data is _NONE:
             self.data = self._any_data()
-        return worker.loader.sampler.warm_up(), True
+        return self.pad(), True
+
+    def pad(self) -> Batch:
+        """Return a padding batch for the open step; the data stay those of the batch before."""
+        return self._worker.loader.sampler.warm_up()
 
     def _take(self, waits: bool) -> Any:
         """Return the data of the next batch from the loader; ``_NONE`` if the loader is at its end.
