@@ -15,7 +15,9 @@ the worker's next batch, and derives a new seed of the worker's own from it, exc
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -58,6 +60,7 @@ class RandomNumbers:
         self._seen: int | None = None  # what read() returned last; None: training has not begun
         self._own: tuple[str, int, int] | None = None  # mixed into seeds; None: the script's seeds
         self.script = 0  # the seed that the script has given last, with logical workers
+        self._one_at_a_time = threading.Lock()
 
     def warm_up(self) -> None:
         """Seed a newcomer's generators for its warm-up; call this before its first batch.
@@ -122,9 +125,30 @@ class RandomNumbers:
 
     def _seed_logical(self, kind: str, number: int, position: int) -> None:
         seed = derived_seed(self.script, kind, number, position)
-        seed_python(seed)
+        with self._one_at_a_time:
+            seed_python(seed)
         self._seed(seed)
         self._seen = self._read()
+
+    @contextmanager
+    def loading(self, epoch: int, position: int) -> Iterator[None]:
+        """Seed the generators of Python and NumPy for a ``with`` block that loads a batch.
+
+        It is for the batch of a logical worker, in a thread that loads it while the training thread
+        waits. Afterwards the generators are as they were.
+
+        Args:
+            epoch: the number of the job's epoch.
+            position: the epoch position of the batch's first sample.
+        """
+        with self._one_at_a_time:
+            before = random.getstate(), np.random.get_state()
+            seed_python(derived_seed(self.script, "samples", epoch, position))
+            try:
+                yield
+            finally:
+                random.setstate(before[0])
+                np.random.set_state(before[1])
 
     def _begin(self, kind: str, number: int, step: int) -> None:
         if self._worker.same_random or self._worker.logical:

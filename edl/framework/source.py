@@ -52,7 +52,7 @@ def refuse_logical(worker: Worker, what: str) -> None:
     if worker.logical:
         raise UsageError(
             f"the job has {worker.logical} logical workers, and {what} without them only: leave "
-            "out --logical, or train with edl.torch.DataLoader (docs/guides/exact.md)"
+            "out --logical, or train as docs/guides/exact.md says"
         )
 
 

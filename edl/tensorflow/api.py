@@ -12,6 +12,7 @@ from edl.framework import metrics, process
 from edl.tensorflow import tape, training
 from edl.tensorflow.batch_norm import synchronise_batch_norm
 from edl.tensorflow.collectives import TensorFlowCollectives
+from edl.tensorflow.logical_random import watch_draws
 from edl.tensorflow.loss import watch_losses
 from edl.tensorflow.replica import TensorFlowReplica
 from edl.tensorflow.variables import CREATED
@@ -45,6 +46,8 @@ def init(**settings: Any) -> None:
     CREATED.watch()
     tape.watch()
     synchronise_batch_norm()
+    if process.current_worker().logical:
+        watch_draws()
     watch_losses()
 
 

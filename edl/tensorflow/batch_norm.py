@@ -45,6 +45,11 @@ OTHER_AXIS = (
     "BatchNormalization(synchronized=True) with a mask normalises the last axis; with axis={}, "
     "leave the mask or synchronized=True out"
 )
+WITHOUT_LOGICAL = (
+    "a layer with synchronized=True takes its statistics from all workers, so the result would "
+    "depend on their number; with logical workers leave synchronized=True out (the averages of "
+    "BatchNormalization are then the mean over all of them), or leave out --logical"
+)
 
 
 @functools.cache
@@ -109,6 +114,8 @@ def _has_others() -> bool:
     """
     if not (process.is_initialized() and process.current_worker().is_shared):
         return False
+    if process.current_worker().logical:
+        raise UsageError(WITHOUT_LOGICAL)
     training.current()  # in the thread that trains
     return True
 

@@ -9,7 +9,8 @@ Run eagerly, Horovod's operations are known by their type alone, whatever name t
 two of a type may run at once. So all allgathers (step records, barriers, exchanges) go through this
 one thread, one after the other, and states are broadcast between steps only. Gradients are reduced
 in graphs, where an operation keeps its name (:mod:`edl.tensorflow.gradient_ops`); only with a
-Horovod without edl's patch are they reduced here, eagerly, by :func:`allreduce_average`.
+Horovod without edl's patch are they reduced here, eagerly, by :func:`allreduce_average`, and with
+logical workers by :func:`allreduce_of`.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from edl.ring.ring import CollectiveFailed
 from edl.worker.activity import waits
 
 WAITING = FOR_GRADIENTS
+_OPERATIONS = {"sum": hvd.Sum, "max": hvd.Max}
 _ADDED = re.compile(  # what TensorFlow adds to a message, before and after it
     r"^\{\{\w+ [^}]*\}\} | \[Op:\w*\] ?(name: .*)?$"
 )
@@ -199,3 +201,23 @@ def allreduce_average(tensors: Sequence[Any]) -> list[Any]:
         received = guarded(mpi_ops._grouped_allreduce, sent, op=hvd.Average)
         averages.update(zip(group, received, strict=True))
     return [averages[index] for index in range(len(tensors))]
+
+
+@waits(WAITING)
+def allreduce_of(array: np.ndarray[Any, Any], kind: str) -> np.ndarray[Any, Any]:
+    """Return the element-wise sum or largest value of all workers' ``array``, which is not changed.
+
+    All workers pass an array of the same shape and type. ``kind`` is "sum" or "max".
+
+    Raises:
+        CollectiveFailed: the ring is broken.
+        UsageError: Horovod refuses the call, and would refuse it again in any ring.
+    """
+
+    def reduced() -> np.ndarray[Any, Any]:
+        tensor = tf.convert_to_tensor(array)
+        found: np.ndarray[Any, Any] = mpi_ops._allreduce(tensor, op=_OPERATIONS[kind]).numpy()
+        return found
+
+    found: np.ndarray[Any, Any] = guarded(reduced)
+    return found

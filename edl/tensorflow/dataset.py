@@ -29,6 +29,7 @@ from edl.framework.steps import asked_length
 from edl.tensorflow import training
 from edl.tensorflow.feed import AHEAD, PipelineBatchSource
 from edl.tensorflow.fits import LOOP_AFTER_FIT
+from edl.tensorflow.logical_random import refuse_unlike
 from edl.tensorflow.random_numbers import own_operation_seeds
 from edl.tensorflow.source import PROBES, Collate, Load, check_fits, signature_of
 from edl.tensorflow.strategies import watch_strategies
@@ -190,6 +191,8 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         if now.replica is None:
             raise UsageError("create an edl.Optimizer before `for epoch in dataset.epochs(n)`")
         now.replica.variables()
+        if now.worker.logical:
+            now.buffers()
         return self._epochs(now, count, max_steps)
 
     def steps(self, count: int) -> Iterator[Any]:
@@ -343,8 +346,12 @@ def _keeping(name: str) -> Any:
     def method(self: ElasticDataset, *arguments: Any, **named: Any) -> ElasticDataset:
         if named.get("deterministic", arguments[2] if len(arguments) > 2 else None) is False:
             raise UsageError(f"edl.Dataset: {name}(deterministic=False) would mix up the batches")
-        with _readers.ours(), own_operation_seeds(training.current().worker):
-            return ElasticDataset(plain(self, *arguments, **named))
+        worker = training.current().worker
+        with _readers.ours(), own_operation_seeds(worker):
+            made = plain(self, *arguments, **named)
+            if worker.logical:
+                refuse_unlike(made)
+            return ElasticDataset(made)
 
     return method
 

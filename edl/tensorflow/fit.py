@@ -38,7 +38,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from edl.core.events import TrainingStoppedDetails
 from edl.core.job.fits import DoneFit, FitIsDone
@@ -46,7 +45,7 @@ from edl.core.plural import counted
 from edl.errors import UsageError
 from edl.framework.steps import asked_length, end_batch
 from edl.tensorflow import training
-from edl.tensorflow.fit_arguments import check_arguments
+from edl.tensorflow.fit_arguments import check_arguments, refuse_steered
 from edl.tensorflow.fits import PassedOver, history_among
 from edl.tensorflow.keras_callbacks.agreement import end_row, job_metrics, met, metrics_row
 from edl.tensorflow.keras_callbacks.memory import NAME, CallbackStates
@@ -54,6 +53,7 @@ from edl.tensorflow.keras_callbacks.metrics import EpochMetrics
 from edl.tensorflow.keras_callbacks.order import watch_lists, with_progress
 from edl.tensorflow.keras_callbacks.writers import GatedProgress, Writer, standing_in
 from edl.tensorflow.lr_tuner import check_callbacks
+from edl.tensorflow.model_build import build
 from edl.tensorflow.optimizer import is_elastic
 from edl.tensorflow.xla import turn_off_xla
 from edl.worker.progress import Receive
@@ -156,6 +156,8 @@ class KerasCallback(keras.callbacks.Callback):
                 passed = PassedOver(now.fits, done, history, lambda: _build_all(now, model))
                 return [passed, *([] if history is None else [history])]
         check_callbacks(now.tuner, others)
+        if worker.logical:
+            refuse_steered(others)
         others = with_progress(others)
         standing = [standing_in(callback, worker) for callback in others]
         writers = [writer for writer in standing if writer is not None]
@@ -189,7 +191,7 @@ class KerasCallback(keras.callbacks.Callback):
         now.metrics = EpochMetrics(self.model)
         now.fitting = True
         if not now.reduction.several:  # the models of these are known
-            _build(self.model, now.newest_dataset)
+            build(self.model, now.newest_dataset)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Begin the job's next epoch, the one that ``fit`` counts as ``epoch``.
@@ -239,7 +241,7 @@ class KerasCallback(keras.callbacks.Callback):
         if not now.begin_step():
             raise UsageError("the epoch is over, and Keras goes on with it")
         progress = now.worker.loader.progress
-        self._samples += now.worker.loader.engine.batches.samples
+        self._samples += now.worker.loader.batch_weight
         self.metrics.begin_batch(now.worker.loader.batch_weight)
         now.batch = progress.update_order.batch
         if progress.source.known_total:  # a ring of another size may stand now
@@ -268,14 +270,24 @@ class KerasCallback(keras.callbacks.Callback):
             UsageError: ``fit`` has trained a batch that is not from the edl.Dataset.
         """
         now = self._training
-        if now.worker.loader.open and not now.is_reduced:
+        if now.worker.loader.open and not (now.is_reduced or self.is_within_step):
             raise UsageError(
                 "model.fit trained a batch that is not edl's; give it the edl.Dataset itself "
                 "(or what its map and prefetch return)"
             )
         now.finish_step()
         self.metrics.end_batch()
-        now.worker.loader.end_batch()
+        if not self.is_within_step:
+            now.worker.loader.end_batch()
+
+    @property
+    def is_within_step(self) -> bool:
+        """Whether a step is open, and the gradients of a logical worker of it are kept.
+
+        Its next batch is that of another logical worker.
+        """
+        logical = self._training.reduction.logical
+        return logical is not None and logical.is_kept and not self._training.is_reduced
 
     def end_batches(self, logs: Any) -> None:
         """Combine the metrics of all workers after the last batch of the epoch.
@@ -573,28 +585,6 @@ def _build_all(now: training.Training, model: Any) -> None:
     step of this process.
     """
     if not now.reduction.several:
-        _build(model, now.newest_dataset)
+        build(model, now.newest_dataset)
         assert now.replica is not None
         now.replica.variables()
-
-
-def _build(model: Any, dataset: Any) -> None:
-    """Create the variables of ``model`` by calling it with zeros, if a layer of it is not built.
-
-    A subclassed model may have layers without any variables after ``model.build()``, as Keras
-    warns. The zeros have the shapes of the first component of ``dataset``'s batches (the features),
-    or of the whole batch if it is no tuple.
-    """
-    if _lacks_variables(model):
-        spec = dataset.element_spec
-        features = spec[0] if isinstance(spec, tuple) else spec
-        # A dimension that varies, as after padding, does not matter to variables.
-        shapes = tf.nest.map_structure(
-            lambda s: tf.zeros([1 if n is None else n for n in s.shape], s.dtype), features
-        )
-        model(shapes)
-
-
-def _lacks_variables(layer: Any) -> bool:
-    """Return whether ``layer`` (a layer or model), or a layer in it, is not built."""
-    return not layer.built or any(map(_lacks_variables, getattr(layer, "layers", ())))

@@ -8,15 +8,36 @@ nothing is checked.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from edl.errors import UsageError
 from edl.tensorflow.dataset import ElasticDataset
 
 _READ = ("x", "validation_data", "steps_per_epoch", "initial_epoch")
+
+
+STEERED = (
+    "{name} steers the training by {monitor!r}, a mean over the workers whose last bits depend on "
+    "their number; with --logical give it monitor='val_loss' or another number of the validation, "
+    "or leave out --logical"
+)
+
+
+def refuse_steered(callbacks: Iterable[Any]) -> None:
+    """Raise UsageError for a callback that steers a job of logical workers by its training metrics.
+
+    Numbers of the validation, which each worker computes with all data, are the same on any number
+    of workers. ``callbacks`` are those of ``fit``.
+    """
+    kinds = keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau
+    for each in callbacks:
+        if isinstance(each, kinds) and not str(each.monitor).startswith("val_"):
+            name = type(each).__name__
+            raise UsageError(STEERED.format(name=name, monitor=each.monitor))
 
 
 def check_arguments(model: Any) -> int:

@@ -145,3 +145,35 @@ def failure() -> str | None:
     if not _library.horovod_edl_failed_gradients(reason, ctypes.c_size_t(_REASON_BYTES)):
         return None
     return reason.value.decode(errors="replace") or "Horovod gave no reason"
+
+
+def hold() -> None:
+    """Let the graph's gradient operations send nothing until edl lets them, in the next ring."""
+    if AVAILABLE:
+        start_sending(False)
+
+
+def nothing(variable: Any) -> Any:
+    """Return zeros to send for a ``variable`` that has no gradient on this worker.
+
+    All workers must send as many tensors. The zeros have one dimension more than ``variable``: if
+    another worker has a gradient for it, Horovod refuses both.
+    """
+    rank = tf.TensorShape(variable.shape).rank or 0
+    return tf.zeros((1,) * (rank + 1), tf.as_dtype(variable.dtype))
+
+
+def present(tensors: Sequence[Any], bare: Sequence[bool]) -> list[Any]:
+    """Return the items of ``tensors`` whose variables have a gradient.
+
+    ``bare`` has True at the index of each variable without a gradient.
+    """
+    return [each for each, none in zip(tensors, bare, strict=True) if not none]
+
+
+def typed(means: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
+    """Return each of ``means`` in the type of the gradient at the same index of ``gradients``."""
+    return [
+        mean if mean.dtype == gradient.dtype else tf.cast(mean, gradient.dtype)
+        for mean, gradient in zip(means, gradients, strict=True)
+    ]

@@ -322,10 +322,7 @@ def _check(optimizer: Any, now: training.Training) -> None:
         refuse(f"it tunes optimizers of tf.keras.optimizers; this is a {kind} of a graph")
     if now.reduction.several:
         refuse_several()
-    if now.worker.loader.begun:
-        refuse("create it before the first batch")
-    if now.tuner is not None:
-        refuse_beside("another one")
+    _check_job(now)
     for one in with_inner(optimizer):
         if type(one).__name__ in UNSCALED:
             refuse_unscaled(type(one).__name__)
@@ -336,6 +333,19 @@ def _check(optimizer: Any, now: training.Training) -> None:
                     "learning rate; leave one of them out"
                 )
     _refuse_schedule(_innermost(optimizer))
+
+
+def _check_job(now: training.Training) -> None:
+    """Raise UsageError if no learning rate can be tuned in the job, or not any more.
+
+    ``now`` holds the data source, the optimizers and the open step of this process.
+    """
+    if now.worker.logical:
+        refuse("it measures whole batches, and --logical hands out pieces; leave that out")
+    if now.worker.loader.begun:
+        refuse("create it before the first batch")
+    if now.tuner is not None:
+        refuse_beside("another one")
 
 
 def _refuse_schedule(optimizer: Any) -> None:

@@ -291,18 +291,34 @@ def _refuse_operations(graph: Any) -> None:
         UsageError: the graph has such operations.
     """
     definition = graph.graph.as_graph_def()
-    functions = definition.library.function
-    nodes = [*definition.node, *(node for each in functions for node in each.node_def)]
-    for kind in sorted({node.op for node in nodes}):
+    for kind in kinds_of(definition):
         if kind.startswith("Horovod"):
             refuse(f"the loss has {kind} in it, which waits for workers that do not evaluate it")
-        found = op_def_registry.get(kind)
-        seeded = found is not None and found.is_stateful and _has_seed(found)
-        if seeded or kind.startswith("Rng"):
-            refuse(
-                f"the loss draws random numbers by {kind}, which cannot draw the same ones at each "
-                "learning rate; use keras.random, or a layer of Keras"
-            )
+    for kind in drawing_kinds(definition):
+        refuse(
+            f"the loss draws random numbers by {kind}, which cannot draw the same ones at each "
+            "learning rate; use keras.random, or a layer of Keras"
+        )
+
+
+def kinds_of(definition: Any) -> list[str]:
+    """Return the kinds of all operations in a graph, a ``GraphDef``, and in its functions."""
+    functions = definition.library.function
+    nodes = [*definition.node, *(node for each in functions for node in each.node_def)]
+    return sorted({node.op for node in nodes})
+
+
+def drawing_kinds(definition: Any) -> list[str]:
+    """Return the kinds of random operations in a graph whose state is in no variable of it.
+
+    ``definition`` is a ``GraphDef``. The variable of a ``tf.random.Generator`` does not count.
+    """
+    found = []
+    for kind in kinds_of(definition):
+        known = op_def_registry.get(kind)
+        if (known is not None and known.is_stateful and _has_seed(known)) or kind.startswith("Rng"):
+            found.append(kind)
+    return found
 
 
 def _has_seed(definition: Any) -> bool:

@@ -17,7 +17,7 @@ applied before those of the next are reduced, in a graph, too: the next step of 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -29,12 +29,14 @@ from edl.core.step.weighting import Averaging, Weights
 from edl.errors import RingBroken, UsageError
 from edl.framework.horovod_errors import classify_error
 from edl.framework.interrupt import raise_in
+from edl.framework.random_numbers import RandomNumbers
 from edl.framework.reduction import NOTHING, Branch, StepReduction
 from edl.framework.state import few
 from edl.ring.ring import CollectiveFailed
 from edl.tensorflow import gradient_ops
 from edl.tensorflow.collectives import WAITING, allreduce_average
 from edl.tensorflow.feed import PipelineBatchSource
+from edl.tensorflow.logical import LogicalReduction
 from edl.tensorflow.noise import KerasNoise
 from edl.tensorflow.xla import refuse_xla
 from edl.worker import activity
@@ -59,6 +61,7 @@ class GradientReduction:
 
     Attributes:
         noise: the meter of the gradients' squared norms.
+        logical: what keeps the gradients of logical workers; None: the job has none.
     """
 
     def __init__(self, worker: Worker, feed: PipelineBatchSource) -> None:
@@ -74,8 +77,24 @@ class GradientReduction:
         self._traced = False  # what sends from Python is built
         self._early = False
         activity.waits_unseen(self._unseen)
+        self.logical: LogicalReduction | None = None
         self._thread = threading.get_ident()  # the one that trains
         self._one_at_a_time = threading.Lock()
+
+    def keep_apart(
+        self,
+        buffers: Callable[[], Mapping[str, Any]],
+        numbers: RandomNumbers,
+        check: Callable[[], None],
+    ) -> None:
+        """Let the job's logical workers share each step (:mod:`edl.tensorflow.logical`).
+
+        Args:
+            buffers: a function that returns the model's variables that are not trained, by name.
+            numbers: seeds the random generators.
+            check: a function that raises UsageError if there are some that were not seeded.
+        """
+        self.logical = LogicalReduction(self._worker, self._reduction, buffers, numbers, check)
 
     def cannot_repair(self, why: str) -> None:
         """Let this worker end with a RingError that says ``why`` if a ring breaks in a step."""
@@ -99,6 +118,8 @@ class GradientReduction:
         """
         self.raise_pending()
         if self._worker.loader.open and self._reduction.step.is_decided:
+            if self.logical is not None:
+                self.logical.end_step()
             if self.several:
                 self._worker.loader.end()
             else:
@@ -133,7 +154,7 @@ class GradientReduction:
                 them (in a graph the training thread raises these), or XLA compiles the graph.
         """
         local = [
-            _nothing(variable) if gradient is None else tf.convert_to_tensor(gradient)
+            gradient_ops.nothing(variable) if gradient is None else tf.convert_to_tensor(gradient)
             for gradient, variable in zip(gradients, variables, strict=True)
         ]
         bare = [gradient is None for gradient in gradients]
@@ -144,7 +165,7 @@ class GradientReduction:
             refuse_xla()
         if tf.executing_eagerly():
             means, proceed = self._complete(local)
-        elif gradient_ops.AVAILABLE:
+        elif gradient_ops.AVAILABLE and self.logical is None:
             computed = [each for each, none in zip(local, bare, strict=True) if not none]
             means, proceed = self._in_graph(local, computed[-1:])
         else:
@@ -154,13 +175,15 @@ class GradientReduction:
     def applies_early(self) -> bool:
         """Return whether to apply the gradients that a tape has reduced; call it once in a step.
 
-        False is returned in a trial run of a session, if no worker has samples, and if the other
-        workers have completed the step without this one.
+        False is returned in a trial run of a session, if no worker has samples, if the other
+        workers have completed the step without this one, and if more logical workers follow.
 
         Raises:
             UsageError: no gradients were reduced, or they are applied already.
         """
         if self._feed.is_trial:
+            return False
+        if self.logical is not None and self.logical.is_kept and not self.done:
             return False
         if not self.done:
             raise UsageError(
@@ -197,7 +220,7 @@ class GradientReduction:
             return None
         if self.several:
             raise UsageError(SEVERAL)
-        return partial(self._reduction.exchange, hold=_hold)
+        return partial(self._reduction.exchange, hold=gradient_ops.hold)
 
     # --- in a graph
 
@@ -235,7 +258,7 @@ class GradientReduction:
         branch, *means = tf.cond(
             tf.equal(branch, int(Branch.AGAIN)),
             lambda: self._again(local, end),
-            lambda: (branch, *_typed(averages, local)),
+            lambda: (branch, *gradient_ops.typed(averages, local)),
         )
         shown = self._show_in_graph(branch, local, means)
         with tf.control_dependencies([shown]):
@@ -255,10 +278,13 @@ class GradientReduction:
             A tensor that is computed when the measurement is made, or skipped.
         """
         bare = self._without_gradient
-        variables = _present(self._variables, bare)
+        variables = gradient_ops.present(self._variables, bare)
 
         def show(*tensors: Any) -> Any:
-            own, mean = _present(tensors[: len(local)], bare), _present(tensors[len(local) :], bare)
+            own, mean = (
+                gradient_ops.present(tensors[: len(local)], bare),
+                gradient_ops.present(tensors[len(local) :], bare),
+            )
             self.from_graph(lambda: self.noise.show_reduced(own, mean, variables), None)
             return np.int64(0)
 
@@ -297,7 +323,7 @@ class GradientReduction:
                 branch = tf.numpy_function(end, [], tf.int64, name=END)
             branch.set_shape(())
             means = [each * tf.cast(correction, each.dtype) for each in averages]
-            return (branch, *_typed(means, local))
+            return (branch, *gradient_ops.typed(means, local))
 
         found: tuple[Any, ...] = tf.while_loop(
             lambda branch, *_: tf.equal(branch, int(Branch.AGAIN)),
@@ -439,6 +465,8 @@ class GradientReduction:
         if self._feed.is_trial:
             return gradients, False
         self._check()
+        if self.logical is not None:
+            return self.logical.complete(gradients, self._without_gradient, self._variables)
         means = self._reduction.complete(lambda weights: self._averages(gradients, weights))
         if means is None:
             self._trace(gradients)
@@ -446,8 +474,10 @@ class GradientReduction:
         applies = self._reduction.step.state is StepState.REDUCED
         if applies and self.noise.wants:
             bare = self._without_gradient
-            variables = _present(self._variables, bare)
-            self.noise.show_reduced(_present(gradients, bare), _present(means, bare), variables)
+            variables = gradient_ops.present(self._variables, bare)
+            self.noise.show_reduced(
+                gradient_ops.present(gradients, bare), gradient_ops.present(means, bare), variables
+            )
         if not self._early:
             self._begin_update()
         return means, applies
@@ -479,7 +509,7 @@ class GradientReduction:
                 raise RingBroken(self._worker.generation, str(error)) from error
         if weights.averaging is Averaging.WEIGHTED:
             averages = [mean * tf.cast(weights.received, mean.dtype) for mean in averages]
-        return _typed(averages, gradients)
+        return gradient_ops.typed(averages, gradients)
 
     def _trace(self, gradients: list[Any]) -> None:
         """Build the graph by which Python averages ``gradients``, in the first call only.
@@ -495,7 +525,8 @@ class GradientReduction:
     def _from_python_in_graph(self, local: list[Any]) -> list[Any]:
         """Add one operation to the graph that reduces the gradients ``local`` from Python.
 
-        This is for a Horovod without edl's patch, whose operations do not outlive the ring.
+        This is for logical workers, and for a Horovod without edl's patch, whose operations do not
+        outlive the ring.
 
         Returns:
             The means, then whether to apply them, a scalar boolean tensor.
@@ -511,7 +542,8 @@ class GradientReduction:
             return [*means, tf.constant(proceed)]
 
         types = [*(gradient.dtype for gradient in local), tf.bool]
-        *means, proceed = tf.py_function(complete, local, types, name=AGAIN)
+        with tf.control_dependencies([] if self.logical is None else self.logical.order()):
+            *means, proceed = tf.py_function(complete, local, types, name=AGAIN)
         for mean, gradient in zip(means, local, strict=True):
             mean.set_shape(gradient.shape)
         proceed.set_shape(())
@@ -565,35 +597,3 @@ class GradientReduction:
             here = f"here none for {few(self._bare)}" if self._bare else "here each has one"
             raise UsageError(f"{found}; the same variables must have a gradient on all: {here}")
         raise RingBroken(self._worker.generation, failure)
-
-
-def _hold() -> None:
-    """Let the graph's gradient operations send nothing until edl lets them, in the next ring."""
-    if gradient_ops.AVAILABLE:
-        gradient_ops.start_sending(False)
-
-
-def _nothing(variable: Any) -> Any:
-    """Return zeros to send for a ``variable`` that has no gradient on this worker.
-
-    All workers must send as many tensors. The zeros have one dimension more than ``variable``: if
-    another worker has a gradient for it, Horovod refuses both.
-    """
-    rank = tf.TensorShape(variable.shape).rank or 0
-    return tf.zeros((1,) * (rank + 1), tf.as_dtype(variable.dtype))
-
-
-def _present(tensors: Sequence[Any], bare: Sequence[bool]) -> list[Any]:
-    """Return the items of ``tensors`` whose variables have a gradient.
-
-    ``bare`` has True at the index of each variable without a gradient.
-    """
-    return [each for each, none in zip(tensors, bare, strict=True) if not none]
-
-
-def _typed(means: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
-    """Return each of ``means`` in the type of the gradient at the same index of ``gradients``."""
-    return [
-        mean if mean.dtype == gradient.dtype else tf.cast(mean, gradient.dtype)
-        for mean, gradient in zip(means, gradients, strict=True)
-    ]

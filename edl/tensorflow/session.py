@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from edl.errors import UsageError
 from edl.framework import process
+from edl.framework.source import refuse_logical
 from edl.tensorflow import training
 from edl.tensorflow.reduction import REDUCED
 from edl.tensorflow.variables import SessionAccess
@@ -80,6 +81,7 @@ def elastic_shard_generator(
     if epochs < 1:
         raise UsageError(f"epochs is {epochs}; it must be at least 1")
     what = "edl.elastic_shard_generator"
+    refuse_logical(now.worker, "a graph of TensorFlow 1 trains")
     now.attach_source(source, batch_size, shuffle, seed, max_global_batch, global_batch, what)
     now.epochs = now.worker.loader.progress.epochs = epochs
     return now.batches

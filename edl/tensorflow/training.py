@@ -33,17 +33,19 @@ from edl.tensorflow.feed import PipelineBatchSource
 from edl.tensorflow.fits import ONE_MODEL_AND_DATA, Fits
 from edl.tensorflow.keras_callbacks.memory import CallbackStates
 from edl.tensorflow.keras_callbacks.metrics import EpochMetrics
+from edl.tensorflow.logical import ONE_MODEL
+from edl.tensorflow.logical_random import LogicalSeeder, seeded
 from edl.tensorflow.lr_schedule import (
     check_alone,
     last_rates,
     present_rate,
     warn_of_a_changed_batch,
 )
-from edl.tensorflow.random_numbers import Seeder, last_seed
+from edl.tensorflow.random_numbers import Seeder, is_seed, last_seed
 from edl.tensorflow.reduction import GradientReduction
 from edl.tensorflow.replica import TensorFlowReplica
 from edl.tensorflow.source import Collate, Load, load_read, reader_of
-from edl.tensorflow.variables import CREATED, plain, variables_of
+from edl.tensorflow.variables import CREATED, plain, variables_by_name, variables_of
 from edl.worker import activity
 from edl.worker.worker import Worker
 
@@ -133,7 +135,11 @@ class Training:
         self._trained: list[_Trained] = []
         # What optimizers were given for that are created after a fit.
         self._named_models: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        numbers = RandomNumbers(worker, last_seed, Seeder(self._named_variables))
+        apart = LogicalSeeder(self._named_variables)
+        seeder = apart if worker.logical else Seeder(self._named_variables)
+        self._numbers = numbers = RandomNumbers(worker, last_seed, seeder)
+        if worker.logical:
+            self.reduction.keep_apart(self.buffers, numbers, apart.check)
         self.steps = BatchSteps(worker, self.feed, lambda: UNFINISHED, numbers=numbers)
         worker.finishing.end_batch = self.finish_step
         self.reduced_early: set[int] = set()  # ids of variables: by tape, not by the optimizer
@@ -201,9 +207,8 @@ class Training:
         """
         if self.fits.done:
             raise UsageError(ONE_MODEL_AND_DATA)
-        refuse_logical(self.worker, "edl.tensorflow trains")
         batches = asked_batching(self.worker, what, batch_size, max_global_batch, global_batch)
-        if batches.micro_batch:
+        if batches.micro_batch and not batches.logical:
             raise UsageError(
                 "batches in pieces (micro_batch) are PyTorch's; give the Keras optimizer "
                 "gradient_accumulation_steps"
@@ -222,6 +227,8 @@ class Training:
         else:
             total, self.load = reader_of(source, collate)
             attach_source(self.worker, source, total, *order)
+        if self.worker.logical:
+            self.load = seeded(self.load, self.worker, self._numbers)
         return self.load
 
     def attach_optimizer(self, optimizer: Any, model: Any) -> GradientReduction:
@@ -343,6 +350,7 @@ class Training:
                 comes after the first batch; or the training has ended.
         """
         self.worker.check_trains()
+        refuse_logical(self.worker, "a script with several edl.Optimizers trains")
         if self.tuner is not None:
             refuse_several()
         if isinstance(optimizer, tf.compat.v1.train.Optimizer):
@@ -395,6 +403,22 @@ class Training:
         """
         optimizer = self._trained[0].optimizer
         return optimizer if isinstance(optimizer, tf.compat.v1.train.Optimizer) else None
+
+    def buffers(self) -> dict[str, Any]:
+        """Return the variables of the model that are not trained, by name, without its seeds.
+
+        Raises:
+            UsageError: the script does not say which model it trains.
+        """
+        models = [self.fitted, *(each.model for each in self._trained)]
+        if all(each is None or isinstance(each, (list, tuple)) for each in models):
+            raise UsageError(ONE_MODEL)
+        self._optimizer_variables()  # which tells it what it trains
+        trained = {
+            id(plain(v)) for each in self._trained for v in each.optimizer._trainable_variables
+        }
+        named = variables_by_name(self._model_variables())
+        return {n: v for n, v in named.items() if id(v) not in trained and not is_seed(n)}
 
     def _optimizer_variables(self) -> list[Any]:
         """Return a list of the variables of all Keras optimizers, in the order of the optimizers.
@@ -451,7 +475,9 @@ class Training:
         optimizer, and the global step if the graph has one.
         """
         if (optimizer := self._graph_optimizer()) is None:
-            return [v for each in self._trained for v in each.optimizer._trainable_variables]
+            buffers = self.buffers().values() if self.worker.logical else ()
+            trained = [v for each in self._trained for v in each.optimizer._trainable_variables]
+            return [*trained, *buffers]
         graph = self.graph or tf.compat.v1.get_default_graph()
         trainable = graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
         counter = tf.compat.v1.train.get_global_step(graph)
@@ -543,7 +569,10 @@ class Training:
             StateDiffers, JobFailed, WorkerEvicted: the job or this worker cannot go on.
         """
         self.finish_step()
-        return self.steps.begin()
+        begun = self.steps.begin()
+        if begun and self.reduction.logical is not None:
+            self.reduction.logical.begin_piece()
+        return begun
 
 
 _training: Training | None = None

@@ -163,7 +163,7 @@ def undisturbed(script: LogicalNet) -> dict[int, str]:
     """Return the digests by step of a job of one worker."""
     seen: dict[int, str] = {}
 
-    class Alone(LogicalNet):
+    class Alone(type(script)):  # type: ignore[misc]
         def prove(self, results: Mapping[int, dict[int, str]]) -> None:
             seen.update(results[0])
 

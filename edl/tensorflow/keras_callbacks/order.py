@@ -51,6 +51,13 @@ class Numbering(Protocol):
     def begin_batch(self) -> int:
         """Begin a step of the job with the next batch; return its index in the epoch, from 0."""
 
+    @property
+    def is_within_step(self) -> bool:
+        """Whether more batches follow in the open step, which other callbacks are told of once."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """End a batch of the open step, of which other callbacks are not told."""
+
     def with_steps(self, params: dict[str, Any]) -> dict[str, Any]:
         """Return a copy of ``params``, Keras' parameters of ``fit``, with the job's ``steps``.
 
@@ -92,15 +99,28 @@ def _number_batches(callbacks: Any, job: Numbering) -> None:
     """Patch Keras' list ``callbacks`` to pass the batch numbers of ``job`` to its callbacks.
 
     Each beginning of a batch then begins a step of the job, and the parameters get the job's steps
-    per epoch.
+    per epoch. A step of logical workers, in which this process may train several batches, is one
+    batch to the callbacks.
     """
-    begin, end, params = (
+    plain_begin, plain_end, params = (
         callbacks.on_train_batch_begin,
         callbacks.on_train_batch_end,
         callbacks.set_params,
     )
-    callbacks.on_train_batch_begin = lambda _, logs=None: begin(job.begin_batch(), logs)
-    callbacks.on_train_batch_end = lambda _, logs=None: end(job.batch, logs)
+
+    def begin(_: int, logs: Any = None) -> None:
+        goes_on = job.is_within_step
+        batch = job.begin_batch()
+        if not goes_on:
+            plain_begin(batch, logs)
+
+    def end(_: int, logs: Any = None) -> None:
+        if job.is_within_step:
+            job.on_train_batch_end(job.batch, logs)
+        else:
+            plain_end(job.batch, logs)
+
+    callbacks.on_train_batch_begin, callbacks.on_train_batch_end = begin, end
     callbacks.set_params = lambda given: params(job.with_steps(given) if given else given)
 
 

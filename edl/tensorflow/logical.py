@@ -1,0 +1,428 @@
+"""Make a step of logical workers the same, bit for bit, however many workers run them.
+
+A job with logical workers (the setting ``logical``) trains one microbatch for each of them in each
+step. :class:`LogicalReduction` keeps their gradients apart until the step ends, and then computes
+the exact means (:mod:`edl.framework.exact_mean`). :class:`LogicalBuffers` lets each logical worker
+begin with the same values of the variables that a forward pass changes (BatchNorm's averages); at
+the end of the step each of them is the mean over all logical workers.
+
+A ``tf.function`` calls back into Python for this, once, when all of its gradients are computed and
+its forward pass has written its variables (:func:`written_before`). The random generators are
+seeded for each logical worker by :mod:`edl.tensorflow.logical_random`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import context
+from tensorflow.python.framework.func_graph import FuncGraph
+
+from edl.core.step.step_state import StepState
+from edl.core.step.weighting import Weights
+from edl.errors import RingBroken, UsageError
+from edl.framework.exact_mean import Summands, exact_means
+from edl.framework.exact_sum import CHUNK, divide_into
+from edl.framework.random_numbers import RandomNumbers
+from edl.framework.reduction import StepReduction
+from edl.ring.ring import CollectiveFailed
+from edl.tensorflow.collectives import allreduce_of
+from edl.tensorflow.logical_random import refuse_draws
+from edl.tensorflow.variables import Array
+from edl.worker.worker import Worker
+
+SEEDS_DIFFER = (
+    "the workers have seeded TensorFlow with different numbers, so the result of a logical worker "
+    "would depend on the worker that runs it; call keras.utils.set_random_seed() with the same "
+    "number on all workers (edl seeds each logical worker anew), without edl.rank() in it, or "
+    "leave out --logical"
+)
+THREADS_DIFFER = (
+    "the workers compute with different numbers of threads, by which sums are rounded "
+    "differently; call tf.config.threading.set_intra_op_parallelism_threads() with the same "
+    "number on all workers, or leave out --logical"
+)
+NOT_IN_ALL = (
+    "{name} has a gradient for some logical workers and none for others; let the same variables "
+    "have one in each batch, or leave out --logical"
+)
+CHANGED = (
+    "{name} was changed after the gradients of a logical worker were computed, so its value would "
+    "depend on how many logical workers this worker runs; change variables of the model in the "
+    "forward pass before the gradients only, or leave out --logical"
+)
+OUTSIDE = (
+    "{name} is used in one tf.function, and the gradients are applied in another one inside of it, "
+    "so nobody could tell what is done first; with --logical compute the loss in the function in "
+    "which the gradients are applied"
+)
+ONE_MODEL = (
+    "the job has logical workers, which all begin with the same averages of BatchNorm, and this "
+    "script does not say which model they are of; give it: edl.Optimizer(optimizer, model)"
+)
+
+
+class _Like(NamedTuple):
+    """The shape and type that a mean is to have."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+class _Arrays:
+    """Arrays of NumPy as :class:`edl.framework.exact_mean.ArrayKind`; a target is a _Like."""
+
+    def size(self, target: _Like) -> int:
+        """Return the number of elements of ``target``; a complex number counts as two."""
+        return math.prod(target.shape) * (2 if target.dtype.kind == "c" else 1)
+
+    def flat(self, values: Array) -> Array:
+        """Return ``values`` as real numbers in one dimension."""
+        flat = np.ascontiguousarray(values).reshape(-1)
+        return flat.view(flat.real.dtype) if flat.dtype.kind == "c" else flat
+
+    def largest(self, values: Array) -> float:
+        """Return the largest absolute value in ``values``; nan if one is nan, 0.0 if empty."""
+        flat = self.flat(values)
+        if not flat.size:
+            return 0.0
+        least, most = float(flat.min()), float(flat.max())
+        return math.nan if math.isnan(most) else max(-least, most)
+
+    def memory(self, size: int, targets: Sequence[_Like]) -> tuple[Array, Array]:
+        """Return memory for sums of ``size`` elements, and for a chunk of them."""
+        return np.empty(size, np.float64), np.empty(min(CHUNK, size), np.float64)
+
+    def mean(self, row: Summands, total: Array) -> Array:
+        """Return the mean of ``row``, of which integers are rounded; ``total`` is changed."""
+        mean = np.empty(row.target.shape, row.target.dtype)
+        flat = self.flat(mean)  # shares its memory
+        divide_into(flat, total, row.divisor, whole=mean.dtype.kind in "biu")
+        return mean
+
+
+ARRAYS = _Arrays()
+
+
+class LogicalBuffers:
+    """The model's variables that are not trained, in a step of logical workers.
+
+    Args:
+        variables: a function without arguments that returns them, by name.
+    """
+
+    def __init__(self, variables: Callable[[], Mapping[str, Any]]) -> None:
+        self._variables = variables
+        self._known: dict[str, Any] = {}  # by name, those of the step
+        self._before: dict[str, Array] = {}
+        self._after: list[dict[str, Array]] = []  # by logical worker: those that it has changed
+        self._expected: dict[str, Array] = {}  # what they are as long as only edl writes
+
+    def begin_step(self) -> None:
+        """Keep the values of all variables, with which each logical worker of the step begins."""
+        self._known = dict(self._variables())
+        self._before = self._expected = self._values()
+        self._after = []
+
+    def end_piece(self, counts: bool) -> None:
+        """Keep what the pass of a logical worker has made of the variables, and put the kept back.
+
+        ``counts`` says whether the pass was of a logical worker; False: of a padding batch.
+        """
+        values = self._values()
+        changed = {name: now for name, now in values.items() if not _same(now, self._before[name])}
+        if counts:
+            self._after.append(changed)
+        self._write({name: self._before[name] for name in changed})
+        self._expected = self._values()
+
+    def check(self) -> None:
+        """Raise UsageError if a variable was changed since edl has written it last."""
+        for name, now in self._values().items():
+            if not _same(now, self._expected[name]):
+                raise UsageError(CHANGED.format(name=name))
+
+    def summands(self, pieces: int) -> Iterator[Summands]:
+        """Yield for each variable what this worker adds to its mean; it counts if it has changed.
+
+        ``pieces`` is the number of logical workers that train in the step, on all workers.
+        """
+        for name, before in self._before.items():
+            own = [(one.get(name, before), 1.0) for one in self._after]
+            like = _Like(before.shape, before.dtype)
+            counts = any(name in one for one in self._after)
+            yield Summands(like, own, float(pieces), counts)
+
+    def place(self, means: Sequence[Array | None]) -> None:
+        """Set the variables to their ``means``, in the order of :meth:`summands`; None: as it is.
+
+        The step's values are dropped.
+        """
+        found = zip(self._before, means, strict=True)
+        self._write({name: mean for name, mean in found if mean is not None})
+        self._after = []
+        self._expected = self._values()
+
+    def _values(self) -> dict[str, Array]:
+        """Return the present values of the variables, without a copy where that can be avoided."""
+        with context.eager_mode():
+            return {name: _array(each.read_value()) for name, each in self._known.items()}
+
+    def _write(self, values: Mapping[str, Array]) -> None:
+        with context.eager_mode():
+            for name, value in values.items():
+                self._known[name].assign(value)
+
+
+class LogicalReduction:
+    """The gradients of this worker's logical workers in the open step, and their exact means.
+
+    Args:
+        worker: the worker of this process.
+        reduction: the reduction of the script's only optimizer.
+        buffers: a function that returns the model's variables that are not trained, by name.
+        numbers: seeds the random generators.
+        check: a function that raises UsageError if there are some that were not seeded.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        reduction: StepReduction,
+        buffers: Callable[[], Mapping[str, Any]],
+        numbers: RandomNumbers,
+        check: Callable[[], None],
+    ) -> None:
+        self._worker = worker
+        self._reduction = reduction
+        self._numbers, self._check_numbers = numbers, check
+        self._buffers = LogicalBuffers(buffers)
+        self._variables = buffers
+        self._kept: list[tuple[list[Array | None], float]] = []  # by logical worker, and its weight
+        self._likes: list[_Like] = []  # of the gradients
+        self._names: list[str] = []
+        self._step = -1
+        self._in_piece = False
+        self._checks = False  # whether the values of the buffers are edl's
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether a step is open, and the gradients of its newest logical worker are computed.
+
+        Unless the step's gradients are reduced, more logical workers follow in it.
+        """
+        return self._worker.loader.open and not self._in_piece
+
+    def begin_piece(self) -> None:
+        """Prepare for the pass of a logical worker, whose samples the script gets now.
+
+        Raises:
+            UsageError: the script has changed a variable of the model since the pass before.
+        """
+        loader, step = self._worker.loader, self._reduction.step.number
+        if step != self._step:
+            self._step, self._kept = step, []
+            self._buffers.begin_step()
+        else:
+            self._buffers.check()
+        batch, position = loader.engine.batches.newest, -1
+        # A pass that does not count has numbers of its own: it may come before the one that does.
+        if batch is not None and loader.batch_weight and not self._worker.warming_up:
+            position = batch.position
+        self._numbers.begin_piece(loader.epoch, position)
+        self._in_piece, self._checks = True, False
+
+    def end_step(self) -> None:
+        """Check, at the end of a step, that only edl has written the model's other variables.
+
+        Raises:
+            UsageError: the script has changed one after its gradients were reduced.
+        """
+        if self._checks:
+            self._buffers.check()
+            self._checks = False
+
+    def complete(
+        self, gradients: Sequence[Any], without: Sequence[bool], variables: Sequence[Any]
+    ) -> tuple[list[Any], bool]:
+        """Keep the gradients of a logical worker; with the last ones, return the means of the step.
+
+        Args:
+            gradients: the eager tensors that the pass has computed.
+            without: whether the variable of each has no gradient; the tensor then means nothing.
+            variables: their variables.
+
+        Returns:
+            The means in order, and whether to apply them. If more logical workers follow, or others
+            have completed the step, they are the ``gradients``, which are not to be applied.
+
+        Raises:
+            UsageError: the script cannot have logical workers.
+        """
+        loader = self._worker.loader
+        self._end_piece(gradients, without, variables)
+        if loader.engine.batches.pieces_left:
+            if not loader.engine.batches.may_grow:
+                loader.accumulate()
+            return list(gradients), False
+        found = self._reduction.complete(self._means)
+        state = self._reduction.step.state
+        if state is StepState.REDUCED:
+            if found is None:  # this worker is alone
+                agreed = self._reduction.part.agreed
+                assert agreed is not None
+                found = self._means(agreed)
+            self._place(found[len(gradients) :])
+            self._numbers.end_step(self._worker.step + 1)
+            return self._typed(found, gradients, without), True
+        if self._reduction.done:  # others have completed the step, and this worker has their state
+            self._kept = []
+            self._numbers.end_step(self._worker.step)
+        return list(gradients), False
+
+    def _end_piece(
+        self, gradients: Sequence[Any], without: Sequence[bool], variables: Sequence[Any]
+    ) -> None:
+        """Keep the gradients and the buffers of a logical worker; see :meth:`complete`."""
+        loader = self._worker.loader
+        self._in_piece = False
+        self._check_numbers()
+        weight = loader.batch_weight
+        own = [
+            None if none else _array(gradient)
+            for gradient, none in zip(gradients, without, strict=True)
+        ]
+        self._names = [str(getattr(one, "path", one.name)) for one in variables]
+        self._likes = [
+            _Like(tuple(one.shape), np.dtype(tf.as_dtype(one.dtype).as_numpy_dtype))
+            if values is None
+            else _Like(values.shape, values.dtype)
+            for values, one in zip(own, variables, strict=True)
+        ]
+        if weight:
+            self._kept.append((own, weight / loader.progress.source.batching.micro_batch))
+        self._buffers.end_piece(weight > 0)
+
+    def _means(self, weights: Weights) -> list[Array | None]:
+        """Return the means of all gradients, then of all buffers; None where nothing is computed.
+
+        What is kept stays as it is, so it can be called again in the next ring. ``weights`` are
+        the factors of the step; with ``weights.sends`` the other workers are asked.
+
+        Raises:
+            RingBroken: the ring is broken.
+            UsageError: the workers have other seeds or numbers of threads.
+        """
+        loader = self._worker.loader
+        micro_batch = loader.progress.source.batching.micro_batch
+        total = weights.total or loader.engine.batches.samples  # of a warm-up, which has no records
+        pieces, divisor = -(-total // micro_batch), total / micro_batch
+        rows = [
+            Summands(
+                like,
+                [(own[index], weight) for own, weight in self._kept if own[index] is not None],
+                divisor,
+            )
+            for index, like in enumerate(self._likes)
+        ]
+        rows += self._buffers.summands(pieces)
+        if weights.sends:
+            self._reduction.sending()
+        alike = [(self._numbers.script % 2**53, SEEDS_DIFFER), (_threads(), THREADS_DIFFER)]
+        with np.errstate(invalid="ignore", over="ignore"):  # of a gradient that is not finite
+            return exact_means(
+                rows, pieces, alike, ARRAYS, self._together if weights.sends else _alone
+            )
+
+    def _together(self, summed: Any, kind: str) -> Any:
+        """Return the element-wise sum or largest of all workers' ``summed``.
+
+        It is an array, or a list of floats. ``kind`` is "sum" or "max".
+
+        Raises:
+            RingBroken: the ring is broken.
+        """
+        try:
+            found = allreduce_of(np.asarray(summed, np.float64), kind)
+        except CollectiveFailed as error:
+            raise RingBroken(self._worker.generation, str(error)) from error
+        return found.tolist() if isinstance(summed, list) else found
+
+    def _place(self, means: Sequence[Array | None]) -> None:
+        self._buffers.place(means)
+        self._kept, self._checks = [], True
+
+    def _typed(
+        self, found: Sequence[Array | None], gradients: Sequence[Any], without: Sequence[bool]
+    ) -> list[Any]:
+        """Return the means of the gradients as tensors.
+
+        Raises:
+            UsageError: a variable has a gradient for some logical workers only.
+        """
+        means = []
+        for name, mean, gradient, none in zip(
+            self._names, found[: len(gradients)], gradients, without, strict=True
+        ):
+            if none is not (mean is None):
+                raise UsageError(NOT_IN_ALL.format(name=name))
+            means.append(gradient if mean is None else tf.convert_to_tensor(mean))
+        return means
+
+    def order(self) -> list[Any]:
+        """Return the operations of the present graph that the reduction in it has to wait for.
+
+        Raises:
+            UsageError: the graph draws random numbers that cannot be drawn again, or an outer graph
+                uses a variable of the model that is not trained.
+        """
+        graph = tf.compat.v1.get_default_graph()
+        refuse_draws(graph.as_graph_def())
+        names = {id(each.handle): name for name, each in self._variables().items()}
+        outer = getattr(graph, "outer_graph", None)
+        while isinstance(outer, FuncGraph):
+            for captured, _ in outer.captures:
+                if id(captured) in names:
+                    raise UsageError(OUTSIDE.format(name=names[id(captured)]))
+            outer = outer.outer_graph
+        return written_before(graph)
+
+
+def written_before(graph: Any) -> list[Any]:
+    """Return all operations in ``graph`` so far that may write a variable.
+
+    TensorFlow orders operations on one variable, and not a call of Python that writes it.
+    """
+    return [each for each in graph.get_operations() if each.op_def.is_stateful]
+
+
+def _alone(summed: Any, _: str) -> Any:
+    return summed
+
+
+def _array(tensor: Any) -> Array:
+    """Return the value of an eager tensor as an array, without a copy if possible; do not write."""
+    if "CPU" in tensor.backing_device:
+        try:
+            return np.asarray(memoryview(tensor))
+        except (ValueError, BufferError):  # a type that no buffer has: bfloat16
+            pass
+    return np.asarray(tensor.numpy())
+
+
+def _same(one: Array, other: Array) -> bool:
+    """Return whether both have the same bits; it is known at once if they share their memory."""
+    if one.__array_interface__["data"][0] == other.__array_interface__["data"][0]:
+        return True
+    return one.tobytes() == other.tobytes()
+
+
+def _threads() -> int:
+    """Return by how many threads TensorFlow computes one operation on processors."""
+    asked = tf.config.threading.get_intra_op_parallelism_threads()
+    return int(asked) or len(os.sched_getaffinity(0))
