@@ -78,6 +78,8 @@ class Manifest:
         noise: the estimate of the job's gradient noise scale, as JSON values; empty: none.
         fits: the script's finished calls of Keras' ``fit``, the first one first, each as the fields
             of an :class:`edl.core.job.fits.DoneFit` by name.
+        seed: the seed that the script had given to its framework last, in a job with logical
+            workers; -1: not known.
     """
 
     job: str
@@ -92,6 +94,7 @@ class Manifest:
     samples: int = -1
     noise: Mapping[str, Any] = field(default_factory=dict)
     fits: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    seed: int = -1
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 LogEvent = Callable[[Details, int, str], None]  # what, step, reason
 # Step, ledger, samples, gradient noise scale and global batch of a checkpoint.
-Resume = Callable[[int, Mapping[str, Any], int, Mapping[str, Any], int], None]
+Resume = Callable[[int, Mapping[str, Any], int, Mapping[str, Any], int, int], None]
 
 
 class Durable(Protocol):
@@ -86,6 +86,8 @@ class CheckpointPosition:
         noise: the estimate of the gradient noise scale, as JSON values; empty: none.
         fits: the finished calls of Keras' ``fit``, the first one first, each as the fields of an
             :class:`edl.core.job.fits.DoneFit` by name.
+        seed: the seed that the script has given to its framework last, in a job with logical
+            workers; -1: not known.
     """
 
     step: int
@@ -94,6 +96,7 @@ class CheckpointPosition:
     samples: int
     noise: Mapping[str, Any] = field(default_factory=dict)
     fits: Sequence[Mapping[str, Any]] = ()
+    seed: int = -1
 
 
 @dataclass(frozen=True)
@@ -228,8 +231,8 @@ class Checkpoints:
                 checkpoint.
             replica: the model, optimizer and tracked objects to load the state into.
             resume: called, after the state is loaded, with the position that belongs to the
-                checkpoint: step, ledger, samples, gradient noise scale and global batch (0: the job
-                does not choose it).
+                checkpoint: step, ledger, samples, gradient noise scale, global batch (0: the job
+                does not choose it) and the seed of the script.
             fits: how many calls of Keras' ``fit`` the script has done. If the checkpoint was made
                 after more or fewer of them, it is returned, but its state is not loaded and
                 ``resume`` is not called.
@@ -258,7 +261,7 @@ class Checkpoints:
             replica.restore(found.state)
             about = found.manifest
             chosen = int(about.source.get("chosen", 0))
-            resume(about.step, about.ledger, about.samples, about.noise, chosen)
+            resume(about.step, about.ledger, about.samples, about.noise, chosen, about.seed)
         except DataError as error:
             raise CheckpointError(f"{found.path} cannot be used: {error}") from error
         if found.path.parent == self._config.directory:
@@ -487,6 +490,7 @@ class Checkpoints:
             samples=at.samples,
             noise=at.noise,
             fits=at.fits,
+            seed=at.seed,
         )
         try:
             state = files.pack_state(replica.capture())

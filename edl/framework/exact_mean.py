@@ -6,7 +6,6 @@ framework (:class:`ArrayKind`); :mod:`edl.framework.exact_sum` is how the sums a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -24,12 +23,14 @@ class Summands(NamedTuple):
         divisor: the sum over all workers is divided by this.
         counts: whether they make it necessary to compute this mean; if they do on no worker, it is
             not computed.
+        base: values that are equal on all workers, and that some may add up; None: there are none.
     """
 
     target: Any
     own: list[tuple[Any, float]]
     divisor: float
     counts: bool = True
+    base: Any = None
 
 
 class ArrayKind(Protocol):
@@ -42,7 +43,7 @@ class ArrayKind(Protocol):
         """Return ``values`` as real numbers in one dimension."""
 
     def largest(self, values: Any) -> float:
-        """Return the largest absolute value in ``values``; nan if one is nan, 0.0 if empty."""
+        """Return the largest absolute value in ``values`` that is finite; 0.0 if none is."""
 
     def memory(self, size: int, targets: Sequence[Any]) -> tuple[Any, Any]:
         """Return two uninitialised float64 arrays of one dimension.
@@ -102,7 +103,9 @@ def exact_means(
         if most != least:
             raise UsageError(refusal)
     found = [
-        (row, bound) for row, bound in zip(rows, bounds[: len(rows)], strict=True) if bound >= 0.0
+        (row, bound if row.base is None else max(bound, arrays.largest(row.base)))
+        for row, bound in zip(rows, bounds[: len(rows)], strict=True)
+        if bound >= 0.0
     ]
     totals = iter(_totals(found, pieces, arrays, together))
     return [
@@ -140,8 +143,5 @@ def _totals(
 
 
 def _largest(row: Summands, arrays: ArrayKind) -> float:
-    """Return the largest absolute value times its weight; -1.0 without summands, inf for a nan."""
-    if not row.own:
-        return -1.0
-    each = [arrays.largest(values) * weight for values, weight in row.own]
-    return max(each) if all(map(math.isfinite, each)) else math.inf
+    """Return the largest finite absolute value times its weight; -1.0 without summands."""
+    return max((arrays.largest(values) * weight for values, weight in row.own), default=-1.0)

@@ -2,10 +2,11 @@
 
 A sum of floating-point numbers depends on its order, because each addition is rounded. Here no
 addition is: each summand is first rounded to a multiple of one *grain*, a power of two so coarse
-that float64 represents all sums of such multiples exactly, and so fine that float32 summands lose
-nothing that their sum in float32 would have kept. So partial sums can be added up in any order, by
-any allreduce. (The idea is that of reproducible summation by pre-rounding: J. Demmel and H. D.
-Nguyen, "Fast Reproducible Floating-Point Summation", ARITH 2013.)
+that float64 represents all sums of such multiples exactly. So partial sums can be added up in any
+order, by any allreduce. The grain follows from the largest summand of a tensor, of which it is some
+2**-50: float32 numbers above 2**-25 of the largest keep all their bits, smaller ones lose their
+last. (The idea is that of reproducible summation by pre-rounding: J. Demmel and H. D. Nguyen, "Fast
+Reproducible Floating-Point Summation", ARITH 2013.)
 
 A number is rounded to a multiple of the grain by adding a large constant and subtracting it again:
 the addition rounds it. :func:`rounding_constant` returns the constant, :func:`add_rounded` adds,
@@ -30,8 +31,8 @@ def rounding_constant(largest: float, summands: int) -> float:
         summands: how many numbers are added up at most, over all workers; at least 1.
 
     Returns:
-        The constant; 0.0 if all summands are 0. If ``largest`` is inf or nan, it is inf, by which
-        each sum becomes nan.
+        The constant; 0.0 if all summands are 0. It is inf, by which each sum becomes nan, if
+        ``largest`` is not finite, or so large that float64 has no such constant (some 2**970).
     """
     if not math.isfinite(largest):
         return math.inf

@@ -48,9 +48,6 @@ class RandomNumbers:
         read: a function that returns the seed that the framework's generator was given last.
         seed: a function that seeds all generators of the framework with a number.
 
-    Attributes:
-        script: with logical workers, the seed that the script has given to the framework last; it
-            has to be the same on all workers.
     """
 
     def __init__(
@@ -59,8 +56,16 @@ class RandomNumbers:
         self._worker, self._read, self._seed = worker, read, seed
         self._seen: int | None = None  # what read() returned last; None: training has not begun
         self._own: tuple[str, int, int] | None = None  # mixed into seeds; None: the script's seeds
-        self.script = 0  # the seed that the script has given last, with logical workers
         self._one_at_a_time = threading.Lock()
+
+    @property
+    def script(self) -> int:
+        """With logical workers, the seed that the script has given to the framework last.
+
+        It has to be the same on all workers. Newcomers and a resumed job go on with that of the
+        job. -1: not known yet.
+        """
+        return self._worker.loader.progress.seed
 
     def warm_up(self) -> None:
         """Seed a newcomer's generators for its warm-up; call this before its first batch.
@@ -81,6 +86,8 @@ class RandomNumbers:
         """
         worker = self._worker
         if worker.logical:  # each pass is seeded on its own
+            if worker.step > 0 and self.script >= 0:  # that of the job, which has come so far
+                self._seen = self._read()
             self.look()
         elif worker.generation > 1 or worker.step > 0:
             self._begin("worker", worker.id, worker.step)
@@ -99,7 +106,7 @@ class RandomNumbers:
         """
         if self._worker.logical:
             if self._read() != self._seen:
-                self.script = self._seen = self._read()
+                self._worker.loader.progress.seed = self._seen = self._read()
         elif self._own is not None and self._read() != self._seen:
             self._begin(*self._own)
 
@@ -115,6 +122,13 @@ class RandomNumbers:
             position: the epoch position of the logical worker's first sample.
         """
         self._seed_logical("logical", epoch, position)
+
+    def begin_update(self, step: int) -> None:
+        """Seed the generators for what is drawn in an update of logical workers, alike everywhere.
+
+        ``step`` is the number of steps that the job has made before.
+        """
+        self._seed_logical("update", step, 0)
 
     def end_step(self, step: int) -> None:
         """Seed the generators for the script's code between two steps of logical workers.

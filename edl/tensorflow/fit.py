@@ -53,7 +53,7 @@ from edl.tensorflow.keras_callbacks.metrics import EpochMetrics
 from edl.tensorflow.keras_callbacks.order import watch_lists, with_progress
 from edl.tensorflow.keras_callbacks.writers import GatedProgress, Writer, standing_in
 from edl.tensorflow.lr_tuner import check_callbacks
-from edl.tensorflow.model_build import build
+from edl.tensorflow.model_build import build_model
 from edl.tensorflow.optimizer import is_elastic
 from edl.tensorflow.xla import turn_off_xla
 from edl.worker.progress import Receive
@@ -191,7 +191,7 @@ class KerasCallback(keras.callbacks.Callback):
         now.metrics = EpochMetrics(self.model)
         now.fitting = True
         if not now.reduction.several:  # the models of these are known
-            build(self.model, now.newest_dataset)
+            build_model(self.model, now.newest_dataset)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Begin the job's next epoch, the one that ``fit`` counts as ``epoch``.
@@ -585,6 +585,6 @@ def _build_all(now: training.Training, model: Any) -> None:
     step of this process.
     """
     if not now.reduction.several:
-        build(model, now.newest_dataset)
+        build_model(model, now.newest_dataset)
         assert now.replica is not None
         now.replica.variables()

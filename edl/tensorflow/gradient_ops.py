@@ -153,7 +153,7 @@ def hold() -> None:
         start_sending(False)
 
 
-def nothing(variable: Any) -> Any:
+def empty(variable: Any) -> Any:
     """Return zeros to send for a ``variable`` that has no gradient on this worker.
 
     All workers must send as many tensors. The zeros have one dimension more than ``variable``: if
@@ -163,7 +163,7 @@ def nothing(variable: Any) -> Any:
     return tf.zeros((1,) * (rank + 1), tf.as_dtype(variable.dtype))
 
 
-def present(tensors: Sequence[Any], bare: Sequence[bool]) -> list[Any]:
+def having(tensors: Sequence[Any], bare: Sequence[bool]) -> list[Any]:
     """Return the items of ``tensors`` whose variables have a gradient.
 
     ``bare`` has True at the index of each variable without a gradient.

@@ -67,7 +67,7 @@ ONE_MODEL = (
 )
 
 
-class _Like(NamedTuple):
+class _TensorSpec(NamedTuple):
     """The shape and type that a mean is to have."""
 
     shape: tuple[int, ...]
@@ -75,9 +75,9 @@ class _Like(NamedTuple):
 
 
 class _Arrays:
-    """Arrays of NumPy as :class:`edl.framework.exact_mean.ArrayKind`; a target is a _Like."""
+    """Arrays of NumPy as :class:`edl.framework.exact_mean.ArrayKind`; a target is a _TensorSpec."""
 
-    def size(self, target: _Like) -> int:
+    def size(self, target: _TensorSpec) -> int:
         """Return the number of elements of ``target``; a complex number counts as two."""
         return math.prod(target.shape) * (2 if target.dtype.kind == "c" else 1)
 
@@ -87,14 +87,16 @@ class _Arrays:
         return flat.view(flat.real.dtype) if flat.dtype.kind == "c" else flat
 
     def largest(self, values: Array) -> float:
-        """Return the largest absolute value in ``values``; nan if one is nan, 0.0 if empty."""
+        """Return the largest absolute value in ``values`` that is finite; 0.0 if none is."""
         flat = self.flat(values)
         if not flat.size:
             return 0.0
         least, most = float(flat.min()), float(flat.max())
-        return math.nan if math.isnan(most) else max(-least, most)
+        if math.isfinite(least) and math.isfinite(most):
+            return max(-least, most)
+        return self.largest(flat[np.isfinite(flat)])
 
-    def memory(self, size: int, targets: Sequence[_Like]) -> tuple[Array, Array]:
+    def memory(self, size: int, targets: Sequence[_TensorSpec]) -> tuple[Array, Array]:
         """Return memory for sums of ``size`` elements, and for a chunk of them."""
         return np.empty(size, np.float64), np.empty(min(CHUNK, size), np.float64)
 
@@ -154,9 +156,9 @@ class LogicalBuffers:
         """
         for name, before in self._before.items():
             own = [(one.get(name, before), 1.0) for one in self._after]
-            like = _Like(before.shape, before.dtype)
+            like = _TensorSpec(before.shape, before.dtype)
             counts = any(name in one for one in self._after)
-            yield Summands(like, own, float(pieces), counts)
+            yield Summands(like, own, float(pieces), counts, before)
 
     def place(self, means: Sequence[Array | None]) -> None:
         """Set the variables to their ``means``, in the order of :meth:`summands`; None: as it is.
@@ -204,7 +206,7 @@ class LogicalReduction:
         self._buffers = LogicalBuffers(buffers)
         self._variables = buffers
         self._kept: list[tuple[list[Array | None], float]] = []  # by logical worker, and its weight
-        self._likes: list[_Like] = []  # of the gradients
+        self._likes: list[_TensorSpec] = []  # of the gradients
         self._names: list[str] = []
         self._step = -1
         self._in_piece = False
@@ -299,9 +301,9 @@ class LogicalReduction:
         ]
         self._names = [str(getattr(one, "path", one.name)) for one in variables]
         self._likes = [
-            _Like(tuple(one.shape), np.dtype(tf.as_dtype(one.dtype).as_numpy_dtype))
+            _TensorSpec(tuple(one.shape), np.dtype(tf.as_dtype(one.dtype).as_numpy_dtype))
             if values is None
-            else _Like(values.shape, values.dtype)
+            else _TensorSpec(values.shape, values.dtype)
             for values, one in zip(own, variables, strict=True)
         ]
         if weight:

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 
-def build(model: Any, dataset: Any) -> None:
+def build_model(model: Any, dataset: Any) -> None:
     """Create the variables of ``model`` by calling it with zeros, if a layer of it is not built.
 
     A subclassed model may have layers without any variables after ``model.build()``, as Keras

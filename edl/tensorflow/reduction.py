@@ -150,11 +150,10 @@ class GradientReduction:
             The means in order, and whether to apply them: a bool, in a graph a boolean tensor.
 
         Raises:
-            UsageError: no batch was handed out, its gradients are reduced already, Horovod refuses
-                them (in a graph the training thread raises these), or XLA compiles the graph.
+            UsageError: no batch is handed out or its gradients are reduced, XLA compiles the graph.
         """
         local = [
-            gradient_ops.nothing(variable) if gradient is None else tf.convert_to_tensor(gradient)
+            gradient_ops.empty(variable) if gradient is None else tf.convert_to_tensor(gradient)
             for gradient, variable in zip(gradients, variables, strict=True)
         ]
         bare = [gradient is None for gradient in gradients]
@@ -278,12 +277,12 @@ class GradientReduction:
             A tensor that is computed when the measurement is made, or skipped.
         """
         bare = self._without_gradient
-        variables = gradient_ops.present(self._variables, bare)
+        variables = gradient_ops.having(self._variables, bare)
 
         def show(*tensors: Any) -> Any:
             own, mean = (
-                gradient_ops.present(tensors[: len(local)], bare),
-                gradient_ops.present(tensors[len(local) :], bare),
+                gradient_ops.having(tensors[: len(local)], bare),
+                gradient_ops.having(tensors[len(local) :], bare),
             )
             self.from_graph(lambda: self.noise.show_reduced(own, mean, variables), None)
             return np.int64(0)
@@ -474,9 +473,11 @@ class GradientReduction:
         applies = self._reduction.step.state is StepState.REDUCED
         if applies and self.noise.wants:
             bare = self._without_gradient
-            variables = gradient_ops.present(self._variables, bare)
+            variables = gradient_ops.having(self._variables, bare)
             self.noise.show_reduced(
-                gradient_ops.present(gradients, bare), gradient_ops.present(means, bare), variables
+                gradient_ops.having(gradients, bare),
+                gradient_ops.having(means, bare),
+                variables,
             )
         if not self._early:
             self._begin_update()

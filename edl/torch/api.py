@@ -98,9 +98,14 @@ def notify_batch_end() -> None:
 
     Raises:
         UsageError: ``edl.init()`` was not called, or an exception has ended ``backward()`` in this
-            batch on this worker.
+            batch on this worker; or the job has logical workers, which share an update.
     """
     worker = current_worker()
+    if worker.logical and worker.loader.open:
+        raise UsageError(
+            "with --logical call optimizer.step() for each batch, also for one without backward(): "
+            "edl.notify_batch_end() would leave out what other logical workers have computed"
+        )
     optimizers = _of_this_job()
     if not worker.loader.open or optimizers is None:
         worker.loader.end()

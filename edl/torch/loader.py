@@ -188,7 +188,8 @@ class DataLoader:
         begin_loop()
         for epoch in self._steps.epochs(count, max_steps):
             check_schedulers()
-            if self._worker.is_shared and self._worker.rank == 0 and count is not None:
+            may_grow = self._worker.is_shared and not self._worker.logical  # the number of steps
+            if may_grow and self._worker.rank == 0 and count is not None:
                 warn_of_counted_steps(count)
             yield epoch
 

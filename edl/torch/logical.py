@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from edl.core.step.weighting import Weights
-from edl.errors import RingBroken
+from edl.errors import RingBroken, UsageError
 from edl.framework.exact_mean import Summands, exact_means
 from edl.framework.exact_sum import CHUNK, divide_into
 from edl.ring.ring import CollectiveFailed
@@ -33,6 +33,14 @@ SEEDS_DIFFER = (
     "the workers have seeded PyTorch with different numbers, so the result of a logical worker "
     "would depend on the worker that runs it; call torch.manual_seed() with the same number on all "
     "workers (edl seeds each logical worker anew), without edl.rank() in it, or leave out --logical"
+)
+SET_BY_HAND = (
+    "the gradient of {name} was set by the script and not by backward(), so it would not be "
+    "added up over the logical workers; compute it by backward(), or leave out --logical"
+)
+ADDED_UP = (
+    "the script has called backward() for the batch of a logical worker, and no optimizer.step(): "
+    "call it for each batch; to train more samples in a step give more logical workers"
 )
 THREADS_DIFFER = (
     "the workers compute with different numbers of threads (torch.get_num_threads()), by which the "
@@ -46,13 +54,36 @@ class Means(NamedTuple):
 
     Attributes:
         gradients: pairs of a gradient's record and the mean gradient over the global batch, for
-            each gradient that some logical worker has, in the dtype of the local gradients.
+            each gradient that some logical worker has, in the dtype of the parameter.
         buffers: pairs of a buffer and its new value, for each buffer that some forward pass has
             changed.
     """
 
     gradients: list[tuple[Gradient, torch.Tensor]]
     buffers: list[tuple[torch.Tensor, torch.Tensor]]
+
+
+class _Buffer(NamedTuple):
+    """A buffer of a module, and a copy of its values at the beginning of the step."""
+
+    module: torch.nn.Module
+    name: str
+    buffer: torch.Tensor
+    copy: torch.Tensor
+
+    def take_back(self) -> torch.Tensor | None:
+        """Set the buffer to the copy; return the values that it had; None: they are the same.
+
+        A forward pass may also have put another tensor in the place of the buffer.
+        """
+        now = self.module._buffers.get(self.name)
+        if now is None or (now is self.buffer and torch.equal(now, self.copy)):
+            return None
+        values = now.detach().clone()
+        self.module._buffers[self.name] = self.buffer
+        with torch.no_grad():
+            self.buffer.copy_(self.copy)
+        return values
 
 
 class LogicalBuffers:
@@ -64,42 +95,39 @@ class LogicalBuffers:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
-        self._before: list[tuple[torch.Tensor, torch.Tensor]] = []  # a buffer, and its copy
+        self._before: list[_Buffer] = []
         self._after: list[list[torch.Tensor | None]] = []  # by logical worker; None: unchanged
 
     def begin_step(self) -> None:
         """Keep a copy of all buffers, with which each logical worker of the step begins."""
-        self._before = [(each, each.detach().clone()) for each in self._model.buffers()]
-        self._after = []
+        known: dict[int, _Buffer] = {}
+        for module in self._model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    known.setdefault(
+                        id(buffer), _Buffer(module, name, buffer, buffer.detach().clone())
+                    )
+        self._before, self._after = [*known.values()], []
 
     def end_piece(self, counts: bool) -> None:
         """Keep what the pass of a logical worker has made of the buffers, and put the copies back.
 
         ``counts`` says whether the pass was of a logical worker; False: of a padding batch.
         """
-        changed = [not torch.equal(each, copy) for each, copy in self._before]
+        after = [each.take_back() for each in self._before]
         if counts:
-            self._after.append(
-                [
-                    each.detach().clone() if has_changed else None
-                    for (each, _), has_changed in zip(self._before, changed, strict=True)
-                ]
-            )
-        with torch.no_grad():
-            for (each, copy), has_changed in zip(self._before, changed, strict=True):
-                if has_changed:
-                    each.copy_(copy)
+            self._after.append(after)
 
     def summands(self, pieces: int) -> Iterator[Summands]:
         """Yield for each buffer what this worker adds to its mean; it counts if a pass changed it.
 
         ``pieces`` is the number of logical workers that train in the step, on all workers.
         """
-        for index, (each, copy) in enumerate(self._before):
+        for index, (_, _, buffer, copy) in enumerate(self._before):
             after = [one[index] for one in self._after]
-            values = [copy if one is None else one for one in after]
+            own = [(copy.clone() if one is None else one, 1.0) for one in after]
             has_changed = any(one is not None for one in after)
-            yield Summands(each, [(one, 1.0) for one in values], float(pieces), has_changed)
+            yield Summands(buffer, own, float(pieces), has_changed, copy)
 
 
 class LogicalSums:
@@ -142,6 +170,9 @@ class LogicalSums:
 
         Args:
             gradients: the records of the optimizer's gradients.
+
+        Raises:
+            UsageError: the script has set a gradient that no backward pass has computed.
         """
         if not self._in_piece:
             return
@@ -150,11 +181,16 @@ class LogicalSums:
         weight = loader.batch_weight / loader.progress.source.batching.micro_batch
         for gradient in gradients:
             local = gradient.parameter.grad
-            if gradient.computed != self._step or local is None:
+            if local is None:
                 continue
-            gradient.parameter.grad = None
+            gradient.parameter.grad = None  # zeros too: an optimizer would decay weights by them
+            if gradient.computed != self._step:
+                if local.any():
+                    raise UsageError(SET_BY_HAND.format(name=gradient.name))
+                continue
             if weight:
-                self._kept.setdefault(gradient, []).append((local.detach(), weight))
+                own = local.detach().resolve_conj()
+                self._kept.setdefault(gradient, []).append((own, weight))
         self._buffers.end_piece(weight > 0)
 
     def clear(self) -> None:
@@ -243,11 +279,14 @@ class Tensors:
         return real.reshape(-1)
 
     def largest(self, values: torch.Tensor) -> float:
-        """Return the largest absolute value in ``values``; nan if one is nan, 0.0 if empty."""
-        if not values.numel():
+        """Return the largest absolute value in ``values`` that is finite; 0.0 if none is."""
+        flat = self.flat(values)
+        if not flat.numel():
             return 0.0
-        least, most = torch.aminmax(self.flat(values))
-        return max(-float(least), float(most)) if not math.isnan(float(most)) else math.nan
+        least, most = map(float, torch.aminmax(flat))
+        if math.isfinite(least) and math.isfinite(most):
+            return max(-least, most)
+        return self.largest(flat[flat.isfinite()])
 
     def memory(
         self, size: int, targets: Sequence[torch.Tensor]

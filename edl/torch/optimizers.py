@@ -397,6 +397,11 @@ class Optimizers:
             for each in self._reductions:
                 each.begin_piece(numbers.script)
 
+    def begin_logical_update(self) -> None:
+        """Seed the random generators for an update of logical workers, whose means are there."""
+        if self._numbers is not None:
+            self._numbers.begin_update(self.worker.step)
+
     def end_logical_step(self) -> None:
         """Seed the random generators for the script's code after a step of logical workers."""
         if self._numbers is not None:

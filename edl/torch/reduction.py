@@ -38,7 +38,7 @@ from edl.torch.accumulation import Accumulation, requiring_gradient
 from edl.torch.gradient import Gradient, not_finite
 from edl.torch.groups import optimizer_parameters
 from edl.torch.last_step import LastStep
-from edl.torch.logical import LogicalSums, Means
+from edl.torch.logical import ADDED_UP, LogicalSums, Means
 from edl.torch.noise import TorchNoise
 from edl.torch.optimizer_state import is_sharpness_aware
 from edl.torch.optimizers import Optimizers
@@ -102,6 +102,7 @@ class GradientReduction:
         self._suffix = str(self._reduction.number or "")  # the end of the names of collectives
         self._logical = LogicalSums(self._worker, model, self._suffix)
         self._means: Means | None = None  # of logical workers
+        self._unstepped = -1  # the step in which the script has not called step() since backward()
         optimizers.add(self, is_sharpness_aware(optimizer))
         self._hook_new()
 
@@ -111,10 +112,9 @@ class GradientReduction:
         """Wait until every gradient of the step is the mean over its global batch. Idempotent.
 
         When a worker dies meanwhile, the survivors complete the step with their own gradients. If
-        other survivors had completed the step already, this worker has received their weights
-        instead. Its gradients are then filled with 0, or with inf if the other workers have skipped
-        the update, so that the script's GradScaler skips it, too; and :meth:`begin_update` sets the
-        gradients to None.
+        others had completed it already, this worker has received their weights. Its gradients are
+        then filled with 0, or with inf if the others have skipped the update, so that the script's
+        GradScaler skips it, too; and :meth:`begin_update` sets them to None.
 
         Raises:
             UsageError: no batch was handed out for this step; or gradients are left of the step
@@ -204,10 +204,13 @@ class GradientReduction:
         self._take_over(means.gradients)
         for buffer, mean in means.buffers:
             buffer.detach().copy_(mean)
+        self._optimizers.begin_logical_update()
 
     def begin_piece(self, seed: int) -> None:
         """Prepare for the pass of a logical worker; ``seed`` is the script's own random seed."""
         self._logical.end_piece(self._gradients)  # if the script has left it out
+        if self._unstepped == self._reduction.step.number:
+            raise UsageError(ADDED_UP)
         self._logical.begin_piece(self._reduction.step.number, seed)
 
     def synchronize(self) -> None:
@@ -472,6 +475,7 @@ class GradientReduction:
         if self.accumulation.end_pass():
             self._summed_in = self._reduction.step.number
             if self._worker.loader.engine.logical:
+                self._unstepped = self._reduction.step.number
                 self._logical.end_piece(self._gradients)
             elif self.accumulation.is_between_microbatches:
                 for gradient in self._gradients:
@@ -497,6 +501,7 @@ class GradientReduction:
         If the microbatch had no backward pass, it adds nothing to the gradients of this worker, and
         the step goes on with the next one.
         """
+        self._unstepped = -1
         self._logical.end_piece(self._gradients)
         if not self._worker.loader.engine.batches.may_grow:
             self._worker.loader.accumulate()  # this worker leaves the microbatch out
@@ -504,11 +509,10 @@ class GradientReduction:
     # --- what comes back
 
     def _average(self, weights: Weights) -> list[tuple[Gradient, torch.Tensor]]:
-        """Average all gradients over the ring, without a change to the gradients themselves.
+        """Average all gradients over the ring, and return the means; the gradients do not change.
 
-        Returns:
-            Pairs of a gradient's record and the mean, for each gradient that some worker has, in
-            the order of the optimizer's parameters. For the rest see :meth:`allreduce`.
+        The result has pairs of a gradient's record and its mean, for each gradient that some worker
+        has, in the order of the optimizer's parameters.
         """
         with_gradient, averages, is_void = self._round_trip()
         if is_void:
@@ -525,10 +529,8 @@ class GradientReduction:
     def _round_trip(self) -> tuple[list[Gradient], list[torch.Tensor], bool]:
         """Send the gradients that were not sent yet, and wait for the averages of all.
 
-        Returns:
-            The records of the gradients that some worker has; their averages in the same order, not
-            yet multiplied; and whether all must be sent again, because some worker has sent void
-            ones.
+        The result has the records of the gradients that some worker has; their averages in the same
+        order, not yet multiplied; and whether some are void, so all must be sent again.
 
         Raises:
             RingBroken: the ring is broken.
@@ -575,9 +577,7 @@ class GradientReduction:
     def _keep(self, weight: float) -> None:
         """Set the gradients to the local ones times ``weight``, because this worker is alone.
 
-        Args:
-            weight: the factor that makes accumulated sums the mean over their samples; 1.0 for the
-                gradient of one batch.
+        ``weight`` makes accumulated sums the mean over their samples; 1.0 for one batch.
         """
         number = self._reduction.step.number
         for gradient in self._gradients:
@@ -590,8 +590,8 @@ class GradientReduction:
     def _fill(self, number: float) -> None:
         """Set all elements of all gradients to ``number``, in a step without an update.
 
-        The script may read its gradients before it calls the optimizer's ``step()``. A parameter
-        stays without a gradient if it has none and backward has computed none in this step.
+        The script may read them. A parameter without a gradient stays so, unless backward has
+        computed one in this step.
         """
         step = self._reduction.step.number
         for gradient in self._gradients:

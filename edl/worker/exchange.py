@@ -30,7 +30,8 @@ from edl.worker.loader_progress import LoaderProgress
 
 OUT_OF_PLACE = (
     "workers exchange numbers between two steps: call edl.mean() after the update of a batch and "
-    "before the next one, inside the loop over the epochs"
+    "before the next one, inside the loop over the epochs; where a step has several batches "
+    "(micro_batch, --logical), when edl.step() has moved"
 )
 
 

@@ -59,6 +59,7 @@ class LoaderProgress(TrainingProgress):
         self._sampler: BatchSampler | None = None
         self._ledger: Ledger | None = None
         self._upcoming: Ledger | None = None  # of the next epoch, if others have begun it
+        self.seed = -1  # of the script, with logical workers; -1: not known yet
         self.engine = StepEngine()
         self.update_order = UpdateOrder()
         self.noise = GradientNoise()
@@ -203,10 +204,9 @@ class LoaderProgress(TrainingProgress):
 
     @property
     def takes_newcomers(self) -> bool:
-        """Whether newcomers may join after the batch that is in training.
+        """Whether newcomers may join after the batch in training; with one optimizer, always.
 
-        With one optimizer it is always True. With several they join only at the beginning of a
-        round of updates (:meth:`edl.core.step.update_order.UpdateOrder.takes_newcomers`).
+        See :meth:`edl.core.step.update_order.UpdateOrder.takes_newcomers` for several.
         """
         if self.optimizers < 2:
             return True
@@ -263,9 +263,8 @@ class LoaderProgress(TrainingProgress):
         """Return how many iterations the script's loop makes in an epoch, rounded up.
 
         Before this worker's first step in the ring, the number is that for ``began_with`` workers
-        (with which the job began) and the global batch that a job of that size begins with. So a
-        newcomer gets the number that the first workers got. Afterwards it is the number for the
-        present workers and the present batch. For a stream the result has no meaning.
+        (with which the job began) and the global batch of then, as the first workers got it.
+        Afterwards it is that for the present ones. For a stream the result has no meaning.
         """
         if self.has_stepped:
             return self.iterations_now
@@ -315,8 +314,7 @@ class LoaderProgress(TrainingProgress):
 
     def exchanged(self, answer: list[bytes]) -> None:
         """Count a complete exchange of messages; keep ``answer``, the payloads in rank order."""
-        self.exchanges += 1
-        self.answer = answer
+        self.exchanges, self.answer = self.exchanges + 1, answer
 
     def enter(self, members: tuple[int, ...], in_step: bool = False) -> None:
         """Adapt to a new ring: free the leases of workers that left, and grant leases to all.
@@ -413,6 +411,7 @@ class LoaderProgress(TrainingProgress):
             "noise": self.noise.header(),
             "ledger": self.ledger.snapshot(),
             "stop": self.stop,
+            "seed": self.seed,
             "fingerprint": self.source.fingerprint,
             "batching": self.source.batching.to_json(),
             "prefetch_batches": self.source.prefetch_batches,
@@ -475,7 +474,7 @@ class LoaderProgress(TrainingProgress):
         self.sampler.microbatches = int(header["pieces"])
         if receive is Receive.ALL:
             self.sampler.enter(ledger.epoch)
-            self._updated = int(header["updated"])
+            self._updated, self.seed = int(header["updated"]), int(header["seed"])
             self.update_order = UpdateOrder.restore(header["schedule"])
         if receive is Receive.STEP:
             assert self.engine.is_open
@@ -548,9 +547,8 @@ class LoaderProgress(TrainingProgress):
     @property
     def place(self) -> CheckpointPosition:
         """The job's position in its data (step, epoch, ledger), as a checkpoint stores it."""
-        noise = self.noise.scale.to_json()
-        fits = as_json(self.fits)
-        return CheckpointPosition(self.step, self.source, self.ledger, self.trained, noise, fits)
+        at = self.step, self.source, self.ledger, self.trained, self.noise.scale.to_json()
+        return CheckpointPosition(*at, as_json(self.fits), self.seed)
 
     def resume(
         self,
@@ -559,6 +557,7 @@ class LoaderProgress(TrainingProgress):
         samples: int,
         noise: Mapping[str, Any] | None = None,
         chosen: int = 0,
+        seed: int = -1,
     ) -> None:
         """Go on from the position in a checkpoint.
 
@@ -570,6 +569,7 @@ class LoaderProgress(TrainingProgress):
             samples: how many samples were trained over all epochs; -1: unknown, of an older edl.
             noise: the estimate of the gradient noise scale; empty or None: none.
             chosen: the global batch that the job had chosen, in samples; 0: none.
+            seed: the script's seed, with logical workers; -1: not known.
 
         Raises:
             DataError: ``ledger`` is not a usable snapshot.
@@ -578,6 +578,7 @@ class LoaderProgress(TrainingProgress):
         known = saved.epoch * self.source.known_total + saved.done
         self.trained = self.trained_before = known if samples < 0 else samples
         self.noise.resume(noise or {})
+        self.seed = seed
         if chosen and self.source.batching.is_chosen:
             self._take_batching(self.source.batching.choosing(chosen))
         if saved.finished:  # it was made after the last step of its epoch

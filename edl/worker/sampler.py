@@ -33,8 +33,9 @@ class BatchSampler:
         size: how many samples the next batches have; fewer than on other workers if this one is
             slow.
         microbatches: into how many microbatches all workers divide their next batches. A repair
-            does not change it: a worker that begins the open step afterwards has to divide its
-            batch as the workers that began the step before, and its leases are of that ring.
+            changes it with logical workers only: a worker that begins the open step afterwards has
+            to divide its batch as the workers that began the step before, and its leases are of
+            that ring.
         takes_shares: whether :meth:`share` has an effect: smaller batches for a slow worker.
         rereads: whether batches formed ahead can be discarded and read again; the framework's
             loader sets it, and it is False before.
@@ -184,11 +185,18 @@ class BatchSampler:
             size = self._next_size(spans, ledger)
             if size == 0:
                 return None
-            self._sizes.extend(self._source.batching.split(size, self.microbatches))
+            self._sizes.extend(self._split(spans, size))
         size = self._sizes.popleft()
         batch = self._cut(spans, size, ledger.counted(spans)[0], len(self._sizes))
         self._ahead.append(batch)
         return batch
+
+    def _split(self, spans: Sequence[Span], size: int) -> list[int]:
+        """Return the lengths of the microbatches of the next batch, the first ``size`` samples.
+
+        ``spans`` are the leased positions of which no batch is formed yet, as (start, stop).
+        """
+        return self._source.batching.split(size, self.microbatches)
 
     def has_more(self, ledger: Ledger) -> bool:
         """Return whether :meth:`form` would return a batch now, by the leases in ``ledger``."""
@@ -337,6 +345,21 @@ class AlignedSampler(BatchSampler):
         end = span_of(spans[0][0] // self._source.batch_size, self._source.batch_size)[1]
         size = sum(min(stop, end) - start for start, stop in spans if start < end)
         return min(size, ledger.counted(spans)[1])
+
+    def _split(self, spans: Sequence[Span], size: int) -> list[int]:
+        """Return the lengths of the microbatches of the next slice, the first ``size`` samples.
+
+        With logical workers a microbatch is that of one of them, so it ends where a span ends.
+        """
+        batching = self._source.batching
+        if not batching.logical:
+            return super()._split(spans, size)
+        sizes: list[int] = []
+        for start, stop in spans:
+            length = min(stop - start, size)
+            size -= length
+            sizes += batching.split(length, self.microbatches) if length else []
+        return sizes
 
     def untrained_pieces(self, ledger: Ledger, batches: Sequence[Batch]) -> int:
         """Return how many logical workers this worker has yet to train in the open step.

@@ -205,3 +205,12 @@ def test_a_death_at_each_point(point: int) -> None:
     for worker in range(3):
         scenario = Scenario(point % 2, script=LogicalNet(), faults=(Fault(worker, point, "kill"),))
         assert scenario.run().memory.job.state is JobState.FINISHED
+
+
+@pytest.mark.parametrize("point", points(1, 70, 6))
+def test_a_death_before_a_short_last_microbatch(point: int) -> None:
+    """23 samples of 8 logical workers with 3 each: a step has all, and the last one has 2."""
+    script = LogicalNet(23, 3, 8, exchange_every=1, epochs=3)
+    for worker in range(3):
+        scenario = Scenario(point % 2, script=script, faults=(Fault(worker, point, "kill"),))
+        assert scenario.run().memory.job.state is JobState.FINISHED

@@ -24,7 +24,7 @@ def trained(
     seen: Counter[int] = Counter()
     size = [1]
     rank = [0]
-    monkeypatch.setattr(process, "size", lambda: size[0])
+    monkeypatch.setattr(process, "num_processes", lambda: size[0])
     monkeypatch.setattr(process, "rank", lambda: rank[0])
     state = ElasticSampler(range(total), seed=3).state_dict()
     for last, (size[0], batches) in [*((False, ring) for ring in rings), (True, (3, total))]:
@@ -55,7 +55,7 @@ def test_each_sample_once(total: int, batch: int, rings: list[tuple[int, int]]) 
 
 
 def test_an_epoch_has_an_order_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "size", lambda: 1)
+    monkeypatch.setattr(process, "num_processes", lambda: 1)
     monkeypatch.setattr(process, "rank", lambda: 0)
     sampler = ElasticSampler(range(50))
     first = list(sampler)

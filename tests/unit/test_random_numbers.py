@@ -44,16 +44,9 @@ def draw() -> tuple[float, float, float]:
 def numbers_of(**worker: Any) -> RandomNumbers:
     """Those of a worker whose script has seeded everything with 0."""
     seed_script()
-    is_so = {
-        "id": 0,
-        "rank": 0,
-        "step": 0,
-        "generation": 1,
-        "same_random": False,
-        "logical": 0,
-        **worker,
-    }
-    one = cast(Worker, SimpleNamespace(**is_so))
+    is_so = {"id": 0, "rank": 0, "step": 0, "generation": 1, "same_random": False, "logical": 0}
+    loader = SimpleNamespace(progress=SimpleNamespace(seed=-1))
+    one = cast(Worker, SimpleNamespace(**(is_so | {"loader": loader} | worker)))
     return RandomNumbers(one, torch.initial_seed, torch.manual_seed)
 
 
@@ -134,6 +127,31 @@ def test_a_logical_worker_draws_the_same_on_any_worker() -> None:
     numbers.look()
     numbers.begin_piece(1, 40)
     assert draw() == drawn_by_logical(seed=1)[0]
+
+
+def test_a_newcomer_and_a_resumed_job_go_on_with_the_seed_of_the_job() -> None:
+    """The script seeds once more while it trains; a worker that comes later has not run that."""
+    loader = SimpleNamespace(progress=SimpleNamespace(seed=999))  # that of the job, or checkpoint
+    numbers = numbers_of(logical=8, step=13, loader=loader)
+    numbers.enter()
+    numbers.look()
+    numbers.begin_piece(1, 40)
+    assert draw() == drawn_by_logical(seed=999)[0]
+    torch.manual_seed(5)
+    numbers.look()
+    assert loader.progress.seed == 5
+
+
+def test_an_update_draws_the_same_on_all_workers() -> None:
+    drawn = []
+    for position in (0, 8):
+        numbers = numbers_of(logical=8)
+        numbers.enter()
+        numbers.begin_piece(1, position)
+        draw()
+        numbers.begin_update(3)
+        drawn.append(draw())
+    assert drawn[0] == drawn[1]
 
 
 def test_all_workers_draw_the_same_if_the_script_wants_it() -> None:

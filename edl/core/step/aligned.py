@@ -10,7 +10,8 @@ When the workers change between two steps, all global batches that are not in tr
 leased again, so the next steps train the same samples as without the change. Samples that a worker
 has read ahead may be leased to another worker, which reads them again. If a worker dies in the
 middle of a step, the survivors complete the step with their slices, and the slice of the dead
-worker becomes a step of its own, the next one. So a crash splits a step in two.
+worker becomes a step of its own, the next one. So a crash splits a step in two. In a job with
+logical workers it does not: there the survivors train the slice in the same step.
 """
 
 from __future__ import annotations

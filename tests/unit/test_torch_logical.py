@@ -1,0 +1,121 @@
+"""The gradients and buffers of logical workers, and what a script must not do with them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from edl.core.step.weighting import Averaging, Weights
+from edl.errors import UsageError
+from edl.torch.gradient import Gradient
+from edl.torch.logical import LogicalSums
+from edl.worker.worker import Worker
+
+
+class Net(torch.nn.Module):
+    """With a buffer that the forward pass writes, and one that it replaces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.ones(3))
+        self.register_buffer("written", torch.tensor([1000.0, 1e-3], dtype=torch.float64))
+        self.register_buffer("replaced", torch.zeros(2))
+        self.register_buffer("seen", torch.tensor(5))
+
+    def run(self, number: float) -> None:
+        cast(torch.Tensor, self.written)[1] += number
+        self.replaced = self.replaced + number
+        cast(torch.Tensor, self.seen).add_(1)
+
+
+class Pieces:
+    """The passes of logical workers on one worker that is alone."""
+
+    def __init__(self, micro_batch: int = 2) -> None:
+        self.net = Net()
+        batching = SimpleNamespace(micro_batch=micro_batch)
+        self.loader = SimpleNamespace(
+            batch_weight=micro_batch,
+            progress=SimpleNamespace(source=SimpleNamespace(batching=batching)),
+        )
+        self.sums = LogicalSums(cast(Worker, SimpleNamespace(loader=self.loader)), self.net, "")
+        part: Any = None
+        self.gradient = Gradient(self.net.w, part, name="w")
+
+    def piece(self, number: float, gradient: torch.Tensor | None, samples: int = 2) -> None:
+        self.loader.batch_weight = samples
+        self.sums.begin_piece(1, 7)
+        assert self.net.replaced.tolist() == [0.0, 0.0], "each begins with those of the step"
+        self.net.run(number)
+        if gradient is not None:
+            self.gradient.computed, self.net.w.grad = 1, gradient
+        self.sums.end_piece([self.gradient])
+        assert self.net.w.grad is None
+
+    def means(self, samples: int) -> tuple[torch.Tensor | None, dict[str, list[float]]]:
+        weights = Weights(Averaging.LOCAL, total=samples)
+        found = self.sums.means([self.gradient], weights, lambda: None)
+        for buffer, mean in found.buffers:
+            buffer.copy_(mean)
+        buffers = {name: each.tolist() for name, each in self.net.named_buffers()}
+        return (found.gradients[0][1] if found.gradients else None), buffers
+
+
+def test_each_begins_with_the_same_buffers_and_the_step_ends_with_their_mean() -> None:
+    pieces = Pieces()
+    pieces.piece(0.25, torch.tensor([1.0, 2.0, 3.0]))
+    pieces.piece(0.75, torch.tensor([3.0, 4.0, 5.0]))
+    pieces.piece(9.0, torch.tensor([9.0, 9.0, 9.0]), samples=0)  # padding
+    gradient, buffers = pieces.means(4)
+    assert gradient is not None
+    assert gradient.tolist() == [2.0, 3.0, 4.0]
+    assert buffers["written"] == pytest.approx([1000.0, 0.501], abs=1e-12)
+    assert (buffers["replaced"], buffers["seen"]) == ([0.5, 0.5], 6)
+
+
+def test_a_short_one_counts_by_its_samples() -> None:
+    pieces = Pieces()
+    pieces.piece(0.0, torch.tensor([3.0, 3.0, 3.0]))
+    pieces.piece(0.0, torch.tensor([6.0, 6.0, 6.0]), samples=1)
+    gradient, _ = pieces.means(3)
+    assert gradient is not None
+    assert gradient.tolist() == [4.0, 4.0, 4.0]
+
+
+def test_what_is_not_finite_stays_where_it_is() -> None:
+    pieces = Pieces()
+    pieces.piece(0.0, torch.tensor([1.0, torch.inf, 3.0]))
+    pieces.piece(0.0, torch.tensor([2.0, 1.0, torch.nan]))
+    gradient, _ = pieces.means(4)
+    assert gradient is not None
+    assert (gradient[0], gradient[1], gradient[2].isnan()) == (1.5, torch.inf, True)
+
+
+def test_zeros_are_no_gradient_and_a_gradient_by_hand_is_refused() -> None:
+    """An optimizer with weight decay changes a parameter by zeros, once for each pass."""
+    pieces = Pieces()
+    pieces.sums.begin_piece(1, 7)
+    pieces.net.w.grad = torch.zeros(3)
+    pieces.sums.end_piece([pieces.gradient])
+    assert pieces.net.w.grad is None
+    assert pieces.means(2)[0] is None
+    pieces.sums.begin_piece(1, 7)
+    pieces.net.w.grad = torch.ones(3)
+    with pytest.raises(UsageError, match="the gradient of w was set by the script and not by"):
+        pieces.sums.end_piece([pieces.gradient])
+
+
+def test_the_mean_of_a_buffer_does_not_depend_on_who_has_which_pass() -> None:
+    """The grain counts the values that a worker's passes have not changed, too."""
+    means = []
+    for numbers in ([0.1], [0.1, 0.0]):
+        pieces = Pieces()
+        for number in numbers:
+            pieces.piece(number, None)
+        rows = [*pieces.sums._buffers.summands(2)]
+        largest = max(each.base.abs().max().item() for each in rows[:1])
+        means.append(largest)
+    assert means == [1000.0, 1000.0]
