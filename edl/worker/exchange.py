@@ -30,8 +30,7 @@ from edl.worker.loader_progress import LoaderProgress
 
 OUT_OF_PLACE = (
     "workers exchange numbers between two steps: call edl.mean() after the update of a batch and "
-    "before the next one, inside the loop over the epochs; where a step has several batches "
-    "(micro_batch, --logical), when edl.step() has moved"
+    "before the next one, inside the loop over the epochs"
 )
 
 
@@ -105,6 +104,8 @@ def check_place(progress: LoaderProgress) -> None:
     why = None
     if progress.engine.is_open:
         why = "this batch is not trained yet"
+        if progress.engine.batches.pieces > 1:
+            why = f"{why}; it is one of several of a step, which is made when edl.step() has moved"
     elif not progress.has_state:
         why = "training has not begun"
     if why is not None:
