@@ -30,12 +30,10 @@ def test_it_takes_place_between_two_steps_of_the_training() -> None:
     batch = worker.loader.sampler.form(worker.loader.ledger)
     assert batch is not None
     worker.loader.begin(batch)
-    with pytest.raises(UsageError, match="this batch is not trained yet$"):
+    with pytest.raises(UsageError, match=r"this batch is not trained yet$"):
         worker.exchange([1.0])
     worker.loader.engine.batches.pieces = 2  # microbatches, or logical workers
-    with pytest.raises(
-        UsageError, match=r"one of several of a step, .* when edl\.step\(\) has moved"
-    ):
+    with pytest.raises(UsageError, match=r"one of several of a step, .* edl\.step\(\) has moved"):
         worker.exchange([1.0])
     worker.loader.records()
     worker.loader.end()
