@@ -44,7 +44,7 @@ from edl.errors import CheckpointError, DataError, EdlError
 logger = logging.getLogger(__name__)
 
 LogEvent = Callable[[Details, int, str], None]  # what, step, reason
-# Step, ledger, samples, gradient noise scale and global batch of a checkpoint.
+# Step, ledger, samples, gradient noise scale, global batch and script's seed of a checkpoint.
 Resume = Callable[[int, Mapping[str, Any], int, Mapping[str, Any], int, int], None]
 
 

@@ -14,16 +14,16 @@ from edl.framework.exact_sum import add_rounded, rounding_constant
 
 
 class Summands(NamedTuple):
-    """What this worker's logical workers add up to one array, of which the mean is to be computed.
+    """The summands of one mean that come from the logical workers of this worker.
 
     Attributes:
         target: an array, variable or description with the shape and type of the mean.
         own: pairs of values and weight, one for each logical worker; empty: this worker has none.
             The mean may take the memory of the first values.
         divisor: the sum over all workers is divided by this.
-        counts: whether they make it necessary to compute this mean; if they do on no worker, it is
+        counts: whether the mean is needed because of these summands. If it is on no worker, it is
             not computed.
-        base: values that are equal on all workers, and that some may add up; None: there are none.
+        base: values, equal on all workers, that are summands on some of them; None: there are none.
     """
 
     target: Any
@@ -125,10 +125,8 @@ def _totals(
         arrays: the arrays of the framework.
         together: as for :func:`exact_means`.
     """
-    sizes, targets = (
-        [arrays.size(row.target) for row, _ in found],
-        [row.target for row, _ in found],
-    )
+    targets = [row.target for row, _ in found]
+    sizes = [arrays.size(target) for target in targets]
     sums, scratch = arrays.memory(sum(sizes), targets)
     begin = 0
     for (row, bound), size in zip(found, sizes, strict=True):

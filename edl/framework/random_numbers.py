@@ -60,9 +60,9 @@ class RandomNumbers:
 
     @property
     def script(self) -> int:
-        """With logical workers, the seed that the script has given to the framework last.
+        """The seed that the script has given to the framework last, in a job with logical workers.
 
-        It has to be the same on all workers. Newcomers and a resumed job go on with that of the
+        The seed has to be the same on all workers. Newcomers and a resumed job take that of the
         job. -1: not known yet.
         """
         return self._worker.loader.progress.seed
@@ -124,9 +124,9 @@ class RandomNumbers:
         self._seed_logical("logical", epoch, position)
 
     def begin_update(self, step: int) -> None:
-        """Seed the generators for what is drawn in an update of logical workers, alike everywhere.
+        """Seed the generators for an optimizer's update, in a job with logical workers.
 
-        ``step`` is the number of steps that the job has made before.
+        All workers draw the same in the update. ``step`` is the number of steps made before it.
         """
         self._seed_logical("update", step, 0)
 

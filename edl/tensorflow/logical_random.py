@@ -60,7 +60,7 @@ _drawn: set[int] = set()  # the global seeds with which eager operations were ma
 
 
 class _Reader(threading.local):
-    """Of each thread, whether it is loading a batch of a logical worker."""
+    """A flag of each thread: whether the thread is loading a batch of a logical worker."""
 
     loads = False
 
@@ -103,7 +103,7 @@ class LogicalSeeder:
                 state.assign(np.array([value % 2**32, value >> 32], state.dtype.as_numpy_dtype))
 
     def check(self) -> None:
-        """Raise UsageError if there is a generator of Keras that the last call has not seeded."""
+        """Raise UsageError if a generator of Keras exists that :meth:`__call__` has not seeded."""
         if any(id(state) not in self._seeded for _, state in self._states()):
             raise UsageError(NEW)
 

@@ -309,9 +309,15 @@ def kinds_of(definition: Any) -> list[str]:
 
 
 def drawing_kinds(definition: Any) -> list[str]:
-    """Return the kinds of random operations in a graph whose state is in no variable of it.
+    """Return the kinds of random operations in a graph whose state cannot be set from outside.
 
-    ``definition`` is a ``GraphDef``. The variable of a ``tf.random.Generator`` does not count.
+    Such an operation keeps its state itself, or in the variable of a ``tf.random.Generator``.
+
+    Args:
+        definition: the graph, a ``GraphDef``.
+
+    Returns:
+        The names of the kinds, such as "RandomUniform", sorted.
     """
     found = []
     for kind in kinds_of(definition):

@@ -62,9 +62,15 @@ def watch_schedulers(skips: Callable[[], bool]) -> None:
 
 
 def _skip_if(kind: type, name: str, skips: Callable[[], bool]) -> None:
-    """Let the method ``name`` that the class ``kind`` defines do nothing where ``skips()`` is True.
+    """Replace a method of a class by one that does nothing while ``skips()`` returns True.
 
-    Nothing is changed if the class does not define it, or if that was done before.
+    The class is left as it is if it does not define the method itself, or if the method is replaced
+    already.
+
+    Args:
+        kind: the class.
+        name: the name of the method.
+        skips: a function without arguments that each call of the method asks first.
     """
     method = vars(kind).get(name)
     if method is None or hasattr(method, "_edl_skips"):

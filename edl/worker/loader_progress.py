@@ -251,7 +251,7 @@ class LoaderProgress(TrainingProgress):
             self._take_batching(before.choosing(wished))  # from the next step on
             self._ledger = self._granted(self.ledger)
             self.on_choice(before.of_all(size), self.source.batching.of_all(size))
-        self.sampler.set_microbatches()
+        self.sampler.set_microbatches(self.ledger)
 
     def _take_batching(self, batching: Batching) -> None:
         """Form batches of the sizes of ``batching``; keep those of the open step as they are."""
@@ -313,7 +313,7 @@ class LoaderProgress(TrainingProgress):
             self.sampler.trained(batch)
 
     def exchanged(self, answer: list[bytes]) -> None:
-        """Count a complete exchange of messages; keep ``answer``, the payloads in rank order."""
+        """Count an exchange of messages; keep ``answer``, the payloads of all in rank order."""
         self.exchanges, self.answer = self.exchanges + 1, answer
 
     def enter(self, members: tuple[int, ...], in_step: bool = False) -> None:
@@ -328,19 +328,18 @@ class LoaderProgress(TrainingProgress):
                 that begin its batch only now divide it into as many microbatches as the others.
         """
         self.members = members
-        if not in_step:
-            self.answer = []  # all members have come to this switch, after the exchange
+        self.answer = self.answer if in_step else []  # all have come to this switch after that
         if self._sampler is not None and self._worker in members:
             self._sampler.take_place(members)
             self._sampler.regroup(self.engine.batches.untrained)
-            if not in_step:
-                self._sampler.set_microbatches()
         if self._ledger is not None and not self._ledger.finished:
             in_hand = self.step_batches if in_step else 0
             ledger = self.source.regroup(self._ledger, members, in_hand)
-            self.sampler.microbatches += self.source.pieces_left(self._ledger, members, in_hand)
+            self.sampler.microbatches += self.source.added_pieces(self._ledger, members, in_hand)
             waits = in_step and isinstance(self.source, AlignedSource)  # for the end of the step
             self._ledger = ledger if waits else self._granted(ledger)
+        if not in_step and self._sampler is not None and self._worker in members:
+            self._sampler.set_microbatches(self.ledger)
 
     def row(self) -> dict[str, int]:
         """Return the step record's fields about the ledger, the open step and the noise, by name.
@@ -585,13 +584,14 @@ class LoaderProgress(TrainingProgress):
             saved = self.source.start(saved.epoch + 1)
         self._ledger = self._granted(free_leases(saved, ()))
         self.sampler.enter(saved.epoch)
-        self.sampler.set_microbatches()
+        self.sampler.set_microbatches(self.ledger)
         self.step, self.has_state = step, True
 
     def _start(self, epoch: int) -> Ledger:
         """Return the ledger of an epoch of which nothing is trained or in training, with leases."""
-        self.sampler.set_microbatches()
-        return self._granted(self.source.start(epoch))
+        ledger = self._granted(self.source.start(epoch))
+        self.sampler.set_microbatches(ledger)
+        return ledger
 
     def _granted(self, ledger: Ledger) -> Ledger:
         """Return ``ledger`` with free positions leased to each ring member that holds too few."""

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from edl.core.step.aligned import span_of
+from edl.core.step.aligned import dealt, span_of
 from edl.core.step.batch import Batch
 from edl.core.step.ledger import Ledger
 from edl.core.step.shuffle import EpochOrder
 from edl.core.step.source import Source
-from edl.core.step.spans import Span
+from edl.core.step.spans import Span, common, length
 
 LEAST_CHANGE = 0.1  # of the size of a batch
 
@@ -88,10 +88,11 @@ class BatchSampler:
         if whole != self._whole:
             self.size = self._whole = whole
 
-    def set_microbatches(self) -> None:
+    def set_microbatches(self, ledger: Ledger) -> None:
         """Set :attr:`microbatches` by the present ring and batch size.
 
-        All workers of the ring call it between the same two steps.
+        All workers of the ring call it between the same two steps. ``ledger`` has the leases of the
+        next step; only a subclass uses it.
         """
         self.microbatches = self._source.batching.microbatches(self._ring)
 
@@ -356,10 +357,23 @@ class AlignedSampler(BatchSampler):
             return super()._split(spans, size)
         sizes: list[int] = []
         for start, stop in spans:
-            length = min(stop - start, size)
-            size -= length
-            sizes += batching.split(length, self.microbatches) if length else []
+            samples = min(stop - start, size)
+            size -= samples
+            sizes += batching.split(samples, self.microbatches) if samples else []
         return sizes
+
+    def set_microbatches(self, ledger: Ledger) -> None:
+        """Set :attr:`microbatches`; with logical workers, to the most that a worker has next.
+
+        So the last one of a step is no padding on all workers, also in the last global batch of an
+        epoch, which may have few logical workers. ``ledger`` has the leases of the next step.
+        """
+        super().set_microbatches(ledger)
+        batching, size = self._source.batching, self._source.batch_size
+        if batching.logical and (known := dealt(ledger, size)):
+            now = [span_of(min(known), size)]
+            most = max(length(common(spans, now)) for _, spans in ledger.leases)
+            self.microbatches = -(-most // batching.micro_batch)
 
     def untrained_pieces(self, ledger: Ledger, batches: Sequence[Batch]) -> int:
         """Return how many logical workers this worker has yet to train in the open step.

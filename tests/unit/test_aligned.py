@@ -107,13 +107,13 @@ def test_the_survivors_train_the_logical_workers_of_a_dead_one_in_the_same_step(
     after = LOGICAL.regroup(before, (2, 7), in_hand=1)
     assert dict(after.leases) == {2: ((4, 8), (0, 2)), 7: ((8, 10), (2, 4))}
     assert after.free == ((10, 23),), "later batches are dealt anew after the step"
-    assert LOGICAL.pieces_left(before, (2, 7), in_hand=1) == 1
-    assert LOGICAL.pieces_left(before, (7,), in_hand=1) == 4
-    assert LOGICAL.pieces_left(before, (4, 2, 7), in_hand=1) == 0
-    assert LOGICAL.pieces_left(before, (2, 7), in_hand=0) == 0, "between two steps"
+    assert LOGICAL.added_pieces(before, (2, 7), in_hand=1) == 1
+    assert LOGICAL.added_pieces(before, (7,), in_hand=1) == 4
+    assert LOGICAL.added_pieces(before, (4, 2, 7), in_hand=1) == 0
+    assert LOGICAL.added_pieces(before, (2, 7), in_hand=0) == 0, "between two steps"
     again = LOGICAL.regroup(after, (7,), in_hand=1)
     assert dict(again.leases) == {7: ((8, 10), (2, 4), (0, 2), (4, 8))}
-    assert SOURCE.pieces_left(given(start_epoch(20, 0), (4, 2)), (2,), in_hand=1) == 0
+    assert SOURCE.added_pieces(given(start_epoch(20, 0), (4, 2)), (2,), in_hand=1) == 0
 
 
 def test_a_worker_without_a_part_of_the_step_gets_one() -> None:
@@ -122,4 +122,4 @@ def test_a_worker_without_a_part_of_the_step_gets_one() -> None:
     assert dict(before.leases) == {4: ((20, 22),), 2: ((22, 23),)}
     assert dict(LOGICAL.regroup(before, (2, 7), 1).leases) == {2: ((22, 23), (20, 22))}
     assert dict(LOGICAL.regroup(before, (7,), 1).leases) == {7: ((20, 23),)}
-    assert LOGICAL.pieces_left(before, (7,), 1) == 2
+    assert LOGICAL.added_pieces(before, (7,), 1) == 2

@@ -388,10 +388,12 @@ def first_problem(manifest: JobManifest) -> ManifestProblem | None:
 def _sizes(manifest: JobManifest) -> Iterator[ManifestProblem]:
     """Yield each contradiction between the numbers of workers (min, max, ...) of ``manifest``."""
     least, most, step = manifest.min, manifest.max, manifest.size_step
-    sizes, np, logical = manifest.allowed_sizes, manifest.np, manifest.settings.logical
+    sizes, np = manifest.allowed_sizes, manifest.np
+    logical = manifest.settings.of_size(manifest.requested_np).logical
     if 0 < logical < most:
-        why = f"logical is {logical}, and max is {most}; lower max to {logical}, or raise logical"
-        yield ManifestProblem(("settings", "logical"), why)
+        key = "logical" if manifest.settings.logical else "exact"
+        why = f"the job has {logical} logical workers, and max is {most}; lower max to {logical}"
+        yield ManifestProblem(("settings", key), f"{why}, or give more logical workers")
     if least > most:
         yield ManifestProblem(
             ("min",), f"min is {least} and max is {most}; lower min, or raise max"

@@ -104,7 +104,7 @@ class AlignedSource(Source):
         dealt_now = grant(replace(left, free=slices), [(w, 1) for w in members], self.policy(0))
         return replace(dealt_now, free=joined(tuple(sorted((*dealt_now.free, *rest)))))
 
-    def pieces_left(self, ledger: Ledger, members: Collection[int], in_hand: int) -> int:
+    def added_pieces(self, ledger: Ledger, members: Collection[int], in_hand: int) -> int:
         """Return how many more pieces each worker trains in a step that workers have left.
 
         The step's logical workers that ran on a worker which is gone are trained by the others, in

@@ -124,7 +124,7 @@ class Source:
         """
         return free_leases(ledger, members)
 
-    def pieces_left(self, ledger: Ledger, members: Collection[int], in_hand: int) -> int:
+    def added_pieces(self, ledger: Ledger, members: Collection[int], in_hand: int) -> int:
         """Return how many more pieces each worker trains in a step that workers have left.
 
         It is 0, but for logical workers (:class:`edl.core.step.aligned.AlignedSource`). The
