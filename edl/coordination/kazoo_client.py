@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import math
+import socket
 import threading
 import time
 from collections.abc import MutableMapping
@@ -35,6 +36,39 @@ class QuietLog(logging.LoggerAdapter[logging.Logger]):
         if level >= logging.DEBUG:  # below that, it shows the session's password
             shown = ("Auth(...)" if isinstance(one, Auth) else one for one in args)
             super().log(logging.DEBUG, msg, *shown, **kwargs)
+
+
+_interrupted = threading.local()  # error: what a signal handler has raised in a send
+
+
+class SignalSafeSocket:
+    """The socket by which kazoo's client wakes its connection thread, for each request.
+
+    kazoo takes every exception of :meth:`send` for the end of the connection, also one that a
+    signal handler raises there, such as KeyboardInterrupt: Ctrl-C would be lost. So the exception
+    is kept, and :class:`Client` raises it when the request is on its way.
+
+    Args:
+        wrapped: the socket.
+    """
+
+    def __init__(self, wrapped: socket.socket) -> None:
+        self._wrapped = wrapped
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._wrapped, name)
+
+    def send(self, data: bytes) -> int:
+        """Send ``data``; return how many bytes were sent.
+
+        Raises:
+            OSError: the socket is closed.
+        """
+        try:
+            return self._wrapped.send(data)
+        except (KeyboardInterrupt, SystemExit) as error:  # the byte is sent by then, or the next is
+            _interrupted.error = error
+            return len(data)
 
 
 class Client(KazooClient):  # type: ignore[misc]
@@ -84,6 +118,14 @@ class Client(KazooClient):  # type: ignore[misc]
     @last_zxid.setter
     def last_zxid(self, zxid: int) -> None:
         self._last_zxid = zxid
+
+    def _call(self, request: Any, async_object: Any) -> Any:
+        """Send a request as kazoo does; then raise what a signal handler has raised meanwhile."""
+        answer = super()._call(request, async_object)
+        error, _interrupted.error = getattr(_interrupted, "error", None), None
+        if error is not None:
+            raise error
+        return answer
 
     def prove(self, credential: str) -> Any:
         """Begin to prove an identity, "user:password"; return kazoo's pending result at once."""

@@ -20,6 +20,7 @@ from typing import Any, TypeGuard
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.states import Callback
 
+from edl.coordination.kazoo_client import SignalSafeSocket
 from edl.coordination.multi_read import WatchedRead
 from edl.coordination.reads import Issue, Read
 
@@ -116,6 +117,11 @@ class InOrder(SequentialThreadingHandler):  # type: ignore[misc]
     So a cached answer that a change has made outdated is dropped before any later answer comes. A
     session gives it to kazoo's client as the ``handler``.
     """
+
+    def create_socket_pair(self) -> tuple[Any, SignalSafeSocket]:
+        """Return two connected sockets; by the second one, requests wake the connection thread."""
+        reads, wakes = super().create_socket_pair()
+        return reads, SignalSafeSocket(wakes)
 
     def dispatch_callback(self, callback: Callback) -> None:
         """Run ``callback`` at once if it is a :class:`Watch`; else queue it as kazoo does."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from edl.coordination.access import Access
 from edl.coordination.job_store import JobStore
 from edl.coordination.lifecycle import current_run, list_jobs
 from edl.coordination.local_server import start_local, stop_local
-from edl.coordination.reads import children, get
+from edl.coordination.reads import children, exists, get
 from edl.coordination.secrets import new_secret
 from edl.coordination.session import Session
 from edl.coordination.wire import encode
@@ -778,3 +779,20 @@ def test_an_identity_is_proved_while_another_thread_reads(zk_hosts: str) -> None
             thread.join(20.0)
         assert session.epoch == 1
     assert reads
+
+
+def test_what_a_signal_handler_raises_while_a_request_is_sent_is_not_lost(zk_hosts: str) -> None:
+    """Ctrl-C in the moment in which the connection thread is woken; the session goes on."""
+    with Session(zk_hosts) as session:
+        wakes = session.client._connection._write_sock
+        socket = wakes._wrapped
+
+        def interrupted(data: bytes) -> int:
+            socket.send(data)
+            raise KeyboardInterrupt("Ctrl-C")
+
+        wakes._wrapped = SimpleNamespace(send=interrupted)
+        with pytest.raises(KeyboardInterrupt, match="Ctrl-C"):
+            session.call("look", exists("/"))
+        wakes._wrapped = socket
+        assert session.call("look", exists("/"))

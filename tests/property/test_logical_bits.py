@@ -7,13 +7,13 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loopback_tensors import MEMBERS, on_loopback
 from scenarios import SEEDS, Change, Fault, Scenario, faults, points, scales, some
 
 from edl.core.records import JobState
@@ -29,30 +29,13 @@ from edl.torch.optimizer import listen
 from edl.torch.optimizers import Optimizers
 from edl.torch.reduction import GradientReduction
 
-MEMBERS: dict[int, Any] = {}  # by thread: all workers are in this process
 FEWER = settings(max_examples=max(10, settings().max_examples // 2))
-
-
-def average_start(
-    tensor: torch.Tensor, output: torch.Tensor, name: str, kind: str = "average"
-) -> Any:
-    member = MEMBERS[threading.get_ident()]
-    return member, member.average_start(tensor.numpy().copy(), name, kind), output
-
-
-def finish(flight: Any) -> torch.Tensor:
-    member, handle, output = flight
-    found: torch.Tensor = output.copy_(torch.from_numpy(member.average_finish(handle)))
-    return found
 
 
 @pytest.fixture(autouse=True, scope="module")
 def loopback() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(logical, "average_start", average_start)
-        patch.setattr(logical, "finish", finish)
+    with on_loopback(logical):
         yield
-    MEMBERS.clear()
 
 
 class Net(torch.nn.Module):

@@ -18,6 +18,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loopback_tensors import MEMBERS, on_loopback
 from scenarios import SEEDS, Change, Fault, Scenario, faults, points, sampled, scales, some
 from several_optimizers import (
     BOTH_FIRST,
@@ -44,27 +45,11 @@ from edl.torch.reduction import GradientReduction
 from edl.worker.progress import Receive
 from edl.worker.worker import Worker
 
-MEMBERS: dict[int, Any] = {}  # by thread: all workers are in this process
-
-
-def average_start(tensor: torch.Tensor, output: torch.Tensor, name: str) -> Any:
-    member = MEMBERS[threading.get_ident()]
-    return member, member.average_start(tensor.numpy().copy(), name), output
-
-
-def finish(flight: Any) -> torch.Tensor:
-    member, handle, output = flight
-    found: torch.Tensor = output.copy_(torch.from_numpy(member.average_finish(handle)))
-    return found
-
 
 @pytest.fixture(autouse=True, scope="module")
 def loopback() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pending_allreduces, "average_start", average_start)
-        patch.setattr(pending_allreduces, "finish", finish)
+    with on_loopback(pending_allreduces):
         yield
-    MEMBERS.clear()
 
 
 class Fails(torch.autograd.Function):
