@@ -13,7 +13,7 @@ from edl.framework.process import current_worker
 from edl.torch.api import attach_optimizer
 from edl.torch.closures import AGAIN, Arguments, after_closure
 from edl.torch.lr_schedule import follow_policy
-from edl.torch.optimizer_state import complete
+from edl.torch.optimizer_state import complete, inner_optimizers
 from edl.torch.optimizer_state import stepping as stepping_in
 from edl.torch.reduction import GradientReduction
 
@@ -21,6 +21,11 @@ Wrapped = TypeVar("Wrapped", bound=torch.optim.Optimizer)
 
 # Modules of PyTorch that exchange gradients among processes by themselves.
 _EXCHANGING = {"DistributedDataParallel", "FullyShardedDataParallel"}
+
+COUNTS = (
+    "{kind} counts its calls of step(), also those that make no update, because more microbatches "
+    "follow; use another optimizer, or leave out micro_batch or --logical"
+)
 
 
 def Optimizer(
@@ -66,7 +71,8 @@ def Optimizer(
     if isinstance(optimizer, torch.optim.LBFGS) and _evaluates_again(optimizer):
         raise UsageError(AGAIN.format(kind="LBFGS"))
     _refuse_other_exchange(model)
-    _refuse_shared_statistics(model)
+    if current_worker().logical:
+        _refuse_unlike(optimizer, model)
     if hasattr(optimizer, "synchronize"):
         raise UsageError("this optimizer was wrapped by edl.Optimizer (or Horovod) already")
     if backward_passes_per_step < 1:
@@ -110,13 +116,21 @@ def _refuse_other_exchange(model: torch.nn.Module) -> None:
         )
 
 
-def _refuse_shared_statistics(model: torch.nn.Module) -> None:
-    """Raise UsageError for a SyncBatchNorm in ``model``, if the job has logical workers.
+def _refuse_unlike(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
+    """Raise UsageError for what makes a step of logical workers depend on how many train at once.
 
-    Its statistics would be over the samples that the workers happen to train at the same time.
+    That is a SyncBatchNorm in ``model``, whose statistics are over the samples that the workers
+    train at the same time; or an ``optimizer`` that wraps another one, as Lookahead does, which may
+    change weights also in the passes before the update.
     """
+    if inner_optimizers(optimizer):
+        raise UsageError(
+            f"{type(optimizer).__name__} wraps another optimizer, and may change weights at each "
+            "step(), also before the last logical worker's; give edl.Optimizer the wrapped one, or "
+            "leave out --logical"
+        )
     shared = torch.nn.SyncBatchNorm, hvd.SyncBatchNorm
-    if current_worker().logical and any(isinstance(one, shared) for one in model.modules()):
+    if any(isinstance(one, shared) for one in model.modules()):
         raise UsageError(
             "SyncBatchNorm takes its statistics from all workers, so the result would depend on "
             "their number; with logical workers use BatchNorm, whose averages are the mean over "
@@ -138,11 +152,10 @@ def listen(optimizer: torch.optim.Optimizer, reduction: GradientReduction) -> No
         reduction: the object that reduces its gradients.
     """
     stepping: torch.optim.Optimizer | None = None  # what steps within its step is part of it
+    options: list[dict[str, Any]] = []  # of its groups, before its step()
 
     def begin() -> None:
-        if (
-            reduction.accumulation.is_between_microbatches
-        ):  # no parameter has a gradient: nothing changes
+        if reduction.accumulation.is_between_microbatches:  # no parameter has a gradient
             reduction.end_microbatch()
         else:
             reduction.begin_update()
@@ -150,9 +163,11 @@ def listen(optimizer: torch.optim.Optimizer, reduction: GradientReduction) -> No
     def before(
         hooked: torch.optim.Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> Arguments | None:
-        nonlocal stepping
+        nonlocal stepping, options
         if hooked is not optimizer and stepping is optimizer:
             return None
+        if stepping is None:  # else the step() of a class calls that of its base class
+            options = _numbers(optimizer)
         stepping = hooked
         return after_closure(arguments, named, begin)
 
@@ -162,13 +177,48 @@ def listen(optimizer: torch.optim.Optimizer, reduction: GradientReduction) -> No
             return
         stepping = None
         if reduction.accumulation.is_between_microbatches:
+            _refuse_counting(optimizer, options)
             return
-        if not reduction.step.done:
-            raise UsageError(f"{type(optimizer).__name__}.step() has not evaluated its closure")
-        # A GradScaler leaves it to some optimizers to skip the update; this is on their device.
-        found_inf = getattr(optimizer, "found_inf", None)
-        reduction.end_step(skipped=False if found_inf is None else found_inf)
+        _end_step(optimizer, reduction)
 
     for each in dict.fromkeys((optimizer, stepping_in(optimizer))):  # SAM's second step
         each.register_step_pre_hook(before)
         each.register_step_post_hook(after)
+
+
+def _end_step(optimizer: torch.optim.Optimizer, reduction: GradientReduction) -> None:
+    """End the step of the job after the ``step()`` of ``optimizer``.
+
+    Raises:
+        UsageError: ``step()`` has not evaluated its closure, so ``reduction`` has reduced nothing.
+    """
+    if not reduction.step.done:
+        raise UsageError(f"{type(optimizer).__name__}.step() has not evaluated its closure")
+    # A GradScaler leaves it to some optimizers to skip the update; this is on their device.
+    found_inf = getattr(optimizer, "found_inf", None)
+    reduction.end_step(skipped=False if found_inf is None else found_inf)
+
+
+def _refuse_counting(optimizer: torch.optim.Optimizer, before: list[dict[str, Any]]) -> None:
+    """Raise UsageError if a ``step()`` without an update has changed an option of ``optimizer``.
+
+    Its next update would depend on how many microbatches came before. ``before`` is the result of
+    :func:`_numbers` before the ``step()``.
+    """
+    if before != _numbers(optimizer):
+        raise UsageError(COUNTS.format(kind=type(optimizer).__name__))
+
+
+def _numbers(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Return the numbers among the options of each parameter group, by name.
+
+    The learning rate is left out, which schedules set at any time.
+    """
+    return [
+        {
+            name: value
+            for name, value in group.items()
+            if isinstance(value, int | float) and name != "lr"
+        }
+        for group in optimizer.param_groups
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,6 +17,8 @@ from edl.core.step.engine import StepEngine
 from edl.core.step.step_events import BatchStart, RingPlace
 from edl.errors import UsageError
 from edl.framework import process
+from edl.torch.optimizer import _refuse_unlike, listen
+from edl.torch.reduction import GradientReduction
 from edl.worker.worker import Worker
 
 PIECES = 3
@@ -77,3 +79,47 @@ def test_a_size_within_the_training_is_that_of_logical_workers(
     assert "use edl.num_processes()" in caplog.text
     worker.logical = 0
     assert process.size() == 3
+
+
+class Counts(torch.optim.SGD):
+    """Counts its steps in an option of its groups, as schedule-free optimizers do."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["k"] = group.get("k", 0) + 1
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, Counts])
+def test_an_optimizer_that_counts_steps_without_an_update_is_refused(kind: Any) -> None:
+    calls: list[str] = []
+    between = SimpleNamespace(is_between_microbatches=True)
+    reduction = SimpleNamespace(
+        accumulation=between,
+        step=SimpleNamespace(done=True),
+        end_microbatch=lambda: calls.append("microbatch"),
+        begin_update=lambda: calls.append("update"),
+        end_step=lambda skipped: calls.append("end"),
+    )
+    optimizer = kind(torch.nn.Linear(2, 2).parameters(), lr=0.1)
+    listen(optimizer, cast(GradientReduction, reduction))
+    if kind is Counts:
+        with pytest.raises(UsageError, match=r"Counts counts its calls of step\(\), also those"):
+            optimizer.step()
+    else:
+        optimizer.step()
+    between.is_between_microbatches = False
+    optimizer.step()
+    assert [*dict.fromkeys(calls)] == ["microbatch", "update", "end"]
+
+
+def test_an_optimizer_that_wraps_another_is_refused_with_logical_workers() -> None:
+    """Lookahead changes weights at each k-th call, whether there are gradients or not."""
+    model = torch.nn.Linear(2, 2)
+    outer = torch.optim.SGD(model.parameters(), lr=0.1)
+    _refuse_unlike(outer, model)
+    vars(outer)["inner"] = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(UsageError, match="SGD wraps another optimizer, and may change weights"):
+        _refuse_unlike(outer, model)
+    with pytest.raises(UsageError, match="SyncBatchNorm takes its statistics from all workers"):
+        _refuse_unlike(torch.optim.SGD(model.parameters()), torch.nn.SyncBatchNorm(2))
