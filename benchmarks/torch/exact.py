@@ -15,30 +15,12 @@ from torch import nn
 import edl.torch as edl
 from benchmarks.exact import LOGICAL, MODELS
 from benchmarks.script import CLASSES, EPOCHS, arguments
+from benchmarks.torch.resnet import resnet
 from benchmarks.torch.workload import build_model, build_sgd
 from edl.framework.process import current_worker
 from edl.torch.logical import LogicalSums
 
 SAMPLES, LENGTH, WORDS = 4096, 64, 1000
-
-
-class Block(nn.Module):
-    """A residual block of ResNet-18 for small images."""
-
-    def __init__(self, before: int, after: int, stride: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.BatchNorm2d(after), nn.ReLU(),
-            nn.Conv2d(after, after, 3, 1, 1, bias=False), nn.BatchNorm2d(after),
-        )  # fmt: skip
-        same = stride == 1 and before == after
-        self.skip: nn.Module = (
-            nn.Identity() if same else nn.Conv2d(before, after, 1, stride, bias=False)
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = F.relu(self.body(x) + self.skip(x))
-        return found
 
 
 class Words(nn.Module):
@@ -54,15 +36,6 @@ class Words(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self.last(self.layers(self.embedding(x)).mean(dim=1))
         return found
-
-
-def resnet() -> nn.Module:
-    widths = [(64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)]
-    blocks = [b for a, b, s in widths for b in (Block(a, b, s), Block(b, b, 1))]
-    return nn.Sequential(
-        nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU(), *blocks,
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, CLASSES),
-    )  # fmt: skip
 
 
 def timed(name: str, spent: dict[str, float]) -> None:
