@@ -57,25 +57,37 @@ class Items(list[Any]):
 
 
 def seed_all(seed: int) -> None:
-    """Seed the global generators of Python, NumPy and PyTorch's CPU with ``seed``."""
+    """Seed the global generators of Python, NumPy and PyTorch with ``seed``.
+
+    Those of PyTorch are that of the CPU, and in a process that uses GPUs those of the GPUs.
+    """
     seed_python(seed)
-    torch.default_generator.manual_seed(seed)
+    for generator in _generators():
+        generator.manual_seed(seed)
 
 
 @contextmanager
 def generators_aside() -> Iterator[None]:
     """Save the random generators at the start of the ``with`` block, and restore them at its end.
 
-    These are the global generators of Python, NumPy and PyTorch's CPU.
+    These are the generators that :func:`seed_all` seeds.
     """
-    python, numpy_, torch_ = random.getstate(), _global.get_bit_generator(), torch.get_rng_state()
+    python, numpy_ = random.getstate(), _global.get_bit_generator()
+    before = [(generator, generator.get_state()) for generator in _generators()]
     _global.set_bit_generator(_aside)
     try:
         yield
     finally:
         random.setstate(python)
         _global.set_bit_generator(numpy_)
-        torch.set_rng_state(torch_)
+        for generator, state in before:
+            generator.set_state(state)
+
+
+def _generators() -> tuple[torch.Generator, ...]:
+    """Return PyTorch's global generators: of the CPU, and of each GPU if this process uses GPUs."""
+    uses_gpus = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return (torch.default_generator, *(torch.cuda.default_generators if uses_gpus else ()))
 
 
 def draws_nothing(dataset: Any) -> bool:

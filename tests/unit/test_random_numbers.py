@@ -216,6 +216,32 @@ def test_the_training_thread_s_generators_go_on_as_they_were() -> None:
     assert torch.initial_seed() == 0
 
 
+def test_a_sample_that_is_drawn_on_a_gpu_follows_from_its_seed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A second generator of the CPU stands for that of a GPU."""
+    gpu = torch.Generator()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "default_generators", (gpu,))
+
+    class OnGpu(Noisy):
+        def __getitem__(self, index: int) -> Any:
+            return float(torch.rand((), generator=gpu))
+
+    def drawn(script_seed: int) -> tuple[list[float], bool]:
+        gpu.manual_seed(script_seed)
+        before = gpu.get_state()
+        seeded = Seeded(OnGpu(), in_thread=True)
+        collate = SeededCollate(lambda one: [*one, float(torch.rand((), generator=gpu))], True)
+        found = collate(seeded.__getitems__(Items.of([3, 4], 1, [3, 4])))
+        return found, torch.equal(gpu.get_state(), before)
+
+    found, kept = drawn(1)
+    assert kept
+    assert drawn(2) == (found, True)
+    assert len(set(found)) == 3
+
+
 def test_data_sets_that_draw_nothing_are_known() -> None:
     x = torch.utils.data.TensorDataset(torch.zeros(4))
     assert draws_nothing(x)
