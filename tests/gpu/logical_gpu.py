@@ -35,6 +35,12 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     return found.hexdigest()
 
 
+def on_device(samples: list[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
+    """Make a batch on the device, with noise that is drawn there."""
+    x, y = (one.to(args.device) for one in torch.utils.data.default_collate(samples))
+    return [x + 0.1 * torch.randn_like(x), y]
+
+
 torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True)  # cuBLAS needs CUBLAS_WORKSPACE_CONFIG for it
 torch.manual_seed(7)
@@ -46,7 +52,7 @@ made = torch.Generator().manual_seed(1)
 images = torch.randn(args.samples, 3, SIDE, SIDE, generator=made)
 labels = torch.randint(CLASSES, (args.samples,), generator=made)
 data = torch.utils.data.TensorDataset(images, labels)
-loader = edl.DataLoader(data, batch_size=8, shuffle=True, seed=3)
+loader = edl.DataLoader(data, batch_size=8, shuffle=True, seed=3, collate_fn=on_device)
 model = nn.Sequential(
     nn.Conv2d(3, 32, 3, bias=False),
     nn.BatchNorm2d(32),
@@ -68,11 +74,10 @@ steps = (args.out / f"steps.{os.getpid()}").open("w", buffering=1)
 digests = (args.out / f"w{os.getpid()}").open("w", buffering=1)
 last = ""
 for _epoch in loader.epochs(args.epochs):
-    for batch in loader:
+    for x, y in loader:
         throttle_step()
         before = edl.step()
-        x, y = (one.to(args.device) for one in batch)
-        x = x + 0.1 * torch.randn_like(x)  # drawn on the device, as the dropout is
+        x += 0.1 * torch.randn_like(x)  # as the dropout it is drawn on the device
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
