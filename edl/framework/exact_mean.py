@@ -50,7 +50,7 @@ class ArrayKind(Protocol):
 
         Args:
             size: the number of elements of the first one. The second one has as many, but at most
-                :data:`edl.framework.exact_sum.CHUNK`.
+                so many as are rounded at once (:data:`edl.framework.exact_sum.CHUNK` on a CPU).
             targets: what the sums are computed for, where the framework has several devices.
         """
 

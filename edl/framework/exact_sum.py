@@ -75,7 +75,9 @@ def add_rounded(
                 sums += rounded
 
 
-def divide_into(result: Any, total: Any, divisor: float, whole: bool = False) -> None:
+def divide_into(
+    result: Any, total: Any, divisor: float, whole: bool = False, chunk: int = CHUNK
+) -> None:
     """Set ``result`` to ``total`` divided by ``divisor``; ``total`` is changed, too.
 
     Both are arrays of NumPy, or tensors of PyTorch.
@@ -85,8 +87,9 @@ def divide_into(result: Any, total: Any, divisor: float, whole: bool = False) ->
         total: a float64 array of one dimension, with as many elements.
         divisor: the number to divide by, not 0.
         whole: whether ``result`` has whole numbers, to which the quotients are rounded.
+        chunk: how many elements are divided at once.
     """
-    for begin in range(0, len(total), CHUNK):
-        part = total[begin : begin + CHUNK]
+    for begin in range(0, len(total), chunk):
+        part = total[begin : begin + chunk]
         part /= divisor
-        result[begin : begin + CHUNK] = part.round() if whole else part
+        result[begin : begin + chunk] = part.round() if whole else part

@@ -47,6 +47,7 @@ THREADS_DIFFER = (
     "last bits of a result may differ; set OMP_NUM_THREADS, the same on all hosts, or leave out "
     "--logical"
 )
+GPU_CHUNK = 1 << 22  # elements of a sum that a GPU rounds at once; to launch costs more than caches
 
 
 class Means(NamedTuple):
@@ -299,7 +300,8 @@ class Tensors:
         sums = self._memory
         if sums is None or sums.numel() != size or sums.device != device:
             sums = self._memory = torch.empty(size, dtype=torch.float64, device=device)
-        return sums, torch.empty(min(CHUNK, size), dtype=torch.float64, device=device)
+        chunk = min(_chunk(device), size)
+        return sums, torch.empty(chunk, dtype=torch.float64, device=device)
 
     def mean(self, row: Summands, total: torch.Tensor) -> torch.Tensor:
         """Return the mean of ``row``, in the memory of its first summand if that fits.
@@ -311,5 +313,10 @@ class Tensors:
         if mean.dtype != target.dtype or not mean.is_contiguous():
             mean = torch.empty(target.shape, dtype=target.dtype, device=target.device)
         whole = not (target.is_floating_point() or target.is_complex())
-        divide_into(self.flat(mean), total, row.divisor, whole)
+        divide_into(self.flat(mean), total, row.divisor, whole, _chunk(total.device))
         return mean
+
+
+def _chunk(device: torch.device) -> int:
+    """Return how many elements of a sum are rounded at once on a device."""
+    return CHUNK if device.type == "cpu" else GPU_CHUNK

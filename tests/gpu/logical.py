@@ -23,6 +23,11 @@ LOGICAL = 4
 WITH = ("--logical", str(LOGICAL))
 STEPS = 64  # of the script logical_gpu.py: 4 epochs
 SLOW = throttle.Throttle(0.25, 48, 2.0)  # in each iteration, of which a step has two
+KINDS = {  # of jobs whose steps are compared: options of edl run, and of logical_costs.py
+    "free": ((), ()),
+    "logical": (WITH, ()),
+    "chunks": (WITH, ("--chunk", str(1 << 16))),  # logical, with chunks as on a CPU
+}
 FIXED = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # with it cuBLAS computes the same bits each time
 
 
@@ -93,12 +98,11 @@ def _costs(job: Job, workers: int) -> str:
     words += ["--warm", str(warm), "--block", str(block), "--blocks", str(blocks)]
     part: dict[str, Job] = {}
     with ExitStack() as stack:
-        for kind in ("free", "logical"):
+        for kind, (extra, more) in KINDS.items():
             one = _part(job, f"{kind}{workers}", "logical_costs.py")
             part[kind] = one
             stack.callback(one.kill)
-            extra = WITH if kind == "logical" else ()
-            one.run(workers, workers, *words, "--name", kind, extra=extra)
+            one.run(workers, workers, *words, "--name", kind, *more, extra=extra)
         for kind, one in part.items():
             one.wait("the first block", _all_done(turns / f"{kind}.0.*.done", workers))
         for turn in range(blocks):
@@ -108,13 +112,16 @@ def _costs(job: Job, workers: int) -> str:
                 part[kind].wait(f"the end of block {turn}", _all_done(end, workers))
         for one in part.values():
             one.ends()
-    free, exact = (_medians(part[kind]) for kind in ("free", "logical"))
-    ratios = sorted(exact[turn] / free[turn] for turn in range(blocks))
-    return (
-        f"{workers} workers: {1e3 * statistics.median(free.values()):.1f} ms free, "
-        f"{1e3 * statistics.median(exact.values()):.1f} ms logical, ratio "
-        f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-    )
+    took = {kind: _medians(one) for kind, one in part.items()}
+    free = took.pop("free")
+    said = [f"{workers} workers: {1e3 * statistics.median(free.values()):.1f} ms without"]
+    for kind, medians in took.items():
+        ratios = sorted(medians[turn] / free[turn] for turn in range(blocks))
+        said.append(
+            f"{1e3 * statistics.median(medians.values()):.1f} ms {kind}, ratio "
+            f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        )
+    return ", ".join(said)
 
 
 def _part(job: Job, name: str, script: str) -> Job:

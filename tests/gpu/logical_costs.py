@@ -18,6 +18,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 from benchmarks.script import CLASSES, Turns
 from benchmarks.torch.resnet import resnet
 from edl.framework.process import current_worker
+from edl.torch import logical
 
 options = argparse.ArgumentParser()
 options.add_argument("--out", type=Path, required=True)
@@ -30,7 +31,9 @@ options.add_argument("--block", type=int, required=True, help="steps of a block"
 options.add_argument("--blocks", type=int, required=True)
 options.add_argument("--micro-batch", type=int, required=True)
 options.add_argument("--logical", type=int, required=True, help="microbatches of a step")
+options.add_argument("--chunk", type=int, help="elements of a sum that a GPU rounds at once")
 args = options.parse_args()
+logical.GPU_CHUNK = args.chunk or logical.GPU_CHUNK
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
