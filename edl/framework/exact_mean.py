@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from edl.errors import UsageError
-from edl.framework.exact_sum import add_rounded, rounding_constant
+from edl.framework.exact_sum import rounding_constant
 
 
 class Summands(NamedTuple):
@@ -34,31 +34,28 @@ class Summands(NamedTuple):
 
 
 class ArrayKind(Protocol):
-    """The interface to the arrays of one framework, of which exact means are computed."""
+    """The interface to the arrays of one framework, of which exact means are computed.
 
-    def size(self, target: Any) -> int:
-        """Return the number of elements of ``target``; a complex number counts as two."""
+    Where a sum is made of arrays, it is of their elements; a complex number counts as two.
+    """
 
-    def flat(self, values: Any) -> Any:
-        """Return ``values`` as real numbers in one dimension."""
+    def largest(self, values: Sequence[Any]) -> list[float]:
+        """Return for each array the largest absolute value in it that is finite, or 0.0."""
 
-    def largest(self, values: Any) -> float:
-        """Return the largest absolute value in ``values`` that is finite; 0.0 if none is."""
-
-    def memory(self, size: int, targets: Sequence[Any]) -> tuple[Any, Any]:
-        """Return two uninitialised float64 arrays of one dimension.
+    def add_up(self, rows: Sequence[Summands], constants: Sequence[float]) -> Any:
+        """Return this worker's sums, those of all rows in one float64 array, in order.
 
         Args:
-            size: the number of elements of the first one. The second one has as many, but at most
-                so many as are rounded at once (:data:`edl.framework.exact_sum.CHUNK` on a CPU).
-            targets: what the sums are computed for, where the framework has several devices.
+            rows: the summands of each mean; a row without summands has sums of 0.
+            constants: for each row, the constant that rounds its summands, see
+                :mod:`edl.framework.exact_sum`.
         """
 
-    def mean(self, row: Summands, total: Any) -> Any:
-        """Return ``total``, a float64 array that may be overwritten, as the mean of ``row``.
+    def means(self, rows: Sequence[Summands], sums: Any) -> list[Any]:
+        """Return the mean of each row: its part of ``sums``, divided by its divisor.
 
-        It is divided by the row's divisor, and has the shape and type of its target. If the type is
-        that of integers, the mean is rounded to the nearest one.
+        A mean has the shape and type of its row's target. If the type is that of integers, it is
+        rounded to the nearest one. ``sums`` may be overwritten.
         """
 
 
@@ -94,7 +91,7 @@ def exact_means(
         RingBroken: ``together`` has raised it.
         UsageError: a number of ``alike`` differs.
     """
-    bounds = [_largest(row, arrays) if row.counts else -1.0 for row in rows]
+    bounds = _bounds(rows, arrays)
     for number, _ in alike:
         bounds += [float(number), -float(number)]
     bounds = together(bounds, "max")
@@ -102,44 +99,34 @@ def exact_means(
         most, least = bounds[len(rows) + 2 * index], -bounds[len(rows) + 2 * index + 1]
         if most != least:
             raise UsageError(refusal)
-    found = [
-        (row, bound if row.base is None else max(bound, arrays.largest(row.base)))
-        for row, bound in zip(rows, bounds[: len(rows)], strict=True)
-        if bound >= 0.0
-    ]
-    totals = iter(_totals(found, pieces, arrays, together))
-    return [
-        arrays.mean(row, next(totals)) if bound >= 0.0 else None
-        for row, bound in zip(rows, bounds[: len(rows)], strict=True)
-    ]
+    counting = [index for index in range(len(rows)) if bounds[index] >= 0.0]
+    found = [rows[index] for index in counting]
+    largest = _with_bases(found, [bounds[index] for index in counting], arrays)
+    constants = [rounding_constant(bound, pieces) for bound in largest]
+    sums = together(arrays.add_up(found, constants), "sum")
+    means: list[Any] = [None] * len(rows)
+    for index, mean in zip(counting, arrays.means(found, sums), strict=True):
+        means[index] = mean
+    return means
 
 
-def _totals(
-    found: Sequence[tuple[Summands, float]], pieces: int, arrays: ArrayKind, together: Together
-) -> list[Any]:
-    """Return the exact sum over all workers of each of ``found``.
+def _bounds(rows: Sequence[Summands], arrays: ArrayKind) -> list[float]:
+    """Return for each row the largest finite absolute value times its weight.
 
-    Args:
-        found: pairs of summands, and the largest of them on any worker, in absolute value.
-        pieces: how many summands each sum has at most, over all workers.
-        arrays: the arrays of the framework.
-        together: as for :func:`exact_means`.
+    It is -1.0 for a row that does not count, or has no summands.
     """
-    targets = [row.target for row, _ in found]
-    sizes = [arrays.size(target) for target in targets]
-    sums, scratch = arrays.memory(sum(sizes), targets)
-    begin = 0
-    for (row, bound), size in zip(found, sizes, strict=True):
-        own = [(arrays.flat(values), weight) for values, weight in row.own]
-        add_rounded(sums[begin : begin + size], own, rounding_constant(bound, pieces), scratch)
-        begin += size
-    sums, begin, totals = together(sums, "sum"), 0, []
-    for size in sizes:
-        totals.append(sums[begin : begin + size])
-        begin += size
-    return totals
+    own = [row.own if row.counts else [] for row in rows]
+    largest = iter(arrays.largest([values for some in own for values, _ in some]))
+    return [max((next(largest) * weight for _, weight in some), default=-1.0) for some in own]
 
 
-def _largest(row: Summands, arrays: ArrayKind) -> float:
-    """Return the largest finite absolute value times its weight; -1.0 without summands."""
-    return max((arrays.largest(values) * weight for values, weight in row.own), default=-1.0)
+def _with_bases(
+    rows: Sequence[Summands], bounds: Sequence[float], arrays: ArrayKind
+) -> list[float]:
+    """Return the bounds of rows, or the largest values of their bases where those are larger."""
+    based = [index for index, row in enumerate(rows) if row.base is not None]
+    found = [*bounds]
+    largest = arrays.largest([rows[index].base for index in based])
+    for index, one in zip(based, largest, strict=True):
+        found[index] = max(found[index], one)
+    return found

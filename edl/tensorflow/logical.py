@@ -27,7 +27,7 @@ from edl.core.step.step_state import StepState
 from edl.core.step.weighting import Weights
 from edl.errors import RingBroken, UsageError
 from edl.framework.exact_mean import Summands, exact_means
-from edl.framework.exact_sum import CHUNK, divide_into
+from edl.framework.exact_sum import CHUNK, add_rounded, divide_into
 from edl.framework.random_numbers import RandomNumbers
 from edl.framework.reduction import StepReduction
 from edl.ring.ring import CollectiveFailed
@@ -77,35 +77,53 @@ class _TensorSpec(NamedTuple):
 class _Arrays:
     """Arrays of NumPy as :class:`edl.framework.exact_mean.ArrayKind`; a target is a _TensorSpec."""
 
-    def size(self, target: _TensorSpec) -> int:
+    def largest(self, values: Sequence[Array]) -> list[float]:
+        """Return for each array the largest absolute value in it that is finite, or 0.0."""
+        return [self._largest(self._flat(one)) for one in values]
+
+    def add_up(self, rows: Sequence[Summands], constants: Sequence[float]) -> Array:
+        """Return the sums of this worker's summands."""
+        size = sum(self._size(row.target) for row in rows)
+        sums, scratch = np.empty(size, np.float64), np.empty(min(CHUNK, size), np.float64)
+        for row, constant, part in zip(rows, constants, self._parts(rows, sums), strict=True):
+            own = [(self._flat(values), weight) for values, weight in row.own]
+            add_rounded(part, own, constant, scratch)
+        return sums
+
+    def means(self, rows: Sequence[Summands], sums: Array) -> list[Array]:
+        """Return the mean of each row, of which integers are rounded; ``sums`` is changed."""
+        means = []
+        for row, part in zip(rows, self._parts(rows, sums), strict=True):
+            mean = np.empty(row.target.shape, row.target.dtype)
+            flat = self._flat(mean)  # shares its memory
+            divide_into(flat, part, row.divisor, whole=mean.dtype.kind in "biu")
+            means.append(mean)
+        return means
+
+    def _parts(self, rows: Sequence[Summands], sums: Array) -> Iterator[Array]:
+        """Yield for each row its part of ``sums``."""
+        begin = 0
+        for row in rows:
+            end = begin + self._size(row.target)
+            yield sums[begin:end]
+            begin = end
+
+    def _size(self, target: _TensorSpec) -> int:
         """Return the number of elements of ``target``; a complex number counts as two."""
         return math.prod(target.shape) * (2 if target.dtype.kind == "c" else 1)
 
-    def flat(self, values: Array) -> Array:
+    def _flat(self, values: Array) -> Array:
         """Return ``values`` as real numbers in one dimension."""
         flat = np.ascontiguousarray(values).reshape(-1)
         return flat.view(flat.real.dtype) if flat.dtype.kind == "c" else flat
 
-    def largest(self, values: Array) -> float:
-        """Return the largest absolute value in ``values`` that is finite; 0.0 if none is."""
-        flat = self.flat(values)
+    def _largest(self, flat: Array) -> float:
         if not flat.size:
             return 0.0
         least, most = float(flat.min()), float(flat.max())
         if math.isfinite(least) and math.isfinite(most):
             return max(-least, most)
-        return self.largest(flat[np.isfinite(flat)])
-
-    def memory(self, size: int, targets: Sequence[_TensorSpec]) -> tuple[Array, Array]:
-        """Return memory for sums of ``size`` elements, and for a chunk of them."""
-        return np.empty(size, np.float64), np.empty(min(CHUNK, size), np.float64)
-
-    def mean(self, row: Summands, total: Array) -> Array:
-        """Return the mean of ``row``, of which integers are rounded; ``total`` is changed."""
-        mean = np.empty(row.target.shape, row.target.dtype)
-        flat = self.flat(mean)  # shares its memory
-        divide_into(flat, total, row.divisor, whole=mean.dtype.kind in "biu")
-        return mean
+        return self._largest(flat[np.isfinite(flat)])
 
 
 ARRAYS = _Arrays()

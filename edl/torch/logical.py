@@ -3,9 +3,9 @@
 A job with logical workers (the setting ``logical``) trains one microbatch for each of them in each
 step. Two things here see to it that it does not matter which worker trains which of them:
 
-- :class:`LogicalBuffers`: each logical worker begins with the same buffers (BatchNorm's averages),
-  those that the step began with. At the end of the step each buffer is the mean over all logical
-  workers.
+- :mod:`edl.torch.logical_buffers`: each logical worker begins with the same buffers (BatchNorm's
+  averages), those that the step began with. At the end of the step each buffer is the mean over all
+  logical workers.
 - :class:`LogicalSums`: the gradients of the logical workers are kept apart until the step ends.
   Then they are added up so that the sum is the same in any order (:mod:`edl.framework.exact_mean`).
 
@@ -14,8 +14,7 @@ The random generators are seeded for each logical worker by :mod:`edl.framework.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,10 +22,11 @@ import torch
 from edl.core.step.weighting import Weights
 from edl.errors import RingBroken, UsageError
 from edl.framework.exact_mean import Summands, exact_means
-from edl.framework.exact_sum import CHUNK, divide_into
 from edl.ring.ring import CollectiveFailed
 from edl.torch.collectives import average_start, finish
+from edl.torch.exact_tensors import Tensors
 from edl.torch.gradient import Gradient
+from edl.torch.logical_buffers import LogicalBuffers
 from edl.worker.worker import Worker
 
 SEEDS_DIFFER = (
@@ -47,7 +47,6 @@ THREADS_DIFFER = (
     "last bits of a result may differ; set OMP_NUM_THREADS, the same on all hosts, or leave out "
     "--logical"
 )
-GPU_CHUNK = 1 << 22  # elements of a sum that a GPU rounds at once; to launch costs more than caches
 
 
 class Means(NamedTuple):
@@ -62,73 +61,6 @@ class Means(NamedTuple):
 
     gradients: list[tuple[Gradient, torch.Tensor]]
     buffers: list[tuple[torch.Tensor, torch.Tensor]]
-
-
-class _Buffer(NamedTuple):
-    """A buffer of a module, and a copy of its values at the beginning of the step."""
-
-    module: torch.nn.Module
-    name: str
-    buffer: torch.Tensor
-    copy: torch.Tensor
-
-    def take_back(self) -> torch.Tensor | None:
-        """Set the buffer to the copy; return the values that it had; None: they are the same.
-
-        A forward pass may also have put another tensor in the place of the buffer.
-        """
-        now = self.module._buffers.get(self.name)
-        if now is None or (now is self.buffer and torch.equal(now, self.copy)):
-            return None
-        values = now.detach().clone()
-        self.module._buffers[self.name] = self.buffer
-        with torch.no_grad():
-            self.buffer.copy_(self.copy)
-        return values
-
-
-class LogicalBuffers:
-    """The buffers of a model in a step of logical workers.
-
-    Args:
-        model: the model.
-    """
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        self._model = model
-        self._before: list[_Buffer] = []
-        self._after: list[list[torch.Tensor | None]] = []  # by logical worker; None: unchanged
-
-    def begin_step(self) -> None:
-        """Keep a copy of all buffers, with which each logical worker of the step begins."""
-        known: dict[int, _Buffer] = {}
-        for module in self._model.modules():
-            for name, buffer in module._buffers.items():
-                if buffer is not None:
-                    known.setdefault(
-                        id(buffer), _Buffer(module, name, buffer, buffer.detach().clone())
-                    )
-        self._before, self._after = [*known.values()], []
-
-    def end_piece(self, counts: bool) -> None:
-        """Keep what the pass of a logical worker has made of the buffers, and put the copies back.
-
-        ``counts`` says whether the pass was of a logical worker; False: of a padding batch.
-        """
-        after = [each.take_back() for each in self._before]
-        if counts:
-            self._after.append(after)
-
-    def summands(self, pieces: int) -> Iterator[Summands]:
-        """Yield for each buffer what this worker adds to its mean; it counts if a pass changed it.
-
-        ``pieces`` is the number of logical workers that train in the step, on all workers.
-        """
-        for index, (_, _, buffer, copy) in enumerate(self._before):
-            after = [one[index] for one in self._after]
-            own = [(copy.clone() if one is None else one, 1.0) for one in after]
-            has_changed = any(one is not None for one in after)
-            yield Summands(buffer, own, float(pieces), has_changed, copy)
 
 
 class LogicalSums:
@@ -180,18 +112,18 @@ class LogicalSums:
         self._in_piece = False
         loader = self._worker.loader
         weight = loader.batch_weight / loader.progress.source.batching.micro_batch
+        not_computed: list[tuple[str, torch.Tensor]] = []
         for gradient in gradients:
             local = gradient.parameter.grad
             if local is None:
                 continue
             gradient.parameter.grad = None  # zeros too: an optimizer would decay weights by them
             if gradient.computed != self._step:
-                if local.any():
-                    raise UsageError(SET_BY_HAND.format(name=gradient.name))
-                continue
-            if weight:
+                not_computed.append((gradient.name, local.any()))
+            elif weight:
                 own = local.detach().resolve_conj()
                 self._kept.setdefault(gradient, []).append((own, weight))
+        _refuse_any(not_computed)
         self._buffers.end_piece(weight > 0)
 
     def clear(self) -> None:
@@ -260,63 +192,12 @@ class LogicalSums:
         return result.tolist() if isinstance(summed, list) else result
 
 
-class Tensors:
-    """The tensors of PyTorch as :class:`edl.framework.exact_mean.ArrayKind`.
-
-    An object keeps the memory of its last sums: to allocate it takes as long as to add gradients
-    up.
-    """
-
-    def __init__(self) -> None:
-        self._memory: torch.Tensor | None = None
-
-    def size(self, target: torch.Tensor) -> int:
-        """Return the number of elements of ``target``; a complex number counts as two."""
-        return target.numel() * (2 if target.is_complex() else 1)
-
-    def flat(self, values: torch.Tensor) -> torch.Tensor:
-        """Return ``values`` as real numbers in one dimension."""
-        real = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
-        return real.reshape(-1)
-
-    def largest(self, values: torch.Tensor) -> float:
-        """Return the largest absolute value in ``values`` that is finite; 0.0 if none is."""
-        flat = self.flat(values)
-        if not flat.numel():
-            return 0.0
-        least, most = map(float, torch.aminmax(flat))
-        if math.isfinite(least) and math.isfinite(most):
-            return max(-least, most)
-        return self.largest(flat[flat.isfinite()])
-
-    def memory(
-        self, size: int, targets: Sequence[torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return memory for sums of ``size`` elements and for a chunk of them, as the targets have.
-
-        The memory for the sums is that of the last call, if it fits.
-        """
-        device = targets[0].device if targets else torch.device("cpu")
-        sums = self._memory
-        if sums is None or sums.numel() != size or sums.device != device:
-            sums = self._memory = torch.empty(size, dtype=torch.float64, device=device)
-        chunk = min(_chunk(device), size)
-        return sums, torch.empty(chunk, dtype=torch.float64, device=device)
-
-    def mean(self, row: Summands, total: torch.Tensor) -> torch.Tensor:
-        """Return the mean of ``row``, in the memory of its first summand if that fits.
-
-        Integers are rounded. ``total`` is changed.
-        """
-        target = row.target
-        mean: torch.Tensor = row.own[0][0] if row.own else torch.empty_like(target)
-        if mean.dtype != target.dtype or not mean.is_contiguous():
-            mean = torch.empty(target.shape, dtype=target.dtype, device=target.device)
-        whole = not (target.is_floating_point() or target.is_complex())
-        divide_into(self.flat(mean), total, row.divisor, whole, _chunk(total.device))
-        return mean
-
-
-def _chunk(device: torch.device) -> int:
-    """Return how many elements of a sum are rounded at once on a device."""
-    return CHUNK if device.type == "cpu" else GPU_CHUNK
+def _refuse_any(gradients: Sequence[tuple[str, torch.Tensor]]) -> None:
+    """Raise UsageError for the first of pairs of a gradient's name and whether it has a value."""
+    if not gradients:
+        return
+    device = gradients[0][1].device
+    found = torch.stack([has_value.to(device) for _, has_value in gradients]).tolist()
+    for (name, _), has_value in zip(gradients, found, strict=True):
+        if has_value:
+            raise UsageError(SET_BY_HAND.format(name=name))

@@ -35,6 +35,7 @@ from edl.core.step.weighting import Weights
 from edl.errors import UsageError
 from edl.framework.reduction import StepReduction
 from edl.torch.accumulation import Accumulation, requiring_gradient
+from edl.torch.exact_tensors import copy_each
 from edl.torch.gradient import Gradient, not_finite
 from edl.torch.groups import optimizer_parameters
 from edl.torch.last_step import LastStep
@@ -202,8 +203,7 @@ class GradientReduction:
             means = self._logical.means(self._gradients, agreed, self._reduction.sending)
         assert means is not None
         self._take_over(means.gradients)
-        for buffer, mean in means.buffers:
-            buffer.detach().copy_(mean)
+        copy_each([one.detach() for one, _ in means.buffers], [mean for _, mean in means.buffers])
         self._optimizers.begin_logical_update()
 
     def begin_piece(self, seed: int) -> None:

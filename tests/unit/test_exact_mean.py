@@ -12,8 +12,7 @@ import torch
 
 from edl.errors import UsageError
 from edl.framework.exact_mean import Summands, exact_means
-from edl.framework.exact_sum import CHUNK
-from edl.torch.logical import GPU_CHUNK, Tensors
+from edl.torch.exact_tensors import Tensors
 
 SHAPES = ((3, 5), (7,), (), (0,))
 
@@ -80,10 +79,3 @@ def test_a_number_that_differs_is_refused_on_all_workers() -> None:
     for refused in means_of([[0], [1]], seeds=[7, 8]):
         with pytest.raises(UsageError, match="the seeds differ"):
             raise refused
-
-
-def test_a_gpu_rounds_more_at_once() -> None:
-    """Each operation of a GPU takes time to launch, also a small one; meta stands for a GPU."""
-    for device, expected in (("cpu", CHUNK), ("meta", GPU_CHUNK)):
-        sums, chunk = Tensors().memory(2 * GPU_CHUNK, [torch.empty(1, device=device)])
-        assert (sums.numel(), chunk.numel()) == (2 * GPU_CHUNK, expected)

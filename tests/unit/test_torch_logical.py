@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,9 +11,19 @@ import torch
 
 from edl.core.step.weighting import Averaging, Weights
 from edl.errors import UsageError
+from edl.torch import exact_tensors, logical_buffers
 from edl.torch.gradient import Gradient
 from edl.torch.logical import LogicalSums
+from edl.torch.logical_buffers import LogicalBuffers
 from edl.worker.worker import Worker
+
+
+@pytest.fixture(autouse=True, params=["cpu", "gpu"])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Let the tensors be treated as those of a CPU, and as those of a GPU."""
+    for module in (exact_tensors, logical_buffers):
+        monkeypatch.setattr(module, "is_launched", lambda _: request.param == "gpu")
+    return str(request.param)
 
 
 class Net(torch.nn.Module):
@@ -119,3 +130,54 @@ def test_the_mean_of_a_buffer_does_not_depend_on_who_has_which_pass() -> None:
         largest = max(each.base.abs().max().item() for each in rows[:1])
         means.append(largest)
     assert means == [1000.0, 1000.0]
+
+
+class Several(torch.nn.Module):
+    """With buffers that few passes change, or none, or that cannot be written to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("never", "once", "same", "replaced", "gone"):
+            self.register_buffer(name, torch.tensor([3.0, 4.0]))
+        self.register_buffer("large", torch.zeros(5))
+        self.register_buffer("many", torch.ones(1).expand(4))
+        self.register_buffer("count", torch.tensor(0))
+        self.register_buffer("flag", torch.tensor([False]))
+        self.register_buffer("transposed", torch.arange(6.0).view(2, 3).T)
+        self.register_buffer("empty", torch.zeros(0))
+
+    def run(self, number: int) -> None:
+        if number == 1:
+            self.once[0] = math.nan
+            self.large[2] = 7.0
+            self.flag[0] = True
+            self.transposed[0, 1] += 2.0
+        self.same.copy_(torch.tensor([3.0, 4.0]))
+        self.replaced = self.replaced.clone()
+        self.gone = None
+        self.count += number
+
+
+def test_only_buffers_that_a_pass_has_changed_have_a_mean(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logical_buffers, "SMALL", 4)  # so that the one of five is large
+    model = Several()
+    buffers, names = LogicalBuffers(model), [name for name, _ in model.named_buffers()]
+    before = {name: each.clone() for name, each in model.named_buffers()}
+    buffers.begin_step()
+    for number in (0, 1, 2):
+        model.run(number)
+        buffers.end_piece(counts=number < 2)
+        for name, each in model.named_buffers():
+            assert torch.equal(each, before[name]), f"{name} is put back"
+    rows = dict(zip(names, buffers.summands(2), strict=True))
+    changed = {name for name, row in rows.items() if row.counts}
+    assert changed == {"once", "large", "replaced", "count", "flag", "transposed"}
+    for name, row in rows.items():
+        assert [values.shape for values, _ in row.own] == [before[name].shape] * 2
+        assert torch.equal(row.own[0][0], before[name])
+    once = rows["once"].own[1][0]
+    assert (once[0].isnan(), once[1]) == (True, 4.0)
+    assert rows["count"].own[1][0] == 1
+    assert rows["transposed"].own[1][0].tolist() == [[0.0, 5.0], [1.0, 4.0], [2.0, 5.0]]
