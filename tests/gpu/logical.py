@@ -7,7 +7,7 @@ import random
 import signal
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -23,11 +23,7 @@ LOGICAL = 4
 WITH = ("--logical", str(LOGICAL))
 STEPS = 64  # of the script logical_gpu.py: 4 epochs
 SLOW = throttle.Throttle(0.25, 48, 2.0)  # in each iteration, of which a step has two
-KINDS = {  # of jobs whose steps are compared: options of edl run, and of logical_costs.py
-    "free": ((), ()),
-    "logical": (WITH, ()),
-    "chunks": (WITH, ("--chunk", str(1 << 16))),  # logical, with chunks as on a CPU
-}
+KINDS = {"free": (), "logical": WITH}  # of jobs whose steps are compared: options of edl run
 FIXED = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # with it cuBLAS computes the same bits each time
 
 
@@ -98,11 +94,11 @@ def _costs(job: Job, workers: int) -> str:
     words += ["--warm", str(warm), "--block", str(block), "--blocks", str(blocks)]
     part: dict[str, Job] = {}
     with ExitStack() as stack:
-        for kind, (extra, more) in KINDS.items():
+        for kind, extra in KINDS.items():
             one = _part(job, f"{kind}{workers}", "logical_costs.py")
             part[kind] = one
             stack.callback(one.kill)
-            one.run(workers, workers, *words, "--name", kind, *more, extra=extra)
+            one.run(workers, workers, *words, "--name", kind, extra=extra)
         for kind, one in part.items():
             one.wait("the first block", _all_done(turns / f"{kind}.0.*.done", workers))
         for turn in range(blocks):
@@ -113,15 +109,23 @@ def _costs(job: Job, workers: int) -> str:
         for one in part.values():
             one.ends()
     took = {kind: _medians(one) for kind, one in part.items()}
-    free = took.pop("free")
-    said = [f"{workers} workers: {1e3 * statistics.median(free.values()):.1f} ms without"]
-    for kind, medians in took.items():
-        ratios = sorted(medians[turn] / free[turn] for turn in range(blocks))
-        said.append(
-            f"{1e3 * statistics.median(medians.values()):.1f} ms {kind}, ratio "
-            f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-        )
-    return ", ".join(said)
+    free = took["free"]
+    ratios = sorted(took["logical"][turn] / free[turn] for turn in range(blocks))
+    sends = [
+        float(line)
+        for path in (part["logical"].folder / "out").glob("sends.*")
+        for line in path.read_text().split()[warm:]
+    ]
+    return (
+        f"{workers} workers: {_ms(free.values())} without, {_ms(took['logical'].values())} with "
+        f"logical workers, {_ms(sends)} of it in collectives; ratio "
+        f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+    )
+
+
+def _ms(seconds: Iterable[float]) -> str:
+    """Return the median as a text."""
+    return f"{1e3 * statistics.median(seconds):.1f} ms"
 
 
 def _part(job: Job, name: str, script: str) -> Job:

@@ -1,7 +1,8 @@
 """ResNet-18 in microbatches, of logical workers or as they come; two such jobs train in turns.
 
 Each worker writes into a file how long its steps of each block took: the number of the block, and
-the seconds of each step.
+the seconds of each step. Into another one it writes how long the collectives of each step of
+logical workers took.
 """
 
 import argparse
@@ -18,7 +19,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 from benchmarks.script import CLASSES, Turns
 from benchmarks.torch.resnet import resnet
 from edl.framework.process import current_worker
-from edl.torch import logical
+from edl.torch.logical import LogicalSums
 
 options = argparse.ArgumentParser()
 options.add_argument("--out", type=Path, required=True)
@@ -31,10 +32,26 @@ options.add_argument("--block", type=int, required=True, help="steps of a block"
 options.add_argument("--blocks", type=int, required=True)
 options.add_argument("--micro-batch", type=int, required=True)
 options.add_argument("--logical", type=int, required=True, help="microbatches of a step")
-options.add_argument("--chunk", type=int, help="elements of a sum that a GPU rounds at once")
 args = options.parse_args()
-logical.GPU_CHUNK = args.chunk or logical.GPU_CHUNK
 
+
+def wait() -> None:
+    if args.device == "cuda":
+        torch.cuda.synchronize()
+
+
+def timed_together(sums: LogicalSums, summed: object, kind: str) -> object:
+    wait()
+    began = time.perf_counter()
+    found = together(sums, summed, kind)
+    wait()
+    sent.append(time.perf_counter() - began)
+    return found
+
+
+sent: list[float] = []  # the seconds of each collective of the step
+together = LogicalSums._together
+LogicalSums._together = timed_together
 torch.set_num_threads(1)
 torch.manual_seed(0)
 edl.init()
@@ -53,6 +70,7 @@ sgd = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 optimizer = edl.Optimizer(sgd, model)
 args.out.mkdir(exist_ok=True)
 log = (args.out / f"blocks.{os.getpid()}").open("w", buffering=1)
+sends = (args.out / f"sends.{os.getpid()}").open("w", buffering=1)
 turns = Turns(args.turns, args.name, args.warm, args.block)
 took, block = [], -1  # the steps before the first block are not counted
 began = time.perf_counter()
@@ -64,8 +82,9 @@ for batch in loader.steps(args.warm + args.block * args.blocks):
     optimizer.step()
     if edl.step() == before:
         continue
-    if args.device == "cuda":
-        torch.cuda.synchronize()
+    wait()
+    print(sum(sent), file=sends)
+    sent.clear()
     took.append(time.perf_counter() - began)
     if edl.step() >= args.warm and (edl.step() - args.warm) % args.block == 0:
         print(block, *took, file=log)
