@@ -238,6 +238,10 @@ class ShownStore:
         )
 
     @property
+    def nodes(self) -> Any:
+        return SimpleNamespace(run="run-of-the-job")
+
+    @property
     def events(self) -> Any:
         return SimpleNamespace(read_known=self._read)
 

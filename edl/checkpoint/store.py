@@ -40,6 +40,7 @@ from edl.core.events import (
 from edl.core.step.ledger import Ledger
 from edl.core.step.source import Source
 from edl.errors import CheckpointError, DataError, EdlError
+from edl.mount_point import mount_point
 
 logger = logging.getLogger(__name__)
 
@@ -518,7 +519,9 @@ class Checkpoints:
         reason = f"the checkpoint of step {step} was not written: {why}"
         logger.warning("%s", reason)
         self._why_failed = reason
-        self._log(CheckpointFailedDetails(), step, reason)
+        directory = self._config.directory
+        disk = "" if isinstance(directory, RemotePath) else mount_point(directory)
+        self._log(CheckpointFailedDetails(str(directory), disk), step, reason)
 
     def _write(
         self, manifest: Manifest, owner: Owner, state: PackedState, capture_s: float

@@ -366,6 +366,7 @@ class LogFailedDetails(Details, kind=EventKind.LOG_FAILED, writer="a worker"):
     worker: Annotated[str, "whose log it is"]
     host: Annotated[str, "its host"]
     path: Annotated[str, "of its log"]
+    disk: Annotated[str, "where the disk of its log is mounted; empty: not known"] = ""
 
 
 @dataclass(frozen=True)
@@ -432,6 +433,7 @@ class ZookeeperBackDetails(Details, kind=EventKind.ZOOKEEPER_BACK, writer="rank 
     """An event logged when ZooKeeper answers again after `away_s` seconds, a second or more."""
 
     away_s: Annotated[float, "how long"]
+    from_step: Annotated[int, "the step when it began; -1: an older edl has written it"] = -1
 
 
 @dataclass(frozen=True)
@@ -480,6 +482,9 @@ class CheckpointDetails(Details, kind=EventKind.CHECKPOINT, writer="rank 0"):
 @dataclass(frozen=True)
 class CheckpointFailedDetails(Details, kind=EventKind.CHECKPOINT_FAILED, writer="rank 0"):
     """An event logged when a checkpoint could not be written; training goes on."""
+
+    path: Annotated[str, "of the directory of checkpoints; empty: not known"] = ""
+    disk: Annotated[str, "where the disk of that is mounted; empty: not known, or no disk"] = ""
 
 
 @dataclass(frozen=True)

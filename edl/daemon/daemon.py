@@ -55,6 +55,7 @@ from edl.errors import ConfigError, CoordinationError, UnknownJob
 from edl.http.client import ask_all, script_of
 from edl.http.signing import Authenticator, http_key
 from edl.leader.leader import LeaderTerm
+from edl.mount_point import mount_point
 from edl.ring.rendezvous import RendezvousServer
 from edl.ring.ring import Ring
 from edl.worker.activity import ThreadWatch
@@ -375,7 +376,7 @@ class Daemon:
                 self._reached()
             except CoordinationError as error:
                 self._shared.request_batch(0)  # a worker that is cut off may lead no more
-                self._outage.begin(error)
+                self._outage.begin(error, self._shared.progress.step)
             except UnknownJob as error:
                 if not self._may_be_restored(error):
                     return
@@ -390,7 +391,8 @@ class Daemon:
         if self._log is None or member is None:
             return
         if failure := self._log.look(self._config.log_mb * 10**6):
-            details = LogFailedDetails(member.name, member.host, self._log.path)
+            path = self._log.path
+            details = LogFailedDetails(member.name, member.host, path, mount_point(path))
             self._tell(details, f"{member.name} trains on without its log: {failure}")
         if lost := self._log.take_lost():
             reason = f"{member.name} writes its log again; {lost} bytes of its output are lost"
@@ -404,7 +406,7 @@ class Daemon:
         self._lost_job.is_back()
         away_s, reason = self._outage.end()
         if away_s >= AWAY_S and self._shared.progress.generation and self._ring.place.rank == 0:
-            self._tell(ZookeeperBackDetails(round(away_s, 3)), reason)
+            self._tell(ZookeeperBackDetails(round(away_s, 3), self._outage.from_step), reason)
 
     def _may_be_restored(self, error: UnknownJob) -> bool:
         """Restore a lost job in ZooKeeper if it is this worker's turn; return whether to go on.

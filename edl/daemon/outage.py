@@ -15,15 +15,24 @@ class Outage:
 
     A new object is in no outage. The daemon thread calls :meth:`begin` after each failed read or
     write, and :meth:`end` after each that succeeds.
+
+    Attributes:
+        from_step: the newest complete step when the last outage began; -1: there was none.
     """
 
     def __init__(self) -> None:
         self._since: float | None = None
+        self.from_step = -1
 
-    def begin(self, error: CoordinationError) -> None:
-        """Begin an outage, and log a warning with its cause ``error``; during one do nothing."""
+    def begin(self, error: CoordinationError, step: int) -> None:
+        """Begin an outage, and log a warning with its cause; during one do nothing.
+
+        Args:
+            error: the cause.
+            step: the newest complete step.
+        """
         if self._since is None:
-            self._since = time.monotonic()
+            self._since, self.from_step = time.monotonic(), step
             logger.warning("coordination is interrupted, training goes on: %s", error)
 
     def end(self) -> tuple[float, str]:

@@ -20,10 +20,14 @@ from edl.core.dashboard.event_page import EventBuffer, EventChoice, ShownEvent, 
 from edl.core.dashboard.job_header import away_in_words, unreadable_in_words
 from edl.core.dashboard.job_page import JobObservation, JobTrace, page_sections
 from edl.core.dashboard.leader_report import LeaderReport, report_age
+from edl.core.dashboard.outage import WorkerReports, outage_incident
+from edl.core.dashboard.shown_incidents import ShownIncident, shown_incidents
 from edl.core.dashboard.timeline import SwitchLoss
 from edl.core.job.profile import Curve
 from edl.core.policy.scaling_profile import ScalingProfile
 from edl.core.snapshot import Snapshot
+from edl.core.status import job_status
+from edl.dashboard.asked_workers import ask_workers
 from edl.dashboard.page_watcher import TURN_S, PageWatcher
 from edl.dashboard.published_page import PublishedPage
 from edl.errors import CoordinationError, UnknownJob
@@ -55,6 +59,7 @@ class JobWatcher(PageWatcher):
         store: the records of the job.
         clock: returns the time in seconds since 1970.
         steady_clock: returns seconds that pass evenly, whoever sets the time.
+        ask: asks workers directly how far they are, while ZooKeeper does not answer.
     """
 
     def __init__(
@@ -62,15 +67,17 @@ class JobWatcher(PageWatcher):
         store: JobStore,
         clock: Callable[[], float] = time.time,
         steady_clock: Callable[[], float] = time.monotonic,
+        ask: Callable[[Snapshot, str], WorkerReports] = ask_workers,
     ) -> None:
         super().__init__(f"job {store.name}")
         self._store = store
-        self._clock, self._steady_clock = clock, steady_clock
+        self._clock, self._steady_clock, self._ask = clock, steady_clock, ask
         self._forget()
 
     def _forget(self) -> None:
         """Forget what is known of the job, because another start of it has begun."""
-        self._created = 0.0
+        self._created, self._token = 0.0, ""
+        self._reading: JobObservation | None = None  # the last one
         self._trace = JobTrace()
         self._events: EventBuffer[ShownEvent] = EventBuffer()
         self._report = LeaderReport()
@@ -103,16 +110,16 @@ class JobWatcher(PageWatcher):
             reading = self._read(now_s)
         except UnknownJob as error:
             self._over, self._away_since_s = True, None
-            self.notify("warning", f"{error}. The page stays, as it was known last.")
+            self._notify("warning", f"{error}. The page stays, as it was known last.")
             return
         except CoordinationError as error:
             self._away_since_s = self._away_since_s or now_s
-            in_words = unreadable_in_words if self._store.session.connected else away_in_words
-            text = in_words(str(error), self._away_since_s, now_s)
-            trouble = local_trouble(self._store.session.hosts)
-            self.notify("bad", f"{text} {trouble}".rstrip())
+            if self._store.session.connected:
+                self._notify("bad", unreadable_in_words(str(error), self._away_since_s, now_s))
+            else:
+                self._show_outage(str(error), self._away_since_s, now_s)
             return
-        self._away_since_s = None
+        self._away_since_s, self._reading = None, reading
         self._over = reading.snapshot.job.state.over
         self._trace = self._trace.with_reading(reading)
         sections = page_sections(reading, self._trace)
@@ -122,6 +129,33 @@ class JobWatcher(PageWatcher):
             "unreadable": self._unreadable,
         }
         self.publish({**sections, "events": events, "notice": None, "read_s": round(now_s)})
+
+    def _show_outage(self, reason: str, since_s: float, now_s: float) -> None:
+        """Say that ZooKeeper does not answer, with an incident that says how far the workers are.
+
+        Args:
+            reason: why it does not answer.
+            since_s: since when, in seconds since 1970.
+            now_s: the present time, in seconds since 1970.
+        """
+        trouble, reading = local_trouble(self._store.session.hosts), self._reading
+        text = away_in_words(reason, since_s, now_s)
+        if reading is None or reading.snapshot.job.state.over:
+            self._notify("bad", f"{text} {trouble}".rstrip())
+            return
+        asked = self._ask(reading.snapshot, self._token)
+        step = reading.snapshot.status.step
+        lasts = outage_incident(reason, trouble, now_s - since_s, now_s, step, asked)
+        self._notify("bad", f"{text} The first entry of what happened is new.", lasts)
+
+    def _notify(self, tone: str, text: str, *incidents: ShownIncident) -> None:
+        """Say in the page that it is old, and why; ``incidents`` come before those of events."""
+        if self._reading is not None:
+            reading = self._reading
+            status = job_status(reading.snapshot, reading.zookeeper)
+            known = shown_incidents(self._trace.incidents, status, 0.0)
+            self.publish({"incidents": [*incidents, *known]})
+        self.notify(tone, text)
 
     def _read(self, now_s: float) -> JobObservation:
         """Return what ZooKeeper has of the job at ``now_s``; its new events go into the trace.
@@ -134,7 +168,7 @@ class JobWatcher(PageWatcher):
         snapshot: Snapshot = store.snapshot(ignore_changes)
         if snapshot.job.created != self._created:
             self._forget()
-            self._created = snapshot.job.created
+            self._created, self._token = snapshot.job.created, store.nodes.run
             self.page = PublishedPage()
         if now_s >= self._learned_due_s:
             self._learned, self._profile = store.policy.learned(), store.profile.get()

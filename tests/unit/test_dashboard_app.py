@@ -21,6 +21,7 @@ from shown_job import (
 )
 
 from edl.coordination.job_copy import NUMBERS
+from edl.core.dashboard.outage import WorkerReports
 from edl.core.events import CheckpointFailedDetails
 from edl.core.records import JobState
 from edl.dashboard.answers import HEADERS, view_token
@@ -43,7 +44,10 @@ def store() -> ShownStore:
 def watcher(store: ShownStore) -> JobWatcher:
     found: Any = store
     one = JobWatcher(
-        found, clock=lambda: CREATED + 600.0 + store.reads, steady_clock=lambda: store.reads
+        found,
+        clock=lambda: CREATED + 600.0 + store.reads,
+        steady_clock=lambda: store.reads,
+        ask=lambda now, run: WorkerReports(3, 2, now.status.step + 7) if run else WorkerReports(),
     )
     one.turn()
     return one
@@ -162,15 +166,22 @@ def test_all_kept_events_can_be_reached_page_by_page(store: ShownStore) -> None:
 
 def test_zookeeper_goes_and_comes_back(watcher: JobWatcher, store: ShownStore) -> None:
     app = dashboard_app(watcher, TOKEN)
+    sections_before = sections_of(watcher)
     store.error = CoordinationError("no connection to ZooKeeper")
     watcher.turn()
     watcher.turn()
     shown = json.loads(get(app, "/api/page")[2])["sections"]
     assert shown["header"]["job"] == "digits"
     assert shown["notice"]["text"].startswith("ZooKeeper has not answered for 1 second: no conn")
+    first, *others = shown["incidents"]
+    assert (first["kind"], first["until_s"], first["step"]) == ("zookeeper_away", None, 1000)
+    assert "2 of 3 workers say that step 1007 is complete, 7 steps more" in first["since"]
+    assert others == sections_before["incidents"]
     store.error = None
     watcher.turn()
-    assert json.loads(get(app, "/api/page")[2])["sections"]["notice"] is None
+    shown = json.loads(get(app, "/api/page")[2])["sections"]
+    assert shown["notice"] is None
+    assert shown["incidents"] == others
 
 
 def test_a_leader_that_stops_to_report_is_noticed_whatever_its_clock_says(
@@ -259,6 +270,7 @@ def test_what_a_page_shows_of_a_deleted_job_is_said_to_be_old(
     watcher.turn()
     shown = sections_of(watcher)
     assert (shown["header"]["words"], shown["notice"]["stale"]) == ("training", True)
+    assert "zookeeper_away" not in {one["kind"] for one in shown["incidents"]}
     store.error = CoordinationError("no connection to ZooKeeper")
     watcher.turn()  # an outage of its own, which begins now
     assert "has not answered for 0 seconds" in sections_of(watcher)["notice"]["text"]

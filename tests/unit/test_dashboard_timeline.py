@@ -11,6 +11,7 @@ from edl.core.events import (
     CheckpointFailedDetails,
     Event,
     JobFinishedDetails,
+    LeaderDetails,
     PausedDetails,
     SwitchDetails,
 )
@@ -35,9 +36,23 @@ def test_each_generation_is_a_band_with_its_cause_and_its_loss() -> None:
     ]
     assert found.bands[-1].to_s is None
     assert all(a.to_s == b.from_s for a, b in zip(found.bands, found.bands[1:], strict=False))
-    assert [mark.kind for mark in found.marks] == ["slow_worker", "worker_failed", "evicted"]
+    assert [(mark.kind, mark.tone) for mark in found.marks] == [
+        ("slow_worker", "warning"),
+        ("worker_failed", "bad"),
+        ("evicted", "warning"),
+    ]
     assert found.goodput(CREATED + 603.0) == pytest.approx(1.0 - 0.74 / 600.0)
     assert found.goodput(CREATED + 603.0, standing_s=60.0) == pytest.approx(1.0 - 60.74 / 600.0)
+
+
+def test_a_change_of_the_leader_is_marked_and_the_first_leader_is_not() -> None:
+    found = folded(*(event(at, LeaderDetails(who)) for at, who in ((2, "w0"), (3, "w0"))))
+    assert (found.leader, found.led_s, found.marks) == ("w0", CREATED + 2, ())
+    found = folded(event(2, LeaderDetails("w0")), event(9, LeaderDetails("w1"), 1, 5, "w1 leads"))
+    assert (found.leader, found.led_s) == ("w1", CREATED + 9)
+    (mark,) = found.marks
+    assert (mark.kind, mark.tone) == ("leader", "change")
+    assert mark.reason == "w1 leads; before, w0 led. Training does not wait for that"
 
 
 def test_a_start_costs_nothing_for_there_was_nothing_to_hold_up() -> None:

@@ -6,7 +6,7 @@
       policy, cluster <- dashboard)
     errors, core/policy, core/cluster <- simulator <- simulator/published
       <- simulator's registry, built_in, trace, runs <- cli/simulation
-    errors <- keys, clock, failpoints, horovod_build
+    errors <- keys, clock, failpoints, horovod_build, mount_point
     errors <- secret_file, policy_source
     errors, core/policy, core/cluster <- cluster_policies <- client/cluster, scheduler, cli
     errors, secret_file, core's records (a job's settings are declared there) <- config
@@ -16,7 +16,7 @@
     client <-> client/cluster (a job of a cluster is opened as any other job)
     launch, client <- scheduler/host <- scheduler (the controller)
     client, http, launch <- api (FastAPI and uvicorn, which only a verb asks for) <- cli
-    core/dashboard, coordination, client, launch, api <- dashboard (Starlette and uvicorn) <- cli
+    core/dashboard, http, coordination, client, launch, api <- dashboard (Starlette, uvicorn) <- cli
     core, config, ring, checkpoint <- worker <- daemon <- framework <- torch, tensorflow
     torch <- lightning (Lightning's strategy, which no other part imports)
     torch <- huggingface (transformers and accelerate, an extra), which only scripts import
@@ -48,7 +48,7 @@ ROOT = Path(edl.__file__).parent
 MODULES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 
 BASE = {"errors", "config", "secret_file", "keys", "clock", "failpoints", "horovod_build"}
-BASE |= {"policy_source"}
+BASE |= {"policy_source", "mount_point"}
 POLICIES = {"cluster_policies"}  # imports what a user has written
 CORE = {
     "core",
@@ -72,6 +72,7 @@ MAY_IMPORT = {
     "clock": {"errors"},
     "failpoints": {"errors"},
     "horovod_build": {"errors"},
+    "mount_point": set(),
     "cluster_policies": {"errors", "core/policy", "core/cluster"},
     "core": {"errors"},
     "core/step": {"errors", "core"},
@@ -95,7 +96,7 @@ MAY_IMPORT = {
     "scheduler/wakeup": set(),
     "scheduler/host": PLANES - {"ring", "checkpoint"} | {"launch", *CLIENTS} | OF_CLUSTERS,
     "api": BASE | CORE | {"http", "coordination", "launch", *CLIENTS} | POLICIES,
-    "dashboard": BASE | CORE | {"coordination", "launch", "api", *CLIENTS} | OF_CLUSTERS,
+    "dashboard": BASE | CORE | {"http", "coordination", "launch", "api", *CLIENTS} | OF_CLUSTERS,
     "worker": BASE | CORE | {"ring", "checkpoint"},
     "daemon": PLANES | {"leader", "chaos", "worker"},
     "data": {"errors", "config"},

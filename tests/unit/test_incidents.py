@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from shown_job import CREATED, event, generation, snapshot, switch, training
 
-from edl.core.dashboard.incidents import (
-    MOST_INCIDENTS,
+from edl.core.dashboard.incidents import MOST_INCIDENTS, IncidentLog
+from edl.core.dashboard.outage import WorkerReports, outage_incident
+from edl.core.dashboard.shown_incidents import (
     SHOWN,
-    IncidentLog,
     ShownIncident,
     shown_incidents,
     with_a_wrong_loss,
@@ -22,6 +22,7 @@ from edl.core.events import (
     Event,
     EvictedDetails,
     GenerationDetails,
+    LeaderDetails,
     LogFailedDetails,
     LogResumedDetails,
     LossSpikeDetails,
@@ -190,50 +191,162 @@ class TestASlowWorker:
         assert "It has happened 2 times in all." in one.since
 
 
-class TestFullDisks:
-    def test_of_logs(self) -> None:
-        reason = "{} trains on without its log: " + f"{FULL}: /var/log/x"
-        found = told(
-            event(10, LogFailedDetails("w0", "node0", "/l"), 1, 7, reason.format("w0")),
-            event(11, LogFailedDetails("w2", "node0", "/l"), 1, 7, reason.format("w2")),
-            event(12, LogFailedDetails("w1", "node1", "/l"), 1, 7, reason.format("w1")),
-        )
-        assert [one.why for one in found] == [
-            "The disk of host node1 that has /var/log is full.",
-            "The disk of host node0 that has /var/log is full.",
-        ]
-        assert (
-            f"Worker w0 on host node0 cannot write its log: {FULL}: /var/log/x; worker w2"
-            in found[1].what
-        )
-        assert "`df -h /var/log`" in found[1].advice
+def log_failed(at_s: float, worker: str, path: str = "/var/log/x", disk: str = "/var") -> Event:
+    reason = f"{worker} trains on without its log: {FULL}: {path}"
+    return event(at_s, LogFailedDetails(worker, HOSTS[worker], path, disk), 1, 7, reason)
 
-    def test_of_logs_that_are_written_again(self) -> None:
-        failed = event(10, LogFailedDetails("w0", "node0", "/l"), 1, 7, f"no log: {FULL}: /l/x")
-        (one,) = told(failed, event(30, LogResumedDetails("w0", "node0", 700), 1, 60))
-        assert (one.tone, one.since) == ("over", "w0 writes its log again; 700 bytes are lost.")
 
-    def test_of_checkpoints(self) -> None:
-        why = f"the checkpoint of step 50 was not written: {FULL}: /data/ckpt"
-        failed = event(10, CheckpointFailedDetails(), 1, 50, why)
-        (one,) = told(failed, replace(failed, time=CREATED + 20))
-        assert (
-            one.what == f"The checkpoint of step 50 was not written: {FULL}: /data/ckpt "
-            "(worker w0 on host node0)."
+def not_saved(at_s: float, step: int, disk: str = "/data") -> Event:
+    reason = f"the checkpoint of step {step} was not written: {FULL}: /data/ckpt/.new-{step}/model"
+    return event(at_s, CheckpointFailedDetails("/data/ckpt", disk), 1, step, reason)
+
+
+class TestAFullDisk:
+    def test_its_logs_are_one_incident(self) -> None:
+        logs = [log_failed(10 + n, worker) for n, worker in enumerate(("w0", "w2", "w1"))]
+        (one,) = told(*logs)
+        assert one.what == (
+            "The disk of hosts node0 and node1 that has /var/log is full: w0, w2 and w1 cannot "
+            "write their logs."
         )
-        assert one.why == "The disk of host node0 that has /data is full."
-        assert "2 times" in one.since
-        saved = event(30, CheckpointDetails("/ckpt/60", 5, 0.1, 0.1), 1, 60)
+        assert FULL in one.why
+        assert "each of these hosts (node0 and node1): `df -h /var`" in one.advice
+        assert "`du -xh --max-depth=2 /var`" in one.advice
+        assert (one.tone, one.at_s, one.since) == ("bad", CREATED + 10, "")
+
+    def test_its_checkpoints_are_one_incident_with_their_number(self) -> None:
+        (one,) = told(not_saved(10, 50))
+        assert one.what == (
+            "The disk of host node0 that has /data/ckpt is full: the checkpoint of step 50 was not "
+            "written."
+        )
+        tries = [not_saved(10 + 1800 * n, 50 + n) for n in range(5)]  # seldom: each half hour
+        (one,) = told(*tries)
+        assert "5 checkpoints were not written, from step 50 to step 54." in one.what
+        assert one.advice.startswith("Free space on host node0: `df -h /data`")
+        assert "only those from before can be resumed from" in one.advice
+        (one,) = told(*tries, event(9999, CheckpointDetails("/data/ckpt/60", 5, 0.1, 0.1), 1, 60))
+        assert (one.tone, one.until_s) == ("over", CREATED + 9999)
+        assert one.since == "The checkpoint of step 60 is written."
+
+    def test_logs_and_checkpoints_on_it_are_one_incident(self) -> None:
+        (one,) = told(log_failed(10, "w0", "/data/logs/w0.log", "/data"), not_saved(11, 50))
+        assert "that has /data/logs and /data/ckpt is full: the checkpoint of step 50" in one.what
+        assert "w0 cannot write its log" in one.what
+
+    def test_another_disk_is_another_incident(self) -> None:
+        assert len(told(log_failed(10, "w0"), not_saved(11, 50))) == 2
+
+    def test_logs_that_are_written_again(self) -> None:
+        back = [event(30 + n, LogResumedDetails(f"w{n}", "a", 700), 1, 60) for n in range(2)]
+        (one,) = told(log_failed(10, "w0"), log_failed(11, "w1"), *back)
+        assert (one.tone, one.until_s) == ("over", CREATED + 30)
+        assert one.since == "w0 and w1 write their logs again; 1400 bytes of output are lost."
+
+    def test_that_is_soon_full_again_is_the_same_one(self) -> None:
+        back = event(30, LogResumedDetails("w0", "node0", 700), 1, 60)
+        (one,) = told(log_failed(10, "w0"), back, log_failed(40, "w0"))
+        assert (one.tone, one.until_s, one.at_s) == ("bad", None, CREATED + 10)
+        assert len(told(log_failed(10, "w0"), back, log_failed(9000, "w0"))) == 2
+
+    def test_of_workers_that_are_gone_is_over(self) -> None:
+        (lost, disk) = told(log_failed(10, "w1"), killed(30))
+        assert lost.kind == "worker_failed"
+        assert (disk.tone, disk.since) == ("over", "w1 is not in the job any more.")
+
+    def test_that_an_older_edl_tells_of_is_known_by_its_directory(self) -> None:
+        (one,) = told(log_failed(10, "w0", disk=""), log_failed(11, "w1", disk=""))
+        assert "`df -h /var/log`" in one.advice
+
+    def test_a_directory_that_is_missing_is_none(self) -> None:
+        why = "the checkpoint of step 50 was not written: No such file or directory: /data/ckpt"
+        failed = event(10, CheckpointFailedDetails("/data/ckpt", "/data"), 1, 50, why)
+        (one,) = told(failed, replace(failed, time=CREATED + 5000))
+        assert one.what.endswith("directory: /data/ckpt (worker w0 on host node0).")
+        assert one.since == "It has happened 2 times in all."
+        saved = event(6000, CheckpointDetails("/ckpt/60", 5, 0.1, 0.1), 1, 60)
         (one,) = told(failed, saved)
         assert (one.tone, one.since) == ("over", "The checkpoint of step 60 is written.")
+        why = "w0 trains on without its log: No such file or directory: /l/x"
+        gone = event(10, LogFailedDetails("w0", "node0", "/l/x", "/"), 1, 7, why)
+        (one,) = told(gone, event(30, LogResumedDetails("w0", "node0", 7), 1, 60))
+        assert one.what.startswith("Worker w0 on host node0 cannot write its log: No such file")
+        assert one.since == "w0 writes its log again; 7 bytes of output are lost."
 
 
-def test_zookeeper_was_away() -> None:
-    (one,) = told(event(60, ZookeeperBackDetails(12.34), 1, 700))
-    assert (one.at_s, one.tone) == (CREATED + 60 - 12.34, "over")
-    assert one.what.startswith("ZooKeeper did not answer for 12.3 s, until step 700;")
-    assert "disk" in one.advice
-    assert one.since == "Training went on; ZooKeeper answers again."
+class TestZookeeper:
+    def test_that_was_away(self) -> None:
+        (one,) = told(event(60, ZookeeperBackDetails(12.34, 640), 1, 700))
+        assert (one.at_s, one.until_s, one.tone) == (CREATED + 60 - 12.34, CREATED + 60, "over")
+        assert one.step == 640
+        assert one.what == "ZooKeeper did not answer for 12.3 s: nobody could join or leave."
+        assert "disk" in one.advice
+        assert one.since == (
+            "Training went on meanwhile, from step 640 to step 700 (60 steps). ZooKeeper answers "
+            "again."
+        )
+
+    def test_that_was_away_while_nothing_was_trained(self) -> None:
+        (one,) = told(event(60, ZookeeperBackDetails(12.34, 700), 1, 700))
+        assert "No step completed meanwhile: training stood at step 700." in one.since
+
+    def test_of_an_older_edl(self) -> None:
+        (one,) = told(event(60, ZookeeperBackDetails(12.34), 1, 700))
+        assert (one.step, one.since) == (
+            700,
+            "Training went on, until step 700. ZooKeeper answers again.",
+        )
+
+    @staticmethod
+    def lasts(asked: WorkerReports, trouble: str = "") -> ShownIncident:
+        return outage_incident("no connection", trouble, 7.2, CREATED + 60, 640, asked)
+
+    def test_that_is_away_now(self) -> None:
+        one = self.lasts(WorkerReports(2, 1, 652))
+        assert (one.tone, one.until_s, one.step) == ("bad", None, 640)
+        assert one.at_s == pytest.approx(CREATED + 52.8)
+        assert "has not answered this page for 7 seconds: nobody can join or leave" in one.what
+        assert one.why.endswith("What is known: no connection.")
+        assert "`edl zookeeper status`" in one.advice
+        assert one.since == (
+            "Training goes on: asked directly, 1 of 2 workers says that step 652 is complete, "
+            "12 steps more than ZooKeeper has told."
+        )
+        full = "The disk that has its data, /x, is full: free space there."
+        assert self.lasts(WorkerReports(2, 1, 652), full).advice == full
+
+    def test_whether_workers_train_then_is_said_only_if_they_say_so(self) -> None:
+        assert "no step has completed since step 640" in self.lasts(WorkerReports(2, 2, 640)).since
+        assert "does not know whether they train" in self.lasts(WorkerReports(2)).since
+        assert self.lasts(WorkerReports()).since == "There is no ring of workers."
+
+    def test_only_workers_of_the_job_are_believed(self) -> None:
+        reports = ({"run": "r", "step": 5}, {"run": "other", "step": 9}, {}, {"run": "r"})
+        assert WorkerReports.of("r", reports) == WorkerReports(4, 1, 5)
+
+
+class TestTheLeader:
+    LED = (event(1, LeaderDetails("w1"), 0), event(10.05, LeaderDetails("w0"), 1, 195))
+    SAID = "w1 led the job; w0 leads now, and training did not wait for that."
+
+    def test_that_was_lost_is_named_with_the_worker_that_leads_now(self) -> None:
+        first, then = self.LED
+        for order in ((first, then, killed(10.1)), (first, killed(10), then)):
+            (one,) = told(*order)
+            assert self.SAID in one.since
+
+    def test_that_changes_without_a_loss_is_no_incident(self) -> None:
+        assert told(*self.LED) == []
+
+
+def test_what_is_not_over_stays_on_the_page() -> None:
+    later = [killed(2000.0 * n, f"w{n % 3}") for n in range(2, 2 + SHOWN)]
+    rings = [
+        generation(2000.0 * n + 1, n, ("w3",), left=(f"w{n % 3}",)) for n in range(2, 2 + SHOWN)
+    ]
+    story = sorted([*later, *rings], key=lambda one: one.time)
+    found = told(not_saved(10, 50), *story)
+    assert (len(found), found[-1].kind) == (SHOWN, "checkpoint_failed")
 
 
 class TestAWrongLearningRate:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
+from edl.core.dashboard.full_disk import FullDisk
 from edl.core.event_explanations import EXPLANATIONS, Severity
 from edl.core.events import Event, EventKind
 from edl.core.record import Record
@@ -33,7 +34,9 @@ class Incident(Record):
         followed: what followed, in short sentences.
         times: how often it has happened.
         is_over: whether the job has recovered from it.
+        over_s: when it did, in seconds since 1970; None: it has not.
         is_replaced: whether others have joined after workers were lost.
+        full_disk: what could not be written, if it is a full disk; None: it is not.
     """
 
     number: int
@@ -49,7 +52,9 @@ class Incident(Record):
     followed: tuple[str, ...] = ()
     times: int = 1
     is_over: bool = False
+    over_s: float | None = None
     is_replaced: bool = False
+    full_disk: FullDisk | None = None
 
     @classmethod
     def of(cls, number: int, event: Event, what: str = "", worker: str = "") -> Self:
@@ -99,12 +104,33 @@ class Incident(Record):
             is_over: whether the job has recovered from it; None: as before.
         """
         new = tuple(one for one in sentences if one not in self.followed)
+        over, over_s = self.is_over if is_over is None else is_over, self.over_s
         return replace(
             self,
             last_s=max(self.last_s, event_s),
             followed=(*self.followed, *new),
-            is_over=self.is_over if is_over is None else is_over,
+            is_over=over,
+            over_s=(event_s if over_s is None else over_s) if over else None,
         )
+
+    def of_disk(self, disk: FullDisk, event_s: float, is_over: bool) -> Self:
+        """Return the incident of a full disk with what is known of the disk now.
+
+        Args:
+            disk: what is known.
+            event_s: when that was written, in seconds since 1970.
+            is_over: whether the disk has space again.
+        """
+        told = replace(
+            self,
+            clauses={"": disk.what},
+            host=disk.hosts[0] if len(disk.hosts) == 1 else "",
+            why=disk.why,
+            advice=disk.advice,
+            followed=disk.followed,
+            full_disk=disk,
+        )
+        return told.then(event_s, is_over=is_over)
 
 
 LOST = frozenset(

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from edl.core.events import EndedDetails
 from edl.core.learning_curve import LossSpike, short
 
-FULL = "No space left on device"  # as the system says it, in reasons of events
-
 
 @dataclass(frozen=True)
 class Cause:
@@ -81,27 +79,6 @@ def of_a_silence(host: str, reason: str) -> Cause:
     )
 
 
-def of_a_full_disk(host: str, reason: str, then: str) -> Cause | None:
-    """Return what to do if ``reason`` says that a disk is full; None: it does not.
-
-    Args:
-        host: the host that has written to the disk; empty: not known.
-        reason: the reason of an event; a path at its end is on the disk.
-        then: what follows when there is space again, in a sentence.
-    """
-    _, is_full, path = reason.partition(FULL)
-    if not is_full:
-        return None
-    where = f"host {host}" if host else "that host"
-    folder = path.strip(": ").rpartition("/")[0]
-    which = f" that has {folder}" if folder else ""
-    return Cause(
-        f"The disk of {where}{which} is full.",
-        f"Free space on it: `df -h {folder}`".rstrip(" `")
-        + f"` shows the disk, `du -xh --max-depth=2` what fills it. {then}",
-    )
-
-
 def of_a_loss(spike: LossSpike) -> Cause:
     """Return why a loss is not finite or has risen, as far as is known, and what to do."""
     rate, before = spike.learning_rate, spike.rate_before
@@ -139,6 +116,12 @@ def of_a_loss(spike: LossSpike) -> Cause:
         f"{back}, with the learning rate that it had ({short(before)}), or let it rise slowly.",
     )
 
+
+OF_ZOOKEEPER_AWAY = (
+    "Let it run again: start the server, give it disk space, or mend the network to it. `edl "
+    "zookeeper status` looks at the one that edl has started, `edl doctor` asks any other one. The "
+    "job needs nothing: it goes on by itself when ZooKeeper answers."
+)
 
 OF_ZOOKEEPER = Cause(
     "The ZooKeeper server was stopped, overloaded or had no disk space, or the network to it was "

@@ -1,19 +1,19 @@
 """Fold the events of a job into its incidents: what happened, why, what to do, what followed.
 
 Several events tell of one incident: the end of a process, its eviction, the ring that is built
-without it, and the worker that takes its place. :class:`IncidentLog` brings them together, and
-:func:`shown_incidents` makes the sentences of the page. Both are bounded: the newest
-:data:`MOST_INCIDENTS` are kept.
+without it, and the worker that takes its place. :class:`IncidentLog` brings them together. It is
+bounded: the newest :data:`MOST_INCIDENTS` are kept.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from edl.core.dashboard import incident_causes as causes
+from edl.core.dashboard.full_disk import FullDisk, folder_of, is_full
 from edl.core.dashboard.incident import LOST, Incident
 from edl.core.event_explanations import EXPLANATIONS, Severity
 from edl.core.event_text import without_step_s
@@ -24,6 +24,7 @@ from edl.core.events import (
     Event,
     EvictedDetails,
     GenerationDetails,
+    LeaderDetails,
     LogFailedDetails,
     LogResumedDetails,
     LossSpikeDetails,
@@ -35,13 +36,11 @@ from edl.core.events import (
     ZookeeperBackDetails,
 )
 from edl.core.learning_curve import short
-from edl.core.plural import counted, verb, workers
+from edl.core.plural import counted, workers, workers_train
 from edl.core.record import Record
-from edl.core.status import JobStatus
 
 MOST_INCIDENTS = 40
 MOST_HOSTS = 400  # workers whose hosts are known
-SHOWN = 8
 SILENT = "stopped answering"  # in what is said of a worker that is frozen or cut off
 LOSS_NOW = "At step "  # begins what is said of a loss that was told of before
 TOGETHER_S = 20.0  # losses of workers at most so far apart are one incident
@@ -56,12 +55,18 @@ class IncidentLog(Record):
         incidents: the newest incidents.
         hosts: worker -> its host, as far as is known.
         members: the workers of the newest generation, in rank order.
+        leader: the worker that leads; empty: not known.
+        former: the worker that led before; empty: not known, or none did.
+        led_s: since when ``leader`` leads, in seconds since 1970.
         count: how many incidents there were.
     """
 
     incidents: tuple[Incident, ...] = ()
     hosts: Mapping[str, str] = field(default_factory=dict)
     members: tuple[str, ...] = ()
+    leader: str = ""
+    former: str = ""
+    led_s: float = 0.0
     count: int = 0
 
     def with_hosts(self, hosts: Mapping[str, str]) -> IncidentLog:
@@ -92,13 +97,18 @@ class IncidentLog(Record):
         found = tuple(incident if one.number == incident.number else one for one in self.incidents)
         return replace(self, incidents=found)
 
-    def newest(self, event_s: float, matches: Callable[[Incident], bool]) -> Incident | None:
+    def newest(
+        self, event_s: float, matches: Callable[[Incident], bool], within_s: float = SAME_S
+    ) -> Incident | None:
         """Return the newest incident that ``matches`` and was told of lately; None: there is none.
 
-        "Lately" is less than :data:`SAME_S` before ``event_s``, in seconds since 1970.
+        Args:
+            event_s: the time of an event, in seconds since 1970.
+            matches: whether an incident is one that is sought.
+            within_s: "lately" is less than so many seconds before ``event_s``.
         """
         for one in reversed(self.incidents):
-            if matches(one) and event_s - one.last_s < SAME_S:
+            if matches(one) and event_s - one.last_s < within_s:
                 return one
         return None
 
@@ -124,7 +134,9 @@ class IncidentLog(Record):
         host = self.host_of(worker)
         return f"worker {worker} on host {host}" if host else f"worker {worker}"
 
-    def repeated(self, event: Event, what: str = "", host: str = "", then: str = "") -> IncidentLog:
+    def repeated(
+        self, event: Event, what: str = "", host: str = "", within_s: float = SAME_S
+    ) -> IncidentLog:
         """Return the log with an incident of a kind that needs no more than its event's reason.
 
         A further event of the same kind and host replaces the first one, and counts.
@@ -133,17 +145,15 @@ class IncidentLog(Record):
             event: the event.
             what: what happened; empty: the reason of the event.
             host: the host that it happened on; empty: not known.
-            then: what follows when a full disk has space again, in a sentence.
+            within_s: how long after the last such event it is the same incident, in seconds.
         """
         worker = getattr(event.details, "worker", None) or ""
         new = Incident.of(self.count, event, what, worker)
         new = replace(new, host=host)
-        cause = causes.of_a_full_disk(host, event.reason, then)
-        if cause is not None:
-            new = replace(new, why=cause.why, advice=cause.advice)
         before = self.newest(
             event.time,
             lambda one: (one.kind, one.host, one.is_over) == (new.kind, host, False),
+            within_s,
         )
         if before is None:
             return self.opened(new)
@@ -174,7 +184,61 @@ class IncidentLog(Record):
             why=cause.why,
             advice=cause.advice,
         )
+        if worker == self.former and event.time - self.led_s < SAME_S:
+            new = new.then(event.time, _took_over(worker, self.leader))
         return self.opened(new) if known is None else self.changed(new)
+
+    def on_disk(
+        self,
+        event: Event,
+        details: LogFailedDetails | CheckpointFailedDetails,
+        host: str,
+        add: Callable[[FullDisk], FullDisk],
+    ) -> IncidentLog:
+        """Return the log with one more failure to write to a full disk.
+
+        All failures on a disk are one incident until it has space, and if it is soon full again.
+
+        Args:
+            event: the event, whose reason says that the disk is full.
+            details: its details: what could not be written, and where the disk is mounted.
+            host: the host that could not write; empty: not known.
+            add: adds what could not be written.
+        """
+        is_log = isinstance(details, LogFailedDetails)
+        folder = details.path.rpartition("/")[0] if is_log else details.path
+        folder = folder or folder_of(event.reason)
+        name = details.disk or folder
+        known = self.newest(
+            event.time,
+            lambda one: (
+                one.full_disk is not None
+                and one.full_disk.disk == name
+                and (not one.is_over or event.time - one.last_s < SAME_S)
+            ),
+            math.inf,
+        )
+        before = known or Incident.of(self.count, event)
+        found = add(before.full_disk or FullDisk(name)).seen(host, folder)
+        new = before.of_disk(found, event.time, is_over=False)
+        return self.opened(new) if known is None else self.changed(new)
+
+
+def _led(log: IncidentLog, event: Event, details: LeaderDetails) -> IncidentLog:
+    """Fold a new leader: it is said of the loss of the worker that led before."""
+    former = log.leader
+    if details.worker == former:
+        return log
+    log = replace(log, leader=details.worker, former=former, led_s=event.time)
+    lost = log.newest(event.time, lambda one: one.kind in LOST and former in one.workers)
+    if lost is None:
+        return log
+    return log.changed(lost.then(event.time, _took_over(former, details.worker)))
+
+
+def _took_over(former: str, leader: str) -> str:
+    """Return a sentence that says which worker leads in place of ``former``, which was lost."""
+    return f"{former} led the job; {leader} leads now, and training did not wait for that."
 
 
 def _failed(log: IncidentLog, event: Event, details: WorkerFailedDetails) -> IncidentLog:
@@ -259,7 +323,7 @@ def _new_ring(log: IncidentLog, event: Event, details: GenerationDetails) -> Inc
         if known is not None and len(known.followed) < 4:
             names = ", ".join(details.joined[:3])
             after_s = max(0.0, event.time - known.at_s)
-            came = f"{names} joined {after_s:.0f} s after it: {workers(np)} {_train(np)}."
+            came = f"{names} joined {after_s:.0f} s after it: {workers_train(np)}."
             log = log.changed(replace(known.then(event.time, came), is_replaced=True))
     return log
 
@@ -281,11 +345,6 @@ def _without(log: IncidentLog, event: Event, details: GenerationDetails) -> Inci
     others = "worker" if np == 1 else workers(np)
     went = f"The other {others} went on from step {event.step}."
     return log.changed(known.then(event.time, went, is_over=True))
-
-
-def _train(np: int) -> str:
-    """Return the verb of ``np`` workers that train."""
-    return verb(np, "trains", "train")
 
 
 def _switched(log: IncidentLog, event: Event, details: SwitchDetails) -> IncidentLog:
@@ -321,54 +380,74 @@ def _slow(log: IncidentLog, event: Event, details: SlowWorkerDetails) -> Inciden
 
 
 def _away(log: IncidentLog, event: Event, details: ZookeeperBackDetails) -> IncidentLog:
-    what = (
-        f"ZooKeeper did not answer for {details.away_s:.1f} s, until step {event.step}; nobody "
-        "could join or leave"
-    )
+    what = f"ZooKeeper did not answer for {details.away_s:.1f} s: nobody could join or leave"
+    steps, went_on = event.step - details.from_step, f"Training went on, until step {event.step}"
+    if details.from_step >= 0 and steps:
+        went_on = (
+            f"Training went on meanwhile, from step {details.from_step} to step {event.step} "
+            f"({counted(steps, 'step')})"
+        )
+    elif details.from_step >= 0:
+        went_on = f"No step completed meanwhile: training stood at step {event.step}"
     new = replace(
         Incident.of(log.count, event, what),
         at_s=event.time - details.away_s,
+        step=details.from_step if details.from_step >= 0 else event.step,
         why=causes.OF_ZOOKEEPER.why,
         advice=causes.OF_ZOOKEEPER.advice,
     )
-    return log.opened(
-        new.then(event.time, "Training went on; ZooKeeper answers again.", is_over=True)
-    )
+    return log.opened(new.then(event.time, f"{went_on}. ZooKeeper answers again.", is_over=True))
 
 
 def _log_failed(log: IncidentLog, event: Event, details: LogFailedDetails) -> IncidentLog:
     log = log.with_hosts({details.worker: details.host})
+    if is_full(event.reason):
+        return log.on_disk(event, details, details.host, lambda disk: disk.with_log(details.worker))
     failure = event.reason.partition(": ")[2] or event.reason
     what = f"{log.placed(details.worker)} cannot write its log: {failure}"
-    then = "The log goes on by itself then; what was printed meanwhile is lost."
-    return log.repeated(event, what, details.host, then)
+    return log.repeated(event, what, details.host)
 
 
 def _log_resumed(log: IncidentLog, event: Event, details: LogResumedDetails) -> IncidentLog:
+    worker, lost_bytes = details.worker, details.lost_bytes
+    full = log.newest(
+        event.time,
+        lambda one: one.full_disk is not None and worker in one.full_disk.logs,
+        math.inf,
+    )
+    if full is not None and full.full_disk is not None:
+        disk = full.full_disk.with_resumed(worker, lost_bytes)
+        return log.changed(full.of_disk(disk, event.time, is_over=True))
     known = log.newest(
         event.time,
         lambda one: (one.kind, one.host) == ("log_failed", details.host) and not one.is_over,
+        math.inf,
     )
     if known is None:
         return log
-    said = f"{details.worker} writes its log again; {details.lost_bytes} bytes are lost."
+    said = f"{worker} writes its log again; {counted(lost_bytes, 'byte')} of output are lost."
     return log.changed(known.then(event.time, said, is_over=True))
 
 
 def _not_saved(log: IncidentLog, event: Event, details: CheckpointFailedDetails) -> IncidentLog:
     first = log.members[0] if log.members else ""
     host = log.host_of(first)
+    if is_full(event.reason):
+        return log.on_disk(event, details, host, lambda disk: disk.with_checkpoint(event.step))
     where = f" ({log.placed(first)})" if first else ""
-    then = "The next checkpoint is tried by itself."
-    return log.repeated(event, f"{event.reason}{where}", host, then)
+    return log.repeated(event, f"{event.reason}{where}", host, math.inf)
 
 
 def _saved(log: IncidentLog, event: Event, details: CheckpointDetails) -> IncidentLog:
-    known = log.newest(event.time, lambda one: one.kind == "checkpoint_failed" and not one.is_over)
-    if known is None:
-        return log
-    said = f"The checkpoint of step {event.step} is written."
-    return log.changed(known.then(event.time, said, is_over=True))
+    for one in log.incidents:
+        disk = one.full_disk
+        if disk is not None and disk.checkpoints and disk.saved_step < 0:
+            saved = replace(disk, saved_step=event.step)
+            log = log.changed(one.of_disk(saved, event.time, is_over=True))
+        elif disk is None and one.kind == "checkpoint_failed" and not one.is_over:
+            said = f"The checkpoint of step {event.step} is written."
+            log = log.changed(one.then(event.time, said, is_over=True))
+    return log
 
 
 def _loss(log: IncidentLog, event: Event, details: LossSpikeDetails) -> IncidentLog:
@@ -398,6 +477,7 @@ def _loss(log: IncidentLog, event: Event, details: LossSpikeDetails) -> Incident
 
 
 _FOLDS: Mapping[type[Details], Callable[[IncidentLog, Event, Any], IncidentLog]] = {
+    LeaderDetails: _led,
     WorkerFailedDetails: _failed,
     WorkerFrozenDetails: _frozen,
     EvictedDetails: _evicted,
@@ -412,94 +492,3 @@ _FOLDS: Mapping[type[Details], Callable[[IncidentLog, Event, Any], IncidentLog]]
     CheckpointDetails: _saved,
     LossSpikeDetails: _loss,
 }
-
-
-@dataclass(frozen=True)
-class ShownIncident(Record):
-    """An incident as the page tells it.
-
-    Attributes:
-        number: its number.
-        at_s: when it was noticed, in seconds since 1970.
-        kind: the kind of the event that says most of it.
-        tone: ``bad``, ``warning``, or ``over`` if the job has recovered from it.
-        step: the newest complete step then.
-        what: what happened, in a sentence.
-        why: why, as far as is known.
-        advice: what to do.
-        since: what followed; empty: nothing yet.
-    """
-
-    number: int
-    at_s: float
-    kind: str
-    tone: str
-    step: int
-    what: str
-    why: str
-    advice: str
-    since: str
-
-
-def shown_incidents(log: IncidentLog, status: JobStatus, standing_s: float) -> list[ShownIncident]:
-    """Return the newest incidents of a job as its page tells them, the newest first.
-
-    Args:
-        log: the incidents.
-        status: the present status of the job, which says what is over by now.
-        standing_s: for how long no step has completed that should have, in seconds.
-    """
-    newest = sorted(log.incidents, key=lambda one: one.at_s, reverse=True)[:SHOWN]
-    lost = {worker for one in log.incidents if one.kind in LOST for worker in one.workers}
-    return [_shown(one, status, standing_s, lost) for one in newest]
-
-
-def _shown(one: Incident, status: JobStatus, standing_s: float, lost: set[str]) -> ShownIncident:
-    """Return ``one`` with what the present status adds to it; ``lost`` are the workers lost."""
-    followed, is_over = list(one.followed), one.is_over
-    runs = not status.state.over
-    if one.kind in ("slow_worker", "log_failed") and not is_over:
-        gone = bool(one.workers) and {*one.workers} <= lost
-        if gone and runs:
-            are = verb(len(one.workers), "is", "are")
-            followed.append(f"{' and '.join(one.workers)} {are} not in the job any more.")
-        elif one.kind == "slow_worker" and runs and status.slowest not in one.workers:
-            followed.append("No worker waits for it now.")
-            gone = True
-        is_over = gone or (one.kind == "slow_worker" and not runs)
-    if one.kind == "stalled" and runs and status.step > one.step and not standing_s:
-        followed.append(f"Steps complete again: the job is at step {status.step}.")
-        is_over = True
-    wanted = sum((status.desired or status.assigned).values())
-    if one.kind in LOST and is_over and runs and status.world_size < wanted and not one.is_replaced:
-        np = status.world_size
-        followed.append(f"Nobody has taken its place yet: {np} of {workers(wanted)} {_train(np)}.")
-        is_over = False
-    if one.times > 1:
-        followed.insert(0, f"It has happened {counted(one.times, 'time')} in all.")
-    return ShownIncident(
-        number=one.number,
-        at_s=one.at_s,
-        kind=one.kind,
-        tone="over" if is_over else "warning" if one.is_over else one.tone,
-        step=one.step,
-        what=one.what,
-        why=one.why,
-        advice=_named(one.advice, status.job),
-        since=" ".join(followed),
-    )
-
-
-def _named(text: str, job: str) -> str:
-    """Return ``text`` with the name of the ``job`` in its commands."""
-    return re.sub(r"\bJOB\b", lambda _: job, text)
-
-
-def with_a_wrong_loss(words: str, tone: str, incidents: Sequence[ShownIncident]) -> tuple[str, str]:
-    """Return the words and the tone of the header of a job, whose loss may have gone wrong.
-
-    They are ``words`` and ``tone`` if it has not, or if the tone is not that of a job that trains
-    well. ``incidents`` are those that the page shows.
-    """
-    wrong = any(one.kind == "loss_spike" and one.tone == "bad" for one in incidents)
-    return ("training, with a wrong loss", "bad") if wrong and tone == "good" else (words, tone)

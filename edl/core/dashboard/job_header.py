@@ -29,6 +29,7 @@ class JobHeader(Record):
         command: the command of the workers.
         leader: the worker that leads; None: none does.
         term: the term of the newest leader.
+        led_s: since when it leads; 0: not known.
         generation: the number of the newest generation.
         np: the workers in that generation.
         joining: the workers that prepare to join.
@@ -61,6 +62,7 @@ class JobHeader(Record):
     command: tuple[str, ...]
     leader: str | None
     term: int
+    led_s: float
     generation: int
     np: int
     joining: int
@@ -108,6 +110,7 @@ def job_header(
         command=status.command,
         leader=status.leader,
         term=status.term,
+        led_s=timeline.led_s if timeline.leader == status.leader else 0.0,
         generation=status.generation,
         np=status.world_size,
         joining=_joining(status),
@@ -199,10 +202,7 @@ def away_in_words(reason: str, since_s: float, now_s: float) -> str:
         now_s: the present time, in seconds since 1970.
     """
     age = counted(max(0, round(now_s - since_s)), "second")
-    return (
-        f"ZooKeeper has not answered for {age}: {reason}. The page shows what was known before; "
-        "the workers train on without it."
-    )
+    return f"ZooKeeper has not answered for {age}: {reason}. The page shows what was known before."
 
 
 def unreadable_in_words(reason: str, since_s: float, now_s: float) -> str:

@@ -11,16 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from edl.core.dashboard.incidents import (
-    IncidentLog,
-    shown_incidents,
-    with_a_wrong_loss,
-)
+from edl.core.dashboard.incidents import IncidentLog
 from edl.core.dashboard.job_header import job_header, standstill_s
 from edl.core.dashboard.leader_report import ReportAge
 from edl.core.dashboard.learning_charts import learning_charts
 from edl.core.dashboard.ledger_summary import SavedWork, ledger_summary
 from edl.core.dashboard.scaling_curve import scaling_curve
+from edl.core.dashboard.shown_incidents import shown_incidents, with_a_wrong_loss
 from edl.core.dashboard.throughput_history import SpeedSample, ThroughputHistory, step_parts
 from edl.core.dashboard.timeline import GenerationTimeline
 from edl.core.dashboard.worker_table import worker_table
@@ -137,5 +134,7 @@ def page_sections(reading: JobObservation, trace: JobTrace) -> dict[str, Any]:
         "speed": trace.speed.columns() | {"period_s": trace.speed.period_s},
         "learning": learning_charts(reading.learned.learning, timeline),
         "ledger": ledger_summary(reading.snapshot, trace.work),
-        "scaling": scaling_curve(reading.snapshot, reading.learned, reading.profile),
+        "scaling": scaling_curve(
+            reading.snapshot, reading.learned, reading.profile, header.samples_per_s
+        ),
     }

@@ -21,8 +21,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from edl.core.dashboard.event_page import tone_of
 from edl.core.event_text import kind_of_change, without_step_s
-from edl.core.events import Event, EventKind, GenerationDetails, SwitchDetails
+from edl.core.events import Event, EventKind, GenerationDetails, LeaderDetails, SwitchDetails
 from edl.core.record import Record
 from edl.core.switch_parts import SwitchParts
 
@@ -115,12 +116,14 @@ class TimelineMark(Record):
     Attributes:
         at_s: when it was logged, in seconds since 1970.
         kind: the kind of the event.
+        tone: how serious it is, as :func:`edl.core.dashboard.event_page.tone_of` says.
         generation: the generation that it is about.
         reason: what has happened, and why.
     """
 
     at_s: float
     kind: str
+    tone: str
     generation: int
     reason: str
 
@@ -176,6 +179,8 @@ class GenerationTimeline(Record):
         lost_s: the seconds lost to switches and pauses until now.
         ended_s: when training ended, in seconds since 1970; None: it has not.
         paused_since_s: since when too few workers are left; None: enough are.
+        leader: the worker that leads; None: not known.
+        led_s: since when it leads, in seconds since 1970.
         is_cut: whether the oldest events of the log are gone.
     """
 
@@ -186,6 +191,8 @@ class GenerationTimeline(Record):
     lost_s: float = 0.0
     ended_s: float | None = None
     paused_since_s: float | None = field(default=None)
+    leader: str | None = None
+    led_s: float = 0.0
     is_cut: bool = False
 
     @classmethod
@@ -200,8 +207,9 @@ class GenerationTimeline(Record):
         """Return the time line with what ``event`` tells; events come in the order of the log."""
         new = self
         if event.kind in MARKED:
-            mark = TimelineMark(event.time, str(event.kind), event.generation, event.reason)
-            new = replace(new, marks=(*new.marks, mark)[-MOST_MARKS:])
+            new = new._marked(event, event.reason)
+        if isinstance(event.details, LeaderDetails):
+            return new._led(event, event.details.worker)
         if event.kind is EventKind.PAUSED:
             return replace(new, paused_since_s=new.paused_since_s or event.time)
         if event.kind in ENDS:
@@ -238,6 +246,20 @@ class GenerationTimeline(Record):
         """Return the cost of the switch into ``generation``; None: it is not known any more."""
         found = [one for one in self.switches if one.generation == generation]
         return found[-1] if found else None
+
+    def _marked(self, event: Event, reason: str) -> GenerationTimeline:
+        """Return the time line with a mark for ``event``, which says ``reason``."""
+        tone = tone_of(event.kind)
+        mark = TimelineMark(event.time, str(event.kind), tone, event.generation, reason)
+        return replace(self, marks=(*self.marks, mark)[-MOST_MARKS:])
+
+    def _led(self, event: Event, worker: str) -> GenerationTimeline:
+        """Return the time line with ``worker`` as the leader, and a mark if another one led."""
+        if worker == self.leader:
+            return self
+        reason = f"{event.reason}; before, {self.leader} led. Training does not wait for that"
+        new = self._marked(event, reason) if self.leader is not None else self
+        return replace(new, leader=worker, led_s=event.time)
 
     def _with_generation(self, event: Event, details: GenerationDetails) -> GenerationTimeline:
         """Return the time line with a new generation, or with the end of the last one."""

@@ -1,0 +1,153 @@
+"""Describe one full disk by all that could not be written to it: checkpoints and logs.
+
+Each try to write a checkpoint, and each worker whose log cannot be written, logs an event of its
+own. :class:`FullDisk` brings those of one disk together, so that the page tells of it once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+from edl.core.plural import counted, verb
+from edl.core.record import Record
+
+FULL = "No space left on device"  # as the system says it, in reasons of events
+MOST_NAMES = 4  # workers, hosts or directories that are named one by one
+
+
+def is_full(reason: str) -> bool:
+    """Return whether the ``reason`` of an event says that a disk is full."""
+    return FULL in reason
+
+
+def folder_of(reason: str) -> str:
+    """Return the directory of the path at the end of a ``reason``; empty: it has no path."""
+    return reason.partition(FULL)[2].strip(": ").rpartition("/")[0]
+
+
+@dataclass(frozen=True)
+class FullDisk(Record):
+    """A disk without space, with what could not be written to it.
+
+    Attributes:
+        disk: where it is mounted, or a directory on it; empty: not known.
+        hosts: the hosts that could not write to it, as far as they are known.
+        folders: the directories that they could not write to.
+        logs: the workers whose logs could not be written.
+        checkpoints: the number of checkpoints that could not be written.
+        first_step: the step of the first of these; -1: there is none.
+        last_step: the step of the last of these; -1: there is none.
+        resumed: the workers that write their logs again.
+        lost_bytes: the bytes of output that are missing in their logs.
+        saved_step: the step of the next checkpoint that was written; -1: none was.
+    """
+
+    disk: str
+    hosts: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
+    logs: tuple[str, ...] = ()
+    checkpoints: int = 0
+    first_step: int = -1
+    last_step: int = -1
+    resumed: tuple[str, ...] = ()
+    lost_bytes: int = 0
+    saved_step: int = -1
+
+    def seen(self, host: str, folder: str) -> Self:
+        """Return the record with one more host and directory; empty ones are left out."""
+        return replace(
+            self, hosts=_with(self.hosts, host), folders=_with(self.folders, folder), saved_step=-1
+        )
+
+    def with_log(self, worker: str) -> Self:
+        """Return the record with a worker whose log could not be written."""
+        return replace(self, logs=_with(self.logs, worker))
+
+    def with_checkpoint(self, step: int) -> Self:
+        """Return the record with one more checkpoint that was not written, that of ``step``."""
+        first = step if self.first_step < 0 else self.first_step
+        return replace(self, checkpoints=self.checkpoints + 1, first_step=first, last_step=step)
+
+    def with_resumed(self, worker: str, lost_bytes: int) -> Self:
+        """Return the record with a worker that writes its log again, without ``lost_bytes``."""
+        resumed = _with(self.resumed, worker)
+        return replace(self, resumed=resumed, lost_bytes=self.lost_bytes + lost_bytes)
+
+    @property
+    def what(self) -> str:
+        """What happened, in a clause."""
+        missing = []
+        if self.checkpoints == 1:
+            missing.append(f"the checkpoint of step {self.first_step} was not written")
+        elif self.checkpoints:
+            missing.append(
+                f"{self.checkpoints} checkpoints were not written, from step {self.first_step} to "
+                f"step {self.last_step}"
+            )
+        if self.logs:
+            what = verb(len(self.logs), "its log", "their logs")
+            missing.append(f"{listed(self.logs)} cannot write {what}")
+        return f"the disk{self._where} is full: {'; '.join(missing)}"
+
+    @property
+    def why(self) -> str:
+        """What is known of the cause, in two sentences."""
+        host = f" of host {self.hosts[0]}" if len(self.hosts) == 1 else ""
+        return (
+            f"The system{host} says `{FULL}`. What has filled the disk, edl does not know. "
+            "Training goes on without what could not be written."
+        )
+
+    @property
+    def advice(self) -> str:
+        """What to do, in sentences."""
+        on = f" on host {self.hosts[0]}" if len(self.hosts) == 1 else ""
+        on = f" on each of these hosts ({listed(self.hosts)})" if len(self.hosts) > 1 else on
+        place = self.disk or "."
+        then = []
+        if self.checkpoints:
+            then.append(
+                "The next checkpoint is tried by itself; until one is written, only those from "
+                "before can be resumed from."
+            )
+        if self.logs:
+            then.append("Logs go on by themselves; what was printed meanwhile is lost.")
+        return (
+            f"Free space{on}: `df -h {place}` shows the disk, `du -xh --max-depth=2 {place}` what "
+            f"fills it. {' '.join(then)}"
+        )
+
+    @property
+    def followed(self) -> tuple[str, ...]:
+        """What followed, in sentences."""
+        found = []
+        if self.saved_step >= 0:
+            found.append(f"The checkpoint of step {self.saved_step} is written.")
+        if self.resumed:
+            write = verb(len(self.resumed), "writes its log", "write their logs")
+            lost = counted(self.lost_bytes, "byte")
+            are = verb(self.lost_bytes)
+            found.append(f"{listed(self.resumed)} {write} again; {lost} of output {are} lost.")
+        return tuple(found)
+
+    @property
+    def _where(self) -> str:
+        """The hosts and directories of the disk, as they follow the words "the disk"."""
+        host = f" of {verb(len(self.hosts), 'host', 'hosts')} {listed(self.hosts)}"
+        has = f" that has {listed(self.folders)}"
+        return (host if self.hosts else "") + (has if self.folders else "")
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return ``names`` as a list in words, of which at most four are named."""
+    shown = list(names[:MOST_NAMES])
+    if len(names) > MOST_NAMES:
+        shown.append(f"{len(names) - MOST_NAMES} more")
+    return " and ".join(filter(None, (", ".join(shown[:-1]), *shown[-1:])))
+
+
+def _with(names: tuple[str, ...], name: str) -> tuple[str, ...]:
+    """Return ``names`` with ``name`` at the end, if it is not empty and not there yet."""
+    return names if not name or name in names else (*names, name)

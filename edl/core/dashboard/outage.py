@@ -1,0 +1,105 @@
+"""Say what happens while ZooKeeper does not answer: an incident that is not over.
+
+No event can be logged meanwhile. So the server of the page asks workers directly, at the port where
+they answer ``/health``, whether steps complete. When ZooKeeper answers again, the event
+``zookeeper_back`` tells of the outage, and this incident is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from edl.core.dashboard import incident_causes as causes
+from edl.core.dashboard.shown_incidents import ShownIncident
+from edl.core.plural import counted, verb, workers
+from edl.core.record import Record
+
+NUMBER = -1  # of the incident: those of events begin at 0
+KIND = "zookeeper_away"
+
+
+@dataclass(frozen=True)
+class WorkerReports(Record):
+    """The answers of workers that were asked for their health directly.
+
+    Attributes:
+        asked: the number of workers that were asked.
+        answered: the number of those that have answered.
+        step: the newest complete step of these; None: none has answered.
+    """
+
+    asked: int = 0
+    answered: int = 0
+    step: int | None = None
+
+    @classmethod
+    def of(cls, run: str, reports: Iterable[Mapping[str, Any]]) -> Self:
+        """Return the answers of workers of one job.
+
+        Args:
+            run: the token of the start of the job; reports of another one are no answers, because
+                the port of a worker that is gone may belong to another process.
+            reports: for each worker that was asked, the JSON object of its ``/health``; empty: it
+                has not answered.
+        """
+        all_ = list(reports)
+        own = [one for one in all_ if one.get("run") == run and isinstance(one.get("step"), int)]
+        return cls(len(all_), len(own), max((int(one["step"]) for one in own), default=None))
+
+
+def outage_incident(
+    reason: str,
+    trouble: str,
+    lasted_s: float,
+    now_s: float,
+    step: int,
+    asked: WorkerReports,
+) -> ShownIncident:
+    """Return the incident of an outage that lasts.
+
+    Args:
+        reason: why ZooKeeper does not answer.
+        trouble: what is wrong with a ZooKeeper of this machine, with what to do; empty: not known.
+        lasted_s: for how long it has not answered, in seconds.
+        now_s: the present time, in seconds since 1970.
+        step: the newest complete step that ZooKeeper has told of.
+        asked: what workers have answered directly.
+    """
+    lasted = counted(max(0, round(lasted_s)), "second")
+    what = (
+        f"ZooKeeper has not answered this page for {lasted}: nobody can join or leave, and a "
+        "worker that is lost now is not replaced before it is back."
+    )
+    return ShownIncident(
+        number=NUMBER,
+        at_s=now_s - lasted_s,
+        kind=KIND,
+        tone="bad",
+        step=step,
+        until_s=None,
+        what=what,
+        why=f"{causes.OF_ZOOKEEPER.why} What is known: {reason}.",
+        advice=trouble or causes.OF_ZOOKEEPER_AWAY,
+        since=_since(step, asked),
+    )
+
+
+def _since(step: int, asked: WorkerReports) -> str:
+    """Return what ``asked`` workers say of the job since ``step``, in a sentence or two."""
+    if asked.step is None:
+        return (
+            f"None of {workers(asked.asked)} has answered this machine directly, so the page does "
+            "not know whether they train. Workers do not need ZooKeeper for that."
+            if asked.asked
+            else "There is no ring of workers."
+        )
+    more = asked.step - step
+    said = f"{asked.answered} of {asked.asked} workers {verb(asked.answered, 'says', 'say')}"
+    if more <= 0:
+        return f"Asked directly, {said} that no step has completed since step {asked.step}."
+    return (
+        f"Training goes on: asked directly, {said} that step {asked.step} is complete, "
+        f"{counted(more, 'step')} more than ZooKeeper has told."
+    )

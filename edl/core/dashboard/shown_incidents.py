@@ -1,0 +1,117 @@
+"""Write the incidents of a job as its page tells them: with the present, the open ones first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edl.core.dashboard.full_disk import listed
+from edl.core.dashboard.incident import LOST, Incident
+from edl.core.dashboard.incidents import IncidentLog
+from edl.core.plural import counted, verb, workers
+from edl.core.record import Record
+from edl.core.status import JobStatus
+
+SHOWN = 8
+
+
+@dataclass(frozen=True)
+class ShownIncident(Record):
+    """An incident as the page tells it.
+
+    Attributes:
+        number: its number.
+        at_s: when it was noticed, in seconds since 1970.
+        kind: the kind of the event that says most of it.
+        tone: ``bad``, ``warning``, or ``over`` if the job has recovered from it.
+        step: the newest complete step then.
+        until_s: when it was over, in seconds since 1970; None: it is not, or that is not known. Of
+            lost workers it is None: what followed says when others went on and came.
+        what: what happened, in a sentence.
+        why: why, as far as is known.
+        advice: what to do.
+        since: what followed; empty: nothing yet.
+    """
+
+    number: int
+    at_s: float
+    kind: str
+    tone: str
+    step: int
+    until_s: float | None
+    what: str
+    why: str
+    advice: str
+    since: str
+
+
+def shown_incidents(log: IncidentLog, status: JobStatus, standing_s: float) -> list[ShownIncident]:
+    """Return the incidents of a job as its page tells them, the newest first.
+
+    Of more than :data:`SHOWN` they are those that are not over, and the newest others.
+
+    Args:
+        log: the incidents.
+        status: the present status of the job, which says what is over by now.
+        standing_s: for how long no step has completed that should have, in seconds.
+    """
+    lost = {worker for one in log.incidents if one.kind in LOST for worker in one.workers}
+    found = [_shown(one, status, standing_s, lost) for one in log.incidents]
+    found.sort(key=lambda one: (one.tone == "over", -one.at_s))
+    return sorted(found[:SHOWN], key=lambda one: -one.at_s)
+
+
+def _shown(one: Incident, status: JobStatus, standing_s: float, lost: set[str]) -> ShownIncident:
+    """Return ``one`` with what the present status adds to it; ``lost`` are the workers lost."""
+    followed, is_over = list(one.followed), one.is_over
+    runs = not status.state.over
+    if one.kind in ("slow_worker", "log_failed") and not is_over:
+        disk = one.full_disk
+        concerned = () if disk and disk.checkpoints else disk.logs if disk else one.workers
+        gone = bool(concerned) and {*concerned} <= lost
+        if gone and runs:
+            are = verb(len(concerned), "is", "are")
+            followed.append(f"{listed(concerned)} {are} not in the job any more.")
+        elif one.kind == "slow_worker" and runs and status.slowest not in one.workers:
+            followed.append("No worker waits for it now.")
+            gone = True
+        is_over = gone or (one.kind == "slow_worker" and not runs)
+    if one.kind == "stalled" and runs and status.step > one.step and not standing_s:
+        followed.append(f"Steps complete again: the job is at step {status.step}.")
+        is_over = True
+    wanted = sum((status.desired or status.assigned).values())
+    if one.kind in LOST and is_over and runs and status.world_size < wanted and not one.is_replaced:
+        np = status.world_size
+        now = f"{np} of {workers(wanted)} {verb(np, 'trains', 'train')}"
+        followed.append(f"Nobody has taken its place yet: {now}.")
+        is_over = False
+    if one.times > 1:
+        followed.insert(0, f"It has happened {counted(one.times, 'time')} in all.")
+    return ShownIncident(
+        number=one.number,
+        at_s=one.at_s,
+        kind=one.kind,
+        tone="over" if is_over else "warning" if one.is_over else one.tone,
+        step=one.step,
+        until_s=one.over_s if is_over and one.kind not in LOST else None,
+        what=one.what,
+        why=one.why,
+        advice=_named(one.advice, status.job),
+        since=" ".join(followed),
+    )
+
+
+def _named(text: str, job: str) -> str:
+    """Return ``text`` with the name of the ``job`` in its commands."""
+    return re.sub(r"\bJOB\b", lambda _: job, text)
+
+
+def with_a_wrong_loss(words: str, tone: str, incidents: Sequence[ShownIncident]) -> tuple[str, str]:
+    """Return the words and the tone of the header of a job, whose loss may have gone wrong.
+
+    They are ``words`` and ``tone`` if it has not, or if the tone is not that of a job that trains
+    well. ``incidents`` are those that the page shows.
+    """
+    wrong = any(one.kind == "loss_spike" and one.tone == "bad" for one in incidents)
+    return ("training, with a wrong loss", "bad") if wrong and tone == "good" else (words, tone)
