@@ -111,7 +111,7 @@ def test_the_time_left_is_said_while_the_job_trains() -> None:
 def test_zookeeper_that_is_away() -> None:
     assert away_in_words("no connection", 100.0, 107.2) == (
         "ZooKeeper has not answered for 7 seconds: no connection. The page shows what was known "
-        "before; the workers train on without it."
+        "before."
     )
 
 
@@ -183,6 +183,13 @@ def test_what_another_size_would_bring() -> None:
     assert (now.gain, now.pays_after_s, now.eta_s) == (1.0, None, pytest.approx(571.4))
     assert more.pays_after_s == pytest.approx(420 * 0.9 / (more.samples_per_s - 420), rel=0.01)
     assert (fewer.measured, fewer.pays_after_s, fewer.gain) == (True, None, pytest.approx(0.6952))
+    faster = scaling_curve(snapshot(), learned(), curve(), 840.0)
+    times = {one.np: one.eta_s for one in faster.forecasts}
+    assert times[3] == pytest.approx(571.4 / 2), "as in the header, which has the present speed"
+    assert times[2] == pytest.approx(0.9 + 571.4 / 2 / fewer.gain, rel=0.001)
+    assert [one.samples_per_s for one in faster.forecasts] == [
+        one.samples_per_s for one in found.forecasts
+    ], "these are means"
     nothing = scaling_curve(snapshot(), ScalingProfile(), None)
     assert (nothing.measured, nothing.fitted, nothing.forecasts) == ((), (), ())
 

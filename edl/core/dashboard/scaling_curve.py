@@ -92,7 +92,10 @@ class ScalingCurve(Record):
 
 
 def scaling_curve(
-    snapshot: Snapshot, learned: ScalingProfile, profile: Curve | None
+    snapshot: Snapshot,
+    learned: ScalingProfile,
+    profile: Curve | None,
+    present_per_s: float | None = None,
 ) -> ScalingCurve:
     """Return the throughput of a job by its size.
 
@@ -100,6 +103,8 @@ def scaling_curve(
         snapshot: the records of the job.
         learned: what it has measured of its sizes.
         profile: what `edl profile` has measured; None: nothing.
+        present_per_s: the throughput in the last seconds, in samples a second, from which the page
+            tells the time left; None or 0: it is not known, so that follows from the means.
     """
     np = len(snapshot.generation.members) if snapshot.generation is not None else 0
     filled = [host.slots for host in snapshot.available]
@@ -123,7 +128,7 @@ def scaling_curve(
         fitted=_fitted(now),
         change_s=round(now.change_s, 3),
         change_measured=learned.change_s > 0,
-        forecasts=_forecasts(now, rates),
+        forecasts=_forecasts(now, rates, present_per_s or rates.get(np, 0.0)),
         data_part=round(learned.data_part, 4),
         room=slots,
     )
@@ -159,8 +164,16 @@ def _fitted(now: Observation) -> tuple[SizeThroughput, ...]:
         return ()
 
 
-def _forecasts(now: Observation, rates: dict[int, float]) -> tuple[ResizeForecast, ...]:
-    """Return what other sizes would bring: the next ones, the limits, and the measured ones."""
+def _forecasts(
+    now: Observation, rates: dict[int, float], present_per_s: float
+) -> tuple[ResizeForecast, ...]:
+    """Return what other sizes would bring: the next ones, the limits, and the measured ones.
+
+    Args:
+        now: what was measured, and the limits.
+        rates: the mean throughput of each size, in samples a second.
+        present_per_s: the present throughput, in samples a second; the time left follows from it.
+    """
     present = rates.get(now.np)
     if not present:
         return ()
@@ -179,8 +192,19 @@ def _forecasts(now: Observation, rates: dict[int, float]) -> tuple[ResizeForecas
                 measured=np in now.seen,
                 gain=round(rate / present, 4),
                 efficiency=round(rate / np / alone, 4) if alone else None,
-                eta_s=round(now.left / rate + change_s, 1) if now.left and rate > 0 else None,
+                eta_s=_eta_s(now.left, present_per_s * rate / present, change_s),
                 pays_after_s=round(present * change_s / more, 2) if more > 0 else None,
             )
         )
     return tuple(found)
+
+
+def _eta_s(left: float | None, samples_per_s: float, change_s: float) -> float | None:
+    """Return the seconds until ``left`` samples are trained, after a change; None: not known.
+
+    Args:
+        left: the samples that are left; None: not known.
+        samples_per_s: the throughput after the change.
+        change_s: for how long training stands still at the change, in seconds.
+    """
+    return round(left / samples_per_s + change_s, 1) if left and samples_per_s > 0 else None

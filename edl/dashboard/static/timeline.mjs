@@ -8,6 +8,7 @@ const HEIGHT = 132;
 const TOP = 26; // for the marks of events
 const BOTTOM = 20; // for the times
 const SPANS = [[0, "All"], [86400, "1 day"], [3600, "1 h"], [600, "10 min"]];
+const TONES = [["bad", "failure"], ["warning", "warning"], ["change", "new leader"], ["plain", "other event"]];
 const WORDS = {
   start: "the job started", crash: "a crash was repaired", join: "workers joined",
   leave: "workers left", migrate: "workers moved", rebuild: "the ring was built again",
@@ -85,6 +86,7 @@ export class Timeline extends Component {
     const x = (at) => ((Math.min(to, Math.max(from, at)) - from) / (to - from)) * width;
     const high = HEIGHT - TOP - BOTTOM;
     const current = active ?? selected;
+    const marks = timeline.marks.filter((mark) => mark.at_s >= from && mark.at_s <= to);
     const lasts = timeline.ended_s === null ? to - (timeline.began_s || to) : 0;
     const spans = SPANS.filter(([seconds]) => seconds < Math.max(lasts, span + 1) || !seconds);
     return html`
@@ -93,7 +95,10 @@ export class Timeline extends Component {
           <ul class="legend" aria-hidden="true">
             ${["join", "leave", "migrate", "crash"].map((cause) => html`
               <li><i class="dot cause-${cause}"></i>${cause}</li>`)}
-            <li><i class="dot event"></i>event</li>
+            ${bands.some((band) => band.cause === "rebuild") && html`<li><i class="dot cause-rebuild"></i>ring built again</li>`}
+            ${bands.some((band) => band.paused_s > 0) && html`<li><i class="swatch paused"></i>paused</li>`}
+            ${TONES.filter(([tone]) => marks.some((mark) => mark.tone === tone)).map(([tone, text]) => html`
+              <li><i class="dot event tone-${tone}"></i>${text}</li>`)}
           </ul>
           ${spans.length > 1 && html`<div class="choice" role="group" aria-label="Period">
             ${spans.map(([seconds, text]) => html`
@@ -127,9 +132,9 @@ export class Timeline extends Component {
                     r=${3.5 + Math.min(4, 2 * (band.loss_s ?? 0))} class="cause" />`}
                 </g>`;
             })}
-            ${timeline.marks.filter((mark) => mark.at_s >= from && mark.at_s <= to).map((mark) => html`
-              <g class="mark kind-${mark.kind}">
-                <title>${clock(mark.at_s, now)} ${mark.kind}: ${mark.reason}</title>
+            ${marks.map((mark) => html`
+              <g class="mark tone-${mark.tone}">
+                <title>${clock(mark.at_s, now)} ${mark.kind.replaceAll("_", " ")}: ${mark.reason}</title>
                 <path d="M ${x(mark.at_s)} ${TOP - 4} l -5 -9 h 10 z" />
               </g>`)}
             <text class="time" x="0" y=${HEIGHT - 3}>${clock(from, now)}</text>

@@ -4,6 +4,7 @@ import { Component } from "./vendor/preact.mjs";
 import { html } from "./html.mjs";
 import { Chart, axis, colour, stacked, timeAxis } from "./charts.mjs";
 import { Details, Timeline } from "./timeline.mjs";
+import { Word, WordList } from "./words.mjs";
 import { brief, bytes, clock, counted, duration, number, percent, whole } from "./format.mjs";
 
 const PARTS = [["compute_s", "compute"], ["data_s", "data"], ["reduce_s", "reduce"], ["wait_s", "wait"]];
@@ -37,14 +38,15 @@ export function Header({ header: now, now: at, stale }) {
       ${now.policy && html`<p class="reason muted">Policy: ${now.policy}</p>`}
       <dl class="stats">
         <${Fact} name="workers" more="${limits}${wanted}">${over ? "0" : now.np}<//>
-        <${Fact} name="leader" more="term ${now.term}">${now.leader ?? "–"}<//>
-        <${Fact} name="generation">${now.generation}<//>
-        <${Fact} name="step" more="epoch ${now.epoch}">${whole(now.step)}<//>
-        <${Fact} name="samples/s" more=${now.median_step_s ? `${brief(now.median_step_s)} a step` : ""}>${over ? "–" : number(now.samples_per_s)}<//>
-        <${Fact} name="goodput" more=${`${duration(now.lost_s)} lost${now.is_cut ? ` since ${clock(now.since_s, at)}` : ""}`}>${percent(now.goodput)}<//>
+        <${Fact} name=${html`<${Word} name="leader" />`} more=${html`<${Word} name="term" /> ${now.term}${now.led_s > 0 && `, since ${clock(now.led_s, at)}`}`}>${now.leader ?? "–"}<//>
+        <${Fact} name=${html`<${Word} name="generation" />`} more=${html`of the <${Word} name="ring" />`}>${now.generation}<//>
+        <${Fact} name=${html`<${Word} name="step" />`} more="epoch ${now.epoch}">${whole(now.step)}<//>
+        <${Fact} name=${html`<${Word} name="samples/s" />`} more="over the last 3 s${now.median_step_s ? `; ${brief(now.median_step_s)} a step` : ""}">${over ? "–" : number(now.samples_per_s)}<//>
+        <${Fact} name=${html`<${Word} name="goodput" />`} more=${`${duration(now.lost_s)} lost${now.is_cut ? ` since ${clock(now.since_s, at)}` : ""}`}>${percent(now.goodput)}<//>
         <${Fact} name=${over ? "lasted" : "time left"} more=${over ? (now.is_cut ? "at least" : "") : now.eta_s === null ? "nobody knows" : `until ${clock(at + now.eta_s, at)}`}>
           ${over ? duration(now.ended_s === null ? null : now.ended_s - now.since_s) : duration(now.eta_s)}<//>
       </dl>
+      <${WordList} />
     </header>`;
 }
 
@@ -58,7 +60,8 @@ export function Incidents({ incidents, now }) {
       <ol class="incidents">${incidents.map((one) => html`
         <li key=${one.number} class="tone-${one.tone}">
           <p class="when"><time datetime=${new Date(1000 * one.at_s).toISOString()}>${clock(one.at_s, now)}</time>
-            <small>${duration(now - one.at_s)} ago, step ${whole(one.step)}</small></p>
+            <small>${duration(now - one.at_s)} ago, step ${whole(one.step)}</small>
+            ${one.until_s !== null && html`<small>over at ${clock(one.until_s, now)}, after ${brief(one.until_s - one.at_s)}</small>`}</p>
           <div>
             <p class="what"><strong>${one.what}</strong></p>
             <dl class="explanation">
@@ -88,13 +91,13 @@ function marked(text) {
 /** The time line with the generation that was chosen. */
 export function Generations({ timeline, now, chosen, cost, onSelect }) {
   const note = timeline.bands.length
-    ? "Each band is one ring of workers, as high as it has workers. A dot is a switch; the larger, the longer training stood still. Choose one to see its parts."
+    ? html`Each band is one <${Word} name="ring" /> of workers (a <${Word} name="generation" />), as high as it has workers. Where two bands meet, the ring has changed: the dot is that <${Word} name="switch" />; the larger, the longer training stood still. Choose a band to see the parts. A triangle is an event: point at it to read it, or find it among the events below.`
     : timeline.is_cut ? "No ring was built since." : "There is no ring yet.";
   const cut = timeline.is_cut
     ? `The log does not have the events before ${clock(timeline.began_s, now)} any more: the time line and goodput begin there. ` : "";
   const band = timeline.bands.find((one) => chosen !== null && one.first <= chosen && chosen <= one.last);
   return html`
-    <${Card} name="generations" title="Generations" note=${cut + note} wide>
+    <${Card} name="generations" title="Generations" note=${[cut, note]} wide>
       <${Timeline} timeline=${timeline} now=${now} selected=${band?.last ?? null} onSelect=${onSelect} />
       ${band && html`<${Details} band=${band} cost=${cost} now=${now} onClose=${() => onSelect(null)} />`}
     <//>`;
@@ -125,7 +128,7 @@ export function Workers({ workers }) {
           <thead><tr><th scope="col">worker</th><th scope="col">rank</th><th scope="col">host</th>
             ${devices && html`<th scope="col" class="num">device</th>`}
             <th scope="col">stage</th><th scope="col" class="wide">one step</th>
-            <th scope="col" class="num">own time</th><th scope="col" class="num">speed</th></tr></thead>
+            <th scope="col" class="num"><${Word} name="own time" /></th><th scope="col" class="num"><abbr title="The samples of a worker in a second of its own time, relative to the median of all workers">speed</abbr></th></tr></thead>
           <tbody>${workers.rows.map((row) => {
             const known = row.compute_s !== null;
             const own = known ? row.compute_s + row.data_s : null;
@@ -189,7 +192,7 @@ export class Speed extends Component {
     const timed = speed.compute_s.some((one) => one !== null);
     const said = PARTS.map(([key, name]) => `${name} ${brief(speed[key].at(-1))}`).join(", ");
     return html`
-      <${Card} name="throughput" title="Throughput" note="Samples a second of all workers together${speed.period_s > 1 ? `, means over ${duration(speed.period_s)}` : ""}.">
+      <${Card} name="throughput" title="Throughput" note="Samples a second of all workers together, over 3 s as in the header${speed.period_s > 1 ? `; a point is the mean over ${duration(speed.period_s)}` : ""}.">
         ${speed.at_s.length > 1 ? html`<${Chart} make=${speedOptions} data=${this.rate}
           label="Throughput over time; now ${number(last)} samples a second" />`
           : html`<p class="muted empty">Nothing was measured yet.</p>`}
@@ -257,15 +260,15 @@ export class Scaling extends Component {
       ],
     });
     return html`
-      <${Card} name="scaling" title="Another size" note="R(k), the samples a second of k workers: dots are measured${model}. ${costs}${rest}" wide>
+      <${Card} name="scaling" title="Another size" note="R(k), the samples a second of k workers: each dot is the mean over all steps measured with k workers, so it differs from the header, which has the last 3 s${model}. ${costs}${rest}" wide>
         <div class="split">
           ${points > 0 ? html`<${Chart} make=${make} data=${this.data}
             label="Throughput by number of workers; ${scaling.measured.map((one) => `${one.np}: ${number(one.samples_per_s)}`).join(", ")}" />`
             : html`<p class="muted empty">Nothing was measured yet; it takes ten steps of edl's loaders.</p>`}
           ${scaling.forecasts.length > 0 && html`
             <div class="scroll" tabindex="0" role="region" aria-label="What a resize brings">
-            <table><caption>What a resize would bring and cost</caption>
-              <thead><tr><th scope="col">workers</th><th scope="col" class="num">samples/s</th><th scope="col" class="num">change</th>
+            <table><caption>What a resize would bring and cost, by the means at each size. The time left is that of the header, scaled</caption>
+              <thead><tr><th scope="col">workers</th><th scope="col" class="num">mean samples/s</th><th scope="col" class="num">change</th>
                 <th scope="col" class="num">each worker</th><th scope="col" class="num">time left</th><th scope="col" class="num">pays after</th></tr></thead>
               <tbody>${scaling.forecasts.map((one) => html`
                 <tr class=${one.np === scaling.np ? "current" : ""}>
