@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from edl.core.event_text import CHANGE_KINDS
+from edl.core.events import EventKind
 from edl.core.job_metrics import JOB_METRICS, PARTS
 from edl.core.metric import MetricType
 from edl.core.worker_metrics import WORKER_METRICS
@@ -78,6 +79,8 @@ def test_every_kind_and_part_that_is_asked_for_exists() -> None:
     parts = set(re.findall(r'part="(\w+)"', text))
     assert parts <= {*PARTS, "data", "compute", "reduce"}
     assert set(re.findall(r'(?<=changes_total)\{kind="(\w+)"', text)) <= set(CHANGE_KINDS)
+    kinds = set(re.findall(r'(?<=events_total)\{kind="(\w+)"', text))
+    assert {"worker_failed", "loss_spike"} <= kinds <= set(EventKind)
 
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda one: str(one["title"]))
