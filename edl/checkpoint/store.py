@@ -509,19 +509,20 @@ class Checkpoints:
         )
         self._writing.start()
 
-    def _failed(self, step: int, why: str) -> None:
+    def _failed(self, step: int, why: str, superseded: bool = False) -> None:
         """Log that a checkpoint was not written; keep the reason, for :meth:`save_last` to return.
 
         Args:
             step: the number of the step.
             why: the reason, as a clause.
+            superseded: whether a newer ring writes checkpoints.
         """
         reason = f"the checkpoint of step {step} was not written: {why}"
         logger.warning("%s", reason)
         self._why_failed = reason
         directory = self._config.directory
         disk = "" if isinstance(directory, RemotePath) else mount_point(directory)
-        self._log(CheckpointFailedDetails(str(directory), disk), step, reason)
+        self._log(CheckpointFailedDetails(str(directory), disk, superseded), step, reason)
 
     def _write(
         self, manifest: Manifest, owner: Owner, state: PackedState, capture_s: float
@@ -547,9 +548,11 @@ class Checkpoints:
             self._last_step = step
             self._saved(str(directory), step)
             files.prune(directory, step, self._config.keep)
+        except OwnerSuperseded as error:
+            self.superseded = str(error)
+            self._failed(step, str(error), superseded=True)
+            return
         except EdlError as error:
-            if isinstance(error, OwnerSuperseded):
-                self.superseded = str(error)
             self._failed(step, str(error))
             return
         except OSError as error:

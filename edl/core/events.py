@@ -485,6 +485,9 @@ class CheckpointFailedDetails(Details, kind=EventKind.CHECKPOINT_FAILED, writer=
 
     path: Annotated[str, "of the directory of checkpoints; empty: not known"] = ""
     disk: Annotated[str, "where the disk of that is mounted; empty: not known, or no disk"] = ""
+    superseded: Annotated[
+        bool, "whether a newer ring of the job, or a newer start, writes them"
+    ] = False
 
 
 @dataclass(frozen=True)

@@ -210,10 +210,10 @@ def until(
         time.sleep(POLL_S)
 
 
-@pytest.fixture
-def shell(tmp_path: Path, zk_hosts: str) -> Iterator[Shell]:
-    """Yield a shell of this test's own; fail if the test leaves a process behind."""
-    one = Shell(tmp_path, zk_hosts)
+@contextmanager
+def shell_of(directory: Path, hosts: str) -> Iterator[Shell]:
+    """Yield a shell with the ZooKeeper at ``hosts``; fail if the test leaves a process behind."""
+    one = Shell(directory, hosts)
     yield one
     one.close()
     left = one.processes()
@@ -224,3 +224,10 @@ def shell(tmp_path: Path, zk_hosts: str) -> Iterator[Shell]:
         running.process.wait(10)
     if described:
         pytest.fail(f"the test left processes: {described}")
+
+
+@pytest.fixture
+def shell(tmp_path: Path, zk_hosts: str) -> Iterator[Shell]:
+    """Yield a shell of this test's own; fail if the test leaves a process behind."""
+    with shell_of(tmp_path, zk_hosts) as one:
+        yield one

@@ -52,6 +52,7 @@ def test_workers_train_on_and_say_what_is_missing(
             path = (logs / f"{name}.log").resolve()
             reason = f"{name} trains on without its log: No space left on device: {path}"
             assert (event["path"], event["reason"]) == (str(path), reason)
+            assert event["disk"] == str(small_disk.resolve())
 
 
 def test_a_log_is_bounded(tmp_path: Path, zk_hosts: str) -> None:

@@ -63,6 +63,7 @@ def test_a_standalone_server_restarts(tmp_path: Path) -> None:
         job.prove(workers=2)
         [event] = job.events("zookeeper_back")
         assert event["away_s"] >= 1.0
+        assert 0 < event["from_step"] < event["step"], "it trained meanwhile"
         assert event["reason"] == f"ZooKeeper is back after {event['away_s']:.1f} s"
 
 

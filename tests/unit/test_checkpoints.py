@@ -15,11 +15,12 @@ from edl.checkpoint.owner import Owner, owner_of
 from edl.checkpoint.resumable import check_resumable
 from edl.checkpoint.store import CheckpointConfig, CheckpointPosition, Checkpoints
 from edl.config import Config
-from edl.core.events import Details
+from edl.core.events import CheckpointFailedDetails, Details
 from edl.core.job_spec import JobSettings
 from edl.core.step.batching import Batching
 from edl.core.step.source import Source
 from edl.errors import CheckpointError, UsageError
+from edl.mount_point import mount_point
 from edl.worker.checkpointing import Checkpointing
 from edl.worker.job_of_one import JobOfOne
 from edl.worker.loader_progress import LoaderProgress
@@ -78,6 +79,7 @@ class Start:
 
     def _log(self, details: Details, step: int, reason: str) -> None:
         self.logged.append((details.kind, step, reason))
+        self.details = details
 
     def save(self, step: int) -> str:
         self.progress.step, self.replica.value = step, step
@@ -330,6 +332,8 @@ def test_a_ring_that_was_replaced_saves_no_more(tmp_path: Path) -> None:
     why = "the job goes on in generation 4, without this ring of generation 3"
     assert cut_off.save(30) == f"the checkpoint of step 30 was not written: {why}"
     assert cut_off.checkpoints.superseded == why
+    assert isinstance(cut_off.details, CheckpointFailedDetails)
+    assert cut_off.details.superseded
     assert successor.save(21) == ""
     Start(tmp_path, run="r2", resume=tmp_path).checkpoints.take_over(1)
     assert "belongs to generation 1 of another start of job digits" in successor.save(22)
@@ -427,6 +431,8 @@ def test_a_failed_write_is_said_and_training_goes_on(tmp_path: Path) -> None:
     unsaved = start.save(3)
     ((kind, step, reason),) = start.logged
     assert (kind, step, reason) == ("checkpoint_failed", 3, unsaved)
+    path = str(tmp_path / "saved")
+    assert start.details == CheckpointFailedDetails(path, mount_point(tmp_path), superseded=False)
     assert unsaved.startswith("the checkpoint of step 3 was not written: ")
     assert start.saved == []
     (tmp_path / "saved").mkdir()

@@ -258,6 +258,11 @@ class TestAFullDisk:
         (one,) = told(log_failed(10, "w0", disk=""), log_failed(11, "w1", disk=""))
         assert "`df -h /var/log`" in one.advice
 
+    def test_a_checkpoint_of_a_ring_that_was_left_behind_is_not_missing(self) -> None:
+        why = "the checkpoint of step 50 was not written: the job goes on in generation 5"
+        details = CheckpointFailedDetails("/data/ckpt", "/data", superseded=True)
+        assert told(event(10, details, 4, 50, why)) == []
+
     def test_a_directory_that_is_missing_is_none(self) -> None:
         why = "the checkpoint of step 50 was not written: No such file or directory: /data/ckpt"
         failed = event(10, CheckpointFailedDetails("/data/ckpt", "/data"), 1, 50, why)

@@ -430,6 +430,9 @@ def _log_resumed(log: IncidentLog, event: Event, details: LogResumedDetails) -> 
 
 
 def _not_saved(log: IncidentLog, event: Event, details: CheckpointFailedDetails) -> IncidentLog:
+    """Fold a checkpoint that was not written; one of a ring that was left behind is not missing."""
+    if details.superseded:
+        return log
     first = log.members[0] if log.members else ""
     host = log.host_of(first)
     if is_full(event.reason):

@@ -1,0 +1,213 @@
+"""A real job on two hosts that six things happen to, and the page that tells of them.
+
+::
+
+    with ensemble(tmp_path, 1) as (server,), shell_of(tmp_path, server.hosts) as shell:
+        job = SpoiledJob(shell, server, disk)
+        job.begin()
+        job.slow_worker()       # returns when the page tells of it
+        job.zookeeper_outage()
+        ...
+
+Each of the six makes one thing happen, waits until the page tells of it, mends it, and waits until
+the job trains as before; the wrong learning rate, which nobody mends, is the last one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+import urllib.request
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import psutil
+from cli_shell import Shell, until
+from paths import SCRIPTS
+
+from edl.testing.zookeeper import Server
+
+WAIT_S = 120.0
+Shown = dict[str, Any]
+
+
+class SpoiledJob:
+    """Job ``j`` with a worker on each of the hosts a and b, and its page.
+
+    Args:
+        shell: a shell of this test.
+        server: the ZooKeeper of that shell, which nobody else uses.
+        disk: a small disk of its own, with the state directory and the checkpoints.
+    """
+
+    def __init__(self, shell: Shell, server: Server, disk: Path) -> None:
+        self.shell, self.server, self.disk = shell, server, disk
+        self.knobs = shell.directory / "knobs"
+        self.knobs.mkdir()
+        shell.environment |= {"XDG_STATE_HOME": str(disk), "EDL_BACKOFF_MAX_S": "1"}
+
+    # --- the job and its page
+
+    def begin(self) -> None:
+        """Start both agents and the dashboard; return when two workers train."""
+        checkpoints = ("--checkpoint", str(self.disk / "checkpoints"))
+        script = (sys.executable, str(SCRIPTS / "knobs.py"), "--knobs", str(self.knobs))
+        sizes = ("-np", "1", "--min-np", "1", "--max-np", "2", "--slots", "1")
+        words = ("--job", "j", "--host", "a", *script, *checkpoints)
+        self.agents = {"a": self.shell.start("run", *sizes, *words)}
+        self.shell.until_size(1)
+        self.agents["b"] = self.shell.start("join", "--job", "j", "--host", "b", "--slots", "1")
+        until(lambda: "b" in self.hosts(), WAIT_S, lambda: "host b does not join")
+        assert self.shell.edl("scale", "j", "--np", "2").returncode == 0
+        self.shell.until_size(2)
+        self.dashboard = self.shell.start("dashboard", "j", "--port", "0")
+        self.dashboard.expect("Ctrl-C ends the server", WAIT_S)
+        found = re.search(r"(http://\S+/)#token=(\w+)", self.dashboard.output)
+        assert found is not None
+        self.url, self.token = found[1], found[2]
+
+    def end(self) -> None:
+        """End the job and the dashboard."""
+        self.turn("end", 1)
+        for one in self.agents.values():
+            one.wait(WAIT_S)
+        self.dashboard.signal(signal.SIGTERM)
+        self.dashboard.wait(WAIT_S)
+
+    def page(self) -> dict[str, Any]:
+        """Return the sections of the page, as a browser gets them."""
+        request = urllib.request.Request(f"{self.url}api/page")
+        request.add_header("Authorization", f"Bearer {self.token}")
+        with urllib.request.urlopen(request, timeout=30.0) as answer:
+            return dict(json.load(answer)["sections"])
+
+    def told(self, *kinds: str) -> list[Shown]:
+        """Return the incidents that the page shows of these kinds."""
+        return [one for one in self.page()["incidents"] if one["kind"] in kinds]
+
+    def until_told(self, kinds: Iterable[str], what: Callable[[Shown], bool]) -> Shown:
+        """Wait until the page shows an incident of one of ``kinds``; return it."""
+        found: list[Shown] = []
+
+        def there() -> bool:
+            found[:] = [one for one in self.told(*kinds) if what(one)]
+            return bool(found)
+
+        until(there, WAIT_S, lambda: f"the page tells of none: {self.page()['incidents']}")
+        assert len(found) == 1, f"one thing is told several times: {found}"
+        return found[0]
+
+    def hosts(self) -> dict[str, Any]:
+        """Return the hosts with an agent, and their slots."""
+        return dict(self.shell.status()["hosts"])
+
+    def worker_on(self, host: str) -> dict[str, Any]:
+        """Return what the status says of the active worker on ``host``."""
+        members = self.shell.status()["members"]
+        return next(m for m in members if m["host"] == host and m["stage"] == "active")
+
+    def turn(self, knob: str, value: float) -> None:
+        """Set a knob of the script."""
+        new = self.knobs / f".{knob}"
+        new.write_text(str(value))
+        new.rename(self.knobs / knob)
+
+    def until_trained(self, steps: int = 5) -> None:
+        """Wait until the job has trained some more steps."""
+        before = self.shell.status()["step"]
+        until(lambda: self.shell.status()["step"] >= before + steps, WAIT_S, lambda: "no step")
+
+    # --- what happens to it
+
+    def slow_worker(self) -> Shown:
+        """Let the last rank compute five times as long as the other one, for a while."""
+        self.turn("slow", 0.2)
+        found = self.until_told(["slow_worker"], lambda one: one["tone"] == "warning")
+        self.turn("slow", 0)
+        self.until_told(["slow_worker"], lambda one: one["tone"] == "over")
+        return found
+
+    def zookeeper_outage(self) -> tuple[Shown, Shown]:
+        """Kill ZooKeeper, and start it again.
+
+        Returns:
+            what the page says meanwhile, and afterwards.
+        """
+        self.until_trained()
+        self.server.kill()
+        lasts = self.until_told(["zookeeper_away"], lambda one: "Training goes on" in one["since"])
+        self.server.start()
+        over = self.until_told(["zookeeper_back"], lambda one: one["tone"] == "over")
+        assert self.told("zookeeper_away") == []
+        self.shell.until_size(2)
+        return lasts, over
+
+    def full_disk(self) -> tuple[Shown, Shown]:
+        """Fill the disk with the logs and the checkpoints, and free it.
+
+        Returns:
+            what the page says meanwhile, and afterwards.
+        """
+        self.turn("talk", 500)
+        filling = self.disk / "filling"
+        with contextlib.suppress(OSError), filling.open("wb") as file:
+            while True:
+                file.write(bytes(4096))
+        kinds = ("log_failed", "checkpoint_failed")
+
+        def all_of_it(one: Shown) -> bool:
+            return "checkpoints were not written" in one["what"] and "their logs" in one["what"]
+
+        lasts = self.until_told(kinds, all_of_it)
+        self.turn("talk", 0)
+        filling.unlink()
+        over = self.until_told(kinds, lambda one: one["tone"] == "over")
+        return lasts, over
+
+    def killed_worker(self) -> Shown:
+        """Kill the worker that leads; return when another one has taken its place."""
+        leader = self.shell.status()["leader"]
+        [victim] = [m for m in self.shell.status()["members"] if m["id"] == leader]
+        os.kill(victim["pid"], signal.SIGKILL)
+        kinds = ["worker_failed"]
+        found = self.until_told(kinds, lambda one: f"{leader} led the job" in one["since"])
+        until(lambda: "joined" in self.told(*kinds)[0]["since"], WAIT_S, lambda: "no replacement")
+        self.shell.until_size(2)
+        [found] = self.told(*kinds)
+        return found
+
+    def frozen_host(self) -> tuple[Shown, Shown]:
+        """Stop all processes of host b, and wake them when the job goes on without them.
+
+        Returns:
+            what the page says meanwhile, and afterwards.
+        """
+        frozen = self._processes_of("b")
+        for one in frozen:
+            one.suspend()
+        kinds = ["evicted", "stalled"]
+        lasts = self.until_told(kinds, lambda one: "Nobody has taken its place" in one["since"])
+        for one in frozen:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.resume()
+        over = self.until_told(kinds, lambda one: "joined" in one["since"])
+        self.shell.until_size(2)
+        return lasts, over
+
+    def _processes_of(self, host: str) -> list[psutil.Process]:
+        """Return the agent of a host, then what it has started."""
+        agent = psutil.Process(self.agents[host].process.pid)
+        worker = psutil.Process(self.worker_on(host)["pid"])
+        found = [agent, *agent.children(recursive=True), worker]
+        return list({one.pid: one for one in found}.values())
+
+    def wrong_learning_rate(self) -> Shown:
+        """Let the learning rate rise to six hundred times what it was."""
+        self.until_trained(20)
+        self.turn("lr", 30)
+        return self.until_told(["loss_spike"], lambda one: "not finite" in str(one))
