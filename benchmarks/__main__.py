@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from benchmarks import (
     crash,
+    dashboard_cost,
     exact,
     goodput,
     installing,
@@ -51,8 +52,8 @@ BOTH = (STOCK_SYSTEM, (report.EDL, EdlJob, "edl"))
 
 parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
 PARTS = ["resize", "crash", "step-time", "starting", "horovod", "goodput", "thousand", "policy"]
-# Only when asked for: one downloads, one takes long, one is apart.
-APART = ["installing", "cluster-recovery", "exact"]
+# Only when asked for: one downloads, one takes long, two are apart.
+APART = ["installing", "cluster-recovery", "exact", "dashboard"]
 parser.add_argument("--only", choices=PARTS + APART, help="a part of it")
 parser.add_argument("--framework", choices=["torch", "tensorflow"], help="one of the two")
 parser.add_argument("--repetitions", type=int, default=3, help="of resizes and crashes")
@@ -127,6 +128,8 @@ class Bench:
             return {"exact": exact.measure_all(self._job, self._scratch, args.rounds, say)}
         if args.only == "cluster-recovery":
             return {"recovery": recovery.measure(self._scratch, say, args.times)}
+        if args.only == "dashboard":
+            return {"dashboard": self.dashboard(args.rounds, args.block)}
         return {}
 
     def goodputs(self, minutes: float, every_s: float, seed: int) -> dict[str, Any]:
@@ -279,6 +282,22 @@ class Bench:
         )
         return found
 
+    def dashboard(self, rounds: int, block: int) -> dashboard_cost.PageCost:
+        """Compare the step times of a job while its page is open and while it is not, in turns.
+
+        ``rounds`` is the number of pairs of blocks, ``block`` the number of steps in a block.
+        """
+        turns = self._scratch / f"turns-{self._jobs}"
+        found = dashboard_cost.measure(
+            self._job(EdlJob), "benchmarks.torch.edl", turns, rounds, block
+        )
+        say(
+            f"dashboard: {found.without_s * 1e3:.2f} ms and {found.with_s * 1e3:.2f} ms, ratio "
+            f"{found.ratio:.4f} ({found.low:.4f} to {found.high:.4f}), the server uses "
+            f"{found.server_part:.1%} of a core"
+        )
+        return found
+
     def _job(self, kind: type[AnyJob], settings: Mapping[str, str] | None = None) -> AnyJob:
         self._jobs += 1
         directory = self._scratch / f"job-{self._jobs}"
@@ -305,6 +324,7 @@ PAGES: Mapping[str, tuple[str, Callable[[Any, str], str]]] = {
     "recovery": ("cluster-recovery.md", recovery_page.markdown),
     "exact": ("exact.md", exact.page),
     "policy": ("policy.md", step_time.policy_page),
+    "dashboard": ("dashboard.md", dashboard_cost.page),
     "thousand": ("thousand.md", _thousand_page),
 }
 

@@ -60,17 +60,17 @@ def compare(
             turn = ["--turns", str(turns), "--name", name]
             turn += ["--warm", str(WARM), "--block", str(block)]
             job.start(module, WORKERS, *turn, *arguments)
-            _wait_for_block(job, turns, name, 0)
+            wait_for_block(job, turns, name, 0)
         for turn in range(rounds):
             for name in "ab" if turn % 2 == 0 else "ba":
-                before, began_s = {each: _cpu(job) for each, job in jobs.items()}, time.monotonic()
+                before, began_s = {each: cpu_s(job) for each, job in jobs.items()}, time.monotonic()
                 (turns / f"{name}.{turn}.go").touch()
-                _wait_for_block(jobs[name], turns, name, turn + 1)
-                used = {each: _cpu(job) - before[each] for each, job in jobs.items()}
+                wait_for_block(jobs[name], turns, name, turn + 1)
+                used = {each: cpu_s(job) - before[each] for each, job in jobs.items()}
                 waiting = "b" if name == "a" else "a"
                 idle[waiting].append(used[waiting] / (time.monotonic() - began_s) / WORKERS)
                 busy[name].append(used[name] / block / WORKERS)
-                medians[name].append(_block_median(jobs[name], turn, block))
+                medians[name].append(block_median(jobs[name], turn, block))
     finally:
         for job in jobs.values():
             job.stop()
@@ -125,7 +125,7 @@ def confidence(ratios: npt.NDArray[np.float64]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _wait_for_block(job: Job, turns: Path, name: str, turn: int) -> None:
+def wait_for_block(job: Job, turns: Path, name: str, turn: int) -> None:
     """Until all workers of the job have trained the block before ``turn`` and wait again."""
     job.wait(
         lambda: len(list(turns.glob(f"{name}.{turn}.*.done"))) == WORKERS,
@@ -133,7 +133,7 @@ def _wait_for_block(job: Job, turns: Path, name: str, turn: int) -> None:
     )
 
 
-def _block_median(job: Job, turn: int, block: int) -> float:
+def block_median(job: Job, turn: int, block: int) -> float:
     """Median step of the job's workers in one block."""
     first = WARM + turn * block  # the step that ended before the block
     durations = []
@@ -143,7 +143,7 @@ def _block_median(job: Job, turn: int, block: int) -> float:
     return float(np.median(np.concatenate(durations)))
 
 
-def _cpu(job: Job) -> float:
+def cpu_s(job: Job) -> float:
     """CPU seconds that the job's workers have used so far."""
     used = 0.0
     for worker in job.steps():

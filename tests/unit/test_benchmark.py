@@ -211,3 +211,13 @@ def test_a_rendezvous_is_told_by_its_median_run_and_for_each_member(
         ["256 members, in bulk", "1.00", "0.40", "3", "5.0", "78.8", "30", "75"],
         ["16 members, one by one", "1.00", "0.10", "", "40.5", "71.4", "1", "75"],
     ]
+
+
+def test_the_page_of_an_open_page_says_by_how_much_steps_are_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    dashboard_cost = importlib.import_module("benchmarks.dashboard_cost")
+    cost = dashboard_cost.PageCost(0.050, 0.051, 30, 1.02, 0.99, 1.05, 0.04, 0.041, 0.02)
+    row = "| 50.00 | 51.00 | +2.00% (-1.00% to +5.00%) | 40.00, 41.00 | 2.0% |"
+    assert row in dashboard_cost.page(cost, "a machine")
