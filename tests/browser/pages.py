@@ -15,7 +15,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, Request, expect
 
 WAIT_S = 120.0
-COLOURS = 96  # of a screenshot, which makes it a third as large
+COLOURS = 160  # of a screenshot, which makes it half as large
 AXE = Path(
     os.environ.get("EDL_AXE")
     or Path(sys.prefix, "browser", "node_modules", "axe-core", "axe.min.js")

@@ -91,6 +91,19 @@ def test_the_page_follows_a_job_through_a_kill_to_its_end(
     assert not any("token=" in one.url.partition("#")[0] for one in shown.requests)
 
 
+def test_it_explains_its_words(shown: Opened) -> None:
+    page = shown.page
+    for word in ("leader", "term", "generation", "goodput", "samples/s"):
+        meaning = page.locator(".stats abbr", has_text=re.compile(f"^{word}$"))
+        assert len(str(meaning.get_attribute("title")).split()) > 5, word
+    expect(page.locator(".stats")).to_contain_text("over the last 3 s")
+    page.locator(".words summary").focus()
+    page.keyboard.press("Enter")
+    goodput = page.locator(".words div", has=page.get_by_text("goodput", exact=True))
+    expect(goodput).to_contain_text("nothing held the training up")
+    assert shown.violations() == []
+
+
 def test_the_keyboard_chooses_a_generation(shown: Opened) -> None:
     page = shown.page
     page.get_by_role("listbox", name="Generations").focus()
@@ -274,9 +287,12 @@ def test_a_real_training_is_scaled_and_loses_its_leader(browser: Browser, shell:
     expect(page.locator("table.workers .bar")).to_have_count(3)
     leader = next(each for each in shell.status()["members"] if each["id"] == "w0")
     psutil.Process(leader["pid"]).kill()
-    expect(page.locator(".stats")).to_contain_text("term 2")
+    expect(page.locator(".stats")).to_contain_text(re.compile(r"term 2, since \d"))
     expect(page.locator(".incidents")).to_contain_text("w0 on host a was killed by signal 9")
     expect(page.locator(".incidents")).to_contain_text("The other 2 workers went on from step")
+    expect(page.locator(".incidents")).to_contain_text("w0 led the job")
+    expect(page.locator(".timeline .legend")).to_contain_text("failure")
+    expect(page.locator(".mark.tone-bad title")).to_contain_text("term 2; before, w0 led")
     expect(page.get_by_role("img", name="Loss over the steps")).to_be_visible()
     expect(page.locator("table.workers .bar")).to_have_count(3)
     expect(page.locator("[aria-labelledby=ledger-title]")).to_contain_text("trained")

@@ -52,7 +52,7 @@ def test_a_change_of_the_leader_is_marked_and_the_first_leader_is_not() -> None:
     assert (found.leader, found.led_s) == ("w1", CREATED + 9)
     (mark,) = found.marks
     assert (mark.kind, mark.tone) == ("leader", "change")
-    assert mark.reason == "w1 leads; before, w0 led. Training does not wait for that"
+    assert mark.reason == "w1 leads; before, w0 led"
 
 
 def test_a_start_costs_nothing_for_there_was_nothing_to_hold_up() -> None:

@@ -332,7 +332,7 @@ class TestZookeeper:
 
 class TestTheLeader:
     LED = (event(1, LeaderDetails("w1"), 0), event(10.05, LeaderDetails("w0"), 1, 195))
-    SAID = "w1 led the job; w0 leads now, and training did not wait for that."
+    SAID = "w1 led the job; w0 leads now."
 
     def test_that_was_lost_is_named_with_the_worker_that_leads_now(self) -> None:
         first, then = self.LED

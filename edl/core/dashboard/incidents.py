@@ -238,7 +238,7 @@ def _led(log: IncidentLog, event: Event, details: LeaderDetails) -> IncidentLog:
 
 def _took_over(former: str, leader: str) -> str:
     """Return a sentence that says which worker leads in place of ``former``, which was lost."""
-    return f"{former} led the job; {leader} leads now, and training did not wait for that."
+    return f"{former} led the job; {leader} leads now."
 
 
 def _failed(log: IncidentLog, event: Event, details: WorkerFailedDetails) -> IncidentLog:

@@ -257,7 +257,7 @@ class GenerationTimeline(Record):
         """Return the time line with ``worker`` as the leader, and a mark if another one led."""
         if worker == self.leader:
             return self
-        reason = f"{event.reason}; before, {self.leader} led. Training does not wait for that"
+        reason = f"{event.reason}; before, {self.leader} led"
         new = self._marked(event, reason) if self.leader is not None else self
         return replace(new, leader=worker, led_s=event.time)
 

@@ -9,6 +9,8 @@ const TOP = 26; // for the marks of events
 const BOTTOM = 20; // for the times
 const SPANS = [[0, "All"], [86400, "1 day"], [3600, "1 h"], [600, "10 min"]];
 const TONES = [["bad", "failure"], ["warning", "warning"], ["change", "new leader"], ["plain", "other event"]];
+const MARK_WIDTH = 10;
+const MOST_TEXTS = 8; // of marks at one place
 const WORDS = {
   start: "the job started", crash: "a crash was repaired", join: "workers joined",
   leave: "workers left", migrate: "workers moved", rebuild: "the ring was built again",
@@ -19,6 +21,27 @@ const WORDS = {
 export function named(band) {
   return band.first === band.last
     ? `Generation ${band.first}` : `Generations ${band.first} to ${band.last}`;
+}
+
+/**
+ * Return the marks as they are drawn, at `x(at)`: those that would lie on each other are one mark,
+ * which has the tone of the most serious one, and the text of all.
+ */
+function drawn(marks, x, now) {
+  const groups = [];
+  for (const mark of marks) {
+    const at = x(mark.at_s);
+    const rank = TONES.findIndex(([tone]) => tone === mark.tone);
+    const text = `${clock(mark.at_s, now)} ${mark.kind.replaceAll("_", " ")}: ${mark.reason}`;
+    const last = groups.at(-1);
+    if (last && at - last.at < MARK_WIDTH) {
+      last.rank = Math.min(last.rank, rank);
+      last.texts.push(text);
+    } else {
+      groups.push({ at, rank, texts: [text] });
+    }
+  }
+  return groups.map(({ at, rank, texts }) => ({ at, tone: TONES[rank][0], texts }));
 }
 
 function size(band) {
@@ -86,7 +109,7 @@ export class Timeline extends Component {
     const x = (at) => ((Math.min(to, Math.max(from, at)) - from) / (to - from)) * width;
     const high = HEIGHT - TOP - BOTTOM;
     const current = active ?? selected;
-    const marks = timeline.marks.filter((mark) => mark.at_s >= from && mark.at_s <= to);
+    const marks = drawn(timeline.marks.filter((mark) => mark.at_s >= from && mark.at_s <= to), x, now);
     const lasts = timeline.ended_s === null ? to - (timeline.began_s || to) : 0;
     const spans = SPANS.filter(([seconds]) => seconds < Math.max(lasts, span + 1) || !seconds);
     return html`
@@ -134,8 +157,8 @@ export class Timeline extends Component {
             })}
             ${marks.map((mark) => html`
               <g class="mark tone-${mark.tone}">
-                <title>${clock(mark.at_s, now)} ${mark.kind.replaceAll("_", " ")}: ${mark.reason}</title>
-                <path d="M ${x(mark.at_s)} ${TOP - 4} l -5 -9 h 10 z" />
+                <title>${mark.texts.slice(0, MOST_TEXTS).join("\n")}${mark.texts.length > MOST_TEXTS ? `\nand ${mark.texts.length - MOST_TEXTS} more` : ""}</title>
+                <path d="M ${mark.at} ${TOP - 4} l -5 -9 h 10 z" />
               </g>`)}
             <text class="time" x="0" y=${HEIGHT - 3}>${clock(from, now)}</text>
             <text class="time end" x=${width} y=${HEIGHT - 3}>${clock(to, now)}</text>

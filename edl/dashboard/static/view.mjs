@@ -91,7 +91,7 @@ function marked(text) {
 /** The time line with the generation that was chosen. */
 export function Generations({ timeline, now, chosen, cost, onSelect }) {
   const note = timeline.bands.length
-    ? html`Each band is one <${Word} name="ring" /> of workers (a <${Word} name="generation" />), as high as it has workers. Where two bands meet, the ring has changed: the dot is that <${Word} name="switch" />; the larger, the longer training stood still. Choose a band to see the parts. A triangle is an event: point at it to read it, or find it among the events below.`
+    ? html`Each band is one <${Word} name="ring" /> of workers (a <${Word} name="generation" />), as high as it has workers. Where two bands meet, the ring has changed: the dot is that <${Word} name="switch" />; the larger, the longer training stood still. Choose a band to see the parts. A triangle is an event, or several at nearly the same time, in the colour of the worst: point at it to read them, or look below.`
     : timeline.is_cut ? "No ring was built since." : "There is no ring yet.";
   const cut = timeline.is_cut
     ? `The log does not have the events before ${clock(timeline.began_s, now)} any more: the time line and goodput begin there. ` : "";
