@@ -145,8 +145,8 @@ class JobWatcher(PageWatcher):
             return
         asked = self._ask(reading.snapshot, self._token)
         step = reading.snapshot.status.step
-        lasts = outage_incident(reason, trouble, now_s - since_s, now_s, step, asked)
-        self._notify("bad", f"{text} The first entry of what happened is new.", lasts)
+        lasts = outage_incident(trouble, now_s - since_s, now_s, step, asked)
+        self._notify("bad", f"{text} Only the first entry of what happened is new.", lasts)
 
     def _notify(self, tone: str, text: str, *incidents: ShownIncident) -> None:
         """Say in the page that it is old, and why; ``incidents`` come before those of events."""

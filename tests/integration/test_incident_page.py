@@ -62,7 +62,11 @@ def test_the_page_tells_of_six_incidents_once_each(job: SpoiledJob) -> None:
     assert back["until_s"] > back["at_s"]
 
     full, free = job.full_disk()
-    says(full, what=("The disk of ", f"{job.disk}", "is full"), why="No space left on device")
+    says(
+        full,
+        what=(f"The disk at {job.disk} of hosts a and b is full",),
+        why="No space left on device",
+    )
     says(full, advice=(f"`df -h {job.disk}`", "The next checkpoint is tried by itself"))
     says(free, since="The checkpoint of step")
 

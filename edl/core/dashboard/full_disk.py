@@ -32,7 +32,7 @@ class FullDisk(Record):
     """A disk without space, with what could not be written to it.
 
     Attributes:
-        disk: where it is mounted, or a directory on it; empty: not known.
+        disk: where it is mounted, or a directory on it.
         hosts: the hosts that could not write to it, as far as they are known.
         folders: the directories that they could not write to.
         logs: the workers whose logs could not be written.
@@ -89,23 +89,22 @@ class FullDisk(Record):
         if self.logs:
             what = verb(len(self.logs), "its log", "their logs")
             missing.append(f"{listed(self.logs)} cannot write {what}")
-        return f"the disk{self._where} is full: {'; '.join(missing)}"
+        hosts = f" of {verb(len(self.hosts), 'host', 'hosts')} {listed(self.hosts)}"
+        return f"the disk at {self.disk}{hosts if self.hosts else ''} is full: {'; '.join(missing)}"
 
     @property
     def why(self) -> str:
         """What is known of the cause, in two sentences."""
-        host = f" of host {self.hosts[0]}" if len(self.hosts) == 1 else ""
+        paths = f" when edl writes to {listed(self.folders)}" if self.folders else ""
         return (
-            f"The system{host} says `{FULL}`. What has filled the disk, edl does not know. "
+            f"The system says `{FULL}`{paths}. What has filled the disk, edl does not know. "
             "Training goes on without what could not be written."
         )
 
     @property
     def advice(self) -> str:
         """What to do, in sentences."""
-        on = f" on host {self.hosts[0]}" if len(self.hosts) == 1 else ""
-        on = f" on each of these hosts ({listed(self.hosts)})" if len(self.hosts) > 1 else on
-        place = self.disk or "."
+        on = f" on {verb(len(self.hosts), 'host', 'hosts')} {listed(self.hosts)}"
         then = []
         if self.checkpoints:
             then.append(
@@ -115,8 +114,8 @@ class FullDisk(Record):
         if self.logs:
             then.append("Logs go on by themselves; what was printed meanwhile is lost.")
         return (
-            f"Free space{on}: `df -h {place}` shows the disk, `du -xh --max-depth=2 {place}` what "
-            f"fills it. {' '.join(then)}"
+            f"Free space there{on if self.hosts else ''}: `df -h {self.disk}` shows the disk, "
+            f"`du -xh --max-depth=2 {self.disk}` what fills it. {' '.join(then)}"
         )
 
     @property
@@ -132,13 +131,6 @@ class FullDisk(Record):
             found.append(f"{listed(self.resumed)} {write} again; {lost} of output {are} lost.")
         return tuple(found)
 
-    @property
-    def _where(self) -> str:
-        """The hosts and directories of the disk, as they follow the words "the disk"."""
-        host = f" of {verb(len(self.hosts), 'host', 'hosts')} {listed(self.hosts)}"
-        has = f" that has {listed(self.folders)}"
-        return (host if self.hosts else "") + (has if self.folders else "")
-
 
 def listed(names: Sequence[str]) -> str:
     """Return ``names`` as a list in words, of which at most four are named."""
@@ -149,5 +141,5 @@ def listed(names: Sequence[str]) -> str:
 
 
 def _with(names: tuple[str, ...], name: str) -> tuple[str, ...]:
-    """Return ``names`` with ``name`` at the end, if it is not empty and not there yet."""
-    return names if not name or name in names else (*names, name)
+    """Return ``names`` in order with ``name``, if it is not empty and not there yet."""
+    return names if not name or name in names else tuple(sorted((*names, name)))

@@ -85,8 +85,9 @@ def of_a_loss(spike: LossSpike) -> Cause:
     rose = before is not None and spike.rate_step is not None
     good = (spike.rate_step or 0) - 1 if rose else spike.lowest_step
     back = (
-        f"Stop the job (`edl stop JOB`) and resume it from a checkpoint of step {good} or before "
-        "(`edl checkpoint list` shows them; without one, start it again)"
+        "Stop the job soon (`edl stop JOB`), because only its newest checkpoints are kept. Copy "
+        f"one of step {good} or before (`edl checkpoint list`) into a directory of its own, and go "
+        "on from there (`edl run --resume-from DIRECTORY`); without one, start again"
         if spike.lowest is not None and good > 1
         else "Stop the job (`edl stop JOB`) and start it again"
     )

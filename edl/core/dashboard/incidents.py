@@ -247,7 +247,7 @@ def _failed(log: IncidentLog, event: Event, details: WorkerFailedDetails) -> Inc
     name = details.worker or f"the process in slot {details.slot}"
     who = f"worker {name}" if details.worker else name
     ended = causes.how_it_ended(details.exit_code)
-    what = f"{who} on host {details.host} {ended}, after step {event.step}"
+    what = f"{who} on host {details.host} {ended}"
     known = log.loss_of(event.time, (name,))
     if known is not None and SILENT in known.clauses.get(name, "") and known.kind == "evicted":
         return log.changed(known.then(event.time, f"{name} {ended}, when it was lost already."))
@@ -256,11 +256,11 @@ def _failed(log: IncidentLog, event: Event, details: WorkerFailedDetails) -> Inc
 
 def _frozen(log: IncidentLog, event: Event, details: WorkerFrozenDetails) -> IncidentLog:
     log = log.with_hosts({details.worker: details.host})
-    what = f"{log.placed(details.worker)} does not answer any more, since step "
+    what = f"{log.placed(details.worker)} does not answer any more"
     cause = causes.of_a_silence(details.host, event.reason)
     stacks = f" Where its threads were: {details.stacks} on that host." if details.stacks else ""
     cause = replace(cause, advice=cause.advice + stacks)
-    return log.lost(event, details.worker, f"{what}{event.step}", cause)
+    return log.lost(event, details.worker, what, cause)
 
 
 def _evicted(log: IncidentLog, event: Event, details: EvictedDetails) -> IncidentLog:
@@ -272,13 +272,13 @@ def _evicted(log: IncidentLog, event: Event, details: EvictedDetails) -> Inciden
         return log.changed(known.then(event.time))
     reason = event.reason.partition(": ")[2] or event.reason
     if reason.startswith("its process is gone"):
-        what = f"{log.placed(worker)} ended, after step {event.step}"
+        what = f"{log.placed(worker)} ended"
         return log.lost(event, worker, what, _of_an_unseen_end(log.host_of(worker), reason))
     if "frozen" in reason:
         reason = reason.removeprefix("it is frozen or cut off: ").removeprefix("it is frozen: ")
-        what = f"{log.placed(worker)} {SILENT} after step {event.step}"
+        what = f"{log.placed(worker)} {SILENT}"
         return log.lost(event, worker, what, causes.of_a_silence(log.host_of(worker), reason))
-    what = f"{log.placed(worker)} was taken out of the job after step {event.step}"
+    what = f"{log.placed(worker)} was taken out of the job"
     known_kind = EXPLANATIONS[event.kind]
     advice = known_kind.advice.replace("JOB WORKER", f"JOB {worker}")
     return log.lost(event, worker, what, causes.Cause(f"The leader says: {reason}.", advice))
@@ -336,12 +336,14 @@ def _without(log: IncidentLog, event: Event, details: GenerationDetails) -> Inci
     left, np = details.left, len(details.members)
     if details.repair and log.loss_of(event.time, left) is None:
         for worker in left:
-            what = f"{log.placed(worker)} was lost after step {event.step}"
+            what = f"{log.placed(worker)} was lost"
             cause = _of_an_unseen_end(log.host_of(worker), event.reason)
             log = log.lost(event, worker, what, cause)
     known = log.loss_of(event.time, left)
     if known is None or not (details.repair or {*left} & {*known.workers}):
         return log
+    if details.repair and not known.is_over:  # who told of the loss may have known an older step
+        known = replace(known, step=event.step)
     others = "worker" if np == 1 else workers(np)
     went = f"The other {others} went on from step {event.step}."
     return log.changed(known.then(event.time, went, is_over=True))
@@ -366,7 +368,7 @@ def _slow(log: IncidentLog, event: Event, details: SlowWorkerDetails) -> Inciden
     what = (
         f"all workers wait for {log.placed(worker)} in each step: it computes "
         f"{1000 * details.compute_s:.0f} ms, {times:.1f} times as long as the others "
-        f"({1000 * details.others_s:.0f} ms); noticed at step {event.step}"
+        f"({1000 * details.others_s:.0f} ms)"
     )
     cause = causes.of_a_slow_worker(worker, log.host_of(worker))
     new = Incident.of(log.count, event, what, worker)

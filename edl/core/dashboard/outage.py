@@ -50,7 +50,6 @@ class WorkerReports(Record):
 
 
 def outage_incident(
-    reason: str,
     trouble: str,
     lasted_s: float,
     now_s: float,
@@ -60,7 +59,6 @@ def outage_incident(
     """Return the incident of an outage that lasts.
 
     Args:
-        reason: why ZooKeeper does not answer.
         trouble: what is wrong with a ZooKeeper of this machine, with what to do; empty: not known.
         lasted_s: for how long it has not answered, in seconds.
         now_s: the present time, in seconds since 1970.
@@ -80,7 +78,7 @@ def outage_incident(
         step=step,
         until_s=None,
         what=what,
-        why=f"{causes.OF_ZOOKEEPER.why} What is known: {reason}.",
+        why=causes.OF_ZOOKEEPER.why,
         advice=trouble or causes.OF_ZOOKEEPER_AWAY,
         since=_since(step, asked),
     )

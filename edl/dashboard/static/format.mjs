@@ -11,10 +11,12 @@ export function number(value, digits = 3) {
   return value.toLocaleString("en-GB", { maximumFractionDigits: decimals });
 }
 
-/** Return `value` with three significant digits, also if it is tiny: "0.00012", "1.2e+9". */
+/** Return `value` with three significant digits, also if it is tiny or huge: "0.00012", "1.2e9". */
 export function significant(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return DASH;
-  return String(Number(value.toPrecision(3)));
+  const rounded = Number(value.toPrecision(3));
+  const far = Math.abs(rounded) >= 1e6 || (rounded !== 0 && Math.abs(rounded) < 1e-5);
+  return far ? rounded.toExponential().replace("e+", "e") : String(rounded);
 }
 
 /** Return a whole number with groups of thousands. */

@@ -5,6 +5,7 @@ import { html } from "./html.mjs";
 import { Chart, axis, colour } from "./charts.mjs";
 import { significant, whole } from "./format.mjs";
 
+const MOST_LINES = 5; // beside the first, across a logarithmic chart
 const FEW = 100; // times: a wider range is drawn on a logarithmic scale
 
 /** Return the largest and the smallest of the known values; undefined: there are none. */
@@ -13,8 +14,17 @@ function range(values) {
   return known.length ? [Math.min(...known), Math.max(...known)] : undefined;
 }
 
-/** Return the options of uPlot for one value over the steps. */
-function options(values, name, learning) {
+/** Return powers of ten between `low` and `high`, at most six: the lines of a logarithmic axis. */
+function powers(low, high) {
+  const [first, last] = [Math.ceil(Math.log10(low) - 1e-9), Math.floor(Math.log10(high) + 1e-9)];
+  const every = Math.max(1, Math.ceil((last - first) / MOST_LINES));
+  const found = [];
+  for (let at = first; at <= last; at += every) found.push(10 ** at);
+  return found;
+}
+
+/** Return the options of uPlot for one value over the steps; `now()` returns the newest section. */
+function options(values, name, now) {
   const [low, high] = range(values) ?? [0, 1];
   const isLog = low > 0 && high > FEW * low;
   const linear = (_, least, most) => [Math.min(0, least), most > least || most > 0 ? most * 1.1 : 1];
@@ -34,6 +44,7 @@ function options(values, name, learning) {
       ctx.fillText(text, x + 4 * devicePixelRatio, bbox.top + 11 * devicePixelRatio);
       ctx.restore();
     };
+    const learning = now();
     for (const one of learning.changes) line(one.step, colour("--wait"), [4, 4], `${one.np}`);
     if (name === "loss") for (const step of learning.not_finite.slice(0, 1)) line(step, colour("--bad"), [], "not finite");
   };
@@ -43,7 +54,7 @@ function options(values, name, learning) {
     scales: { x: { time: false }, y: isLog ? { distr: 3 } : { range: linear } },
     axes: [
       axis({ size: 30, space: 70, grid: { show: false }, values: (_, all) => all.map((one) => whole(one)) }),
-      axis({ size: 64, values: (_, all) => all.map((one) => (one === null ? "" : significant(one))) }),
+      axis({ size: 64, values: (_, all) => all.map((one) => (one === null ? "" : significant(one))), ...(isLog && { splits: (_, __, least, most) => powers(least, most), filter: (_, all) => all }) }),
     ],
     series: [{}, { stroke: colour(name === "loss" ? "--accent" : "--init"), width: 2, spanGaps: true, points: { show: false } }],
     hooks: { draw: [lines] },
@@ -65,7 +76,7 @@ export class Learning extends Component {
     const drawn = (name, data, note, empty) => html`
       <${card} name=${name} title=${name === "loss" ? "Loss" : "Learning rate"} note=${note}>
         ${range(data[1]) ? html`<${Chart} key="${name}${range(data[1])[0] > 0 && range(data[1])[1] > FEW * range(data[1])[0]}"
-          make=${() => options(data[1], name, this.learning)} data=${data}
+          make=${() => options(data[1], name, () => this.learning)} data=${data}
           label="${name === "loss" ? "Loss" : "Learning rate"} over the steps; now ${significant(data[1].at(-1))}" />`
           : html`<p class="muted empty">${empty}</p>`}
       <//>`;

@@ -61,7 +61,7 @@ export function Incidents({ incidents, now }) {
         <li key=${one.number} class="tone-${one.tone}">
           <p class="when"><time datetime=${new Date(1000 * one.at_s).toISOString()}>${clock(one.at_s, now)}</time>
             <small>${duration(now - one.at_s)} ago, step ${whole(one.step)}</small>
-            ${one.until_s !== null && html`<small>over at ${clock(one.until_s, now)}, after ${brief(one.until_s - one.at_s)}</small>`}</p>
+            ${one.until_s !== null && html`<small>over at ${clock(one.until_s, now)}, after ${duration(one.until_s - one.at_s)}</small>`}</p>
           <div>
             <p class="what"><strong>${one.what}</strong></p>
             <dl class="explanation">
@@ -197,7 +197,7 @@ export class Speed extends Component {
           label="Throughput over time; now ${number(last)} samples a second" />`
           : html`<p class="muted empty">Nothing was measured yet.</p>`}
       <//>
-      <${Card} name="step" title="Parts of a step" note="The mean over the workers. Waiting is for slower ones.">
+      <${Card} name="step" title="Parts of a step" note="The mean over the workers. Waiting is for slower ones. A gap: they were not known then.">
         ${timed ? html`<${Legend} items=${PARTS.map(([, name]) => [name])} />
           <${Chart} make=${partsOptions} data=${this.parts} label="Parts of a step over time; now ${said}" />`
           : html`<p class="muted empty">Not known: it takes some steps with edl's loaders.</p>`}
@@ -240,6 +240,7 @@ export class Scaling extends Component {
       ? `At a change of size training stood still for ${brief(scaling.change_s)}.`
       : `No change of size was measured yet; a stand-still of ${brief(scaling.change_s)} is assumed.`;
     const rest = scaling.room ? ` The hosts have room for ${counted(scaling.room, "worker")}.` : "";
+    const profiled = scaling.profiled.length ? ", an open one is from edl profile" : "";
     const model = scaling.fitted.length ? ", the dashed line is the model by which the job's policy decides" : "";
     const make = () => ({
       legend: { show: false },
@@ -260,7 +261,7 @@ export class Scaling extends Component {
       ],
     });
     return html`
-      <${Card} name="scaling" title="Another size" note="R(k), the samples a second of k workers: each dot is the mean over all steps measured with k workers, so it differs from the header, which has the last 3 s${model}. ${costs}${rest}" wide>
+      <${Card} name="scaling" title="Another size" note="R(k), the samples a second of k workers. A dot is the mean over all steps measured with k workers (the header has the last 3 s)${profiled}${model}. ${costs}${rest}" wide>
         <div class="split">
           ${points > 0 ? html`<${Chart} make=${make} data=${this.data}
             label="Throughput by number of workers; ${scaling.measured.map((one) => `${one.np}: ${number(one.samples_per_s)}`).join(", ")}" />`
