@@ -10,7 +10,7 @@ also after the job was deleted.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from edl.coordination.job_copy import NUMBERS
 from edl.coordination.job_store import JobStore
@@ -21,13 +21,14 @@ from edl.core.dashboard.job_header import away_in_words, unreadable_in_words
 from edl.core.dashboard.job_page import JobObservation, JobTrace, page_sections
 from edl.core.dashboard.leader_report import LeaderReport, report_age
 from edl.core.dashboard.outage import WorkerReports, outage_incident
+from edl.core.dashboard.server_probe import ServerProbe, outage_cause
 from edl.core.dashboard.shown_incidents import ShownIncident, shown_incidents
 from edl.core.dashboard.timeline import SwitchLoss
 from edl.core.job.profile import Curve
 from edl.core.policy.scaling_profile import ScalingProfile
 from edl.core.snapshot import Snapshot
 from edl.core.status import job_status
-from edl.dashboard.asked_workers import ask_workers
+from edl.dashboard.asked_directly import ask_workers, probe_servers
 from edl.dashboard.page_watcher import TURN_S, PageWatcher
 from edl.dashboard.published_page import PublishedPage
 from edl.errors import CoordinationError, UnknownJob
@@ -60,6 +61,7 @@ class JobWatcher(PageWatcher):
         clock: returns the time in seconds since 1970.
         steady_clock: returns seconds that pass evenly, whoever sets the time.
         ask: asks workers directly how far they are, while ZooKeeper does not answer.
+        probe: tries to connect to each server of ZooKeeper.
     """
 
     def __init__(
@@ -68,10 +70,12 @@ class JobWatcher(PageWatcher):
         clock: Callable[[], float] = time.time,
         steady_clock: Callable[[], float] = time.monotonic,
         ask: Callable[[Snapshot, str], WorkerReports] = ask_workers,
+        probe: Callable[[str], Mapping[str, ServerProbe]] = probe_servers,
     ) -> None:
         super().__init__(f"job {store.name}")
         self._store = store
-        self._clock, self._steady_clock, self._ask = clock, steady_clock, ask
+        self._clock, self._steady_clock = clock, steady_clock
+        self._ask, self._probe = ask, probe
         self._forget()
 
     def _forget(self) -> None:
@@ -143,9 +147,11 @@ class JobWatcher(PageWatcher):
         if reading is None or reading.snapshot.job.state.over:
             self._notify("bad", f"{text} {trouble}".rstrip())
             return
+        cause = outage_cause(trouble, self._probe(self._store.session.hosts))
+        self._trace = self._trace.with_outage(cause.why, now_s)
         asked = self._ask(reading.snapshot, self._token)
         step = reading.snapshot.status.step
-        lasts = outage_incident(trouble, now_s - since_s, now_s, step, asked)
+        lasts = outage_incident(cause, now_s - since_s, now_s, step, asked)
         self._notify("bad", f"{text} Only the first entry of what happened is new.", lasts)
 
     def _notify(self, tone: str, text: str, *incidents: ShownIncident) -> None:

@@ -55,9 +55,9 @@ def test_the_page_tells_of_six_incidents_once_each(job: SpoiledJob) -> None:
 
     away, back = job.zookeeper_outage()
     says(away, what=("ZooKeeper has not answered this page for", "nobody can join or leave"))
-    says(away, why="The ZooKeeper server was stopped", advice="`edl zookeeper status`")
+    says(away, why=f"No server runs at {job.server.hosts}", advice="`edl zookeeper status`")
     says(away, since=("of 2 workers", "more than ZooKeeper has told"))
-    says(back, what="ZooKeeper did not answer for", why="server was stopped", advice="the log of")
+    says(back, what="ZooKeeper did not answer for", why="No server runs at", advice="the log of")
     says(back, since=("Training went on meanwhile, from step", "ZooKeeper answers again."))
     assert back["until_s"] > back["at_s"]
 

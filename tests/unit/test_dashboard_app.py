@@ -22,6 +22,7 @@ from shown_job import (
 
 from edl.coordination.job_copy import NUMBERS
 from edl.core.dashboard.outage import WorkerReports
+from edl.core.dashboard.server_probe import ServerProbe
 from edl.core.events import CheckpointFailedDetails
 from edl.core.records import JobState
 from edl.dashboard.answers import HEADERS, view_token
@@ -47,6 +48,7 @@ def watcher(store: ShownStore) -> JobWatcher:
         found,
         clock=lambda: CREATED + 600.0 + store.reads,
         steady_clock=lambda: store.reads,
+        probe=lambda hosts: {hosts: ServerProbe.SILENT},
         ask=lambda now, run: WorkerReports(3, 2, now.status.step + 7) if run else WorkerReports(),
     )
     one.turn()
@@ -175,6 +177,7 @@ def test_zookeeper_goes_and_comes_back(watcher: JobWatcher, store: ShownStore) -
     assert shown["notice"]["text"].startswith("ZooKeeper has not answered for 1 second: no conn")
     first, *others = shown["incidents"]
     assert (first["kind"], first["until_s"], first["step"]) == ("zookeeper_away", None, 1000)
+    assert first["why"].startswith("Nothing answers at 127.0.0.1:2181: the machine is down")
     assert "2 of 3 workers say that step 1007 is complete, 7 steps more" in first["since"]
     assert others == sections_before["incidents"]
     store.error = None

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from shown_job import CREATED, event, generation, snapshot, switch, training
 
+from edl.core.dashboard.incident_causes import Cause
 from edl.core.dashboard.incidents import MOST_INCIDENTS, IncidentLog
 from edl.core.dashboard.outage import WorkerReports, outage_incident
+from edl.core.dashboard.server_probe import ServerProbe, outage_cause
 from edl.core.dashboard.shown_incidents import (
     SHOWN,
     ShownIncident,
@@ -303,7 +305,8 @@ class TestZookeeper:
 
     @staticmethod
     def lasts(asked: WorkerReports, trouble: str = "") -> ShownIncident:
-        return outage_incident(trouble, 7.2, CREATED + 60, 640, asked)
+        cause = outage_cause(trouble, {"a:2181": ServerProbe.REFUSED})
+        return outage_incident(cause, 7.2, CREATED + 60, 640, asked)
 
     def test_that_is_away_now(self) -> None:
         one = self.lasts(WorkerReports(2, 1, 652))
@@ -315,8 +318,31 @@ class TestZookeeper:
             "Training goes on: asked directly, 1 of 2 workers says that step 652 is complete, "
             "12 steps more than ZooKeeper has told."
         )
-        full = "The disk that has its data, /x, is full: free space there."
-        assert self.lasts(WorkerReports(2, 1, 652), full).advice == full
+        assert "No server runs at a:2181: the machine refuses connections" in one.why
+
+    def test_that_is_on_this_machine_has_its_own_cause(self) -> None:
+        trouble = "The disk that has its data, /x, is full: free space there."
+        one = self.lasts(WorkerReports(2, 1, 652), trouble)
+        assert one.why == "The disk that has the server's data, /x, is full."
+        assert one.advice == "Free space there."
+        ended = outage_cause("Its process is stopped: `kill -CONT 5` wakes it.", {})
+        assert ended == Cause("The server's process is stopped.", "`kill -CONT 5` wakes it.")
+
+    def test_that_does_not_answer_is_explained_by_what_its_servers_do(self) -> None:
+        probes = {"a:1": ServerProbe.SILENT, "b:1": ServerProbe.OPEN, "c:1": ServerProbe.SILENT}
+        why = outage_cause("", probes).why
+        assert "Nothing answers at a:1 and c:1: the machine is down or frozen" in why
+        assert "A server at b:1 takes connections, but does not answer" in why
+        assert outage_cause("", {}).why.startswith("The ZooKeeper server was stopped")
+
+    def test_a_cause_that_the_page_has_seen_is_said_afterwards(self) -> None:
+        log = replace(IncidentLog(), outage_why="It was the disk.", outage_s=CREATED + 58)
+        back = event(60, ZookeeperBackDetails(12.34, 640), 1, 700)
+        (one,) = shown_incidents(log.with_event(back), status(), 0.0)
+        assert one.why == "It was the disk."
+        later = replace(back, time=CREATED + 900)
+        (one,) = shown_incidents(log.with_event(later), status(), 0.0)
+        assert one.why.startswith("The ZooKeeper server was stopped")
 
     def test_whether_workers_train_then_is_said_only_if_they_say_so(self) -> None:
         assert "no step has completed since step 640" in self.lasts(WorkerReports(2, 2, 640)).since

@@ -44,6 +44,7 @@ MOST_HOSTS = 400  # workers whose hosts are known
 SILENT = "stopped answering"  # in what is said of a worker that is frozen or cut off
 LOSS_NOW = "At step "  # begins what is said of a loss that was told of before
 TOGETHER_S = 20.0  # losses of workers at most so far apart are one incident
+SEEN_S = 30.0  # by which the clocks of the page and of a worker may differ
 SAME_S = 600.0  # further events about the same worker, or further failures of the same kind
 
 
@@ -58,6 +59,8 @@ class IncidentLog(Record):
         leader: the worker that leads; empty: not known.
         former: the worker that led before; empty: not known, or none did.
         led_s: since when ``leader`` leads, in seconds since 1970.
+        outage_why: why ZooKeeper did not answer lately, as the page has seen; empty: not known.
+        outage_s: when the page saw that last, in seconds since 1970.
         count: how many incidents there were.
     """
 
@@ -67,6 +70,8 @@ class IncidentLog(Record):
     leader: str = ""
     former: str = ""
     led_s: float = 0.0
+    outage_why: str = ""
+    outage_s: float = 0.0
     count: int = 0
 
     def with_hosts(self, hosts: Mapping[str, str]) -> IncidentLog:
@@ -382,6 +387,9 @@ def _slow(log: IncidentLog, event: Event, details: SlowWorkerDetails) -> Inciden
 
 
 def _away(log: IncidentLog, event: Event, details: ZookeeperBackDetails) -> IncidentLog:
+    """Fold the end of an outage, of which the page may have seen the cause."""
+    is_known = abs(event.time - log.outage_s) < details.away_s + SEEN_S
+    why = log.outage_why if log.outage_why and is_known else causes.OF_ZOOKEEPER.why
     what = f"ZooKeeper did not answer for {details.away_s:.1f} s: nobody could join or leave"
     steps, went_on = event.step - details.from_step, f"Training went on, until step {event.step}"
     if details.from_step >= 0 and steps:
@@ -395,7 +403,7 @@ def _away(log: IncidentLog, event: Event, details: ZookeeperBackDetails) -> Inci
         Incident.of(log.count, event, what),
         at_s=event.time - details.away_s,
         step=details.from_step if details.from_step >= 0 else event.step,
-        why=causes.OF_ZOOKEEPER.why,
+        why=why,
         advice=causes.OF_ZOOKEEPER.advice,
     )
     return log.opened(new.then(event.time, f"{went_on}. ZooKeeper answers again.", is_over=True))

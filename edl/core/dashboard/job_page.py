@@ -85,6 +85,10 @@ class JobTrace:
         hosts = {member.name: member.host for member in snapshot.members}
         return replace(self, incidents=self.incidents.with_hosts(hosts))
 
+    def with_outage(self, why: str, now_s: float) -> JobTrace:
+        """Return the trace of a job whose ZooKeeper does not answer at ``now_s``, and why."""
+        return replace(self, incidents=replace(self.incidents, outage_why=why, outage_s=now_s))
+
     def cut(self, at_s: float) -> JobTrace:
         """Return the trace of a job whose log has lost the events before ``at_s``.
 

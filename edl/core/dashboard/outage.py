@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from edl.core.dashboard import incident_causes as causes
+from edl.core.dashboard.incident_causes import Cause
 from edl.core.dashboard.shown_incidents import ShownIncident
 from edl.core.plural import counted, verb, workers
 from edl.core.record import Record
@@ -50,7 +50,7 @@ class WorkerReports(Record):
 
 
 def outage_incident(
-    trouble: str,
+    cause: Cause,
     lasted_s: float,
     now_s: float,
     step: int,
@@ -59,7 +59,7 @@ def outage_incident(
     """Return the incident of an outage that lasts.
 
     Args:
-        trouble: what is wrong with a ZooKeeper of this machine, with what to do; empty: not known.
+        cause: why it does not answer, and what to do.
         lasted_s: for how long it has not answered, in seconds.
         now_s: the present time, in seconds since 1970.
         step: the newest complete step that ZooKeeper has told of.
@@ -78,8 +78,8 @@ def outage_incident(
         step=step,
         until_s=None,
         what=what,
-        why=causes.OF_ZOOKEEPER.why,
-        advice=trouble or causes.OF_ZOOKEEPER_AWAY,
+        why=cause.why,
+        advice=cause.advice,
         since=_since(step, asked),
     )
 
