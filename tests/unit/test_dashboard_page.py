@@ -52,6 +52,8 @@ def test_the_state_in_words() -> None:
     assert header_of(snapshot(status=training(quiet_s=40.0))) == ("no step for 40 s", "bad")
     starts = snapshot((0, 1), stages={0: Stage.PREPARING, 1: Stage.PREPARING})
     assert header_of(starts) == ("starting: 2 workers prepare", "warning")
+    begins = replace(snapshot((0, 1)), members=starts.members)
+    assert header_of(begins) == ("no worker trains; 2 workers prepare", "bad")
     assert header_of(snapshot(state=JobState.FINISHED)) == ("finished", "over")
     assert header_of(snapshot(state=JobState.FAILED)) == ("failed", "bad")
     few = replace(snapshot((0,)), job=snapshot().job)

@@ -29,6 +29,7 @@ from edl.core.events import (
     LogResumedDetails,
     LossSpikeDetails,
     NoTemplateDetails,
+    ResumedDetails,
     SlowWorkerDetails,
     StalledDetails,
     WorkerFailedDetails,
@@ -115,6 +116,28 @@ class TestAKilledWorker:
         assert "Worker w1 on host node1 was killed" in one.what
         assert "w2 on host node0 ended with exit code 1" in one.what
         assert "ValueError: no" in one.why
+
+    def test_when_none_is_left_others_begin_at_a_checkpoint(self) -> None:
+        (one,) = told(
+            killed(10, "w0"),
+            killed(10.1, "w1"),
+            generation(17, 2, ("w2", "w3"), joined=("w2", "w3"), left=("w0", "w1"), repair=True),
+            event(18, ResumedDetails("/ckpt/474", 19), 2, 474),
+            now=status(world_size=2),
+        )
+        assert (one.tone, one.step) == ("over", 195)
+        assert "the memory of their hosts was used up" in one.why
+        assert one.since == (
+            "No worker was left that could go on; others were started. w2, w3 joined 7 s after "
+            "it: 2 workers train. They went on from the checkpoint of step 474; at least 19 steps "
+            "are trained again."
+        )
+
+    def test_newcomers_of_the_same_switch_have_not_gone_on(self) -> None:
+        (one,) = told(
+            killed(10), generation(11, 2, ("w0", "w2"), joined=("w2",), left=("w1",), repair=True)
+        )
+        assert "The other worker went on from step 11." in one.since
 
     def test_an_hour_later_it_is_another_one(self) -> None:
         assert len(told(*self.STORY, killed(3700, "w2"))) == 2

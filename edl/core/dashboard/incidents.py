@@ -28,6 +28,7 @@ from edl.core.events import (
     LogFailedDetails,
     LogResumedDetails,
     LossSpikeDetails,
+    ResumedDetails,
     SlowWorkerDetails,
     StalledDetails,
     SwitchDetails,
@@ -42,6 +43,7 @@ from edl.core.record import Record
 MOST_INCIDENTS = 40
 MOST_HOSTS = 400  # workers whose hosts are known
 SILENT = "stopped answering"  # in what is said of a worker that is frozen or cut off
+NONE_LEFT = "No worker was left that could go on; others were started."
 LOSS_NOW = "At step "  # begins what is said of a loss that was told of before
 TOGETHER_S = 20.0  # losses of workers at most so far apart are one incident
 SEEN_S = 30.0  # by which the clocks of the page and of a worker may differ
@@ -254,9 +256,13 @@ def _failed(log: IncidentLog, event: Event, details: WorkerFailedDetails) -> Inc
     ended = causes.how_it_ended(details.exit_code)
     what = f"{who} on host {details.host} {ended}"
     known = log.loss_of(event.time, (name,))
+    hosts = {log.host_of(worker) for worker in known.workers} if known is not None else set()
+    cause = causes.of_an_end(
+        replace(details, host="their hosts") if hosts - {details.host} else details
+    )
     if known is not None and SILENT in known.clauses.get(name, "") and known.kind == "evicted":
         return log.changed(known.then(event.time, f"{name} {ended}, when it was lost already."))
-    return log.lost(event, name, what, causes.of_an_end(details))
+    return log.lost(event, name, what, cause)
 
 
 def _frozen(log: IncidentLog, event: Event, details: WorkerFrozenDetails) -> IncidentLog:
@@ -338,7 +344,7 @@ def _without(log: IncidentLog, event: Event, details: GenerationDetails) -> Inci
 
     A worker whose end was told before the ring broke is lost, too, whatever the ring did.
     """
-    left, np = details.left, len(details.members)
+    left = details.left
     if details.repair and log.loss_of(event.time, left) is None:
         for worker in left:
             what = f"{log.placed(worker)} was lost"
@@ -347,11 +353,24 @@ def _without(log: IncidentLog, event: Event, details: GenerationDetails) -> Inci
     known = log.loss_of(event.time, left)
     if known is None or not (details.repair or {*left} & {*known.workers}):
         return log
+    survivors = len({*details.members} - {*details.joined})
+    if not survivors:
+        return log.changed(known.then(event.time, NONE_LEFT, is_over=True))
     if details.repair and not known.is_over:  # who told of the loss may have known an older step
         known = replace(known, step=event.step)
-    others = "worker" if np == 1 else workers(np)
+    others = "worker" if survivors == 1 else workers(survivors)
     went = f"The other {others} went on from step {event.step}."
     return log.changed(known.then(event.time, went, is_over=True))
+
+
+def _resumed(log: IncidentLog, event: Event, details: ResumedDetails) -> IncidentLog:
+    """Fold the checkpoint from which a job went on that had lost all its workers."""
+    known = log.newest(event.time, lambda one: one.kind in LOST and NONE_LEFT in one.followed)
+    if known is None or details.lost_steps is None:
+        return log
+    again = f"at least {counted(details.lost_steps, 'step')} are trained again"
+    said = f"They went on from the checkpoint of step {event.step}; {again}."
+    return log.changed(known.then(event.time, said))
 
 
 def _switched(log: IncidentLog, event: Event, details: SwitchDetails) -> IncidentLog:
@@ -497,6 +516,7 @@ _FOLDS: Mapping[type[Details], Callable[[IncidentLog, Event, Any], IncidentLog]]
     StalledDetails: _stalled,
     GenerationDetails: _new_ring,
     SwitchDetails: _switched,
+    ResumedDetails: _resumed,
     SlowWorkerDetails: _slow,
     ZookeeperBackDetails: _away,
     LogFailedDetails: _log_failed,

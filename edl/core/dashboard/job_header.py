@@ -169,6 +169,10 @@ def state_in_words(status: JobStatus, standing_s: float, report: ReportAge) -> t
             f"starting: {workers(len(status.members))} {_prepare(len(status.members))}",
             "warning",
         )
+    if status.members and all(
+        one.stage in (Stage.PREPARING, Stage.READY) for one in status.members
+    ):
+        return f"no worker trains; {workers(joining)} {_prepare(joining)}", "bad"
     if standing_s:
         return f"no step for {standing_s:.0f} s", "warning" if standing_s < 10 else "bad"
     if report.is_old:
