@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from edl.core.step.aligned import AlignedSource
+from edl.core.step.source import Source
+from edl.core.step.step_record import StepRecords
 from edl.errors import UsageError
 from edl.framework.exact_sum import rounding_constant
 
@@ -60,6 +63,21 @@ class ArrayKind(Protocol):
 
 
 Together = Callable[[Any, str], Any]
+
+
+def logical_workers_of_step(source: Source, records: StepRecords | None, total: int) -> int:
+    """Return how many logical workers train in the open step, on all workers.
+
+    Args:
+        source: the data of the job.
+        records: the records of the step, of all workers; None in a warm-up.
+        total: the samples of the step, on all workers.
+    """
+    unit = source.batching.micro_batch
+    if records is not None and isinstance(source, AlignedSource):
+        positions = records.column("position")
+        unit = source.units.at(int(positions[positions >= 0].min()))
+    return -(-total // unit)
 
 
 def exact_means(

@@ -14,6 +14,7 @@ from typing import Any
 from edl.core.events import DataSkippedDetails
 from edl.core.step.aligned import AlignedSource
 from edl.core.step.batching import Batching, batching, logical_batching
+from edl.core.step.shuffle import Indices
 from edl.core.step.source import Source
 from edl.core.step.stream import StreamSource
 from edl.data.dataset import fingerprint_of, skip_events
@@ -242,6 +243,7 @@ def attach_source(
     shuffle: bool,
     seed: int,
     prefetch_batches: int,
+    sampler: Callable[[int], Indices] | None = None,
 ) -> Source:
     """Declare a numbered data set as the job's training data, and return its description.
 
@@ -252,11 +254,13 @@ def attach_source(
     Args:
         worker: the worker that this process is.
         dataset: the data set, whose samples can be read by number.
-        total: the number of samples in it.
+        total: the number of samples in it; with ``sampler``, the number of positions of an epoch.
         batches: the batch sizes, as :func:`asked_batching` returns them.
         shuffle: whether to shuffle the samples in each epoch.
         seed: the seed of the shuffled order.
         prefetch_batches: how many batches the loader forms ahead of the one in training.
+        sampler: returns the sample at each position of an epoch, by the epoch's number from 0, the
+            same on all workers; None: the order follows from ``shuffle`` and ``seed``.
 
     Raises:
         DataError: if the data set is empty.
@@ -265,7 +269,7 @@ def attach_source(
     """
     fingerprint = fingerprint_of(dataset)
     kind = AlignedSource if batches.global_batch else Source
-    source = kind(total, batches, shuffle, seed, prefetch_batches, fingerprint)
+    source = kind(total, batches, shuffle, seed, prefetch_batches, fingerprint, sampler)
     worker.attach_source(source)
     for reason, details in skip_events(dataset):
         worker.log_event(DataSkippedDetails(**details), reason)

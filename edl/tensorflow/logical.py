@@ -26,7 +26,7 @@ from tensorflow.python.framework.func_graph import FuncGraph
 from edl.core.step.step_state import StepState
 from edl.core.step.weighting import Weights
 from edl.errors import RingBroken, UsageError
-from edl.framework.exact_mean import Summands, exact_means
+from edl.framework.exact_mean import Summands, exact_means, logical_workers_of_step
 from edl.framework.exact_sum import CHUNK, add_rounded, divide_into
 from edl.framework.random_numbers import RandomNumbers
 from edl.framework.reduction import StepReduction
@@ -339,9 +339,10 @@ class LogicalReduction:
             UsageError: the workers have other seeds or numbers of threads.
         """
         loader = self._worker.loader
-        micro_batch = loader.progress.source.batching.micro_batch
-        total = weights.total or loader.engine.batches.samples  # of a warm-up, which has no records
-        pieces, divisor = -(-total // micro_batch), total / micro_batch
+        source, engine = loader.progress.source, loader.engine
+        total = weights.total or engine.batches.samples  # of a warm-up, which has no records
+        pieces = logical_workers_of_step(source, engine.records, total)
+        divisor = total / source.batching.micro_batch
         rows = [
             Summands(
                 like,

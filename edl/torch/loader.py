@@ -5,12 +5,14 @@ from __future__ import annotations
 import pickle
 from collections import deque
 from collections.abc import Callable, Iterator, Sized
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch.utils.data
 
+from edl.core.step.aligned import first_untrained
 from edl.core.step.batch import Batch
 from edl.core.step.seeds import derived_seed
+from edl.core.step.shuffle import Indices
 from edl.data.dataset import Dataset
 from edl.data.stateful_stream import StatefulStream
 from edl.data.stream import Stream
@@ -46,6 +48,19 @@ UNFINISHED = (
 )
 
 
+class SampleOrder(Protocol):
+    """The samples of each epoch in order; a sample may be there several times, or not at all.
+
+    Attributes:
+        total: how many positions an epoch has.
+    """
+
+    total: int
+
+    def __call__(self, epoch: int) -> Indices:
+        """Return the index of the sample at each position of the epoch ``epoch``, from 0."""
+
+
 class DataLoader:
     """A loader of batches of a dataset, whose samples are divided among the workers of the job.
 
@@ -77,6 +92,8 @@ class DataLoader:
         prefetch_factor: how many batches each loader process loads ahead; None: 2.
         worker_init_fn: a function that each loader process calls at its start, with its number
             from 0; None: there is none.
+        order: which sample is at each position of an epoch, in place of ``shuffle`` and ``seed``;
+            the same on all workers. None: they decide.
         worker: the :class:`~edl.worker.worker.Worker` to load for; None: that of this process.
         options: all other arguments of ``torch.utils.data.DataLoader``. ``persistent_workers`` is
             True if it is not given and there are loader processes.
@@ -100,6 +117,7 @@ class DataLoader:
         micro_batch: int | None = None,
         prefetch_factor: int | None = None,
         worker_init_fn: Callable[[int], None] | None = None,
+        order: SampleOrder | None = None,
         worker: Worker | None = None,
         **options: Any,
     ) -> None:
@@ -119,17 +137,17 @@ class DataLoader:
         )
         _check(options)
         ahead = num_workers * (prefetch_factor or 2)
-        order = batches, shuffle, seed, ahead
+        how = batches, shuffle, seed, ahead
         loaded: Any = dataset
         if is_numbered(dataset):
-            total = len(cast(Sized, dataset))
+            total = len(cast(Sized, dataset)) if order is None else order.total
             if total < 1:
                 raise DataError("the dataset has 0 samples; at least one is needed")
-            self._source = attach_source(self._worker, dataset, total, *order)
+            self._source = attach_source(self._worker, dataset, total, *how, order)
             self._worker.loader.sampler.rereads = True
         else:
             stream = stream_of(dataset)
-            self._source = attach_stream(self._worker, stream, *order)
+            self._source = attach_stream(self._worker, stream, *how)
             if isinstance(stream, StatefulStream):
                 track(**{"edl.DataLoader": stream})
             loaded = _Parsed(stream.parse, is_packed=num_workers > 0)
@@ -181,6 +199,14 @@ class DataLoader:
         """
         asked_length("loader.epochs()", count, max_steps)
         return self._epochs(count, max_steps)
+
+    def endless_epochs(self) -> Iterator[int]:
+        """Yield the numbers of the job's epochs for as long as the script asks for a further one.
+
+        It is for scripts that do not say how long they train. When such a script has ended, the job
+        has finished. A newcomer first warms up, as with :meth:`epochs`.
+        """
+        return self._epochs(None, None)
 
     def _epochs(self, count: int | None, max_steps: int | None) -> Iterator[int]:
         self._worker.on_resize(self._resized)
@@ -279,8 +305,11 @@ class DataLoader:
     def batch_index(self) -> int:
         """The number of the current batch in its epoch, counted from 0; the same on all workers.
 
-        After the epoch's last batch it is the number of the epoch's batches.
+        After the epoch's last batch it is the number of the epoch's batches. In a job that was
+        resumed within the epoch the count begins anew, except with logical workers.
         """
+        if self._worker.logical:
+            return first_untrained(self._worker.loader.ledger, self._source.batch_size)
         return self._worker.loader.progress.update_order.batch
 
     def __len__(self) -> int:

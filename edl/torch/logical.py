@@ -21,7 +21,7 @@ import torch
 
 from edl.core.step.weighting import Weights
 from edl.errors import RingBroken, UsageError
-from edl.framework.exact_mean import Summands, exact_means
+from edl.framework.exact_mean import Summands, exact_means, logical_workers_of_step
 from edl.ring.ring import CollectiveFailed
 from edl.torch.collectives import average_start, finish
 from edl.torch.exact_tensors import Tensors
@@ -117,9 +117,11 @@ class LogicalSums:
             local = gradient.parameter.grad
             if local is None:
                 continue
+            is_leftover = gradient.is_leftover()  # the script has left its loop before backward()
             gradient.parameter.grad = None  # zeros too: an optimizer would decay weights by them
             if gradient.computed != self._step:
-                not_computed.append((gradient.name, local.any()))
+                if not is_leftover:
+                    not_computed.append((gradient.name, local.any()))
             elif weight:
                 own = local.detach().resolve_conj()
                 self._kept.setdefault(gradient, []).append((own, weight))
@@ -151,9 +153,10 @@ class LogicalSums:
                 threads.
         """
         loader = self._worker.loader
-        micro_batch = loader.progress.source.batching.micro_batch
-        total = weights.total or loader.engine.batches.samples  # of a warm-up, which has no records
-        pieces, divisor = -(-total // micro_batch), total / micro_batch
+        source, engine = loader.progress.source, loader.engine
+        total = weights.total or engine.batches.samples  # of a warm-up, which has no records
+        pieces = logical_workers_of_step(source, engine.records, total)
+        divisor = total / source.batching.micro_batch
         rows = [Summands(each.parameter, self._kept.get(each, []), divisor) for each in gradients]
         rows += self._buffers.summands(pieces)
         if weights.sends:

@@ -352,14 +352,14 @@ class AlignedSampler(BatchSampler):
 
         With logical workers a microbatch is that of one of them, so it ends where a span ends.
         """
-        batching = self._source.batching
-        if not batching.logical:
+        if not self._source.batching.logical:
             return super()._split(spans, size)
-        sizes: list[int] = []
+        unit, sizes = self._source.units.at(spans[0][0]), []
         for start, stop in spans:
             samples = min(stop - start, size)
             size -= samples
-            sizes += batching.split(samples, self.microbatches) if samples else []
+            whole, rest = divmod(samples, unit)
+            sizes += [unit] * whole + [rest] * (rest > 0)
         return sizes
 
     def set_microbatches(self, ledger: Ledger) -> None:
@@ -373,7 +373,7 @@ class AlignedSampler(BatchSampler):
         if batching.logical and (known := dealt(ledger, size)):
             now = [span_of(min(known), size)]
             most = max(length(common(spans, now)) for _, spans in ledger.leases)
-            self.microbatches = -(-most // batching.micro_batch)
+            self.microbatches = -(-most // self._source.units.at(now[0][0]))
 
     def untrained_pieces(self, ledger: Ledger, batches: Sequence[Batch]) -> int:
         """Return how many logical workers this worker has yet to train in the open step.
@@ -381,5 +381,7 @@ class AlignedSampler(BatchSampler):
         Right after a repair nothing is leased but the global batch in training. The arguments are
         those of the base class.
         """
-        batching = self._source.batching
-        return -(-self.left(ledger, batches) // batching.micro_batch) if batching.logical else 0
+        held = ledger.held_by(self._worker)
+        if not self._source.batching.logical or not held:
+            return 0
+        return -(-self.left(ledger, batches) // self._source.units.at(held[0][0]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from edl.core.step.aligned import AlignedSource, dealt
@@ -123,3 +125,12 @@ def test_a_worker_without_a_part_of_the_step_gets_one() -> None:
     assert dict(LOGICAL.regroup(before, (2, 7), 1).leases) == {2: ((22, 23), (20, 22))}
     assert dict(LOGICAL.regroup(before, (7,), 1).leases) == {7: ((20, 23),)}
     assert LOGICAL.added_pieces(before, (7,), 1) == 2
+
+
+def test_the_replicas_of_a_sampler_share_the_last_global_batch_evenly() -> None:
+    sampled = replace(LOGICAL, total=20 + 5, sampler=lambda _: np.arange(25))
+    assert [sampled.units.at(position) for position in (0, 19, 20, 24)] == [2, 2, 1, 1]
+    rest = Ledger(25, 0, ((20, 25),))
+    last = grant(rest, [(each, 1) for each in (4, 2)], sampled.policy(0))
+    assert dict(last.leases) == {4: ((20, 23),), 2: ((23, 25),)}
+    assert sampled.added_pieces(last, (4,), 1) == 2

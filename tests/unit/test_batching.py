@@ -104,8 +104,6 @@ def test_logical_workers_share_a_global_batch() -> None:
     assert logical_batching("loader", Batching(global_batch=12), 3) == asked
     assert [asked.microbatches(size) for size in (1, 2, 3)] == [3, 2, 1]
     assert [asked.iterations(25, size) for size in (1, 2, 3)] == [3, 3, 3]  # updates
-    assert asked.split(12, 3) == [4, 4, 4]
-    assert asked.split(9, 2) == [4, 4, 1]  # the end of an epoch
     assert str(asked) == "batch_size=4 of each of 3 logical workers"
 
 

@@ -51,6 +51,7 @@ class Pieces:
         self.loader = SimpleNamespace(
             batch_weight=micro_batch,
             progress=SimpleNamespace(source=SimpleNamespace(batching=batching)),
+            engine=SimpleNamespace(records=None),
         )
         self.sums = LogicalSums(cast(Worker, SimpleNamespace(loader=self.loader)), self.net, "")
         part: Any = None

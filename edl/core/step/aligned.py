@@ -17,11 +17,11 @@ logical workers it does not: there the survivors train the slice in the same ste
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from edl.core.step.ledger import LeasePolicy, Ledger, free_leases, grant
-from edl.core.step.source import Source
+from edl.core.step.source import SliceSizes, Source
 from edl.core.step.spans import Span, common, joined, length, subtract_spans, take
 
 
@@ -42,15 +42,21 @@ class AlignedSource(Source):
 
         ``size``, the number of workers in the ring, is not used.
         """
-        return SlicePolicy(self.batch_size, unit=self.unit)
+        return SlicePolicy(self.batch_size, units=self.units)
 
     @property
-    def unit(self) -> int:
-        """The number of samples that one worker trains together, of which slices are made.
+    def units(self) -> SliceSizes:
+        """The numbers of samples that one worker trains together, of which slices are made.
 
-        With logical workers it is the batch of one of them; else 1.
+        Where a distributed sampler says which samples an epoch has, its replicas are the logical
+        workers, and all of them train equally many samples of the last global batch.
         """
-        return self.batching.micro_batch if self.batching.logical else 1
+        unit = self.batching.micro_batch if self.batching.logical else 1
+        if self.sampler is None:
+            return SliceSizes(unit)
+        rest = self.total % self.batch_size
+        each = -(-rest // self.batching.logical) if self.batching.logical else 1
+        return SliceSizes(unit, self.total - rest, each)
 
     def lacks(self, ledger: Ledger, worker: int, step_batches: int, size: int) -> int:
         """Return how many more global batches ``worker`` needs to be leased.
@@ -121,7 +127,8 @@ class AlignedSource(Source):
         trained = [span_of(number, self.batch_size) for number in now]
         gone = (spans for worker, spans in ledger.leases if worker not in members)
         left = sum(length(common(spans, trained)) for spans in gone)
-        return -(-left // (self.unit * len(members)))
+        unit = self.units.at(trained[0][0]) if trained else 1
+        return -(-left // (unit * len(members)))
 
 
 @dataclass(frozen=True)
@@ -134,10 +141,10 @@ class SlicePolicy(LeasePolicy):
     ``lease_batches`` is not used.
 
     Attributes:
-        unit: a slice has a multiple of this many samples, except at the end of an epoch.
+        units: a slice has a multiple of this many samples, except at the end of an epoch.
     """
 
-    unit: int = 1
+    units: SliceSizes = field(default_factory=SliceSizes)
 
     def deal(
         self, free: list[Span], needs: Sequence[tuple[int, int]]
@@ -160,13 +167,29 @@ class SlicePolicy(LeasePolicy):
             if not free:
                 return
             now = list(common(free, [span_of(free[0][0] // self.batch_size, self.batch_size)]))
+            unit = self.units.at(free[0][0])
             take(free, length(now))
-            each, more = divmod(-(-length(now) // self.unit), len(needs))
+            each, more = divmod(-(-length(now) // unit), len(needs))
             for rank, (worker, _) in enumerate(needs):
-                if taken := take(now, (each + (rank < more)) * self.unit):
+                if taken := take(now, (each + (rank < more)) * unit):
                     yield worker, taken
             if not each:
                 return
+
+
+def first_untrained(ledger: Ledger, batch_size: int) -> int:
+    """Return the index in its epoch of the first global batch that is not completely trained.
+
+    If all are trained, it is their number. The one in training is not trained yet.
+
+    Args:
+        ledger: the ledger of the epoch.
+        batch_size: the length of a global batch, in samples.
+    """
+    spans = [*ledger.free, *(span for _, held in ledger.leases for span in held)]
+    if not spans:
+        return -(-ledger.total // batch_size)
+    return min(start for start, _ in spans) // batch_size
 
 
 def span_of(number: int, batch_size: int) -> Span:

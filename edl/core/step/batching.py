@@ -111,8 +111,7 @@ class Batching(Record):
 
         Without ``micro_batch`` it is one piece. Else there are ``pieces`` pieces, but no more than
         samples, and more if a piece would exceed ``micro_batch``. The lengths differ by one at
-        most, the longer ones first. With logical workers each piece is the batch of one of them:
-        only the last piece of an epoch is smaller than ``micro_batch``.
+        most, the longer ones first.
 
         Args:
             samples: the length of the batch, at least 1.
@@ -120,9 +119,6 @@ class Batching(Record):
         """
         if not self.micro_batch:
             return [samples]
-        if self.logical:
-            whole, rest = divmod(samples, self.micro_batch)
-            return [self.micro_batch] * whole + [rest] * (rest > 0)
         count = max(-(-samples // self.micro_batch), min(pieces, samples))
         each, more = divmod(samples, count)
         return [each + (piece < more) for piece in range(count)]

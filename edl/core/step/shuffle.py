@@ -7,6 +7,8 @@ records everywhere.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -42,6 +44,7 @@ class EpochOrder:
     def __init__(self, total: int, seed: int, epoch: int, shuffle: bool) -> None:
         self._total = total
         self._whole: Indices | None = None
+        self._records: Callable[[], Indices] | None = None
         self._keys: npt.NDArray[np.uint64] | None = None
         self._block = -1, np.empty(0, dtype=np.int64)  # number and records of the newest block
         if not shuffle:
@@ -53,6 +56,19 @@ class EpochOrder:
         else:
             self._keys = bits.random_raw(ROUNDS)
 
+    @classmethod
+    def given(cls, total: int, records: Callable[[], Indices]) -> EpochOrder:
+        """Return an order of ``total`` positions whose records another object chooses.
+
+        Args:
+            total: how many positions the epoch has.
+            records: returns the index of the record at each position; it is called when the first
+                position is asked for. A record may be at several positions, or at none.
+        """
+        order = cls(total, 0, 0, False)
+        order._records = records
+        return order
+
     def __len__(self) -> int:
         return self._total
 
@@ -63,6 +79,8 @@ class EpochOrder:
         may be a part of the order itself.
         """
         start, stop = min(start, self._total), min(stop, self._total)
+        if self._whole is None and self._records is not None:
+            self._whole = self._records()
         if self._whole is not None:
             return self._whole[start:stop]
         if self._keys is None:

@@ -7,15 +7,36 @@ A :class:`Source` also says how the positions of an epoch are leased to the work
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar
 
 from edl.core.step.batching import Batching
 from edl.core.step.ledger import LeasePolicy, Ledger, free_leases, start_epoch
-from edl.core.step.shuffle import EpochOrder
+from edl.core.step.shuffle import EpochOrder, Indices
 
 NO_FINGERPRINT = "data of unknown files"
+
+
+@dataclass(frozen=True)
+class SliceSizes:
+    """The number of samples that one worker trains together: the batch of a logical worker, or 1.
+
+    Attributes:
+        usual: the number in all global batches, but for those from ``shorter_from`` on.
+        shorter_from: the epoch position from which on it is ``shorter``; None: nowhere.
+        shorter: the number there, at the end of an epoch.
+    """
+
+    usual: int = 1
+    shorter_from: int | None = None
+    shorter: int = 1
+
+    def at(self, position: int) -> int:
+        """Return the number in the global batch that has the epoch position ``position``."""
+        is_last = self.shorter_from is not None and position >= self.shorter_from
+        return self.shorter if is_last else self.usual
 
 
 @dataclass(frozen=True)
@@ -29,6 +50,8 @@ class Source:
         seed: the seed of that order.
         prefetch_batches: how many batches the loader forms ahead of the one in training.
         fingerprint: one line that differs where the data differ; empty: not known.
+        sampler: returns the sample at each position of the epoch whose number, from 0, it is given;
+            None: the order follows from ``shuffle`` and ``seed``.
         lets_newcomers_pad: whether a newcomer trains padding batches in the ring until its first
             batch is loaded; if False, the ring waits for its batch.
     """
@@ -39,6 +62,7 @@ class Source:
     seed: int
     prefetch_batches: int
     fingerprint: str = ""
+    sampler: Callable[[int], Indices] | None = field(default=None, compare=False, repr=False)
 
     lets_newcomers_pad: ClassVar[bool] = True  # until their first batch is loaded
 
@@ -51,6 +75,11 @@ class Source:
         """
         batching = self.batching
         return batching.global_batch or batching.batch_range[0] or batching.batch_size
+
+    @property
+    def units(self) -> SliceSizes:
+        """The numbers of samples that one worker trains together; 1 without logical workers."""
+        return SliceSizes()
 
     @property
     def warm_up_batch(self) -> int:
@@ -134,4 +163,6 @@ class Source:
 
     def order(self, epoch: int) -> EpochOrder:
         """Return which sample is at each position of the epoch ``epoch`` (from 0)."""
+        if self.sampler is not None:
+            return EpochOrder.given(self.total, partial(self.sampler, epoch))
         return EpochOrder(self.total, self.seed, epoch, self.shuffle)

@@ -72,7 +72,7 @@ class StreamSource(Source):
         if not 1 <= shards <= MOST_SHARDS:
             raise DataError(f"the stream has {shards} shards; it must have 1 to {MOST_SHARDS}")
         total = shards * SHARD
-        return cls(total, batching, shuffle, seed, prefetch_batches, fingerprint, shared)
+        return cls(total, batching, shuffle, seed, prefetch_batches, fingerprint, shared=shared)
 
     @property
     def shards(self) -> int:
