@@ -24,6 +24,7 @@ from edl.coordination.profile import ProfileNode
 from edl.coordination.reads import OnChange, children, get, ignore_changes
 from edl.coordination.registrations import HostNodes, MemberNodes, SlotNodes
 from edl.coordination.requests import RequestNodes
+from edl.coordination.script_exchange import ScriptMessageNode
 from edl.coordination.session import Session
 from edl.coordination.wire import decode
 from edl.core.events import Event
@@ -77,8 +78,9 @@ class JobStore:
     """The nodes of one job in ZooKeeper, read and written as records.
 
     This object reads and writes what belongs to the job as a whole. Its attributes ``members``
-    (workers), ``hosts`` (agents), ``slots`` (edl-workers), ``requests``, ``events``, ``profile``
-    and ``policy`` each read and write one kind of node; ``copy`` keeps what this process last read.
+    (workers), ``hosts`` (agents), ``slots`` (edl-workers), ``requests``, ``events``, ``profile``,
+    ``policy`` and ``script_exchange`` each read and write one kind of node; ``copy`` keeps what
+    this process last read.
 
     Args:
         session: The ZooKeeper session to read and write with.
@@ -101,6 +103,7 @@ class JobStore:
         self.events = EventNodes(self.nodes)
         self.profile = ProfileNode(self.nodes)
         self.policy = PolicyNodes(self.nodes)
+        self.script_exchange = ScriptMessageNode(self.nodes)
 
     @property
     def incarnation(self) -> tuple[int, int]:

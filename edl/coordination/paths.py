@@ -22,6 +22,7 @@
         requests/r-<sequence>   Request; the leader writes the outcome into it
         evicted/<id>   reason and term of the eviction of that worker
         events/e-<sequence>     Event; its number is ``first`` in the value of events + sequence
+        script         what an unchanged script has exchanged before its training; the workers
         ids/           the counter of worker ids; an id is ``first`` in its value + sequence
         run/<token>    identity of this start of the job
         run/creator    ephemeral; the node of the process that created the job
@@ -87,6 +88,7 @@ class JobPaths:
         self.evicted = f"{self.root}/evicted"
         self.events = f"{self.root}/events"
         self.ids = f"{self.root}/ids"
+        self.script = f"{self.root}/script"
         self.run = f"{self.root}/run"
         self.creator = f"{self.run}/creator"
 
@@ -112,8 +114,8 @@ class JobPaths:
     def fixed(self) -> tuple[str, ...]:
         """The paths of all nodes that exist from the creation of the job on, parents first."""
         processes = (self.hosts, self.slots, self.members, self.election)
-        others = (self.status, self.learned, self.requests, self.evicted, self.ids, self.run)
-        return (self.root, *self.describing, *processes, *others)
+        others = (self.status, self.learned, self.requests, self.evicted, self.ids, self.script)
+        return (self.root, *self.describing, *processes, *others, self.run)
 
     def host(self, name: str) -> str:
         """Return the path of the node of the agent on host ``name``.

@@ -50,6 +50,7 @@ from edl.daemon.job_policy import PolicyInZooKeeper
 from edl.daemon.outage import Outage
 from edl.daemon.own_log import OwnLog
 from edl.daemon.pending_writes import PendingWrites
+from edl.daemon.script_exchange import exchange_before_training
 from edl.daemon.worker_endpoints import WorkerEndpoints
 from edl.errors import ConfigError, CoordinationError, UnknownJob
 from edl.http.client import ask_all, script_of
@@ -302,11 +303,13 @@ class Daemon:
         self._wake.set()
 
     def last_step(self) -> int:
-        """Read from ZooKeeper the number of the last step that a leader has written there.
-
-        The job may have completed later steps since. Raises CoordinationError and UnknownJob.
-        """
+        """Read from ZooKeeper the last step that a leader has written; there may be later ones."""
         return self._store.status().step
+
+    def exchange_before_training(self, number: int, payload: bytes) -> list[bytes] | None:
+        """Exchange a message of the script before its training; see the function of that name."""
+        limit_s = self.settings.elastic_timeout_s
+        return exchange_before_training(self._store, self._shared.worker, limit_s, number, payload)
 
     def end_job(self, end: JobEnd, event: Event | None = None) -> None:
         """Let the daemon thread write how the job ended, unless another worker has written it.
@@ -575,10 +578,7 @@ class Daemon:
             self._server.close_scope(self._scope)  # whoever waits in it waits for the lost one
 
     def _begin_term(self, leadership: Leadership) -> LeaderTerm:
-        """Return a new object that does the leader's work in the term ``leadership``.
-
-        Also note in the shared state that this worker leads.
-        """
+        """Return what does a leader's work in ``leadership``; note that this worker leads."""
         member = self._pending_writes.member
         assert member is not None
         self._shared.learning.taken()  # of steps that the leader before has recorded

@@ -86,10 +86,12 @@ class WorkerEndpoints:
         """Answer an HTTP request for the shapes of the model's tensors and the script's fits.
 
         The result is (200, a JSON object with the keys ``signature`` (the shapes), ``begun`` (how
-        many fits the script has begun) and ``done`` (the fits that have ended)).
+        many fits the script has begun), ``done`` (the fits that have ended) and ``epoch`` (that of
+        an unchanged script, or null)).
         """
         fits = self._shared.fits
         said = {"signature": self._shared.signature(), "begun": fits.begun}
+        said["epoch"] = self._shared.epoch
         return 200, json.dumps({**said, "done": as_json(fits.done)}).encode()
 
     def _metrics(self) -> Iterable[Sample]:

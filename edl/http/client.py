@@ -118,21 +118,22 @@ def send_change(
 
 
 def script_of(member: RingMember) -> ScriptOfJob | None:
-    """Ask a worker's daemon for the shapes of its model's tensors and its calls of Keras' ``fit``.
+    """Ask a worker's daemon to describe its script: model, calls of Keras' ``fit``, epoch.
 
     Args:
         member: The worker, with the address and port of its daemon.
 
     Returns:
-        The shapes, and the calls of ``fit`` that are done or begun; None if the worker gives no
-        valid answer, or none within 5 s (``MODEL_S``). Nothing is raised.
+        The description; None if the worker gives no valid answer, or none within 5 s
+        (``MODEL_S``). Nothing is raised.
     """
     try:
         status, body = fetch(member.address, member.port, MODEL_PATH, MODEL_S)
         if status != 200:
             return None
         said = json.loads(body)
-        return ScriptOfJob(said["signature"], ScriptFits(fits_of(said["done"]), said["begun"]))
+        fits = ScriptFits(fits_of(said["done"]), said["begun"])
+        return ScriptOfJob(said["signature"], fits, said.get("epoch"))
     except (OSError, ValueError, KeyError, TypeError, RendezvousFailed):
         return None
 

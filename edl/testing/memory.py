@@ -398,11 +398,12 @@ class MemoryCoordinator:
         self._dirty = True
 
     def script_of_job(self) -> ScriptOfJob:
-        """Return what is known of the other workers' script: ``MemoryJob.script``.
-
-        It is an empty description unless a test has set it.
-        """
+        """Return ``MemoryJob.script``; it is an empty description unless a test has set it."""
         return self._job.script
+
+    def exchange_before_training(self, number: int, payload: bytes) -> list[bytes] | None:
+        """Return the message of this worker, ``payload``, alone: no script here is unchanged."""
+        return [payload]
 
     def campaign(self) -> None:
         """Make the worker a candidate for leader, at once; after a lost session it is one again."""

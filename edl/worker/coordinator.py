@@ -3,8 +3,9 @@
 :class:`Coordinator` is the interface. There are three implementations:
 :class:`edl.daemon.daemon.Daemon` keeps the job's membership in ZooKeeper, :mod:`edl.testing.memory`
 keeps it in memory, and :class:`edl.worker.job_of_one.JobOfOne` is for a script without a launcher.
-Only ``start``, ``script_of_job``, ``last_step``, ``flush`` and ``close`` wait for ZooKeeper or
-another process. All other methods return at once, and what they publish is written later.
+Only ``start``, ``script_of_job``, ``last_step``, ``exchange_before_training``, ``flush`` and
+``close`` wait for ZooKeeper or another process. All other methods return at once, and what they
+publish is written later.
 """
 
 from __future__ import annotations
@@ -126,6 +127,23 @@ class Coordinator(Protocol):
         The job may have completed later steps; 0 if no leader has published one.
 
         Raises:
+            CoordinationError: ZooKeeper does not answer.
+        """
+
+    def exchange_before_training(self, number: int, payload: bytes) -> list[bytes] | None:
+        """Send a message of an unchanged script before its training, and wait for those of all.
+
+        Args:
+            number: the number of the exchange in the script, from 0.
+            payload: the message of this worker.
+
+        Returns:
+            The messages in rank order, without those of workers that have died before they sent
+            one; None if the job trains, and has not made this exchange.
+
+        Raises:
+            JobFailed: some messages have not come in time, or the job has ended.
+            UsageError: the messages are too large.
             CoordinationError: ZooKeeper does not answer.
         """
 

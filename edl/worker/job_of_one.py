@@ -59,6 +59,10 @@ class JobOfOne:
         """
         return ScriptOfJob()
 
+    def exchange_before_training(self, number: int, payload: bytes) -> list[bytes] | None:
+        """Return the message of this worker, ``payload``, alone."""
+        return [payload]
+
     def campaign(self) -> None:
         """Do nothing, since a job of one worker needs no leader."""
 

@@ -41,6 +41,8 @@ class SharedState:
             can be read.
         ring: the newest report on the workers' speeds in this worker's ring, for the policy.
         evicted: the ids of all workers that the leader has evicted.
+        epoch: the epoch that this worker's unchanged script trains (:mod:`edl.transparent`), by
+            the script's own number; None: there is none.
         signature: returns the shape of each tensor of this worker's model by name, for newcomers;
             an empty dict before the script has a model.
         fits: the fits (calls of ``fit``) that this worker's script has done and begun, for
@@ -58,6 +60,7 @@ class SharedState:
     ring: RingReport = NO_REPORT
     evicted: frozenset[int] = frozenset()  # all workers that the leader has evicted
     signature: Callable[[], Signature] = dict  # of this worker's model, for newcomers
+    epoch: int | None = None  # of an unchanged script, for newcomers
     fits: ScriptFits = NO_FITS  # of this worker's script, for newcomers
     step_totals: StepTotals = field(default_factory=StepTotals)
     learning: LearningMeter = field(default_factory=LearningMeter)

@@ -429,6 +429,37 @@ class Worker:
         """
         self._shared.signature = signature
 
+    def show_epoch(self, epoch: int) -> None:
+        """Let newcomers ask which epoch an unchanged script trains, by the script's own number."""
+        self._shared.epoch = epoch
+
+    def epoch_of_job(self) -> int | None:
+        """Return the epoch that another worker's script trains, as it was given to show_epoch().
+
+        The call asks one worker of the ring after the other, and waits. The result is None if none
+        answers, or no script has shown an epoch.
+        """
+        return self._coordinator.script_of_job().epoch
+
+    def exchange_before_training(self, number: int, payload: bytes) -> list[bytes] | None:
+        """Send a message of an unchanged script, and wait for those of all other workers.
+
+        A newcomer gets the messages that the job's workers have sent before their training.
+
+        Args:
+            number: the number of the exchange in the script, from 0.
+            payload: the message of this worker.
+
+        Returns:
+            The messages in rank order; None if the job trains, and has not made this exchange.
+
+        Raises:
+            JobFailed: some messages have not come in time, or the job has ended.
+            UsageError: the messages of the job are too large.
+            CoordinationError: ZooKeeper does not answer.
+        """
+        return self._coordinator.exchange_before_training(number, payload)
+
     def _check_script(self) -> None:
         """Raise an error if this newcomer's model or fits do not match the job's.
 

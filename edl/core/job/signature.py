@@ -26,10 +26,13 @@ class ScriptOfJob:
             yet.
         fits: the calls of Keras' ``fit`` that the worker's script has finished, and how many it has
             begun.
+        epoch: the epoch that an unchanged Horovod script trains, by the script's own number
+            (:mod:`edl.transparent`); None: the script is none, or has not come to its training.
     """
 
     signature: Signature = field(default_factory=dict)
     fits: ScriptFits = NO_FITS
+    epoch: int | None = None
 
 
 BUILT_BEFORE = (

@@ -1,0 +1,44 @@
+"""Collect what workers send to each other before the training of a job: pure functions.
+
+The exchanges of a job are numbered from 0. They are kept as a JSON object,
+``{"exchanges": [...]}``, where an exchange is ``{"sent": {worker id: payload}}`` as long as a
+worker is missing, and ``{"answer": [payloads in rank order]}`` after that. Payloads are texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def with_payload(
+    values: Mapping[str, Any], number: int, worker: int, payload: str, members: Sequence[int]
+) -> dict[str, Any]:
+    """Return ``values`` with the payload that a worker sends; it has an answer if all have sent.
+
+    An exchange that has an answer stays as it is, so all workers get the same one.
+
+    Args:
+        values: the exchanges of the job so far.
+        number: the number of the exchange, at most that of the next one.
+        worker: the id of the worker that sends.
+        payload: what it sends.
+        members: the ids of the workers that take part, in rank order; ``worker`` is one of them.
+    """
+    exchanges = [*values.get("exchanges", [])]
+    exchanges += [{"sent": {}}] * (number + 1 - len(exchanges))
+    if "answer" not in exchanges[number]:
+        sent = {**exchanges[number]["sent"], str(worker): payload}
+        missing = [member for member in members if str(member) not in sent]
+        one = {"sent": sent} if missing else {"answer": [sent[str(member)] for member in members]}
+        exchanges[number] = one
+    return {**values, "exchanges": exchanges}
+
+
+def answer_of(values: Mapping[str, Any], number: int) -> list[str] | None:
+    """Return the payloads of the exchange ``number``, in rank order; None: it has no answer yet."""
+    exchanges = values.get("exchanges", [])
+    if number >= len(exchanges):
+        return None
+    answer: list[str] | None = exchanges[number].get("answer")
+    return answer
