@@ -150,6 +150,13 @@ class JobSettings(Record):
         metavar="N",
         least=0,
     )
+    checkpoint_dir: str = setting(
+        "",
+        "directory of the job's checkpoints, for a script that does not call "
+        "[edl.checkpoint](../guides/checkpoints.md); all hosts share it. Also a URL",
+        option="--checkpoint-dir",
+        metavar="DIR",
+    )
     noise_scale_steps: int = setting(
         0,
         "steps from one measurement of the "

@@ -111,6 +111,8 @@ def start(binding: Callable[[], Binding], settings: dict[str, Any]) -> None:
     ).start()
     worker.start()
     _worker = worker
+    if directory := worker.checkpointing.settings.checkpoint_dir:
+        checkpoint(directory)
     trace_worker(worker, settings_now.job, settings_now.run)
 
 

@@ -222,6 +222,15 @@ def model_of(optimizer: torch.optim.Optimizer) -> torch.nn.Module | None:
     return None if _replica is None else _replica.model_of(optimizer)
 
 
+def reduce_in_step() -> None:
+    """Leave gradients as they are until ``optimizer.step()``, as Horovod's optimizer does.
+
+    Without logical workers, and without an ``edl.Optimizer``, nothing happens.
+    """
+    if (optimizers := _of_this_job()) is not None:
+        optimizers.wait_for_step = current_worker().logical > 0
+
+
 def has_optimizer() -> bool:
     """Return whether the script has made an ``edl.Optimizer`` in the current job."""
     return _of_this_job() is not None

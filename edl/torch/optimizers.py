@@ -138,6 +138,9 @@ class Optimizers:
         worker: the worker of this process.
         several: whether there is more than one optimizer, or one that takes two backward passes for
             an update.
+        wait_for_step: whether gradients stay local until ``optimizer.step()`` or ``synchronize()``,
+            as with Horovod's optimizer; else they are reduced at the end of ``backward()``. With
+            logical workers only.
         scaler: the GradScaler that has scaled a loss last; None: no GradScaler was used.
         backward_end: the watcher for the end of a backward pass, at which the optimizers whose
             gradients it has computed reduce them.
@@ -146,6 +149,7 @@ class Optimizers:
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self.several = False  # no property: it is read once for each parameter
+        self.wait_for_step = False
         self.scaler: torch.amp.GradScaler | None = None
         self._reductions: list[OptimizerReduction] = []
         self._computed: list[OptimizerReduction] = []  # in the current backward pass

@@ -481,7 +481,7 @@ class GradientReduction:
                 for gradient in self._gradients:
                     gradient.put_aside(self._reduction.step.number)
             self._worker.loader.accumulate()
-        else:
+        elif not self._optimizers.wait_for_step:
             self.synchronize()
 
     def backward_failed(self) -> None:

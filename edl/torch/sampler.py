@@ -18,6 +18,8 @@ from edl.core.step.shuffle import EpochOrder
 from edl.errors import UsageError
 from edl.framework import process
 
+_allows_logical = False
+
 
 def refuse_partial_samplers() -> None:
     """Let PyTorch's DistributedSampler refuse the number of logical workers as that of processes.
@@ -34,6 +36,8 @@ def refuse_partial_samplers() -> None:
         if not process.is_initialized():
             return
         worker = process.current_worker()
+        if _allows_logical:
+            return
         if self.num_replicas == worker.logical and worker.logical != worker.size:
             raise UsageError(
                 f"a DistributedSampler for {worker.logical} replicas, the number of logical "
@@ -42,6 +46,12 @@ def refuse_partial_samplers() -> None:
             )
 
     DistributedSampler.__init__ = checked  # type: ignore[method-assign]
+
+
+def allow_logical_samplers() -> None:
+    """Let scripts make a DistributedSampler for the number of logical workers, from now on."""
+    global _allows_logical
+    _allows_logical = True
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):

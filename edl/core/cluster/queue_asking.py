@@ -50,7 +50,7 @@ def ask_by_queue(request: AllocationRequest) -> Decision:
     queues = request.cluster.queues
     reasons: dict[str, str] = {}
     by_queue: dict[str, list[ActiveJob]] = {}
-    for one in sorted(request.active, key=rank):
+    for one in sorted(request.active, key=rank_in_queue):
         by_queue.setdefault(one.job.manifest.queue, []).append(one)
     requests = {}
     for name in sorted(by_queue):
@@ -94,7 +94,7 @@ def ask_by_queue(request: AllocationRequest) -> Decision:
     return _together(request, answers, shares, reasons)
 
 
-def rank(one: ActiveJob) -> tuple[int, int]:
+def rank_in_queue(one: ActiveJob) -> tuple[int, int]:
     """Return the rank of a job in its queue, for sorting: the lowest keeps its slots longest."""
     return -one.job.wanted.priority, one.job.order
 
@@ -209,7 +209,7 @@ def _survivors(jobs: Sequence[ActiveJob], most: int) -> frozenset[str]:
     """
     left = most - sum(one.size for one in jobs if one.is_fixed)
     found = []
-    for one in sorted(jobs, key=lambda one: (one.job.manifest.preemptible, *rank(one))):
+    for one in sorted(jobs, key=lambda one: (one.job.manifest.preemptible, *rank_in_queue(one))):
         if not one.is_fixed and one.size >= one.job.min_slots <= left:
             left -= one.job.min_slots
             found.append(one.job.name)
@@ -242,7 +242,7 @@ def _spare(
         name: why for name, why in spare_young(asked, answer, now_s).items() if name in survivors
     }
     idle = most - answer.used
-    for one in sorted(losers(asked, answer), key=rank):
+    for one in sorted(losers(asked, answer), key=rank_in_queue):
         name, least = one.job.name, one.job.min_slots
         if name not in survivors or name in found:
             continue
@@ -272,7 +272,7 @@ def _together(
         found.reasons |= answer.reasons
         found.batches |= answer.batches
         found.state |= answer.state
-    queues, ranked = request.cluster.queues, sorted(request.active, key=rank)
+    queues, ranked = request.cluster.queues, sorted(request.active, key=rank_in_queue)
     sizes = {name: sum(target.values()) for name, target in found.targets.items()}
     surplus = surplus_slots(
         [

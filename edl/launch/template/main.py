@@ -426,12 +426,15 @@ _shown: Any = None  # holds the memory that the system reads
 # --- the script
 
 
-def _run(order: dict[str, Any]) -> None:
-    """Run the script, module or code that an order names as ``__main__``, as the interpreter does.
+def run_as_main(kind: str, target: str, arguments: list[str]) -> None:
+    """Run a script, a module or code as ``__main__``, as the interpreter does.
 
-    ``order`` is the launcher's message that describes the worker: ``main`` says which of the three
-    it is, ``target`` which one, and ``arguments`` are its arguments. The function returns when the
-    script has run to its end. An error of the script goes on to the caller.
+    The function returns when it has run to its end. An error of the script goes on to the caller.
+
+    Args:
+        kind: "script", "module" or "code".
+        target: the path of the script, the name of the module or the text of the code.
+        arguments: its arguments, which are ``sys.argv`` without the first item.
 
     Raises:
         SystemExit: the script ends the process, or (with code 2) its file cannot be read.
@@ -439,7 +442,6 @@ def _run(order: dict[str, Any]) -> None:
     module = types.ModuleType("__main__")
     module.__dict__.update(__annotations__={}, __builtins__=sys.modules["builtins"])
     sys.modules["__main__"] = module
-    kind, target, arguments = order["main"], order["target"], order["arguments"]
     if kind == "module":
         _run_module(target, arguments)
     elif kind == "code":
@@ -545,4 +547,5 @@ def _showing(run: Callable[[], object]) -> None:
 
 
 if __name__ == "__main__":
-    _run(serve(int(sys.argv[1]), sys.argv[2]))
+    order_ = serve(int(sys.argv[1]), sys.argv[2])
+    run_as_main(order_["main"], order_["target"], order_["arguments"])
