@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,6 +31,7 @@ from edl.coordination.local_server import find_local, start_local
 from edl.coordination.paths import check_name
 from edl.coordination.session import Session
 from edl.core.host.exit_codes import AgentEnd, run_exit_code
+from edl.core.host.python_command import transparent as run_through_edl
 from edl.core.job_spec import JobSpec
 from edl.core.records import NO_POLICY, JobPolicy
 from edl.errors import CheckpointError, JobExists, UsageError
@@ -102,6 +104,14 @@ def run(
             show_default=False,
         ),
     ] = None,
+    transparent: Annotated[
+        bool,
+        typer.Option(
+            "--transparent",
+            help="COMMAND runs an unchanged script for plain Horovod. It sees --logical ranks, by "
+            "default as many as --max-np, or -np.",
+        ),
+    ] = False,
     borrowed_file: BorrowedFileOption = None,
     zookeeper: ZooKeeperOption = None,
     as_json: LastLineOption = False,
@@ -125,7 +135,36 @@ def run(
             **given,
         )
         line.knows(host=settings.host)
+        if transparent:
+            command, settings = _transparent(command, np, slots, settings)
         raise _run(line, settings, command, np, job, slots, policy, or_join)
+
+
+def _transparent(
+    command: list[str], np: int, slots: int | None, settings: config.Config
+) -> tuple[list[str], config.Config]:
+    """Return the command and the settings of a job with an unchanged script for plain Horovod.
+
+    Args:
+        command: the words of the training command.
+        np: the number of workers to start with.
+        slots: the number of workers that fit on this host; None: as many as the job may have.
+        settings: the settings of this process.
+
+    Raises:
+        UsageError: the command runs no Python script.
+    """
+    through = run_through_edl(command)
+    if through is None:
+        raise UsageError(
+            f"--transparent runs a Python script, and the command begins with {command[0]!r}; for "
+            "example: edl run --transparent -np 2 python train.py"
+        )
+    of_job = settings.job_settings
+    if not of_job.logical:
+        ranks = settings.sizes.max_np or max(np, slots or 0)
+        settings = replace(settings, job_settings=replace(of_job, logical=ranks))
+    return list(through), settings
 
 
 def _run(

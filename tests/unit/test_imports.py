@@ -20,6 +20,7 @@
     core, config, ring, checkpoint <- worker <- daemon <- framework <- torch, tensorflow
     torch <- lightning (Lightning's strategy, which no other part imports)
     torch <- huggingface (transformers and accelerate, an extra), which only scripts import
+    torch, launch's template <- transparent (in place of Horovod's modules, in unchanged scripts)
     errors, config <- data <- framework
     errors, core/step <- schedules <- core/policy, torch, tensorflow
     errors <- figures <- diagnose <- framework; figures <- cli
@@ -121,13 +122,15 @@ MAY_IMPORT |= dict.fromkeys(
 
 MAY_IMPORT["lightning"] = MAY_IMPORT["torch"] | {"torch"}
 MAY_IMPORT["huggingface"] = MAY_IMPORT["torch"] | {"torch"}
+MAY_IMPORT["transparent"] = MAY_IMPORT["torch"] | {"torch", "launch"}
 
 MAY_IMPORT["testing"] = MAY_IMPORT["framework"] | {"framework", "launch", "client", "install"}
 
 # What simulates jobs with what papers published: the rest of the simulator knows no paper.
 WITH_PUBLISHED = {f"simulator/{name}.py" for name in ("registry", "built_in", "trace", "runs")}
 
-ONLY_IN = {"torch": "torch lightning huggingface", "horovod.torch": "torch"}
+ONLY_IN = {"torch": "torch lightning huggingface transparent"}
+ONLY_IN |= {"horovod.torch": "torch transparent"}
 ONLY_IN |= dict.fromkeys(("lightning", "torchmetrics"), "lightning")
 ONLY_IN |= dict.fromkeys(("transformers", "accelerate", "datasets"), "huggingface")
 ONLY_IN |= dict.fromkeys(

@@ -18,7 +18,7 @@ STANDARD_TERMS = Path(__file__).with_name("standard_terms.txt")
 # Folders whose modules may share a name, because it is one idea there: the two bindings and what
 # they have in common, and a verb from its command to its decision.
 ALIKE = (
-    {"torch", "tensorflow", "framework", "worker"},
+    {"torch", "tensorflow", "framework", "worker", "transparent"},
     {"cli", "client", "coordination", "core", "framework"},
     {"cli", "simulator"},
 )
@@ -27,6 +27,7 @@ SAME = {
     "Dataset": "PyTorch's and TensorFlow's",
     "Job": "the record of a job, and the handles by which a program and a test reach it",
     "Session": "ZooKeeper's, and that of a TensorFlow graph",
+    "join": "the verb, and Horovod's function",
     "policy": "the verb, and the function of the scripts",
     "run": "the verb, and Horovod's elastic.run",
 }

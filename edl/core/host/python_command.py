@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+TRANSPARENT = "edl.transparent"  # the module that runs an unchanged Horovod script
+
 _PYTHON = re.compile(r"python[0-9.]*")
 _WITH_VALUE = "WX"  # options of one letter whose value follows, in the same word or the next
 _LONG_WITH_VALUE = ("--check-hash-based-pycs",)
@@ -102,16 +104,33 @@ def parse_command(command: Sequence[str]) -> PythonCommand | None:
     return PythonCommand(program, options, Main.SCRIPT, words[at], tuple(words[at + 1 :]))
 
 
+def transparent(command: Sequence[str]) -> tuple[str, ...] | None:
+    """Return the command line that runs the script of ``command`` through :mod:`edl.transparent`.
+
+    A command that does so already stays as it is. The result is None for a command that runs no
+    script, module or code by Python.
+    """
+    python = parse_command(command)
+    if python is None or python.main is Main.OTHER:
+        return None
+    if python.main is Main.MODULE and python.target == TRANSPARENT:
+        return tuple(command)
+    before = 1 + len(python.options)
+    return (*command[:before], "-m", TRANSPARENT, *command[before:])
+
+
 def python_script(command: Sequence[str]) -> str | None:
     """Return the path of the script that a command line ``python [options] script ...`` runs.
 
-    The result is None for any other command, such as ``python -m``. The path is as written; it need
-    not exist.
+    It may be run through :mod:`edl.transparent`. The result is None for any other command, such as
+    ``python -m``. The path is as written; it need not exist.
 
     Args:
         command: the words of the command line, with the program first.
     """
     python = parse_command(command)
+    if python is not None and python.main is Main.MODULE and python.target == TRANSPARENT:
+        python = parse_command((python.program, *python.arguments))
     return python.target if python is not None and python.main is Main.SCRIPT else None
 
 

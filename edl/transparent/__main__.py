@@ -1,0 +1,37 @@
+"""Run a Horovod script as one that edl trains elastically: ``python -m edl.transparent train.py``.
+
+`edl run --transparent` puts it before the script of each worker.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from edl.core.host.python_command import Main, parse_command
+from edl.errors import UsageError
+from edl.framework import process
+from edl.launch.template.main import run_as_main
+from edl.transparent import import_hook, step_numbers
+
+
+def run_script() -> None:
+    """Run the script, module or code that this process's arguments name, as ``__main__``.
+
+    Raises:
+        UsageError: the arguments name none.
+    """
+    command = parse_command([sys.executable, *sys.argv[1:]])
+    if command is None or command.main is Main.OTHER or command.options:
+        raise UsageError(
+            "python -m edl.transparent runs a script: python -m edl.transparent train.py, or "
+            "python -m edl.transparent -m package.train"
+        )
+    process.speak_in_sentences()
+    if not getattr(sys.flags, "safe_path", False):
+        del sys.path[0]  # the working directory, which `python -m` puts there, and a script not
+    import_hook.replace_horovod()
+    step_numbers.replace_enumerate()
+    run_as_main(command.main, command.target, list(command.arguments))
+
+
+run_script()

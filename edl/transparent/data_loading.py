@@ -1,0 +1,311 @@
+"""Let the script's ``DataLoader`` train the parts of all ranks: :func:`replace_loading`.
+
+A ``DataLoader`` with a ``DistributedSampler`` of ``hvd.size()`` replicas, iterated while the
+model is in training mode, is the job's training loader. edl deals its samples to the processes, in
+the order in which Horovod's ranks would train them. In evaluation mode, or under
+``torch.no_grad()``, such a loader gives each process an equal share of the samples. Any other
+loader stays as it is.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data._utils import collate
+
+import edl.torch
+from edl.core.step.replica_order import by_steps, samples_of_replica
+from edl.core.step.shuffle import Indices
+from edl.errors import UsageError
+from edl.framework import process
+from edl.torch import api
+from edl.torch.sampler import allow_logical_samplers
+from edl.transparent.training import ScriptEpochs, Training
+
+# Options of a DataLoader that are passed on as they are, if they differ from what it has without.
+OPTIONS = (
+    "pin_memory",
+    "pin_memory_device",
+    "timeout",
+    "multiprocessing_context",
+    "generator",
+    "persistent_workers",
+    "worker_init_fn",
+    "prefetch_factor",
+)
+TWICE = (
+    "this script trains on two data loaders, and edl follows one: put the data sets into one "
+    "(torch.utils.data.ConcatDataset), or change the script to edl.torch"
+)
+NO_BATCHES = (
+    "the loader of the training data makes no batches (batch_size=None), so edl cannot divide its "
+    "samples among the ranks; give it the batch_size of one rank"
+)
+SUBCLASS = (
+    "a {kind} chooses samples in a way of its own, which edl cannot divide among processes that "
+    "come and go; use torch.utils.data.DistributedSampler"
+)
+
+
+class ReplicaOrder:
+    """The samples of each epoch in the order in which a sampler's replicas train them.
+
+    It implements :class:`edl.torch.loader.SampleOrder`.
+
+    Args:
+        sampler: the sampler of any replica.
+        batch_size: the batch of one replica, in samples.
+        drop_last: whether the loader drops the last batch of a replica if it is smaller.
+        epochs: the script's numbers of the job's epochs, which it gives to ``set_epoch()``.
+    """
+
+    def __init__(
+        self,
+        sampler: DistributedSampler[Any],
+        batch_size: int,
+        drop_last: bool,
+        epochs: ScriptEpochs,
+    ) -> None:
+        self._sampler, self._batch_size, self._epochs = sampler, batch_size, epochs
+        samples = len(sampler.dataset)  # type: ignore[arg-type]
+        self._replicas = ranks()
+        self._each = samples_of_replica(samples, self._replicas, sampler.drop_last)
+        if drop_last:
+            self._each -= self._each % batch_size
+        self.total = self._each * self._replicas
+
+    def __call__(self, epoch: int) -> Indices:
+        """Return the index of the sample at each position of the job's epoch ``epoch``, from 0."""
+        whole = copy.copy(self._sampler)
+        whole.num_replicas, whole.rank, whole.epoch = 1, 0, self._epochs[epoch]
+        whole.num_samples = whole.total_size = len(whole.dataset)  # type: ignore[arg-type]
+        shuffled = np.fromiter(whole, dtype=np.int64, count=whole.total_size)
+        return by_steps(shuffled, self._replicas, self._each, self._batch_size)
+
+
+class ScriptLoaders:
+    """The data loaders of the script, of which one is that of the training.
+
+    Attributes:
+        model: the model that the script's optimizer trains; None: there is no optimizer yet.
+        optimizer: the optimizer.
+    """
+
+    def __init__(self) -> None:
+        self.model: torch.nn.Module | None = None
+        self.optimizer: torch.optim.Optimizer | None = None
+        self._exchanges = 0  # that the script has made before its training
+        self._loader: DataLoader[Any] | None = None
+        self._training: Training | None = None
+        self._passes = 0  # the script's loops over the training data so far
+        self._examples: weakref.WeakKeyDictionary[DataLoader[Any], Any] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    @property
+    def passes_over(self) -> bool:
+        """Whether the script goes through epochs that the job has behind it."""
+        return self._training is not None and self._training.passes_over
+
+    def exchange(self) -> Callable[[bytes], list[bytes]] | None:
+        """Return the function by which a collective of the script sends a message to all workers.
+
+        None: there are no other workers, or the script passes over epochs.
+        """
+        if self._training is None:
+            return self._exchange_early
+        return api.exchange if api.exchanges() and not self.passes_over else None
+
+    def _exchange_early(self, payload: bytes) -> list[bytes]:
+        """Send ``payload`` before the training to all workers; return all payloads in rank order.
+
+        All workers of the job's first ring call it at the same points. A newcomer gets what these
+        workers have sent.
+        """
+        number, self._exchanges = self._exchanges, self._exchanges + 1
+        return process.current_worker().exchange_before_training(number, payload) or [payload]
+
+    def agree_on_shares(self) -> tuple[int, int]:
+        """Return which share of an evaluation this process has, from 0, and how many there are.
+
+        All processes call it before they evaluate, and get the same number of shares, also if one
+        of them has just died.
+        """
+        exchange, own = self.exchange(), str(process.current_worker().id).encode()
+        ids = [own] if exchange is None else exchange(own)
+        return ids.index(own) if own in ids else 0, len(ids)  # a newcomer is not among them
+
+    def example(self, loader: DataLoader[Any]) -> Any:
+        """Return some batch of ``loader``, which is loaded once."""
+        if loader not in self._examples:
+            self._examples[loader] = next(plain_iterator(loader), None)
+        return self._examples[loader]
+
+    def is_training(self, loader: DataLoader[Any]) -> bool:
+        """Return whether a loop over ``loader`` trains: whether it is divided among all ranks.
+
+        That holds while the model is in training mode, and gradients are not switched off.
+        """
+        sampler = loader.sampler
+        if self.model is None or not self.model.training or not torch.is_grad_enabled():
+            return False
+        return isinstance(sampler, DistributedSampler) and _is_of_all_ranks(sampler)
+
+    def numbers(self, loader: DataLoader[Any]) -> bool:
+        """Return whether ``loader`` is that of the training, so that its steps have numbers."""
+        return loader is self._loader or self.is_training(loader)
+
+    @property
+    def step_in_epoch(self) -> int:
+        """The number of the step in its epoch, from 0, that the script trains."""
+        return 0 if self._training is None else self._training.step_in_epoch
+
+    def train(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        """Yield the batches of the script's loop over its training loader.
+
+        Raises:
+            UsageError: the script trains on another loader, too; or see :class:`Training`.
+        """
+        if self._loader not in (None, loader):
+            raise UsageError(TWICE)
+        sampler: Any = loader.sampler
+        label = sampler.epoch if hasattr(sampler, "_edl_epoch_set") else self._passes
+        _divide(sampler, ranks(), sampler.rank)
+        if self._training is None:
+            self._loader, self._training = loader, self._begun(loader, label)
+        self._passes += 1
+        yield from self._training.batches(label)
+
+    def _begun(self, loader: DataLoader[Any], label: int) -> Training:
+        """Return the training on the data of ``loader``, whose first epoch is called ``label``.
+
+        The seed of rank 0 becomes that of all workers.
+        """
+        assert self.optimizer is not None
+        seeds = [int(text) for text in self._exchange_early(str(torch.initial_seed()).encode())]
+        if seeds[0] != torch.initial_seed():  # each rank may draw numbers of its own: edl does so
+            torch.manual_seed(seeds[0])
+        epochs = ScriptEpochs()
+        epochs.name(0, label)
+        inner = _elastic(loader, epochs)
+        edl.torch.track(**{"epochs of the script": epochs})
+        example = partial(self.example, loader)
+        return Training(inner, self.optimizer, epochs, example)
+
+
+loaders = ScriptLoaders()
+plain_iterator, plain_length = DataLoader.__iter__, DataLoader.__len__
+
+
+def _elastic(loader: DataLoader[Any], epochs: ScriptEpochs) -> edl.torch.DataLoader:
+    """Return edl's loader of the data of ``loader``.
+
+    Args:
+        loader: the script's training loader.
+        epochs: the script's numbers of the job's epochs.
+
+    Raises:
+        UsageError: the loader has a sampler or an option that edl cannot follow.
+    """
+    sampler: Any = loader.sampler
+    if type(sampler) is not DistributedSampler:
+        raise UsageError(SUBCLASS.format(kind=type(sampler).__name__))
+    if loader.batch_size is None:
+        raise UsageError(NO_BATCHES)
+    given = {name: getattr(loader, name, None) for name in OPTIONS}
+    options = {name: value for name, value in given.items() if value}
+    if loader.collate_fn is not collate.default_collate:
+        options["collate_fn"] = loader.collate_fn
+    return edl.torch.DataLoader(
+        loader.dataset,
+        loader.batch_size,
+        num_workers=loader.num_workers,
+        order=ReplicaOrder(sampler, loader.batch_size, loader.drop_last, epochs),
+        **options,
+    )
+
+
+def ranks() -> int:
+    """Return the number of the script's ranks, which never changes: the logical workers."""
+    worker = process.current_worker()
+    return worker.logical or worker.size
+
+
+def _is_of_all_ranks(sampler: DistributedSampler[Any]) -> bool:
+    """Return whether the script lets ``sampler`` divide the data among all its ranks."""
+    if not process.is_initialized():
+        return False
+    return getattr(sampler, "_edl_ranks", sampler.num_replicas) == ranks()
+
+
+def _divide(sampler: DistributedSampler[Any], replicas: int, rank: int) -> None:
+    """Let ``sampler`` divide the data among ``replicas``, and give the part of ``rank``."""
+    sampler._edl_ranks = ranks()  # type: ignore[attr-defined]
+    sampler.num_replicas, sampler.rank = replicas, rank
+    samples = len(sampler.dataset)  # type: ignore[arg-type]
+    sampler.num_samples = samples_of_replica(samples, replicas, sampler.drop_last)
+    sampler.total_size = sampler.num_samples * replicas
+
+
+def replace_loading() -> None:
+    """Let data loaders and samplers of PyTorch serve all ranks of the script, from now on."""
+    allow_logical_samplers()
+    loader: Any = DataLoader
+    loader.__iter__, loader.__len__ = _iterate, _length
+    loader.edl_numbers_steps = property(loaders.numbers)
+    loader.edl_step_in_epoch = property(lambda _: loaders.step_in_epoch)
+    sampler: Any = DistributedSampler
+    sampler.set_epoch = _noting(DistributedSampler.set_epoch)
+
+
+@functools.wraps(plain_iterator)
+def _iterate(self: DataLoader[Any]) -> Iterator[Any]:
+    """Take the place of ``DataLoader.__iter__``."""
+    if loaders.is_training(self):
+        return loaders.train(self)
+    if (sampler := _shared_sampler(self)) is not None:
+        place, count = loaders.agree_on_shares()
+        _divide(sampler, count, place)
+    if loaders.passes_over:
+        return iter([loaders.example(self)])
+    return plain_iterator(self)
+
+
+@functools.wraps(plain_length)
+def _length(self: DataLoader[Any]) -> int:
+    """Take the place of ``DataLoader.__len__``."""
+    if loaders.is_training(self):
+        _divide(self.sampler, ranks(), self.sampler.rank)  # type: ignore[arg-type,attr-defined]
+    elif (sampler := _shared_sampler(self)) is not None:
+        _divide(sampler, process.num_processes(), process.rank())
+    return plain_length(self)
+
+
+def _shared_sampler(loader: DataLoader[Any]) -> DistributedSampler[Any] | None:
+    """Return the sampler of ``loader`` if the script divides its samples among all ranks.
+
+    Before the script's first optimizer the result is None: it may be the loader of the training.
+    """
+    sampler = loader.sampler
+    if loaders.model is None or not isinstance(sampler, DistributedSampler):
+        return None
+    return sampler if _is_of_all_ranks(sampler) else None
+
+
+def _noting(plainly: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
+    """Return a ``set_epoch`` of a DistributedSampler that notes that the script calls it."""
+
+    @functools.wraps(plainly)
+    def set_epoch(self: Any, epoch: int) -> None:
+        self._edl_epoch_set = True
+        plainly(self, epoch)
+
+    return set_epoch

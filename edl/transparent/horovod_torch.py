@@ -1,0 +1,419 @@
+"""Take the place of ``horovod.torch`` in an unchanged script: the same names, on edl.
+
+The script's ranks are logical workers: ``size()`` is their number, and never changes. A process
+trains some of them, and ``rank()`` is the number of the process. So ``rank() == 0`` is true on one
+process, which writes the script's files. In a loop over batches a collective is one of the
+processes, each with the batch of one of its ranks; a process that comes or goes meanwhile does not
+end it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from typing import Any
+
+import horovod.torch as _horovod
+import torch
+from horovod.torch import (
+    Adasum,
+    Average,
+    Compression,
+    HorovodInternalError,
+    Max,
+    Min,
+    Product,
+    Sum,
+    SyncBatchNorm,
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    global_process_set,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+    start_timeline,
+    stop_timeline,
+)
+from horovod.torch import DistributedOptimizer as _DistributedOptimizer
+
+import edl.torch
+from edl.errors import UsageError
+from edl.framework import process
+from edl.framework.horovod_absent import ADASUM, PROCESS_SETS
+from edl.framework.process import (
+    cross_rank,
+    cross_size,
+    is_initialized,
+    local_rank,
+    local_size,
+    shutdown,
+)
+from edl.torch.api import reduce_in_step
+from edl.torch.gathering import tensors_of_all
+from edl.torch.objects import exchange_objects
+from edl.torch.value_reduction import reduced
+from edl.transparent import data_loading
+from edl.transparent.data_loading import loaders, ranks
+from edl.transparent.model_search import model_with
+
+logger = logging.getLogger(__name__)
+
+_SIGNATURE = inspect.signature(_DistributedOptimizer)
+_KINDS = {Average: "mean", Sum: "sum", Min: "min", Max: "max", Product: "product"}
+NO_LOGICAL = (
+    "--transparent needs the number of ranks that the script sees (hvd.size()), which stays the "
+    "same whatever the number of processes: give edl run --logical N"
+)
+ELASTIC = (
+    "--transparent is for scripts of plain Horovod; a script with hvd.elastic needs one changed "
+    "import, and no --transparent (docs/guides/horovod-scripts.md)"
+)
+NOT_THERE = (
+    "hvd.{name} is not there with --transparent, because the number of processes changes while the "
+    "script trains; docs/guides/unchanged-scripts.md says what is"
+)
+NO_BATCH = (
+    "optimizer.step() is called for data that edl cannot divide among processes that come and go: "
+    "with --transparent take each training batch, once, from a DataLoader with "
+    "sampler=DistributedSampler(dataset, num_replicas=hvd.size(), rank=hvd.rank()), while the "
+    "model is in training mode"
+)
+ALL_CALL = "all workers must make the same calls of hvd in the same order"
+
+
+def init(*_: Any, **__: Any) -> None:
+    """Take part in the job; see :func:`edl.torch.init`.
+
+    Raises:
+        UsageError: the job has no logical workers.
+    """
+    edl.torch.init()
+    worker = process.current_worker()
+    if worker.is_shared and not worker.logical:
+        raise UsageError(NO_LOGICAL)
+
+
+def rank() -> int:
+    """Return the number of this process, from 0; while it comes to where the job is, never 0.
+
+    So a process that goes through epochs of the past writes no files.
+    """
+    own = process.rank()
+    return max(own, 1) if loaders.passes_over else own
+
+
+def size() -> int:
+    """Return the number of the script's ranks, which never changes."""
+    return ranks()
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer, *arguments: Any, **named: Any
+) -> torch.optim.Optimizer:
+    """Let ``optimizer`` apply the mean gradient of all ranks; return it.
+
+    Args:
+        optimizer: the optimizer, which is changed in place.
+        arguments: the positional arguments of Horovod's ``DistributedOptimizer`` after the first.
+        named: its keyword arguments. Gradients are neither compressed nor divided beforehand.
+
+    Raises:
+        UsageError: an argument asks for what edl does not do.
+    """
+    asked = _SIGNATURE.bind(optimizer, *arguments, **named).arguments
+    operation = asked.get("op", Average)
+    if operation == Adasum:
+        raise UsageError(f"op=Adasum is not there: {ADASUM}")
+    if operation != Average:
+        raise UsageError(
+            "with --transparent gradients are averaged over the ranks; for their sum multiply the "
+            "learning rate by hvd.size(), and leave out op=hvd.Sum"
+        )
+    if asked.get("backward_passes_per_step", 1) > 1:
+        raise UsageError(
+            "backward_passes_per_step above 1 is not there with --transparent: give the loader "
+            "larger batches, or more ranks (--logical)"
+        )
+    if asked.get("process_set", global_process_set) is not global_process_set:
+        raise UsageError(f"process_set: {PROCESS_SETS}")
+    if asked.get("compression", Compression.none) is not Compression.none and process.rank() == 0:
+        logger.warning("gradients are added up exactly, so compression=... has no effect")
+    loaders.model = model_with(optimizer, asked.get("named_parameters"))
+    optimizer.register_step_pre_hook(_check_has_batch)
+    loaders.optimizer = edl.torch.Optimizer(optimizer, loaders.model)
+    reduce_in_step()
+    return loaders.optimizer
+
+
+def _check_has_batch(*_: Any) -> None:
+    """Raise a UsageError if the optimizer makes an update by a batch that edl does not know."""
+    if not process.current_worker().loader.open:
+        raise UsageError(NO_BATCH)
+
+
+def broadcast_parameters(params: Any, root_rank: int, *_: Any, **__: Any) -> None:
+    """Do nothing: when training begins, all processes have the model of the job."""
+
+
+def broadcast_optimizer_state(optimizer: Any, root_rank: int, *_: Any, **__: Any) -> None:
+    """Do nothing: when training begins, all processes have the optimizer's state of the job."""
+
+
+def _tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensors of all processes in rank order; this one's alone if it takes no part."""
+    exchange = loaders.exchange()
+    return [tensor.detach().clone()] if exchange is None else tensors_of_all(tensor, exchange)
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: Any = global_process_set,
+) -> torch.Tensor:
+    """Return a tensor reduced over the processes, without a gradient.
+
+    The arguments are those of Horovod's function.
+
+    Raises:
+        UsageError: ``op=Adasum``, a process set, or tensors that differ in shape.
+    """
+    if op == Adasum:
+        raise UsageError(f"op=Adasum is not there: {ADASUM}")
+    if process_set is not global_process_set:
+        raise UsageError(f"process_set: {PROCESS_SETS}")
+    if op is None:
+        op = Sum if average is False else Average
+    scaled = tensor if prescale_factor == 1.0 else tensor * prescale_factor
+    result = reduced(_tensors(scaled), _KINDS[op])
+    if op == Average and result.dtype != tensor.dtype:
+        result = result.to(tensor.dtype)  # Horovod's mean of integers is one
+    return result if postscale_factor == 1.0 else result * postscale_factor
+
+
+def allreduce_(tensor: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
+    """Reduce ``tensor`` in place, as :func:`allreduce` does, and return it."""
+    with torch.no_grad():
+        return tensor.copy_(allreduce(tensor, *arguments, **named))
+
+
+def grouped_allreduce(
+    tensors: list[torch.Tensor], *arguments: Any, **named: Any
+) -> list[torch.Tensor]:
+    """Return each of ``tensors`` reduced, as :func:`allreduce` does."""
+    return [allreduce(each, *arguments, **named) for each in tensors]
+
+
+def grouped_allreduce_(
+    tensors: list[torch.Tensor], *arguments: Any, **named: Any
+) -> list[torch.Tensor]:
+    """Reduce each of ``tensors`` in place, as :func:`allreduce` does, and return them."""
+    return [allreduce_(each, *arguments, **named) for each in tensors]
+
+
+def allgather(
+    tensor: torch.Tensor, name: str | None = None, process_set: Any = global_process_set
+) -> torch.Tensor:
+    """Return the tensors of all processes, one after the other along the first dimension."""
+    if process_set is not global_process_set:
+        raise UsageError(f"process_set: {PROCESS_SETS}")
+    return torch.cat([each.reshape(-1) if each.dim() == 0 else each for each in _tensors(tensor)])
+
+
+def broadcast(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: Any = global_process_set,
+) -> torch.Tensor:
+    """Return the tensor of the process ``root_rank``, of the same shape on all."""
+    if process_set is not global_process_set:
+        raise UsageError(f"process_set: {PROCESS_SETS}")
+    tensors = _tensors(tensor)
+    return tensors[_root(root_rank, len(tensors))].to(tensor.device)
+
+
+def broadcast_(tensor: torch.Tensor, root_rank: int, *arguments: Any, **named: Any) -> torch.Tensor:
+    """Overwrite ``tensor`` by that of the process ``root_rank``, and return it."""
+    with torch.no_grad():
+        return tensor.copy_(broadcast(tensor, root_rank, *arguments, **named))
+
+
+def broadcast_object(
+    obj: Any, root_rank: int = 0, name: str | None = None, process_set: Any = global_process_set
+) -> Any:
+    """Return the object of the process ``root_rank``; it is pickled."""
+    found = allgather_object(obj, name, process_set)
+    return found[_root(root_rank, len(found))]
+
+
+def allgather_object(
+    obj: Any, name: str | None = None, process_set: Any = global_process_set
+) -> list[Any]:
+    """Return the objects of all processes in rank order; they are pickled."""
+    if process_set is not global_process_set:
+        raise UsageError(f"process_set: {PROCESS_SETS}")
+    exchange = loaders.exchange()
+    if exchange is None:
+        return [obj]
+    return exchange_objects("hvd.allgather_object", obj, ALL_CALL, exchange)
+
+
+def barrier(process_set: Any = global_process_set) -> None:
+    """Wait until all processes have called it."""
+    allgather_object(None, process_set=process_set)
+
+
+def join(device: int = -1) -> int:
+    """Wait until all processes have called it, and return the last rank.
+
+    All ranks have equally many batches here, so none has to wait for another.
+    """
+    barrier()
+    return process.num_processes() - 1
+
+
+def _root(rank: int, there: int) -> int:
+    """Return the index of the process that a broadcast of ``rank`` comes from.
+
+    Args:
+        rank: the root that the script names.
+        there: the number of processes that have sent.
+
+    Raises:
+        UsageError: another rank than 0 is named, and there is no process for each.
+    """
+    if there == 1:  # alone, or the others have sent nothing
+        return 0
+    if not 0 <= rank < there:
+        raise UsageError(
+            f"a broadcast from rank {rank}: with --transparent {there} processes share the ranks "
+            "now, and the number changes; broadcast from rank 0"
+        )
+    return rank
+
+
+_results: dict[int, Any] = {}  # of asynchronous calls, until synchronize()
+
+
+def _handle(result: Any) -> int:
+    """Return a handle, as Horovod's asynchronous functions do, for a result that is there."""
+    number = 1 + max(_results, default=0)
+    _results[number] = result
+    return number
+
+
+def synchronize(handle: int) -> Any:
+    """Return the result of an asynchronous collective; its ``handle`` is of no use after it."""
+    return _results.pop(handle, None)
+
+
+def poll(handle: int) -> bool:
+    """Return True: the collective of any ``handle`` is complete when the call returns."""
+    return True
+
+
+def allreduce_async(*arguments: Any, **named: Any) -> int:
+    """Return a handle for the result of :func:`allreduce`."""
+    return _handle(allreduce(*arguments, **named))
+
+
+def allreduce_async_(*arguments: Any, **named: Any) -> int:
+    """Return a handle for the result of :func:`allreduce_`."""
+    return _handle(allreduce_(*arguments, **named))
+
+
+def allgather_async(*arguments: Any, **named: Any) -> int:
+    """Return a handle for the result of :func:`allgather`."""
+    return _handle(allgather(*arguments, **named))
+
+
+def broadcast_async(*arguments: Any, **named: Any) -> int:
+    """Return a handle for the result of :func:`broadcast`."""
+    return _handle(broadcast(*arguments, **named))
+
+
+def broadcast_async_(*arguments: Any, **named: Any) -> int:
+    """Return a handle for the result of :func:`broadcast_`."""
+    return _handle(broadcast_(*arguments, **named))
+
+
+data_loading.replace_loading()
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "DistributedOptimizer",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "Product",
+    "Sum",
+    "SyncBatchNorm",
+    "allgather",
+    "allgather_async",
+    "allgather_object",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "init",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "poll",
+    "rank",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+    "synchronize",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Raise an error for a name that this module lacks.
+
+    Raises:
+        UsageError: Horovod has a function of that name.
+        AttributeError: Horovod has none either.
+    """
+    if name == "elastic":
+        raise UsageError(ELASTIC)
+    if name.startswith("__") or not hasattr(_horovod, name):
+        raise AttributeError(f"module 'horovod.torch' has no attribute {name!r}")
+    raise UsageError(NOT_THERE.format(name=name))

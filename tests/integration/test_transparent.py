@@ -1,0 +1,196 @@
+"""An unchanged script for plain Horovod trains the same in any number of processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from paths import SCRIPTS
+
+from edl.testing import throttle
+from edl.testing.job import started
+from edl.testing.throttle import Throttle
+
+pytestmark = pytest.mark.integration
+
+PLAIN = SCRIPTS / "plain_horovod.py"
+OPTIONS = ("--transparent", "--logical", "4")
+SLOW = Throttle(0.1, 10, 10.0)  # in each pass of the loop, of which a worker has several in a step
+STEPS = 7  # in an epoch: 110 samples, 4 for each of four ranks
+ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
+
+
+def train(out: Path, *words: str) -> list[str]:
+    out.mkdir(exist_ok=True)
+    return [str(PLAIN), "--out", str(out), *words]
+
+
+def alone(out: Path, *words: str, ranks: int = 4, limit_s: float = 240.0) -> dict[int, str]:
+    """Return the digests by epoch of one process without a launcher, which nothing disturbs."""
+    command = [sys.executable, "-m", "edl.transparent", *train(out, *words)]
+    environment = os.environ | ENVIRONMENT | {"EDL_LOGICAL": str(ranks)}
+    subprocess.run(command, env=environment, check=True, timeout=limit_s, cwd=out)
+    return digests(out)
+
+
+def lines(out: Path) -> list[list[str]]:
+    return [line.split() for line in (out / "epochs").read_text().splitlines()]
+
+
+def digests(out: Path) -> dict[int, str]:
+    """Return the digest after each epoch; an epoch that was written twice has the same."""
+    found: dict[int, str] = {}
+    for epoch, digest, *_ in lines(out):
+        assert found.setdefault(int(epoch), digest) == digest
+    return found
+
+
+def test_a_kill_and_a_join_change_no_bit(tmp_path: Path, zk_hosts: str) -> None:
+    """A replacement begins in a later epoch, and two processes share four ranks, then three."""
+    expected = alone(tmp_path / "alone")
+    script = [throttle.SCRIPT, *train(tmp_path / "out")]
+    how: dict[str, Any] = {"np": 2, "max_np": 3, "options": OPTIONS, "throttled": SLOW}
+    with started(tmp_path, zk_hosts, *script, **how) as job:
+        job.wait_for_step(STEPS + 2)
+        job.kill("w0")
+        job.scale(3)
+        job.wait_for_size(3)
+        job.hurry()
+        assert job.end() == 0, job.describe("it failed")
+    assert digests(tmp_path / "out") == expected
+    assert [line[0] for line in lines(tmp_path / "out")] == ["0", "1", "2"], "no epoch twice"
+
+
+@pytest.mark.long
+def test_as_plain_horovod(tmp_path: Path, zk_hosts: str) -> None:
+    """Four ranks of plain Horovod, and three processes that share them, train the same weights.
+
+    BatchNorm's averages are those of rank 0 there, and the mean over the ranks here.
+    """
+    plain, out = tmp_path / "plain", tmp_path / "out"
+    launcher = str(Path(sys.executable).with_name("horovodrun"))
+    command = [launcher, "--gloo", "-np", "4", sys.executable, *train(plain)]
+    subprocess.run(command, env=os.environ | ENVIRONMENT, check=True, timeout=240.0, cwd=plain)
+    with started(tmp_path, zk_hosts, *train(out), np=3, max_np=4, options=OPTIONS) as job:
+        assert job.end() == 0, job.describe("it failed")
+    theirs, mine = (torch.load(one / "weights.pt") for one in (plain, out))
+    for name, value in theirs.items():
+        if "running" not in name:
+            torch.testing.assert_close(mine[name], value, rtol=1e-3, atol=1e-5)
+    assert [line[2] for line in lines(out)] == [line[2] for line in lines(plain)], "the same rates"
+
+
+HABITS = {
+    "augment,dropout,collate,loaders": 1,
+    "schedule,clip,test_within": 1,
+    "from_rank_0,join,no_set_epoch": 1,
+    "unnamed,drop_last,dropout": 1,
+    "break": 1,
+    "seed_by_rank,dropout": 1,
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("habits", HABITS)
+def test_habits(tmp_path: Path, zk_hosts: str, habits: str) -> None:
+    """One process, and three, of which one is killed in a later epoch, and one joins."""
+    words = ("--habits", habits, "--epochs", "4")
+    expected = alone(tmp_path / "alone", *words)
+    assert len(set(expected.values())) == 4
+    script = [throttle.SCRIPT, *train(tmp_path / "out", *words)]
+    with started(
+        tmp_path, zk_hosts, *script, np=3, max_np=3, options=OPTIONS, throttled=SLOW
+    ) as job:
+        job.wait_for_step(5)
+        job.kill("w1")
+        job.wait_for_size(3)
+        job.hurry()
+        assert job.end() == 0, job.describe("it failed")
+    assert digests(tmp_path / "out") == expected
+
+
+@pytest.mark.long
+def test_a_script_without_a_seed(tmp_path: Path, zk_hosts: str) -> None:
+    """The processes draw one seed together."""
+    script = train(tmp_path / "out", "--habits", "unseeded,dropout")
+    with started(tmp_path, zk_hosts, *script, np=3, max_np=3, options=OPTIONS) as job:
+        assert job.end() == 0, job.describe("it failed")
+    assert len(digests(tmp_path / "out")) == 3
+
+
+@pytest.mark.long
+def test_workers_die_before_the_training(tmp_path: Path, zk_hosts: str) -> None:
+    """Replacements get what the others have exchanged, also rank 0's, which is gone."""
+    words = ("--habits", "from_rank_0,late")
+    expected = alone(tmp_path / "alone", *words)
+    script = train(tmp_path / "out", *words)
+    with started(tmp_path, zk_hosts, *script, np=3, max_np=3, options=OPTIONS) as job:
+        job.wait(lambda _: all((tmp_path / f"out/early{n}").exists() for n in range(3)), "barrier")
+        job.kill("w0")
+        assert job.end() == 0, job.describe("it failed")
+    assert digests(tmp_path / "out") == expected
+
+
+@pytest.mark.long
+def test_a_preempted_job_goes_on_with_other_processes(tmp_path: Path, zk_hosts: str) -> None:
+    words = ("--epochs", "6", "--habits", "schedule,dropout")
+    expected = alone(tmp_path / "alone", *words)
+    script = [throttle.SCRIPT, *train(tmp_path / "out", *words)]
+    saved = ("--checkpoint-dir", str(tmp_path / "saved"))
+    for run, size in enumerate((2, 3, 1)):
+        directory = tmp_path / f"run{run}"
+        directory.mkdir()
+        options = [*OPTIONS, *saved, *(("--resume",) if run else ())]
+        with started(
+            directory, zk_hosts, *script, np=size, max_np=4, options=options, throttled=SLOW
+        ) as job:
+            job.wait_for_step(2 * STEPS * run + STEPS + 3)
+            if size > 1:
+                job.edl("preempt", "--within", "60s")
+                assert job.end() == 96, job.describe("it was not preempted")
+            else:
+                job.hurry()
+                assert job.end() == 0, job.describe("it failed")
+    assert digests(tmp_path / "out") == expected
+
+
+REFUSED = {
+    "import horovod.tensorflow.keras as hvd": "change its TensorFlow calls as docs",
+    "import horovod.torch as hvd; hvd.elastic": "a script with hvd.elastic needs one changed",
+    "import horovod.torch as hvd; hvd.alltoall": "hvd.alltoall is not there with --transparent",
+    "import horovod.torch as hvd; hvd.nothing": "has no attribute 'nothing'",
+    "step": "from a DataLoader with sampler=DistributedSampler",
+    "step op=hvd.Sum": "multiply the learning rate by hvd.size",
+    "step backward_passes_per_step=2": "backward_passes_per_step above 1 is not there",
+}
+STEP = """
+import torch, horovod.torch as hvd
+hvd.init()
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), OPTIONS)
+for x in torch.utils.data.DataLoader(torch.ones(8, 2), batch_size=4, shuffle=True):
+    model(x).mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("code", REFUSED)
+def test_what_is_refused(code: str) -> None:
+    script = STEP.replace("OPTIONS", code[5:]) if code.startswith("step") else code
+    done = subprocess.run(
+        [sys.executable, "-m", "edl.transparent", "-c", script],
+        env=os.environ | ENVIRONMENT | {"EDL_LOGICAL": "2"},
+        capture_output=True,
+        text=True,
+        timeout=240.0,
+    )
+    assert done.returncode == 1
+    assert REFUSED[code] in done.stderr.splitlines()[-1]
+    assert "nothing" in code or "Traceback" not in done.stderr

@@ -1,0 +1,118 @@
+"""The parts of `edl run --transparent` that need no job."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from edl.core.host.python_command import parse_command, python_script, title, transparent
+from edl.core.job.script_exchange import answer_of, with_payload
+from edl.errors import UsageError
+from edl.transparent.model_search import model_with
+from edl.transparent.step_numbers import StepNumbers
+from edl.transparent.training import ScriptEpochs
+
+
+@pytest.mark.parametrize(
+    ("command", "through"),
+    [
+        ("python train.py --lr 1", "python -m edl.transparent train.py --lr 1"),
+        ("python3 -u -W ignore a/train.py", "python3 -u -W ignore -m edl.transparent a/train.py"),
+        ("python -m package.train", "python -m edl.transparent -m package.train"),
+        ("python -m edl.transparent t.py", "python -m edl.transparent t.py"),
+        ("./train.sh", None),
+        ("python", None),
+        ("python --version", None),
+    ],
+)
+def test_a_command_through_edl(command: str, through: str | None) -> None:
+    found = transparent(command.split())
+    assert found == (None if through is None else tuple(through.split()))
+    if found is not None:
+        assert transparent(found) == found
+
+
+def test_a_job_has_the_name_of_its_script() -> None:
+    command = ["python", "-u", "-m", "edl.transparent", "a/train.py", "-m", "b"]
+    assert python_script(command) == "a/train.py"
+    assert title(command) == "train.py"
+    assert python_script(["python", "-m", "edl.transparent", "-m", "package.train"]) is None
+    inner = parse_command(["python", *command[4:]])
+    assert inner is not None
+    assert (inner.target, inner.arguments) == ("a/train.py", ("-m", "b"))
+
+
+def test_an_exchange_has_an_answer_when_all_have_sent() -> None:
+    values = with_payload({}, 0, 4, "a", (4, 2))
+    assert answer_of(values, 0) is None
+    values = with_payload(values, 0, 2, "b", (4, 2))
+    assert answer_of(values, 0) == ["a", "b"], "in rank order"
+    assert with_payload(values, 0, 7, "c", (7,)) == values, "it stays"
+    assert answer_of(values, 1) is None
+
+
+def test_an_exchange_goes_on_without_a_worker_that_died() -> None:
+    values = with_payload({}, 0, 1, "b", (0, 1, 2))
+    values = with_payload(values, 0, 0, "a", (0, 1, 2))
+    again = with_payload(values, 0, 1, "b", (0, 1))
+    assert answer_of(again, 0) == ["a", "b"]
+    dead = with_payload(with_payload({}, 0, 2, "c", (0, 2)), 0, 0, "a", (0,))
+    assert answer_of(dead, 0) == ["a"], "nor with what it has sent"
+
+
+def test_script_and_job_number_epochs_differently() -> None:
+    epochs = ScriptEpochs()
+    epochs.name(0, 5)
+    epochs.name(0, 9)
+    assert (epochs[0], epochs[1], epochs[3]) == (5, 6, 8)
+    epochs.name(1, 7)
+    other = ScriptEpochs()
+    other.load_state_dict(epochs.state_dict())
+    assert [other[epoch] for epoch in range(3)] == [5, 7, 8]
+
+
+class _Loader:
+    """A loader with two passes for each step."""
+
+    edl_numbers_steps = True
+    edl_step_in_epoch = 0
+
+    def __iter__(self) -> Iterator[str]:
+        for number, item in builtins.enumerate("aabb"):
+            self.edl_step_in_epoch = 3 + number // 2
+            yield item
+
+
+class _Bar:
+    """What tqdm looks like."""
+
+    def __init__(self, iterable: Any) -> None:
+        self.iterable = iterable
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.iterable
+
+
+def test_enumerate_numbers_steps() -> None:
+    steps = [(3, "a"), (3, "a"), (4, "b"), (4, "b")]
+    assert list(StepNumbers(_Loader())) == steps
+    assert list(StepNumbers(_Bar(_Loader()), 1)) == [(n + 1, item) for n, item in steps]
+    assert list(StepNumbers("xy", start=2)) == [(2, "x"), (3, "y")]
+    assert isinstance(StepNumbers("xy"), builtins.enumerate)
+
+
+def test_the_model_of_an_optimizer_is_found() -> None:
+    inner = nn.Linear(2, 2)
+    model = nn.Sequential(inner, nn.BatchNorm1d(2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert model_with(optimizer, model.named_parameters()) is model
+    assert model_with(optimizer, list(model.named_parameters())) is model
+    assert model_with(torch.optim.SGD(inner.parameters(), lr=0.1), None) is model
+    lone = nn.Parameter(torch.zeros(1))
+    with pytest.raises(UsageError, match=r"named_parameters=model\.named_parameters"):
+        model_with(torch.optim.SGD([lone], lr=0.1), None)
