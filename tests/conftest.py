@@ -69,17 +69,24 @@ def _end_at_once() -> None:
     os._exit(_status)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Set signals, environment and garbage collection for all that the tests start.
 
     - Processes hear Ctrl-C, also where `nohup` or a shell's & made us ignore it.
     - Processes import faster, by what is in `site`.
     - No process has threads that spin for a processor that other tests have: with two threads each,
       tests of tuners took thirty times as long beside others.
+    - Horovod looks 100 times a second for something to exchange, and not 1,000 times, as each
+      worker does in all the time that a test waits.
+    - In `make test` TensorFlow has no oneDNN, as on processors that oneDNN is not made for: to
+      look for oneDNN's kernels takes each process 60 ms. `make integration` has it.
     """
     atexit.register(_end_at_once)  # before those of the tests, so it runs after them
     gc.set_threshold(50_000, 20, 20)
     os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["HOROVOD_CYCLE_TIME"] = "10"  # in milliseconds
+    if _is_short(config):
+        os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     path = os.environ.get("PYTHONPATH")
@@ -122,11 +129,15 @@ TENSORFLOW = (
 _durations: Counter[str] = Counter()
 
 
+def _is_short(config: pytest.Config) -> bool:
+    """Return whether this session leaves out what is marked `long`, as `make test` does."""
+    return "not long" in config.option.markexpr
+
+
 def scope_of(nodeid: str, config: pytest.Config) -> str:
     """Return the name of the tests that one process of pytest does together with this one."""
     file = nodeid.partition("::")[0]
-    short = "not long" in config.option.markexpr
-    if short and any(part in nodeid for part in TENSORFLOW):
+    if _is_short(config) and any(part in nodeid for part in TENSORFLOW):
         return "tensorflow"
     return file if any(part in file for part in TOGETHER) else nodeid
 
@@ -186,7 +197,9 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Itera
     if worker_id != "master":
         directory = directory.parent
     state, users = directory / "zookeeper", directory / "zookeeper-users"
-    with FileLock(directory / "zookeeper.lock"):
+    with FileLock(directory / "zookeeper.lock"), pytest.MonkeyPatch.context() as patch:
+        # It need not outlive a power failure. Tests that end a server start one of their own.
+        patch.setenv("JDK_JAVA_OPTIONS", "-Dzookeeper.forceSync=no")
         (users / worker_id).mkdir(parents=True)
         hosts = start_local(state)
     yield hosts

@@ -40,10 +40,10 @@ class Scenario(Job):
     """A job of the counting model. Numbers: an epoch has samples / (workers * batch_size) steps."""
 
     samples = 480
-    epochs = 4
+    epochs = 2
     batch_size = 4
     num_workers = 0
-    throttled = Throttle(0.3, 100, 4.0)  # until the proof begins
+    throttled = Throttle(0.3, 40, 3.0)  # until the proof begins
     session_s = SESSION_S
     end_s = 180.0  # for a job to end once nobody disturbs it any more
     script = COUNTING

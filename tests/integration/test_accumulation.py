@@ -20,7 +20,7 @@ SLOW = Throttle(0.1)
 def test_a_join_a_leave_and_a_death_in_the_middle_of_a_step(tmp_path: Path, zk_hosts: str) -> None:
     """Epochs end in the middle of a group of batches, on some workers with padding."""
     with scenario(
-        tmp_path, zk_hosts, np=2, max_np=3, samples=730, more=ACCUMULATING, throttled=SLOW
+        tmp_path, zk_hosts, np=2, max_np=3, samples=730, epochs=4, more=ACCUMULATING, throttled=SLOW
     ) as job:
         job.join_leave_and_die()
         reports = job.prove(workers=2)
