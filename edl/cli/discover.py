@@ -1,24 +1,28 @@
-"""`edl-discover`: print hosts and slots for `horovodrun --host-discovery-script`."""
+"""`edl-discover`: print hosts and slots for `horovodrun --host-discovery-script`.
+
+horovodrun's driver runs it once a second, so :func:`main` imports nothing else for an answer that
+is as before.
+"""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from edl import config
-from edl.core.host.host_discovery import lines, parse_hosts
-from edl.errors import EdlError, UsageError
-from edl.launch.horovodrun.discovery import desired_hosts, is_local, read_hosts
+from edl.launch.horovodrun.last_answer import keep_answer, last_answer
 
 
 def main() -> None:
     """Run the console script `edl-discover`, which prints hosts and slots, one host a line.
 
-    After an error it prints a sentence to standard error and exits with 2. horovodrun's driver runs
-    it once a second, so this module imports little and starts fast.
+    After an error it prints a sentence to standard error and exits with 2.
     """
+    answer = last_answer(sys.argv[1:])
+    if answer is not None:
+        print(answer)
+        return
+    from edl.errors import EdlError
+
     try:
         print("\n".join(discover(sys.argv[1:])))
     except (EdlError, OSError) as error:
@@ -43,6 +47,14 @@ def discover(arguments: Sequence[str]) -> list[str]:
             file cannot be read, no host is offered outside of horovodrun, or a setting is wrong.
         OSError: the answer cannot be stored in the state directory.
     """
+    import argparse
+    from pathlib import Path
+
+    from edl import config
+    from edl.core.host.host_discovery import lines, parse_hosts
+    from edl.errors import UsageError
+    from edl.launch.horovodrun.discovery import desired_hosts, is_local, read_hosts
+
     options = argparse.ArgumentParser(
         prog="edl-discover",
         description="Print HOST:SLOTS for the driver of horovodrun: as many workers as the job "
@@ -62,11 +74,13 @@ def discover(arguments: Sequence[str]) -> list[str]:
         raise UsageError("give hosts or --file, not both")
     if given.file is not None:
         wanted = parse_hosts(read_hosts(given.file))
-    else:
-        settings = config.load()
-        offered = parse_hosts(given.hosts or settings.hosts.replace(",", " ").split())
-        wanted = dict(desired_hosts(offered, settings, config.state_dir()))
-    return lines(wanted, {host: is_local(host) for host in wanted})
+        return lines(wanted, {host: is_local(host) for host in wanted})
+    settings = config.load()
+    offered = parse_hosts(given.hosts or settings.hosts.replace(",", " ").split())
+    wanted = dict(desired_hosts(offered, settings, config.state_dir()))
+    answer = lines(wanted, {host: is_local(host) for host in wanted})
+    keep_answer(arguments, wanted, "\n".join(answer))
+    return answer
 
 
 if __name__ == "__main__":

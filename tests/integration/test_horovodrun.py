@@ -31,6 +31,7 @@ from edl.testing.zookeeper import ensemble
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
+WANTED = "localhost:2"
 SLOW_S = 180.0  # for horovodrun itself, and two workers at once, to import TensorFlow
 
 
@@ -158,6 +159,7 @@ def test_a_signal_to_horovodrun_ends_the_job(
     """Bash becomes the last command that it runs: no shell is left for horovodrun to end."""
     with scenario(tmp_path, zk_hosts, np=2, kind=StandinScenario, here=here) as job:
         job.wait(lambda now: now["world_size"] == 2, "2 workers")
+        job.until(lambda: repeats(job), "answer of edl-discover that needs no ZooKeeper")
         job.interrupt(signal.SIGTERM)
         job.end(60.0)
         job.until(lambda: job.status()["state"] == "stopped", "end of the job in ZooKeeper")
@@ -418,6 +420,13 @@ def slots(job: HorovodrunScenario) -> dict[int, psutil.Process]:
     """Return the training processes by slot."""
     with job.store() as store:
         return {member.slot: psutil.Process(member.pid) for member in store.snapshot().members}
+
+
+def repeats(job: HorovodrunScenario) -> bool:
+    """Return whether `edl-discover` has kept its answer for as many workers as are desired."""
+    state = Path(job.environment["XDG_STATE_HOME"], "edl", "horovodrun")
+    kept = {path.read_text() for path in state.glob("*.desired")}
+    return kept == {path.read_text().split("\0")[1] for path in state.glob("*.said")} == {WANTED}
 
 
 def alive_with(directory: Path) -> list[psutil.Process]:

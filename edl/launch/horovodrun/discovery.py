@@ -2,8 +2,9 @@
 
 Horovod's driver calls `edl-discover` once a second. The answer is the number of workers that is
 desired for the job in ZooKeeper; before there is a job, it is horovodrun's option -np. If ZooKeeper
-does not answer, the last answer is repeated: it is kept in a file, one for each driver. The main
-entry is :func:`desired_hosts`.
+does not answer, the last answer is repeated: it is kept in a file, one for each driver. Most calls
+need not come here: :mod:`~edl.launch.horovodrun.last_answer`. The main entry is
+:func:`desired_hosts`.
 """
 
 from __future__ import annotations
@@ -209,7 +210,8 @@ def _write(file: Path, memory: DiscoveryState) -> None:
     """Store ``memory``, the state for the next call, in ``file``: atomically, with mode 0600.
 
     Nothing is written if the file has this state already. Before it is written, all but the 20
-    (``KEPT``) newest such files in its directory are removed.
+    (``KEPT``) newest such files in its directory are removed, with the files of
+    :mod:`~edl.launch.horovodrun.last_answer` beside them.
 
     Raises:
         OSError: the file cannot be written.
@@ -217,7 +219,8 @@ def _write(file: Path, memory: DiscoveryState) -> None:
     if _read(file) == memory:
         return
     for old in sorted(file.parent.glob("*.json"), key=_age)[KEPT:]:
-        old.unlink(missing_ok=True)
+        for suffix in (".json", ".said", ".desired"):
+            old.with_suffix(suffix).unlink(missing_ok=True)
     descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=".")
     with os.fdopen(descriptor, "w") as out:
         json.dump(vars(memory), out)

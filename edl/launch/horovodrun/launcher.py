@@ -10,11 +10,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
 from edl.launch.horovodrun.driver import read_identity
+from edl.launch.horovodrun.last_answer import find_horovodrun, is_horovodrun
 
 DISCOVERY_S = 30.0  # for a host discovery script
 
@@ -63,7 +63,7 @@ class Launcher:
         """
         from horovod.runner.launch import parse_args  # a slow import
 
-        words = next(i for i, word in enumerate(self.command) if _is_horovodrun(word)) + 1
+        words = next(i for i, word in enumerate(self.command) if is_horovodrun(word)) + 1
         try:
             with _arguments(self.command[words - 1 :]):
                 args = parse_args()
@@ -138,34 +138,7 @@ def find_launcher() -> Launcher | None:
     The result is None if no ancestor on this machine is one: horovodrun was not used, or runs on
     another machine.
     """
-    for process in psutil.Process().parents():
-        try:
-            command, started = tuple(process.cmdline()), _started(process.pid)
-        except (psutil.Error, OSError):
-            continue
-        # Not the shell whose one word holds the whole command of a worker.
-        if any(_is_horovodrun(word) for word in command[:3]):
-            return Launcher(process.pid, started, command)
-    return None
-
-
-def _started(pid: int) -> str:
-    """Return an id of the start of process ``pid``, which no other process with that pid has.
-
-    It consists of the id of the machine's boot and the clock ticks from the boot to the start, so
-    it stays the same when the wall clock is changed.
-
-    Raises:
-        OSError: there is no such process.
-    """
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().partition("-")[0]
-    after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return f"{boot}-{after_name[19]}"  # proc(5): starttime is field 22, the name field 2
-
-
-def _is_horovodrun(word: str) -> bool:
-    """Return whether ``word``, one word of a command line, is horovodrun or a path that ends so."""
-    return Path(word).name == "horovodrun"
+    return Launcher(*found) if (found := find_horovodrun()) is not None else None
 
 
 @contextmanager

@@ -41,6 +41,7 @@ from edl.core.job.placement import Placement
 from edl.core.records import JobState, RequestedBy, SlotRecord
 from edl.core.snapshot import Snapshot
 from edl.launch.horovodrun.driver import Driver, RankAssignment
+from edl.launch.horovodrun.last_answer import DesiredFile
 from edl.launch.horovodrun.late_start import LateStart
 from edl.launch.horovodrun.workers import SlotWorkers
 from edl.launch.parent import is_unread
@@ -99,6 +100,7 @@ class SlotSupervisor(Supervisor[SlotState]):
         self._desired: Placement = {}
         self._desired_since = 0.0  # since when these are desired
         self._reminded = False  # whether the driver was reminded of these
+        self._desired_file = DesiredFile("")
         self._late_start = LateStart(driver, limits.discover_s)
         self._lost_slots = LostSlots(host, slot, limits)
         self._pending_at = -limits.freed_s  # when a slot that was taken back was last seen in use
@@ -114,6 +116,7 @@ class SlotSupervisor(Supervisor[SlotState]):
         process, which the driver gets.
         """
         self._word_since = time.monotonic()
+        self._desired_file = DesiredFile.of_this_job()
         return super().run()
 
     def _turn(self, now: float) -> int | None:
@@ -136,6 +139,8 @@ class SlotSupervisor(Supervisor[SlotState]):
             list(self._new_events())
 
     def _follow(self, snapshot: Snapshot, now: float) -> None:
+        if snapshot.discovered:  # an `edl-discover` has found the job
+            self._desired_file.put(snapshot.desired.hosts, now)
         self._follow_driver(snapshot, now)
         self._outlive_driver(snapshot)
         self._see_lost_slots(snapshot, now)

@@ -1,0 +1,184 @@
+"""Repeat the last answer of `edl-discover` while the job wants the same number of workers.
+
+horovodrun's driver runs `edl-discover` once a second. To import what asks ZooKeeper takes 0.3 s of
+processor time, so most calls do without:
+
+- After a call has asked ZooKeeper, it keeps what it printed, with what it was asked and the desired
+  workers: :func:`keep_answer`.
+- Each `edl-worker` on the machine of horovodrun follows the job's records anyway. It keeps the
+  desired workers in a file, and touches that file while it reads the records: :class:`DesiredFile`.
+- A call whose question and desired workers are the kept ones prints what was kept:
+  :func:`last_answer`. It asks ZooKeeper if they differ, or if no `edl-worker` has touched the file
+  for 3 s (``FRESH_S``).
+
+This module imports nothing of edl, and nothing that Python has not imported at its start.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+
+PROC = "/proc"
+FRESH_S = 3.0  # an `edl-worker` that has not touched its file for so long may follow nothing
+TOUCH_S = 0.5
+
+
+class DesiredFile:
+    """The file in which an `edl-worker` keeps the desired workers of its job for `edl-discover`.
+
+    All `edl-worker` of a job on the machine of its horovodrun have one file together.
+
+    Args:
+        path: the path of the file; empty: no horovodrun runs on this machine, and nothing is kept.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._text: str | None = None  # as this process has written it last
+        self._touched_s = 0.0
+
+    @classmethod
+    def of_this_job(cls) -> DesiredFile:
+        """Return the file for the horovodrun that is an ancestor of this process, if there is."""
+        return cls(_path(found, ".desired") if (found := find_horovodrun()) else "")
+
+    def put(self, desired: Mapping[str, int], now: float) -> None:
+        """Keep the desired workers; if they are kept already, touch the file twice a second.
+
+        It must be called at least every 3 s (``FRESH_S``), and only while ZooKeeper answers. A file
+        that cannot be written is tried again in the next call.
+
+        Args:
+            desired: the number of workers that are desired on each host, by host.
+            now: the monotonic clock, in seconds.
+        """
+        text = _text(desired)
+        if not self._path or (text == self._text and now - self._touched_s < TOUCH_S):
+            return
+        try:
+            if text == self._text:
+                os.utime(self._path)
+            else:
+                _write(self._path, text)
+            self._text, self._touched_s = text, now
+        except OSError:
+            self._text = None
+
+
+def last_answer(words: Sequence[str]) -> str | None:
+    """Return what `edl-discover` printed last, if it need not ask ZooKeeper; None: it has to ask.
+
+    Args:
+        words: the words of its command line after its name.
+    """
+    if (found := find_horovodrun()) is None:
+        return None
+    try:
+        question, desired, text = _read(_path(found, ".said")).split("\0")
+        kept = _path(found, ".desired")
+        fresh = 0.0 <= time.time() - os.stat(kept).st_mtime < FRESH_S
+        same = question == _question(words) and desired == _read(kept)
+    except (OSError, ValueError):
+        return None
+    return text if fresh and same else None
+
+
+def keep_answer(words: Sequence[str], desired: Mapping[str, int], text: str) -> None:
+    """Keep what `edl-discover` prints, for :func:`last_answer`; outside of horovodrun do nothing.
+
+    Args:
+        words: the words of its command line after its name.
+        desired: the desired workers by host, which ZooKeeper has answered.
+        text: what is printed.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    if (found := find_horovodrun()) is not None and (path := _path(found, ".said")):
+        said = "\0".join((_question(words), _text(desired), text))
+        if not os.path.exists(path) or _read(path) != said:
+            _write(path, said)
+
+
+def find_horovodrun() -> tuple[int, str, tuple[str, ...]] | None:
+    """Find the horovodrun process that is the nearest such ancestor of this process.
+
+    Returns:
+        Its process id; an id of its start, which no other process with that process id has, also on
+        another machine; and the words of its command line. None if no ancestor on this machine is a
+        horovodrun: it was not used, or runs on another machine.
+    """
+    pid = os.getppid()
+    while pid > 0:
+        try:
+            # proc(5): the parent is field 4, the start in clock ticks field 22, the name field 2.
+            after_name = _read(f"{PROC}/{pid}/stat").rpartition(")")[2].split()
+            command = tuple(_read(f"{PROC}/{pid}/cmdline").split("\0")[:-1])
+        except OSError:
+            return None
+        # Not the shell whose one word holds the whole command of a worker.
+        if any(is_horovodrun(word) for word in command[:3]):
+            boot = _read(f"{PROC}/sys/kernel/random/boot_id").partition("-")[0]
+            return pid, f"{boot}-{after_name[19]}", command
+        pid = int(after_name[1])
+    return None
+
+
+def is_horovodrun(word: str) -> bool:
+    """Return whether ``word``, one word of a command line, is horovodrun or a path that ends so."""
+    return word.rstrip("/").rpartition("/")[2] == "horovodrun"
+
+
+def _path(horovodrun: tuple[int, str, Sequence[str]], suffix: str) -> str:
+    """Return the path of a file about a horovodrun in edl's state directory; empty: no home.
+
+    Args:
+        horovodrun: the process, as :func:`find_horovodrun` returns it.
+        suffix: the end of the file's name.
+    """
+    home = os.environ.get("HOME")
+    state = os.environ.get("XDG_STATE_HOME") or (f"{home}/.local/state" if home else "")
+    pid, started, _ = horovodrun
+    return f"{state}/edl/horovodrun/{pid}-{started}{suffix}" if state else ""
+
+
+def _question(words: Sequence[str]) -> str:
+    """Return all on which the answer depends beside the desired workers, as one line of text.
+
+    It consists of the words of the command line, EDL_HOSTS, and when each settings file was written
+    and how long it is.
+    """
+    environ = os.environ
+    config = environ.get("XDG_CONFIG_HOME") or f"{environ.get('HOME')}/.config"
+    stamps = [_stamp("edl.toml"), _stamp(f"{config}/edl/edl.toml")]
+    return repr((list(words), environ.get("EDL_HOSTS"), os.getcwd(), stamps))
+
+
+def _stamp(path: str) -> tuple[int, int] | None:
+    """Return the time of the last change of a file in ns and its size; None: there is no file."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
+def _text(desired: Mapping[str, int]) -> str:
+    """Return workers by host as lines "host:workers", sorted by host."""
+    return "\n".join(f"{host}:{workers}" for host, workers in sorted(desired.items()))
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+        return file.read()
+
+
+def _write(path: str, text: str) -> None:
+    """Write a file that only this user can read, in one step for its readers."""
+    partial = f"{path}.{os.getpid()}"
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(text)
+    os.replace(partial, path)
