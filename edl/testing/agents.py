@@ -176,7 +176,9 @@ class Agents:
 
     def _may_wake(self) -> bool:
         """Return whether a frozen worker's time to be woken, or killed, has come."""
-        return any(at <= self._job.schedule.now_s() for at, _ in self._frozen()[:1])
+        if not self._job.memory.frozen:
+            return False
+        return self._frozen()[0][0] <= self._job.schedule.now_s()
 
     def _wake(self) -> None:
         """Wake the frozen worker whose time comes first; kill it if the job is over."""

@@ -216,8 +216,10 @@ class MemoryJob:
 
         False while ZooKeeper is away.
         """
+        if self.away or not (self.gone or self.frozen):
+            return False
         ended = self._ended()
-        return not self.away and bool(ended) and ended[0][0] <= self.schedule.now_s()
+        return bool(ended) and ended[0][0] <= self.schedule.now_s()
 
     def _expire(self) -> None:
         """End the ZooKeeper session whose time-out came first."""
@@ -251,17 +253,17 @@ class MemoryJob:
         if self.leader is None or self.away or self.job.state.over:
             return False
         worker = self.leader.worker
-        return worker in self._candidates[:1] and worker not in {*self.gone, *self.frozen}
+        stands_still = worker in self.gone or worker in self.frozen
+        return worker in self._candidates[:1] and not stands_still
 
     def _may_look(self) -> bool:
         """Return whether a leader that can act is to decide now.
 
         It decides after each change of the records, and LOOK_S (0.5) s after its last decision.
         """
-        if not self._leads:
-            return False
         seen, at = self._looked
-        return self.changes != seen or self.schedule.now_s() >= at + LOOK_S
+        due = self.changes != seen or self.schedule.now_s() >= at + LOOK_S
+        return due and self._leads
 
     def _looks_at(self) -> float | None:
         """Return when the leader decides next if no record changes, in virtual seconds.
@@ -485,8 +487,11 @@ class MemoryCoordinator:
         job, worker = self._job, self._member.id
         if not self._open or job.away or worker in job.gone or worker in job.frozen:
             return False
-        fresh = self._dirty or self.leave_requested or self._seen != job.news
-        return fresh or self._must_cut() or bool(self._needed_for())
+        if self._dirty or self.leave_requested or self._seen != job.news:
+            return True
+        if not (job.evicted or self._ended_in or self._ring.is_building):
+            return False  # what follows is asked a hundred times a step
+        return self._must_cut() or bool(self._needed_for())
 
     def _needed_for(self) -> str:
         """Return for which collective other workers wait for this one, whose script has ended.
