@@ -219,8 +219,8 @@ def _take_secret(found: dict[str, Any], *places: Mapping[str, Any]) -> None:
 OLD_NAMES = {"borrowed_file": "lent_file"}  # of settings, in older versions of edl
 KINDS = (Config, Sizes, JobSettings)
 SETTINGS: Mapping[str, tuple[type, Any]] = {
-    one.name: (kind, get_type_hints(kind)[one.name])
-    for kind in KINDS
+    one.name: (kind, hints[one.name])
+    for kind, hints in ((kind, get_type_hints(kind)) for kind in KINDS)
     for one in fields(kind)
     if not (kind is Config and one.name in ("sizes", "job_settings"))
 }

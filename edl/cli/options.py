@@ -25,8 +25,8 @@ def with_settings(verb: Callable[..., None]) -> Callable[..., None]:
     as :func:`edl.config.load` takes it.
     """
     declared = {
-        one.name: _option(one, get_type_hints(kind)[one.name])
-        for kind in (Sizes, JobSettings)
+        one.name: _option(one, hints[one.name])
+        for kind, hints in ((kind, get_type_hints(kind)) for kind in (Sizes, JobSettings))
         for one in fields(kind)
         if one.metadata.get("option")
     }
