@@ -56,7 +56,7 @@ def test_they_come_back_although_the_leader_is_killed(
     script: str, more: dict[str, Any], tmp_path: Path, zk_hosts: str
 ) -> None:
     script, _, mode = script.partition(" ")
-    settings: dict[str, Any] = {"script": SCRIPTS / script, "samples": 960, **more}
+    settings: dict[str, Any] = {"script": SCRIPTS / script, **more}
     settings |= {"more": ["--mode", mode]} if mode else {}
     with scenario(tmp_path, zk_hosts, np=1, max_np=3, **settings) as job:
         job.wait_for_step(3)

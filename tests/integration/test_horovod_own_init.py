@@ -64,6 +64,7 @@ def test_a_script_that_calls_horovods_init_fails_the_job_with_a_sentence(
     assert "it trains alone" not in job.output
 
 
+@pytest.mark.long  # tests/README.md, Time
 def test_edl_itself_calls_it_and_a_script_may_import_both(tmp_path: Path, patched: Path) -> None:
     script = tmp_path / "both.py"
     script.write_text(

@@ -76,7 +76,7 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
     hosts = start_local(server)
     job = Job(directory, hosts)
     job.environment |= {"EDL_LOG": "DEBUG", "PYTHONDONTWRITEBYTECODE": "1"}
-    job.throttle(Throttle(0.1, later_s=0.5))
+    job.throttle(Throttle(0.3, later_s=1.0))
     words = ("--out", str(directory), "--samples", "4000")
     try:
         job.run(
