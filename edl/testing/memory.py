@@ -216,10 +216,8 @@ class MemoryJob:
 
         False while ZooKeeper is away.
         """
-        if self.away or not (self.gone or self.frozen):
-            return False
         ended = self._ended()
-        return bool(ended) and ended[0][0] <= self.schedule.now_s()
+        return not self.away and bool(ended) and ended[0][0] <= self.schedule.now_s()
 
     def _expire(self) -> None:
         """End the ZooKeeper session whose time-out came first."""
@@ -253,8 +251,7 @@ class MemoryJob:
         if self.leader is None or self.away or self.job.state.over:
             return False
         worker = self.leader.worker
-        stands_still = worker in self.gone or worker in self.frozen
-        return worker in self._candidates[:1] and not stands_still
+        return worker in self._candidates[:1] and not (worker in self.gone or worker in self.frozen)
 
     def _may_look(self) -> bool:
         """Return whether a leader that can act is to decide now.
@@ -262,8 +259,7 @@ class MemoryJob:
         It decides after each change of the records, and LOOK_S (0.5) s after its last decision.
         """
         seen, at = self._looked
-        due = self.changes != seen or self.schedule.now_s() >= at + LOOK_S
-        return due and self._leads
+        return (self.changes != seen or self.schedule.now_s() >= at + LOOK_S) and self._leads
 
     def _looks_at(self) -> float | None:
         """Return when the leader decides next if no record changes, in virtual seconds.
@@ -487,10 +483,9 @@ class MemoryCoordinator:
         job, worker = self._job, self._member.id
         if not self._open or job.away or worker in job.gone or worker in job.frozen:
             return False
-        if self._dirty or self.leave_requested or self._seen != job.news:
-            return True
-        if not (job.evicted or self._ended_in or self._ring.is_building):
-            return False  # what follows is asked a hundred times a step
+        fresh = self._dirty or self.leave_requested or self._seen != job.news
+        if fresh or not (job.evicted or self._ended_in or self._ring.is_building):
+            return fresh  # what follows is asked a hundred times a step, and not needed
         return self._must_cut() or bool(self._needed_for())
 
     def _needed_for(self) -> str:
