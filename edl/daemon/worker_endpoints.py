@@ -86,12 +86,12 @@ class WorkerEndpoints:
         """Answer an HTTP request for the shapes of the model's tensors and the script's fits.
 
         The result is (200, a JSON object with the keys ``signature`` (the shapes), ``begun`` (how
-        many fits the script has begun), ``done`` (the fits that have ended) and ``epoch`` (that of
-        an unchanged script, or null)).
+        many fits the script has begun), ``done`` (the fits that have ended), ``epoch`` (that of
+        an unchanged script, or null) and ``threads`` (of logical workers, or 0)).
         """
         fits = self._shared.fits
         said = {"signature": self._shared.signature(), "begun": fits.begun}
-        said["epoch"] = self._shared.epoch
+        said |= {"epoch": self._shared.epoch, "threads": self._shared.threads()}
         return 200, json.dumps({**said, "done": as_json(fits.done)}).encode()
 
     def _metrics(self) -> Iterable[Sample]:

@@ -133,7 +133,7 @@ def script_of(member: RingMember) -> ScriptOfJob | None:
             return None
         said = json.loads(body)
         fits = ScriptFits(fits_of(said["done"]), said["begun"])
-        return ScriptOfJob(said["signature"], fits, said.get("epoch"))
+        return ScriptOfJob(said["signature"], fits, said.get("epoch"), said.get("threads", 0))
     except (OSError, ValueError, KeyError, TypeError, RendezvousFailed):
         return None
 

@@ -219,6 +219,7 @@ class LogicalReduction:
         check: Callable[[], None],
     ) -> None:
         self._worker = worker
+        worker.describe_threads(_threads)
         self._reduction = reduction
         self._numbers, self._check_numbers = numbers, check
         self._buffers = LogicalBuffers(buffers)

@@ -145,6 +145,24 @@ class Lacking(Counting):
 GROWN = {"w": "(1,)", "lora": "(2,)"}
 
 
+@dataclass(frozen=True)
+class OfThreads(Lacking):
+    """A script whose last worker computes with other threads than the job's first ones."""
+
+    def __call__(self, one: LoopbackWorker) -> None:
+        one.worker.describe_threads(lambda: 8 if one.worker.id in self.strays else 4)
+        super().__call__(one)
+
+
+def test_one_with_other_threads_costs_the_others_nothing() -> None:
+    job = of(OfThreads(strays=(2,)), np=2)
+    job.memory.script = ScriptOfJob(GROWN, threads=4)
+    job.after_step(5, lambda job: job.scale({"a": 3}))
+    job.run()
+    assert_goes_on(job, 2)
+    assert "it computes with 8 threads and the job's workers with 4" in str(job.errors[2])
+
+
 @pytest.mark.parametrize("np", [1, 2])
 def test_one_whose_model_lacks_something_costs_the_others_nothing(np: int) -> None:
     job = of(Lacking(strays=(np,)), np=np)

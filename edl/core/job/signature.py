@@ -28,13 +28,21 @@ class ScriptOfJob:
             begun.
         epoch: the epoch that an unchanged Horovod script trains, by the script's own number
             (:mod:`edl.transparent`); None: the script is none, or has not come to its training.
+        threads: the number of threads that compute an operation, in a job with logical workers; 0:
+            it does not matter.
     """
 
     signature: Signature = field(default_factory=dict)
     fits: ScriptFits = NO_FITS
     epoch: int | None = None
+    threads: int = 0
 
 
+OTHER_THREADS = (
+    "w{worker} cannot join: it computes with {mine} threads and the job's workers with {job}, by "
+    "which the last bits of a result may differ; set OMP_NUM_THREADS, the same on all hosts, or "
+    "start the job without --logical"
+)
 BUILT_BEFORE = (
     "build all modules before the loop over the epochs, those that are trained later, too: a "
     "newcomer begins in the job's epoch, and has not run what a script does in epochs before"
