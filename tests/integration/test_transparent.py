@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from horovodrun import HOROVODRUN, WORKER, HorovodrunScenario
 from paths import SCRIPTS
+from scenario import scenario
 
 from edl.testing import throttle
 from edl.testing.job import started
@@ -157,6 +159,34 @@ def test_a_preempted_job_goes_on_with_other_processes(tmp_path: Path, zk_hosts: 
                 job.hurry()
                 assert job.end() == 0, job.describe("it failed")
     assert digests(tmp_path / "out") == expected
+
+
+class UnderHorovodrun(HorovodrunScenario):
+    """The script under an unmodified elastic `horovodrun`."""
+
+    script = Path("-m")
+    throttled = SLOW
+
+    def words(self) -> list[str]:
+        return ["edl.transparent", str(throttle.SCRIPT), *train(self.reports_in)]
+
+
+@pytest.mark.long
+def test_under_horovodrun(tmp_path: Path, zk_hosts: str) -> None:
+    """It starts two workers, one dies, and a third one comes."""
+    expected = alone(tmp_path / "alone")
+    settings = {"environment": {"EDL_LOGICAL": "4"}, "shield": WORKER, "driver": HOROVODRUN}
+    directory = tmp_path / "job"
+    directory.mkdir()
+    with scenario(directory, zk_hosts, np=2, max_np=4, kind=UnderHorovodrun, **settings) as job:
+        job.wait_for_step(STEPS + 1)
+        job.process("w1").kill()
+        job.wait(lambda now: now["evicted"], "death")
+        job.scale(3)
+        job.wait_for_size(3, 180.0)
+        job.hurry()
+        assert job.end(180.0) == 0, job.describe("it failed")
+    assert digests(job.reports_in) == expected
 
 
 REFUSED = {
