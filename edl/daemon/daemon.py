@@ -245,7 +245,7 @@ class Daemon:
         those that are about to join last, and waits for each.
 
         Returns:
-            The first answer that names a tensor or a fit; ``ScriptOfJob()`` if there is none.
+            The first answer that names a tensor, a fit or an epoch; ``ScriptOfJob()`` without one.
         """
         generation = self._shared.newest(0)
         if generation is None:
@@ -254,7 +254,7 @@ class Daemon:
         # Those that join may not be in the ring yet.
         for member in sorted(others, key=lambda member: member.id in generation.joined):
             found = script_of(member)
-            if found is not None and (found.signature or found.fits.begun):
+            if found is not None and found != ScriptOfJob():
                 return found
         return ScriptOfJob()
 

@@ -209,6 +209,10 @@ class BatchSteps:
         if self._numbers is not None:
             self._numbers.warm_up()
 
+    def warm_up_again(self) -> None:
+        """Let a newcomer train one more batch alone, in a loop that the job has behind it."""
+        self._warmed_up = self._came_to_end = False
+
     def limit(self, max_steps: int | None) -> None:
         """Set how many updates the job makes at most; a later call replaces the limit.
 

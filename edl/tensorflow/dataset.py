@@ -23,8 +23,10 @@ from keras.src.trainers.data_adapters import array_slicing
 from tensorflow.python.data.ops import dataset_ops
 
 from edl.core.step.batch import Batch
+from edl.core.step.shuffle import SampleOrder
 from edl.errors import UsageError
 from edl.framework import process
+from edl.framework.batch_number import batch_in_epoch
 from edl.framework.steps import asked_length
 from edl.tensorflow import training
 from edl.tensorflow.feed import AHEAD, PipelineBatchSource
@@ -133,7 +135,7 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         ``epochs()``; in ``fit`` it still is the last index of the epoch before.
         """
         now = training.current()
-        return now.batch if now.fitting else now.worker.loader.progress.update_order.batch
+        return now.batch if now.fitting else batch_in_epoch(now.worker)
 
     def __len__(self) -> int:
         """Return how many batches each worker takes in an epoch, a part of a batch counted as one.
@@ -194,6 +196,15 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         if now.worker.logical:
             now.buffers()
         return self._epochs(now, count, max_steps)
+
+    @classmethod
+    def endless_epochs(cls) -> Iterator[int]:
+        """Return an iterator over the job's epochs, as long as the script asks for a further one.
+
+        It is for scripts that do not say how long they train. When such a script has ended, the job
+        has finished. A newcomer first warms up, as with :meth:`epochs`.
+        """
+        return cls._epochs(training.current(), None, None)
 
     def steps(self, count: int) -> Iterator[Any]:
         """Return an iterator over this worker's batches, until the job has made ``count`` updates.
@@ -408,6 +419,7 @@ def Dataset(
     max_global_batch: int | None = None,
     global_batch: int | tuple[int, int] | None = None,
     collate_fn: Collate | None = None,
+    order: SampleOrder | None = None,
 ) -> ElasticDataset:
     """Return a ``tf.data.Dataset`` of this worker's batches, declaring what the job trains on.
 
@@ -446,6 +458,8 @@ def Dataset(
             batch, as an array, a tuple or a dict; for example it pads samples to the longest of a
             batch. A dimension that differs among the first, the last and some samples between is
             None in ``element_spec``. None: samples are stacked.
+        order: which sample is at each position of an epoch, in place of ``shuffle`` and ``seed``;
+            the same on all workers. None: they decide.
 
     Raises:
         DataError: the source is empty, or its columns differ in length.
@@ -458,6 +472,7 @@ def Dataset(
     # Of fit, whose default that is: the data set has an order of its own.
     warnings.filterwarnings("ignore", "`shuffle=True` was passed, but will be ignored", UserWarning)
     _refuse_validation_split()
+    now.order = order
     given = source, batch_size, shuffle, seed, max_global_batch, global_batch
     load = now.attach_source(*given, collate=collate_fn)
     first = now.worker.loader.sampler.warm_up()

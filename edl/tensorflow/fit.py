@@ -43,6 +43,7 @@ from edl.core.events import TrainingStoppedDetails
 from edl.core.job.fits import DoneFit, FitIsDone
 from edl.core.plural import counted
 from edl.errors import UsageError
+from edl.framework.batch_number import batch_in_epoch
 from edl.framework.steps import asked_length, end_batch
 from edl.tensorflow import training
 from edl.tensorflow.fit_arguments import check_arguments, refuse_steered
@@ -243,7 +244,7 @@ class KerasCallback(keras.callbacks.Callback):
         progress = now.worker.loader.progress
         self._samples += now.worker.loader.batch_weight
         self.metrics.begin_batch(now.worker.loader.batch_weight)
-        now.batch = progress.update_order.batch
+        now.batch = batch_in_epoch(now.worker)
         if progress.source.known_total:  # a ring of another size may stand now
             self._params["steps"] = progress.iterations_now
         return now.batch

@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from edl.core.job.stall import AFTER_FIT
+from edl.core.step.shuffle import SampleOrder
 from edl.core.step.stream import StreamSource
 from edl.data.stateful_stream import StatefulStream
 from edl.errors import UsageError
@@ -111,6 +112,8 @@ class Training:
         replica: the state that all workers share; None before there is an optimizer.
         load: the function that takes a batch and returns its arrays; None before there is a source.
         graph: the graph of the session that takes part in the job; None if there is no session.
+        order: which sample is at each position of an epoch; None: it follows from the arguments of
+            ``edl.Dataset``.
         epochs: the ``epochs`` of ``elastic_shard_generator``; 0: it was not called.
         newest_dataset: the ``edl.Dataset``, or the last data set that was made from it by ``map``
             and the like; None: there is none.
@@ -148,6 +151,7 @@ class Training:
         self.fitted: Any = None  # the model whose fit runs
         self.replica: TensorFlowReplica | None = None
         self.load: Load | None = None
+        self.order: SampleOrder | None = None  # of the samples of an epoch
         self.graph: tf.Graph | None = None  # of the session that knows the job
         self.epochs = 0  # of elastic_shard_generator
         self.newest_dataset: Any = None  # the last one derived from edl.Dataset
@@ -226,7 +230,8 @@ class Training:
             self.load = load_read(stream, collate)
         else:
             total, self.load = reader_of(source, collate)
-            attach_source(self.worker, source, total, *order)
+            total = total if self.order is None else self.order.total
+            attach_source(self.worker, source, total, *order, self.order)
         if self.worker.logical:
             self.load = seeded(self.load, self.worker, self._numbers)
         return self.load

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pickle
 from collections import deque
 from collections.abc import Callable, Iterator, Sized
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch.utils.data
 
-from edl.core.step.aligned import first_untrained
 from edl.core.step.batch import Batch
 from edl.core.step.seeds import derived_seed
-from edl.core.step.shuffle import Indices
+from edl.core.step.shuffle import SampleOrder
 from edl.data.dataset import Dataset
 from edl.data.stateful_stream import StatefulStream
 from edl.data.stream import Stream
 from edl.errors import DataError, UsageError
+from edl.framework.batch_number import batch_in_epoch
 from edl.framework.first_batch import FirstBatch
 from edl.framework.forks import holding_sigterm
 from edl.framework.process import current_worker
@@ -46,19 +46,6 @@ UNFINISHED = (
     "leave out call edl.notify_batch_end(); to accumulate gradients over several batches, use "
     "edl.no_sync()"
 )
-
-
-class SampleOrder(Protocol):
-    """The samples of each epoch in order; a sample may be there several times, or not at all.
-
-    Attributes:
-        total: how many positions an epoch has.
-    """
-
-    total: int
-
-    def __call__(self, epoch: int) -> Indices:
-        """Return the index of the sample at each position of the epoch ``epoch``, from 0."""
 
 
 class DataLoader:
@@ -308,9 +295,7 @@ class DataLoader:
         After the epoch's last batch it is the number of the epoch's batches. In a job that was
         resumed within the epoch the count begins anew, except with logical workers.
         """
-        if self._worker.logical:
-            return first_untrained(self._worker.loader.ledger, self._source.batch_size)
-        return self._worker.loader.progress.update_order.batch
+        return batch_in_epoch(self._worker)
 
     def __len__(self) -> int:
         """Return how many batches each worker's script gets in an epoch, rounded up.

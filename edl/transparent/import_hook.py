@@ -11,12 +11,15 @@ from collections.abc import Sequence
 
 from edl.errors import UsageError
 
-REPLACED = {"horovod.torch": "edl.transparent.horovod_torch"}
-REFUSED = {
-    "horovod.tensorflow": "TensorFlow",
-    "horovod.keras": "Keras",
-    "horovod.mxnet": "MXNet",
+REPLACED = {
+    "horovod.torch": "edl.transparent.horovod_torch",
+    "horovod.tensorflow": "edl.transparent.horovod_tensorflow",
+    "horovod.tensorflow.keras": "edl.transparent.horovod_keras",
+    "horovod.tensorflow.keras.callbacks": "edl.transparent.horovod_callbacks",
+    "horovod.keras": "edl.transparent.horovod_keras",
+    "horovod.keras.callbacks": "edl.transparent.horovod_callbacks",
 }
+REFUSED = ("horovod.mxnet", "horovod.spark", "horovod.ray")
 
 
 def replace_horovod() -> None:
@@ -24,9 +27,15 @@ def replace_horovod() -> None:
 
     Modules of edl that are imported already keep Horovod's own.
     """
-    for name in REPLACED:
-        sys.modules.pop(name, None)  # of a template, which has imported it for edl
+    _forget_own()  # of a template, which has imported them for edl
     sys.meta_path.insert(0, _HorovodLoader())
+
+
+def _forget_own() -> None:
+    """Let the script's next import of a module that edl replaces be found anew."""
+    for name, own in REPLACED.items():
+        if name in sys.modules and sys.modules[name].__name__ != own:
+            del sys.modules[name]
 
 
 class _HorovodLoader(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -53,22 +62,21 @@ class _HorovodLoader(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return None
         if fullname in REFUSED:
             raise UsageError(
-                f"--transparent runs scripts of PyTorch, and this one imports {fullname}: change "
-                f"its {REFUSED[fullname]} calls as docs/get-started/from-horovod.md shows"
+                "--transparent runs scripts of PyTorch, TensorFlow and Keras, and this one imports "
+                f"{fullname}; run it by horovodrun"
             )
         if fullname not in REPLACED:
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        """Import Horovod's module for edl, and return edl's module in its place."""
+        """Import edl's module, which keeps Horovod's, and return it in place of Horovod's."""
         self._is_importing = True
         try:
-            importlib.import_module(spec.name)  # for edl's own modules, which keep it
-            sys.modules.pop(spec.name)
             return importlib.import_module(REPLACED[spec.name])
         finally:
             self._is_importing = False
+            _forget_own()
 
     def exec_module(self, module: types.ModuleType) -> None:
         """Do nothing: the module was executed when it was imported."""

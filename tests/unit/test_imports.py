@@ -20,7 +20,7 @@
     core, config, ring, checkpoint <- worker <- daemon <- framework <- torch, tensorflow
     torch <- lightning (Lightning's strategy, which no other part imports)
     torch <- huggingface (transformers and accelerate, an extra), which only scripts import
-    torch, launch's template <- transparent (in place of Horovod's modules, in unchanged scripts)
+    torch, tensorflow, launch's template <- transparent (for unchanged Horovod scripts)
     errors, config <- data <- framework
     errors, core/step <- schedules <- core/policy, torch, tensorflow
     errors <- figures <- diagnose <- framework; figures <- cli
@@ -122,7 +122,7 @@ MAY_IMPORT |= dict.fromkeys(
 
 MAY_IMPORT["lightning"] = MAY_IMPORT["torch"] | {"torch"}
 MAY_IMPORT["huggingface"] = MAY_IMPORT["torch"] | {"torch"}
-MAY_IMPORT["transparent"] = MAY_IMPORT["torch"] | {"torch", "launch"}
+MAY_IMPORT["transparent"] = MAY_IMPORT["torch"] | {"torch", "tensorflow", "launch"}
 
 MAY_IMPORT["testing"] = MAY_IMPORT["framework"] | {"framework", "launch", "client", "install"}
 
@@ -134,7 +134,7 @@ ONLY_IN |= {"horovod.torch": "torch transparent"}
 ONLY_IN |= dict.fromkeys(("lightning", "torchmetrics"), "lightning")
 ONLY_IN |= dict.fromkeys(("transformers", "accelerate", "datasets"), "huggingface")
 ONLY_IN |= dict.fromkeys(
-    ("tensorflow", "keras", "horovod.tensorflow", "horovod.keras"), "tensorflow"
+    ("tensorflow", "keras", "horovod.tensorflow", "horovod.keras"), "tensorflow transparent"
 )
 
 ONLY_IN |= dict.fromkeys(("fastapi", "starlette", "pydantic", "uvicorn"), "api dashboard")

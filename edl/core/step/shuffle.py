@@ -8,6 +8,7 @@ records everywhere.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,19 @@ BLOCK = 4096  # positions of a longer order that are computed at a time
 ROUNDS = 8  # rounds of the Feistel network
 _WORD = np.uint64(64)
 _FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+
+
+class SampleOrder(Protocol):
+    """The samples of each epoch in order; a sample may be there several times, or not at all.
+
+    Attributes:
+        total: how many positions an epoch has.
+    """
+
+    total: int
+
+    def __call__(self, epoch: int) -> Indices:
+        """Return the index of the sample at each position of the epoch ``epoch``, from 0."""
 
 
 class EpochOrder:

@@ -192,7 +192,8 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     ) -> None:
         def multiplier(epoch: float) -> float:
             assert self.steps_per_epoch is not None
-            size, done = process.size(), epoch + 1 / self.steps_per_epoch
+            worker, done = process.current_worker(), epoch + 1 / self.steps_per_epoch
+            size = worker.logical or worker.size
             return min(1.0, (done * (size - 1) / warmup_epochs + 1) / size)
 
         super().__init__(

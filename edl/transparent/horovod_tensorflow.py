@@ -1,0 +1,364 @@
+"""Take the place of ``horovod.tensorflow`` in an unchanged script: the same names, on edl.
+
+The script's ranks are logical workers: ``size()`` is their number, and never changes. A process
+trains some of them, and ``rank()`` is the number of the process. So ``rank() == 0`` is true on one
+process, which writes the script's files. A collective is one of the processes.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import pickle
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+from horovod.tensorflow import (
+    Adasum,
+    Average,
+    Compression,
+    Max,
+    Min,
+    Product,
+    Sum,
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    global_process_set,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+    start_timeline,
+    stop_timeline,
+)
+from horovod.tensorflow import DistributedGradientTape as _DistributedGradientTape
+from horovod.tensorflow import DistributedOptimizer as _DistributedOptimizer
+from keras.utils import set_random_seed
+
+import edl.tensorflow
+from edl.errors import UsageError
+from edl.framework import process
+from edl.framework.horovod_absent import ADASUM, PROCESS_SETS, absent
+from edl.framework.process import (
+    cross_rank,
+    cross_size,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    shutdown,
+)
+from edl.tensorflow.random_numbers import last_seed
+from edl.tensorflow.tape import as_it_is
+from edl.transparent.input_pipeline import ranks, record_pipelines
+from edl.transparent.keras_fit import replace_fit, script
+from edl.transparent.tape_loop import TapeLoop
+
+logger = logging.getLogger(__name__)
+loop = TapeLoop(script.pipelines, script.exchanges)
+
+_SIGNATURE = inspect.signature(_DistributedOptimizer)
+_TAPE_SIGNATURE = inspect.signature(_DistributedGradientTape)
+NO_LOGICAL = (
+    "--transparent needs the number of ranks that the script sees (hvd.size()), which stays the "
+    "same whatever the number of processes: give edl run --logical N"
+)
+SUM = (
+    "with --transparent gradients are averaged over the ranks; for their sum multiply the learning "
+    "rate by hvd.size(), and leave out op=hvd.Sum"
+)
+PASSES = (
+    "backward_passes_per_step above 1 is not there with --transparent: give the Keras optimizer "
+    "gradient_accumulation_steps, the data set larger batches, or the job more ranks (--logical)"
+)
+IN_GRAPH = (
+    "hvd.{name} is called in a tf.function, where a process that joins later could not take part; "
+    "with --transparent call it outside, on the function's result"
+)
+IN_LOOP = (
+    "hvd.{name} is called in the loop over the training data, through which a process goes once "
+    "for each of its ranks, and so more often than others; with --transparent call it after the "
+    "loop, or print the value of one rank"
+)
+LOOP = (
+    "hvd.DistributedGradientTape is used outside of a loop over the batches of a tf.data.Dataset; "
+    "with --transparent the loop goes over a data set of tf.data.Dataset.from_tensor_slices((x, y))"
+    ".shuffle(...).batch(n), or the script trains by model.fit"
+)
+
+
+def init(*_: Any, **__: Any) -> None:
+    """Take part in the job; see :func:`edl.tensorflow.init`.
+
+    A script that has seeded no random numbers of TensorFlow begins with the same ones on all
+    processes and in each run.
+
+    Raises:
+        UsageError: the job has no logical workers.
+    """
+    edl.tensorflow.init()
+    worker = process.current_worker()
+    if worker.is_shared and not worker.logical:
+        raise UsageError(NO_LOGICAL)
+    if not last_seed():
+        set_random_seed(0)
+
+
+def size() -> int:
+    """Return the number of the script's ranks, which never changes."""
+    return ranks()
+
+
+def DistributedOptimizer(optimizer: Any, *arguments: Any, **named: Any) -> Any:
+    """Let ``optimizer`` apply the mean gradient of all ranks; return it.
+
+    Args:
+        optimizer: an optimizer of Keras, which is changed in place.
+        arguments: the positional arguments of Horovod's ``DistributedOptimizer`` after the first.
+        named: its keyword arguments. Gradients are neither compressed nor divided beforehand.
+
+    Raises:
+        UsageError: an argument asks for what edl does not do.
+    """
+    _check_arguments(_SIGNATURE.bind(optimizer, *arguments, **named).arguments)
+    return edl.tensorflow.Optimizer(optimizer)
+
+
+def _check_arguments(asked: dict[str, Any]) -> None:
+    """Check the arguments of Horovod's optimizer or tape, by name.
+
+    Raises:
+        UsageError: one asks for what edl does not do.
+    """
+    operation = asked.get("op", Average)
+    if operation == Adasum:
+        raise UsageError(f"op=Adasum is not there: {ADASUM}")
+    if operation != Average:
+        raise UsageError(SUM)
+    if asked.get("backward_passes_per_step", 1) > 1:
+        raise UsageError(PASSES)
+    if asked.get("process_set", global_process_set) is not global_process_set:
+        raise UsageError(f"process_set: {PROCESS_SETS}")
+    if asked.get("compression", Compression.none) is not Compression.none and rank() == 0:
+        logger.warning("gradients are added up exactly, so compression=... has no effect")
+
+
+def DistributedGradientTape(gradtape: Any, *arguments: Any, **named: Any) -> Any:
+    """Return a tape whose ``gradient`` returns the mean gradients of all ranks.
+
+    Args:
+        gradtape: the ``tf.GradientTape`` that computes the gradients of a batch.
+        arguments: the positional arguments of Horovod's ``DistributedGradientTape`` after it.
+        named: its keyword arguments. Gradients are neither compressed nor divided beforehand.
+
+    Raises:
+        UsageError: an argument asks for what edl does not do, or the call is in no training loop.
+    """
+    _check_arguments(_TAPE_SIGNATURE.bind(gradtape, *arguments, **named).arguments)
+    if not loop.is_within:
+        raise UsageError(LOOP)
+    return edl.tensorflow.DistributedGradientTape(gradtape)
+
+
+@as_it_is
+def broadcast_variables(variables: Any, root_rank: int, *_: Any, **__: Any) -> None:
+    """Do nothing: when training begins, all processes have the variables of the job."""
+
+
+def broadcast_global_variables(root_rank: int) -> None:
+    """Do nothing: when training begins, all processes have the variables of the job."""
+
+
+def _exchange(payload: bytes, name: str) -> list[bytes]:
+    """Send ``payload`` to all processes, and return all payloads in rank order.
+
+    ``name`` is the name of the script's call, for the error message.
+
+    Raises:
+        UsageError: the call is in a ``tf.function``, or in a loop over the training data.
+    """
+    if not tf.executing_eagerly():
+        raise UsageError(IN_GRAPH.format(name=name))
+    if loop.has_batch:
+        raise UsageError(IN_LOOP.format(name=name))
+    return script.exchanges.now(payload)
+
+
+def _arrays(value: Any, name: str, process_set: Any) -> list[Any]:
+    """Return the arrays of all processes in rank order."""
+    if process_set is not global_process_set:
+        raise UsageError(f"process_set: {PROCESS_SETS}")
+    own = np.asarray(value)
+    return [pickle.loads(each) for each in _exchange(pickle.dumps(own), name)]
+
+
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = None,
+    op: Any = None,
+    **named: Any,
+) -> Any:
+    """Return a tensor reduced over the processes.
+
+    The arguments are those of Horovod's function; ``named`` may have ``prescale_factor``,
+    ``postscale_factor``, ``name`` and ``process_set``.
+
+    Raises:
+        UsageError: ``op=Adasum``, a process set, or tensors that differ in shape.
+    """
+    if op == Adasum:
+        raise UsageError(f"op=Adasum is not there: {ADASUM}")
+    found = _arrays(tensor, "allreduce", named.get("process_set", global_process_set))
+    if len({one.shape for one in found}) > 1:
+        raise UsageError(f"hvd.allreduce: shapes differ: {[one.shape for one in found]}")
+    scaled = np.stack(found) * np.asarray(named.get("prescale_factor", 1.0))
+    kinds: dict[Any, Any] = {Sum: np.sum, Min: np.min, Max: np.max, Product: np.prod}
+    result = kinds.get(Sum if average is False else op, np.mean)(scaled, axis=0)
+    result = result * np.asarray(named.get("postscale_factor", 1.0))
+    return tf.convert_to_tensor(np.asarray(result).astype(found[0].dtype))
+
+
+def grouped_allreduce(tensors: Any, *arguments: Any, **named: Any) -> list[Any]:
+    """Return each of ``tensors`` reduced, as :func:`allreduce` does."""
+    return [allreduce(each, *arguments, **named) for each in tensors]
+
+
+def allgather(tensor: Any, name: Any = None, process_set: Any = global_process_set) -> Any:
+    """Return the tensors of all processes, one after the other along the first dimension."""
+    found = _arrays(tensor, "allgather", process_set)
+    return tf.concat([np.atleast_1d(each) for each in found], axis=0)
+
+
+def broadcast(
+    tensor: Any, root_rank: int, name: Any = None, process_set: Any = global_process_set
+) -> Any:
+    """Return the tensor of the process ``root_rank``, of the same shape on all."""
+    found = _arrays(tensor, "broadcast", process_set)
+    return tf.convert_to_tensor(found[_root(root_rank, len(found))])
+
+
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    session: Any = None,
+    name: Any = None,
+    process_set: Any = global_process_set,
+) -> Any:
+    """Return the object of the process ``root_rank``; it is pickled."""
+    found = allgather_object(obj, process_set=process_set)
+    return found[_root(root_rank, len(found))]
+
+
+def allgather_object(
+    obj: Any, session: Any = None, name: Any = None, process_set: Any = global_process_set
+) -> list[Any]:
+    """Return the objects of all processes in rank order; they are pickled."""
+    if process_set is not global_process_set:
+        raise UsageError(f"process_set: {PROCESS_SETS}")
+    return [pickle.loads(each) for each in _exchange(pickle.dumps(obj), "allgather_object")]
+
+
+def join() -> int:
+    """Wait until all processes have called it, and return the last of their numbers."""
+    return len(allgather_object(None)) - 1
+
+
+def _root(root_rank: int, there: int) -> int:
+    """Return the index of the process that a broadcast of ``root_rank`` comes from.
+
+    ``there`` is the number of processes that have sent.
+
+    Raises:
+        UsageError: another rank than 0 is named, and there is no process for each.
+    """
+    if there == 1:  # alone, or the others have sent nothing
+        return 0
+    if not 0 <= root_rank < there:
+        raise UsageError(
+            f"a broadcast from rank {root_rank}: with --transparent {there} processes share the "
+            "ranks now, and the number changes; broadcast from rank 0"
+        )
+    return root_rank
+
+
+def _iterating(plain: Any) -> Any:
+    """Return a method in place of ``tf.data.Dataset.__iter__`` that trains, if the loop does."""
+
+    @functools.wraps(plain)
+    def iterate(self: Any) -> Any:
+        reader = str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0]
+        is_own = reader not in ("keras", "tensorflow")  # not an evaluation
+        if is_own and tf.executing_eagerly() and loop.is_training(self):
+            return loop.batches(self)
+        return plain(self)
+
+    return iterate
+
+
+def _install() -> None:
+    """Let loops over data sets serve all ranks of the script, from now on."""
+    kind: Any = tf.data.Dataset
+    kind.__iter__ = _iterating(kind.__iter__)
+    kind.edl_numbers_steps = property(loop.is_training)
+    kind.edl_step_in_epoch = property(lambda _: loop.step_in_epoch)
+
+
+_install()
+record_pipelines()
+replace_fit()
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "DistributedGradientTape",
+    "DistributedOptimizer",
+    "Max",
+    "Min",
+    "Product",
+    "Sum",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "broadcast",
+    "broadcast_global_variables",
+    "broadcast_object",
+    "broadcast_variables",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "grouped_allreduce",
+    "init",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]
+
+if not TYPE_CHECKING:  # else every name would be one of this module's
+    __getattr__ = absent("horovod.tensorflow, as --transparent replaces it,")

@@ -1,0 +1,180 @@
+"""Let ``model.fit`` of an unchanged Horovod script take part in the job: :func:`replace_fit`.
+
+The data set that it is given is replaced by edl's (:mod:`edl.transparent.input_pipeline`), and
+``edl.KerasCallback`` is added. In the script the process of rank 0 often has further callbacks and
+another ``verbose``; the others get these here, so that the next rank 0 goes on with the files of
+the one before. Only rank 0 writes (:mod:`edl.tensorflow.keras_callbacks.writers`).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import cloudpickle
+import keras
+import tensorflow as tf
+
+import edl.tensorflow
+from edl.errors import UsageError
+from edl.framework import process
+from edl.tensorflow.optimizer import is_elastic
+from edl.transparent.input_pipeline import InputPipelines, without_shard
+from edl.transparent.script_exchange import ScriptExchange
+
+logger = logging.getLogger(__name__)
+
+MOST = 2**13  # bytes of a callback that is sent to the other processes
+ARRAYS = (
+    "model.fit was given arrays, and a process that comes later could not tell which of their "
+    "samples are whose; with --transparent give it a data set: "
+    "tf.data.Dataset.from_tensor_slices((x, y)).shard(hvd.size(), hvd.rank()).shuffle(len(x))"
+    ".batch(n), made of the whole arrays on all ranks"
+)
+OWN_CALLBACKS = (
+    "this process gives model.fit the callback {name}, and rank 0 does not; callbacks may be of "
+    "all ranks, or of rank 0"
+)
+NOT_SENT = (
+    "the callback %s is on rank 0 only, and cannot be sent to the other processes (%s); make it on "
+    "all ranks: edl lets one of them write"
+)
+
+
+class KerasScript:
+    """The fits of this process's script.
+
+    Attributes:
+        pipelines: the data sets of the script.
+        exchanges: sends messages to the other processes.
+    """
+
+    def __init__(self) -> None:
+        self.exchanges = ScriptExchange()
+        self.pipelines = InputPipelines(self.exchanges)
+        self._shown: Any = None  # of the callbacks of the last fit
+        self._answer = b""
+
+    def arguments(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments with which Keras' ``fit`` trains as a worker of the job.
+
+        Args:
+            given: the arguments of the script's call, by name.
+
+        Raises:
+            UsageError: edl cannot train with these.
+        """
+        if given.get("y") is not None or not isinstance(given.get("x"), tf.data.Dataset):
+            raise UsageError(ARRAYS)
+        data = self.pipelines.elastic(given["x"], given.pop("steps_per_epoch", None))
+        validation = without_shard(given.get("validation_data"))
+        callbacks, verbose = self._agreed(given.get("callbacks"), given.get("verbose", "auto"))
+        own = {"x": data, "callbacks": callbacks, "verbose": verbose}
+        return {**given, **own, "validation_data": validation}
+
+    def _agreed(self, callbacks: Any, verbose: Any) -> tuple[list[Any], Any]:
+        """Return the callbacks of rank 0 of this ``fit``, and its ``verbose``.
+
+        Where this process has a callback of the same class, that one is taken.
+
+        Args:
+            callbacks: those that the script gives this process's ``fit``; None: none.
+            verbose: its ``verbose``.
+        """
+        own = _flat(callbacks)
+        shown = verbose, [type(one).__name__ for one in own]
+        message = b"" if shown == self._shown else pickle.dumps((verbose, [*map(_packed, own)]))
+        self._shown = shown
+        answer = self.exchanges.known(message)[0]
+        self.exchanges.has_trained = True
+        self._answer = answer or self._answer  # of a fit with other callbacks, or of one before
+        verbose, packed = pickle.loads(self._answer)
+        found = [_taken(own, name, data, why) for name, data, why in packed]
+        if own:
+            raise UsageError(OWN_CALLBACKS.format(name=type(own[0]).__name__))
+        there = [one for one in found if one is not None]
+        return [*there, edl.tensorflow.KerasCallback()], verbose
+
+
+script = KerasScript()
+
+
+def _flat(callbacks: Any) -> list[Any]:
+    """Return ``callbacks``, those of a ``fit``, as a new list without edl's own."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
+    return (
+        [*callbacks]
+        if isinstance(callbacks, Sequence)
+        else []
+        if callbacks is None
+        else [callbacks]
+    )
+
+
+def _packed(callback: Any) -> tuple[str, bytes | None, str]:
+    """Return the class of ``callback``, its pickle, and why there is none if that is None."""
+    name = type(callback).__name__
+    try:
+        data = cloudpickle.dumps(callback)
+    except Exception as error:  # noqa: BLE001 - the script's own classes raise what they like
+        return name, None, str(error)
+    return (name, data, "") if len(data) <= MOST else (name, None, f"{len(data)} bytes")
+
+
+def _taken(own: list[Any], name: str, data: bytes | None, why: str) -> Any:
+    """Return this process's callback of the class ``name``, or the one that rank 0 has sent.
+
+    Args:
+        own: the callbacks of this process that are not taken yet; the result is removed.
+        name: the name of the class.
+        data: the pickled callback of rank 0; None: it was not sent.
+        why: why it was not sent.
+
+    Returns:
+        The callback; None if there is none.
+    """
+    for index, callback in enumerate(own):
+        if type(callback).__name__ == name:
+            return own.pop(index)
+    if data is None:
+        raise UsageError(NOT_SENT % (name, why))
+    return pickle.loads(data)
+
+
+def replace_fit() -> None:
+    """Let ``fit`` and ``evaluate`` of Keras' models serve all ranks of the script, from now on."""
+    kind: Any = keras.Model
+    kind.fit, kind.evaluate = _training(kind.fit), _evaluating(kind.evaluate)
+
+
+def _training(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method in place of ``fit`` that trains as a worker of the job.
+
+    That holds for models that are compiled with Horovod's optimizer.
+    """
+    signature = inspect.signature(plain)
+
+    @functools.wraps(plain)
+    def train(self: Any, *arguments: Any, **named: Any) -> Any:
+        asked = signature.bind(self, *arguments, **named).arguments
+        if not process.is_initialized() or not is_elastic(getattr(self, "optimizer", None)):
+            return plain(self, *arguments, **named)
+        given = {name: value for name, value in asked.items() if name != "self"}
+        return plain(self, **script.arguments(given))
+
+    return train
+
+
+def _evaluating(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method in place of ``evaluate`` that takes the data of all ranks."""
+
+    @functools.wraps(plain)
+    def evaluate(self: Any, x: Any = None, *arguments: Any, **named: Any) -> Any:
+        return plain(self, without_shard(x), *arguments, **named)
+
+    return evaluate

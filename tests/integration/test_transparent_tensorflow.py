@@ -1,0 +1,137 @@
+"""Unchanged TensorFlow and Keras scripts for plain Horovod, in any number of processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from paths import SCRIPTS
+
+from edl.testing import throttle
+from edl.testing.job import started
+from edl.testing.throttle import Throttle
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.long]
+
+OPTIONS = ("--transparent", "--logical", "4")
+SLOW = Throttle(0.5, 14, 4.0)
+START_S = 200.0  # TensorFlow takes its time to be imported
+ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
+STEPS = {"plain_keras.py": 10, "plain_tf.py": 12}  # in an epoch
+WRITTEN = {"plain_keras.py": "epoch{epoch}.keras", "plain_tf.py": "checkpoint-1.index"}
+
+
+def train(name: str, out: Path, *words: str) -> list[str]:
+    out.mkdir(exist_ok=True)
+    return [str(SCRIPTS / name), "--out", str(out), *words]
+
+
+def alone(name: str, out: Path, *words: str) -> dict[int, str]:
+    """Return the digests by step of one process without a launcher, which nothing disturbs."""
+    command = [sys.executable, "-m", "edl.transparent", *train(name, out, *words)]
+    environment = os.environ | ENVIRONMENT | {"EDL_LOGICAL": "4"}
+    subprocess.run(command, env=environment, check=True, timeout=START_S, cwd=out)
+    return {step: found.pop() for step, found in digests(out).items()}
+
+
+def digests(out: Path) -> dict[int, set[str]]:
+    """Return all digests of each step; a newcomer writes some of its warm-up, too."""
+    found: dict[int, set[str]] = {}
+    for diary in out.glob("w[0-9]*"):
+        for line in diary.read_text().splitlines():
+            step, _, digest = line.partition(" ")
+            if len(digest) == 64 and step != "0":  # else it was killed while it wrote
+                found.setdefault(int(step), set()).add(digest)
+    return found
+
+
+def check(out: Path, expected: dict[int, str]) -> None:
+    found = digests(out)
+    assert {step: each & {expected[step]} for step, each in found.items()} == {
+        step: {digest} for step, digest in expected.items()
+    }
+    warm_ups = len([*out.glob("w[0-9]*")]) * 3
+    assert sum(len(each) - 1 for each in found.values()) <= warm_ups
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_any_number_of_processes(tmp_path: Path, zk_hosts: str, name: str) -> None:
+    expected = alone(name, tmp_path / "alone", "--epochs", "2")
+    assert len(expected) == 2 * STEPS[name]
+    for size in (2, 3, 4):
+        directory = tmp_path / str(size)
+        directory.mkdir()
+        script = train(name, directory / "out", "--epochs", "2")
+        with started(directory, zk_hosts, *script, np=size, max_np=4, options=OPTIONS) as job:
+            assert job.end(START_S) == 0, job.describe("it failed")
+        check(directory / "out", expected)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_kills_a_join_and_a_leave(tmp_path: Path, zk_hosts: str, name: str) -> None:
+    """The process of rank 0 dies, too; what it would have written, the next one writes."""
+    words, last = ("--epochs", "5"), 5 * STEPS[name]
+    expected = alone(name, tmp_path / "alone", *words)
+    assert max(expected) == last
+    script = [throttle.SCRIPT, *train(name, tmp_path / "out", *words)]
+    how: dict[str, Any] = {"np": 2, "max_np": 4, "options": OPTIONS, "throttled": SLOW}
+    with started(tmp_path, zk_hosts, *script, **how) as job:
+        job.wait_for_step(3, START_S)
+        job.kill("w0")
+        job.wait_for_step(STEPS[name] + 2, START_S)
+        job.wait_for_size(2, START_S)
+        job.scale(3)
+        job.wait_for_size(3, START_S)
+        job.kill(job.plain())
+        job.scale(1)
+        job.wait_for_size(1, START_S)
+        job.hurry()
+        assert job.end(START_S) == 0, job.describe("it failed")
+    check(tmp_path / "out", expected)
+    for epoch in range(1, 6):
+        assert (tmp_path / "out" / WRITTEN[name].format(epoch=epoch)).exists()
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_preempted_job_goes_on_with_other_processes(
+    tmp_path: Path, zk_hosts: str, name: str
+) -> None:
+    words = ("--epochs", "4")
+    expected = alone(name, tmp_path / "alone", *words)
+    script = [throttle.SCRIPT, *train(name, tmp_path / "out", *words)]
+    saved = ("--checkpoint-dir", str(tmp_path / "saved"))
+    for run, size in enumerate((2, 1)):
+        directory = tmp_path / f"run{run}"
+        directory.mkdir()
+        options = [*OPTIONS, *saved, *(("--resume",) if run else ())]
+        with started(
+            directory, zk_hosts, *script, np=size, max_np=4, options=options, throttled=SLOW
+        ) as job:
+            job.wait_for_step(STEPS[name] + 3 + run, START_S)
+            if not run:
+                job.edl("preempt", "--within", "60s")
+                assert job.end(START_S) == 96, job.describe("it was not preempted")
+            else:
+                job.hurry()
+                assert job.end(START_S) == 0, job.describe("it failed")
+    check(tmp_path / "out", expected)
+
+
+def test_as_plain_horovod(tmp_path: Path, zk_hosts: str) -> None:
+    """Four ranks of plain Horovod, and two processes that share them, train the same weights."""
+    plain, out = tmp_path / "plain", tmp_path / "out"
+    words = ("--habits", "plain")
+    launcher = str(Path(sys.executable).with_name("horovodrun"))
+    command = [launcher, "--gloo", "-np", "4", sys.executable, *train("plain_tf.py", plain, *words)]
+    subprocess.run(command, env=os.environ | ENVIRONMENT, check=True, timeout=START_S, cwd=plain)
+    script = train("plain_tf.py", out, *words)
+    with started(tmp_path, zk_hosts, *script, np=2, max_np=4, options=OPTIONS) as job:
+        assert job.end(START_S) == 0, job.describe("it failed")
+    theirs, mine = (np.load(one / "weights.npz") for one in (plain, out))
+    for name in theirs.files:
+        np.testing.assert_allclose(mine[name], theirs[name], rtol=1e-4, atol=1e-6)
