@@ -260,6 +260,8 @@ def attach_optimizer(
     global _optimizers, _replica, _loss_look
     worker, last_step = current_worker(), LastStep()
     worker.check_trains()
+    if worker.logical:
+        worker.describe_threads(torch.get_num_threads)
     is_first = _of_this_job() is None
     optimizers = _of_this_job() or Optimizers(worker)
     reduction = GradientReduction(optimizers, optimizer, model, last_step, passes_per_step)

@@ -81,8 +81,6 @@ class LogicalSums:
         self._seed = 0
         self._in_piece = False
         self._buffers = LogicalBuffers(model)
-        if worker.logical:
-            worker.describe_threads(torch.get_num_threads)
 
     def begin_piece(self, step: int, seed: int) -> None:
         """Prepare for the pass of one logical worker.

@@ -53,9 +53,7 @@ class Pieces:
             progress=SimpleNamespace(source=SimpleNamespace(batching=batching)),
             engine=SimpleNamespace(records=None),
         )
-        self.sums = LogicalSums(
-            cast(Worker, SimpleNamespace(loader=self.loader, logical=0)), self.net, ""
-        )
+        self.sums = LogicalSums(cast(Worker, SimpleNamespace(loader=self.loader)), self.net, "")
         part: Any = None
         self.gradient = Gradient(self.net.w, part, name="w")
 

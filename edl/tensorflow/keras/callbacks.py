@@ -192,8 +192,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     ) -> None:
         def multiplier(epoch: float) -> float:
             assert self.steps_per_epoch is not None
-            worker, done = process.current_worker(), epoch + 1 / self.steps_per_epoch
-            size = worker.logical or worker.size
+            size, done = _ranks(), epoch + 1 / self.steps_per_epoch
             return min(1.0, (done * (size - 1) / warmup_epochs + 1) / size)
 
         super().__init__(
@@ -219,3 +218,9 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 if not TYPE_CHECKING:  # else every name would be one of this module's
     __getattr__ = absent(__name__)
+
+
+def _ranks() -> int:
+    """Return the number of logical workers; without them that of the workers."""
+    worker = process.current_worker()
+    return worker.logical or worker.size

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import edl.tensorflow.keras as hvd
-from edl.framework import process
+from edl.tensorflow.keras import callbacks
 
 STEPS, BATCH = 8, 4
 
@@ -76,7 +76,7 @@ assert fit(2, *updates, commits) == [STEPS - 2, STEPS]
 assert (state.epoch, state.batch) == (3, 0)
 
 # The learning rate warms up to that of all workers together, and decays.
-process.size = lambda: 4
+callbacks._ranks = lambda: 4
 rates = []
 watch = tf.keras.callbacks.LambdaCallback(
     on_train_batch_end=lambda batch, logs: rates.append(float(model.optimizer.learning_rate))
