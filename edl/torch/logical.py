@@ -42,6 +42,15 @@ ADDED_UP = (
     "the script has called backward() for the batch of a logical worker, and no optimizer.step(): "
     "call it for each batch; to train more samples in a step give more logical workers"
 )
+TWO_PASSES = (
+    "the script has called backward() twice for the batch of a logical worker: call it once, on "
+    "the sum of the losses, and then optimizer.step()"
+)
+CHANGED = (
+    "the gradient of {name} was changed between backward() and optimizer.step(), where it is that "
+    "of one rank; call optimizer.synchronize() before, which makes it the mean (torch.nn.utils."
+    "clip_grad_norm_ comes after it), and optimizer.step() in `with optimizer.skip_synchronize():`"
+)
 THREADS_DIFFER = (
     "the workers compute with different numbers of threads (torch.get_num_threads()), by which the "
     "last bits of a result may differ; set OMP_NUM_THREADS, the same on all hosts, or leave out "
@@ -70,6 +79,10 @@ class LogicalSums:
         worker: the worker of this process.
         model: the model, whose buffers are those of the step.
         suffix: the end of the names of the collectives, different for each optimizer.
+
+    Attributes:
+        unstepped: the number of the step in which a logical worker has gradients for which the
+            script has not called ``optimizer.step()`` yet; -1: none has.
     """
 
     def __init__(self, worker: Worker, model: torch.nn.Module, suffix: str) -> None:
@@ -80,6 +93,9 @@ class LogicalSums:
         self._step = -1  # the step that they are of
         self._seed = 0
         self._in_piece = False
+        self._has_gradients = False  # of the present logical worker
+        self._versions: dict[Gradient, tuple[torch.Tensor, int]] = {}  # as backward() left them
+        self.unstepped = -1
         self._buffers = LogicalBuffers(model)
 
     def begin_piece(self, step: int, seed: int) -> None:
@@ -88,13 +104,37 @@ class LogicalSums:
         Args:
             step: the number of the open step.
             seed: the seed that the script has given to PyTorch last.
+
+        Raises:
+            UsageError: the script has not called ``optimizer.step()`` for the last logical worker.
         """
+        if self.unstepped == step:
+            raise UsageError(ADDED_UP)
+        self._has_gradients = False
         self._seed = seed % 2**53  # float64 has it exactly
         if step != self._step:
             self._kept.clear()
             self._step = step
             self._buffers.begin_step()
         self._in_piece = True
+
+    def end_backward(self, gradients: Sequence[Gradient]) -> None:
+        """Note the end of a backward pass; without logical workers, do nothing.
+
+        Args:
+            gradients: the records of the optimizer's gradients.
+
+        Raises:
+            UsageError: the pass is the second one of the present logical worker.
+        """
+        if not self._worker.loader.engine.logical:
+            return
+        if self._has_gradients:
+            raise UsageError(TWO_PASSES)
+        self._has_gradients = True
+        for gradient in gradients:
+            if (local := gradient.parameter.grad) is not None:
+                self._versions[gradient] = local, local._version
 
     def end_piece(self, gradients: Sequence[Gradient]) -> None:
         """Keep the gradients that a backward pass has computed, and set those of the model to None.
@@ -105,11 +145,13 @@ class LogicalSums:
             gradients: the records of the optimizer's gradients.
 
         Raises:
-            UsageError: the script has set a gradient that no backward pass has computed.
+            UsageError: the script has set a gradient that no backward pass has computed, or changed
+                one since.
         """
         if not self._in_piece:
             return
         self._in_piece = False
+        versions, self._versions = self._versions, {}
         loader = self._worker.loader
         weight = loader.batch_weight / loader.progress.source.batching.micro_batch
         not_computed: list[tuple[str, torch.Tensor]] = []
@@ -117,6 +159,10 @@ class LogicalSums:
             local = gradient.parameter.grad
             if local is None:
                 continue
+            if gradient in versions:
+                computed, version = versions[gradient]
+                if local is not computed or local._version != version:
+                    raise UsageError(CHANGED.format(name=gradient.name))
             is_leftover = gradient.is_leftover()  # the script has left its loop before backward()
             gradient.parameter.grad = None  # zeros too: an optimizer would decay weights by them
             if gradient.computed != self._step:

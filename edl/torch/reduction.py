@@ -39,7 +39,7 @@ from edl.torch.exact_tensors import copy_each
 from edl.torch.gradient import Gradient, not_finite
 from edl.torch.groups import optimizer_parameters
 from edl.torch.last_step import LastStep
-from edl.torch.logical import ADDED_UP, LogicalSums, Means
+from edl.torch.logical import LogicalSums, Means
 from edl.torch.noise import TorchNoise
 from edl.torch.optimizer_state import is_sharpness_aware
 from edl.torch.optimizers import Optimizers
@@ -103,7 +103,6 @@ class GradientReduction:
         self._suffix = str(self._reduction.number or "")  # the end of the names of collectives
         self._logical = LogicalSums(self._worker, model, self._suffix)
         self._means: Means | None = None  # of logical workers
-        self._unstepped = -1  # the step in which the script has not called step() since backward()
         optimizers.add(self, is_sharpness_aware(optimizer))
         self._hook_new()
 
@@ -209,8 +208,6 @@ class GradientReduction:
     def begin_piece(self, seed: int) -> None:
         """Prepare for the pass of a logical worker; ``seed`` is the script's own random seed."""
         self._logical.end_piece(self._gradients)  # if the script has left it out
-        if self._unstepped == self._reduction.step.number:
-            raise UsageError(ADDED_UP)
         self._logical.begin_piece(self._reduction.step.number, seed)
 
     def synchronize(self) -> None:
@@ -469,13 +466,16 @@ class GradientReduction:
     def backward_ended(self) -> None:
         """Reduce the gradients at the end of a backward pass that has computed some of them.
 
-        The call waits until each is the mean over the global batch. If the pass only accumulates
-        gradients, they stay on this worker, and it does not wait.
+        It waits until each is the mean over the global batch, unless the pass only adds them up.
+
+        Raises:
+            UsageError: it is the second pass for the batch of one logical worker.
         """
+        self._logical.end_backward(self._gradients)
         if self.accumulation.end_pass():
             self._summed_in = self._reduction.step.number
             if self._worker.loader.engine.logical:
-                self._unstepped = self._reduction.step.number
+                self._logical.unstepped = self._reduction.step.number
                 self._logical.end_piece(self._gradients)
             elif self.accumulation.is_between_microbatches:
                 for gradient in self._gradients:
@@ -501,7 +501,7 @@ class GradientReduction:
         If the microbatch had no backward pass, it adds nothing to the gradients of this worker, and
         the step goes on with the next one.
         """
-        self._unstepped = -1
+        self._logical.unstepped = -1
         self._logical.end_piece(self._gradients)
         if not self._worker.loader.engine.batches.may_grow:
             self._worker.loader.accumulate()  # this worker leaves the microbatch out

@@ -120,6 +120,23 @@ def test_zeros_are_no_gradient_and_a_gradient_by_hand_is_refused() -> None:
         pieces.sums.end_piece([pieces.gradient])
 
 
+def test_a_second_backward_and_a_changed_gradient_are_refused() -> None:
+    """Horovod's users clip after optimizer.synchronize(): before, a gradient is of one rank."""
+    pieces = Pieces()
+    pieces.loader.engine.logical = True
+    pieces.sums.begin_piece(1, 7)
+    pieces.net.w.grad = torch.ones(3)
+    pieces.sums.end_backward([pieces.gradient])
+    with pytest.raises(UsageError, match=r"called backward\(\) twice for the batch of a logical"):
+        pieces.sums.end_backward([pieces.gradient])
+    torch.nn.utils.clip_grad_norm_([pieces.net.w], 0.1)
+    with pytest.raises(UsageError, match=r"call optimizer\.synchronize\(\) before"):
+        pieces.sums.end_piece([pieces.gradient])
+    pieces.sums.unstepped = 1
+    with pytest.raises(UsageError, match=r"and no optimizer\.step\(\)"):
+        pieces.sums.begin_piece(1, 7)
+
+
 def test_the_mean_of_a_buffer_does_not_depend_on_who_has_which_pass() -> None:
     """The grain counts the values that a worker's passes have not changed, too."""
     means = []
