@@ -28,7 +28,8 @@ from edl.errors import UsageError
 from edl.framework import process
 from edl.torch import api
 from edl.torch.sampler import allow_logical_samplers
-from edl.transparent.training import ScriptEpochs, Training
+from edl.transparent.model_search import is_training
+from edl.transparent.training import EpochNumbers, ScriptEpochs, Training
 
 # Options of a DataLoader that are passed on as they are, if they differ from what it has without.
 OPTIONS = (
@@ -85,7 +86,7 @@ class ReplicaOrder:
     def __call__(self, epoch: int) -> Indices:
         """Return the index of the sample at each position of the job's epoch ``epoch``, from 0."""
         whole = copy.copy(self._sampler)
-        whole.num_replicas, whole.rank, whole.epoch = 1, 0, self._epochs[epoch]
+        whole.num_replicas, whole.rank, whole.epoch = 1, 0, self._epochs.sampler_epoch(epoch)
         whole.num_samples = whole.total_size = len(whole.dataset)  # type: ignore[arg-type]
         shuffled = np.fromiter(whole, dtype=np.int64, count=whole.total_size)
         return by_steps(shuffled, self._replicas, self._each, self._batch_size)
@@ -105,7 +106,7 @@ class ScriptLoaders:
         self._exchanges = 0  # that the script has made before its training
         self._loader: DataLoader[Any] | None = None
         self._training: Training | None = None
-        self._passes = 0  # the script's loops over the training data so far
+        self._numbers = EpochNumbers()
         self._examples: weakref.WeakKeyDictionary[DataLoader[Any], Any] = (
             weakref.WeakKeyDictionary()
         )
@@ -155,7 +156,7 @@ class ScriptLoaders:
         That holds while the model is in training mode, and gradients are not switched off.
         """
         sampler = loader.sampler
-        if self.model is None or not self.model.training or not torch.is_grad_enabled():
+        if self.model is None or not is_training(self.model) or not torch.is_grad_enabled():
             return False
         return isinstance(sampler, DistributedSampler) and _is_of_all_ranks(sampler)
 
@@ -177,15 +178,14 @@ class ScriptLoaders:
         if self._loader not in (None, loader):
             raise UsageError(TWICE)
         sampler: Any = loader.sampler
-        label = sampler.epoch if hasattr(sampler, "_edl_epoch_set") else self._passes
+        number = self._numbers.next(sampler.epoch)
         _divide(sampler, ranks(), sampler.rank)
         if self._training is None:
-            self._loader, self._training = loader, self._begun(loader, label)
-        self._passes += 1
-        yield from self._training.batches(label)
+            self._loader, self._training = loader, self._begun(loader, number)
+        yield from self._training.batches(number, sampler.epoch)
 
-    def _begun(self, loader: DataLoader[Any], label: int) -> Training:
-        """Return the training on the data of ``loader``, whose first epoch is called ``label``.
+    def _begun(self, loader: DataLoader[Any], number: int) -> Training:
+        """Return the training on the data of ``loader``; its first epoch has the number ``number``.
 
         The seed of rank 0 becomes that of all workers.
         """
@@ -194,7 +194,7 @@ class ScriptLoaders:
         if seeds[0] != torch.initial_seed():  # each rank may draw numbers of its own: edl does so
             torch.manual_seed(seeds[0])
         epochs = ScriptEpochs()
-        epochs.name(0, label)
+        epochs.name(0, number, loader.sampler.epoch)  # type: ignore[attr-defined]
         inner = _elastic(loader, epochs)
         edl.torch.track(**{"epochs of the script": epochs})
         example = partial(self.example, loader)
@@ -262,8 +262,6 @@ def replace_loading() -> None:
     loader.__iter__, loader.__len__ = _iterate, _length
     loader.edl_numbers_steps = property(loaders.numbers)
     loader.edl_step_in_epoch = property(lambda _: loaders.step_in_epoch)
-    sampler: Any = DistributedSampler
-    sampler.set_epoch = _noting(DistributedSampler.set_epoch)
 
 
 @functools.wraps(plain_iterator)
@@ -282,7 +280,7 @@ def _iterate(self: DataLoader[Any]) -> Iterator[Any]:
 @functools.wraps(plain_length)
 def _length(self: DataLoader[Any]) -> int:
     """Take the place of ``DataLoader.__len__``."""
-    if loaders.is_training(self):
+    if loaders.numbers(self):
         _divide(self.sampler, ranks(), self.sampler.rank)  # type: ignore[arg-type,attr-defined]
     elif (sampler := _shared_sampler(self)) is not None:
         _divide(sampler, process.num_processes(), process.rank())
@@ -298,14 +296,3 @@ def _shared_sampler(loader: DataLoader[Any]) -> DistributedSampler[Any] | None:
     if loaders.model is None or not isinstance(sampler, DistributedSampler):
         return None
     return sampler if _is_of_all_ranks(sampler) else None
-
-
-def _noting(plainly: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
-    """Return a ``set_epoch`` of a DistributedSampler that notes that the script calls it."""
-
-    @functools.wraps(plainly)
-    def set_epoch(self: Any, epoch: int) -> None:
-        self._edl_epoch_set = True
-        plainly(self, epoch)
-
-    return set_epoch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,8 +12,20 @@ from edl.errors import UsageError
 
 NO_MODEL = (
     "edl cannot find the module whose parameters the optimizer trains; give "
-    "hvd.DistributedOptimizer named_parameters=model.named_parameters()"
+    "hvd.DistributedOptimizer named_parameters=model.named_parameters(), of a module that holds "
+    "all of them"
 )
+
+
+class ModelGroup(torch.nn.ModuleList):
+    """Several modules that one optimizer trains, in the order of its parameters."""
+
+
+def is_training(model: torch.nn.Module) -> bool:
+    """Return whether ``model`` is in training mode; of :class:`ModelGroup`, whether one is."""
+    if isinstance(model, ModelGroup):
+        return any(one.training for one in model)
+    return model.training
 
 
 def model_with(optimizer: torch.optim.Optimizer, named_parameters: Any) -> torch.nn.Module:
@@ -25,23 +37,41 @@ def model_with(optimizer: torch.optim.Optimizer, named_parameters: Any) -> torch
             which knows its module; or None.
 
     Returns:
-        The outermost module of this process that has all parameters of the optimizer.
+        The outermost module of this process that has all parameters of the optimizer. If none has,
+        the outermost modules that have them together, such as an encoder and a decoder.
 
     Raises:
-        UsageError: no module, or several that are not within each other, have them all.
+        UsageError: there are no such modules, or several that are not within each other.
     """
+    trained = [id(each) for group in optimizer.param_groups for each in group["params"]]
     frame = getattr(named_parameters, "gi_frame", None)
-    if frame is not None and isinstance(frame.f_locals.get("self"), torch.nn.Module):
-        return frame.f_locals["self"]  # type: ignore[no-any-return]
-    trained = {id(each) for group in optimizer.param_groups for each in group["params"]}
-    having = [one for one in _modules() if trained <= {id(each) for each in one.parameters()}]
-    inner = {id(part) for one in having for part in one.modules() if part is not one}
-    outer = [one for one in having if id(one) not in inner]
-    if len(outer) != 1:
+    given = None if frame is None else frame.f_locals.get("self")
+    if isinstance(given, torch.nn.Module) and set(trained) <= _parameters(given):
+        return given
+    modules = _modules()
+    if having := _outermost([one for one in modules if set(trained) <= _parameters(one)]):
+        if len(having) > 1:
+            raise UsageError(NO_MODEL)
+        return having[0]
+    parts = _outermost([one for one in modules if not _parameters(one).isdisjoint(trained)])
+    found = [each for part in parts for each in _parameters(part).intersection(trained)]
+    if sorted(found) != sorted(trained):  # some are of no module, or of several
         raise UsageError(NO_MODEL)
-    return outer[0]
+    first = {id(part): min(map(trained.index, _parameters(part) & set(trained))) for part in parts}
+    return ModelGroup(sorted(parts, key=lambda part: first[id(part)]))
 
 
-def _modules() -> Iterable[torch.nn.Module]:
+def _parameters(module: torch.nn.Module) -> set[int]:
+    """Return the identities of the parameters of ``module``."""
+    return {id(each) for each in module.parameters()}
+
+
+def _outermost(modules: Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Return those of ``modules`` that are within no other of them."""
+    inner = {id(part) for one in modules for part in one.modules() if part is not one}
+    return [one for one in modules if id(one) not in inner]
+
+
+def _modules() -> list[torch.nn.Module]:
     """Return all modules of PyTorch in this process."""
     return [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]

@@ -6,8 +6,8 @@ epochs: each of its loops has one batch, its optimizer makes no update, its coll
 process alone, and its rank is not 0. What it has changed meanwhile is undone. A newcomer passes
 over epochs before it joins, while the others train.
 
-The number by which job and script agree is the script's own number of an epoch, which it gives to
-``sampler.set_epoch()``.
+Job and script agree by the script's own number of an epoch, which it gives to
+``sampler.set_epoch()``; :class:`EpochNumbers` lets it grow where the script's does not.
 """
 
 from __future__ import annotations
@@ -27,40 +27,88 @@ AHEAD = (
     "with its own newest checkpoint file (edl run --resume continues a job), or send the number of "
     "the first epoch from rank 0 by hvd.broadcast"
 )
+OTHER_ORDER = (
+    "this worker's script has called sampler.set_epoch({mine}) for an epoch in which the other "
+    "workers have called set_epoch({job}), so they would train other samples: a script must give "
+    "it the same number on all workers, before its loop over the loader"
+)
+
+
+class EpochNumbers:
+    """The numbers of a script's epochs, in the order of its loops over the training data.
+
+    Each number is above the one before, and is the same on all processes that run the script.
+    """
+
+    def __init__(self) -> None:
+        self._last: int | None = None
+        self._offset = 0
+
+    def next(self, sampler_epoch: int) -> int:
+        """Return the number of the epoch that begins now.
+
+        Args:
+            sampler_epoch: what the script has given to ``set_epoch()``, which is the number as long
+                as it grows. If it does not (two phases of training that both begin with 0, or a
+                script that never calls ``set_epoch()``), the numbers go on after the last one.
+        """
+        if self._last is not None and sampler_epoch + self._offset <= self._last:
+            self._offset = self._last + 1 - sampler_epoch
+        self._last = sampler_epoch + self._offset
+        return self._last
 
 
 class ScriptEpochs:
     """The script's numbers of the job's epochs; a part of the job's state.
 
-    Job and script number epochs differently: the job from 0, the script as it likes.
+    Job and script number epochs differently: the job from 0, the script by :class:`EpochNumbers`.
     """
 
     def __init__(self) -> None:
-        self._labels: list[int] = []
+        self._numbers: list[int] = []
+        self._sampler_epochs: list[int] = []
 
     def state_dict(self) -> dict[str, Any]:
         """Return the numbers, for :meth:`load_state_dict`."""
-        return {"labels": list(self._labels)}
+        return {"numbers": list(self._numbers), "sampler epochs": list(self._sampler_epochs)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take the numbers of the job: ``state`` is a result of :meth:`state_dict`."""
-        self._labels = list(state["labels"])
+        self._numbers, self._sampler_epochs = list(state["numbers"]), list(state["sampler epochs"])
 
-    def name(self, epoch: int, label: int) -> None:
-        """Note that the script calls the job's epoch ``epoch`` (from 0) ``label``.
+    def name(self, epoch: int, number: int, sampler_epoch: int) -> None:
+        """Note the script's number of the job's epoch ``epoch`` (from 0).
 
         Nothing changes if the epoch has a number already.
-        """
-        if epoch >= len(self._labels):
-            self._labels += [label] * (epoch + 1 - len(self._labels))
 
-    def __getitem__(self, epoch: int) -> int:
+        Args:
+            epoch: the job's number of the epoch.
+            number: the script's.
+            sampler_epoch: what the script has given to ``set_epoch()`` for it.
+        """
+        while epoch >= len(self._numbers):
+            self._numbers.append(number)
+            self._sampler_epochs.append(sampler_epoch)
+
+    def number(self, epoch: int) -> int:
         """Return the script's number of the job's epoch ``epoch``, from 0.
 
         An epoch in which no process has been yet follows the ones before.
         """
-        known = len(self._labels) - 1
-        return self._labels[min(epoch, known)] + max(0, epoch - known)
+        known = len(self._numbers) - 1
+        return self._numbers[min(epoch, known)] + max(0, epoch - known)
+
+    def sampler_epoch(self, epoch: int) -> int:
+        """Return what the script gives to ``set_epoch()`` for the job's epoch ``epoch``, from 0.
+
+        An epoch in which no process has been yet is as far from the one before as that one is from
+        its predecessor.
+        """
+        known = self._sampler_epochs
+        if epoch < len(known):
+            return known[epoch]
+        stride = known[-1] - known[-2] if len(known) > 1 else 1
+        return known[-1] + stride * (epoch + 1 - len(known))
 
 
 class Training:
@@ -84,7 +132,7 @@ class Training:
         example: Callable[[], Any],
     ) -> None:
         self._loader, self._optimizer = loader, optimizer
-        self._labels, self._load_example = epochs, example
+        self._numbers, self._load_example = epochs, example
         self._epochs = loader.endless_epochs()
         self._epoch = -1  # the job's, once this process takes part in it
         self._warms_up = False
@@ -98,29 +146,33 @@ class Training:
         """The number of the step in its epoch, from 0, that the last batch belongs to."""
         return 0 if self.passes_over else self._loader.batch_index
 
-    def batches(self, label: int) -> Iterator[Any]:
+    def batches(self, number: int, sampler_epoch: int) -> Iterator[Any]:
         """Yield the batches of one loop of the script over its training data.
 
         Args:
-            label: the script's number of the epoch.
+            number: the script's number of the epoch.
+            sampler_epoch: what the script has given to ``set_epoch()`` for it.
 
         Raises:
-            UsageError: the script is in a later epoch than the job.
+            UsageError: the script is in a later epoch than the job, or has given ``set_epoch()``
+                another number than the other processes.
         """
         if self._epoch < 0:
-            yield from self._come_in(label)
+            yield from self._come_in(number)
             if self._epoch < 0:
                 return
         elif self._has_begun:
-            self._labels.name(self._epoch + 1, label)
+            self._numbers.name(self._epoch + 1, number, sampler_epoch)
             self._epoch, self._has_begun = next(self._epochs), False
-        job = self._labels[self._epoch]
-        _check_not_ahead(label, job)
-        if label < job:
+        job = self._numbers.number(self._epoch)
+        _check_not_ahead(number, job)
+        if number < job:
             yield from self._pass_over()
             return
+        if sampler_epoch != (theirs := self._numbers.sampler_epoch(self._epoch)):
+            raise UsageError(OTHER_ORDER.format(mine=sampler_epoch, job=theirs))
         self.passes_over, self._has_begun = False, True
-        current_worker().show_epoch(label)
+        current_worker().show_epoch(number)
         if self._state is not None:
             replica = current_worker().replica
             assert replica is not None
@@ -128,8 +180,8 @@ class Training:
             self._state = None
         yield from self._loader
 
-    def _come_in(self, label: int) -> Iterator[Any]:
-        """Take part in the job, in the epoch that the script calls ``label``.
+    def _come_in(self, number: int) -> Iterator[Any]:
+        """Take part in the job, in the epoch to which the script gives ``number``.
 
         A newcomer first gets one batch to warm up. It joins when its script has come to the epoch
         of the job, as far as it is known; until then ``_epoch`` stays -1.
@@ -146,8 +198,8 @@ class Training:
         else:
             yield from self._pass_over()
         job = current_worker().epoch_of_job()
-        _check_not_ahead(label, job)
-        self.passes_over = job is not None and label < job
+        _check_not_ahead(number, job)
+        self.passes_over = job is not None and number < job
         if not self.passes_over:
             self._epoch = next(self._epochs)  # joins
 

@@ -93,6 +93,7 @@ HABITS = {
     "from_rank_0,join,no_set_epoch": 1,
     "unnamed,drop_last,dropout": 1,
     "break": 1,
+    "phases,first_batch": 1,
     "seed_by_rank,dropout": 1,
 }
 

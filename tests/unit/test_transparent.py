@@ -13,9 +13,9 @@ from torch import nn
 from edl.core.host.python_command import parse_command, python_script, title, transparent
 from edl.core.job.script_exchange import answer_of, with_payload
 from edl.errors import UsageError
-from edl.transparent.model_search import model_with
+from edl.transparent.model_search import ModelGroup, is_training, model_with
 from edl.transparent.step_numbers import StepNumbers
-from edl.transparent.training import ScriptEpochs
+from edl.transparent.training import EpochNumbers, ScriptEpochs
 
 
 @pytest.mark.parametrize(
@@ -67,13 +67,31 @@ def test_an_exchange_goes_on_without_a_worker_that_died() -> None:
 
 def test_script_and_job_number_epochs_differently() -> None:
     epochs = ScriptEpochs()
-    epochs.name(0, 5)
-    epochs.name(0, 9)
-    assert (epochs[0], epochs[1], epochs[3]) == (5, 6, 8)
-    epochs.name(1, 7)
+    epochs.name(0, 5, 5)
+    epochs.name(0, 9, 9)
+    assert [epochs.number(epoch) for epoch in (0, 1, 3)] == [5, 6, 8]
+    assert [epochs.sampler_epoch(epoch) for epoch in (0, 1, 3)] == [5, 6, 8]
+    epochs.name(1, 7, 5)
     other = ScriptEpochs()
     other.load_state_dict(epochs.state_dict())
-    assert [other[epoch] for epoch in range(3)] == [5, 7, 8]
+    assert [other.number(epoch) for epoch in range(3)] == [5, 7, 8]
+    assert [other.sampler_epoch(epoch) for epoch in range(4)] == [5, 5, 5, 5]
+
+
+@pytest.mark.parametrize(
+    ("sampler_epochs", "expected"),
+    [
+        ([4, 5, 6], [4, 5, 6]),
+        ([0, 10, 20], [0, 10, 20]),
+        ([0, 0, 0], [0, 1, 2]),  # set_epoch() is not called
+        ([0, 0, 1, 2], [0, 1, 2, 3]),  # it is called within the loop
+        ([0, 1, 2, 0, 1], [0, 1, 2, 3, 4]),  # two phases
+        ([3, 0, 9, 2], [3, 4, 13, 14]),
+    ],
+)
+def test_the_numbers_of_epochs_grow(sampler_epochs: list[int], expected: list[int]) -> None:
+    numbers = EpochNumbers()
+    assert [numbers.next(each) for each in sampler_epochs] == expected
 
 
 class _Loader:
@@ -116,3 +134,21 @@ def test_the_model_of_an_optimizer_is_found() -> None:
     lone = nn.Parameter(torch.zeros(1))
     with pytest.raises(UsageError, match=r"named_parameters=model\.named_parameters"):
         model_with(torch.optim.SGD([lone], lr=0.1), None)
+
+
+def test_the_models_of_one_optimizer_are_found() -> None:
+    head, body = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2))
+    optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.1)
+    for named in (None, body.named_parameters()):  # those given are not all that it trains
+        model = model_with(optimizer, named)
+        assert isinstance(model, ModelGroup)
+        assert list(model) == [body, head]
+    assert is_training(model)
+    body.eval()
+    assert is_training(model), "the head is trained on a frozen body"
+    head.eval()
+    assert not is_training(model)
+    user = nn.Sequential(nn.Flatten(), head)
+    with pytest.raises(UsageError, match="of a module that holds all of them"):
+        model_with(torch.optim.SGD([*head.parameters(), nn.Parameter(torch.ones(1))], lr=0.1), None)
+    assert list(user.parameters()) == list(head.parameters())

@@ -122,7 +122,7 @@ def adjust_rate(epoch: int, batch: int) -> None:
 def train(epoch: int) -> int:
     model.train()
     if "no_set_epoch" not in HABITS:
-        train_sampler.set_epoch(epoch)
+        train_sampler.set_epoch(epoch % 2 if "phases" in HABITS else epoch)
     loss_mean, batches = Mean("loss"), 0
     for batch, (images, labels) in enumerate(train_loader):
         if "break" in HABITS and batch >= 3:
@@ -166,6 +166,8 @@ def digest() -> str:
     return hashlib.sha256(whole).hexdigest()
 
 
+if "first_batch" in HABITS:
+    next(iter(train_loader))
 for epoch in range(first, args.epochs):
     trained = train(epoch)
     test()
