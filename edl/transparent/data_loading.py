@@ -12,7 +12,8 @@ from __future__ import annotations
 import copy
 import functools
 import weakref
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,9 @@ from edl.core.step.replica_order import by_steps, samples_of_replica
 from edl.core.step.shuffle import Indices
 from edl.errors import UsageError
 from edl.framework import process
+from edl.framework.digest import ByteRange
 from edl.torch import api
+from edl.torch.digest import digests
 from edl.torch.sampler import allow_logical_samplers
 from edl.transparent.model_search import is_training
 from edl.transparent.training import EpochNumbers, ScriptEpochs, Training
@@ -49,6 +52,11 @@ TWICE = (
 NO_BATCHES = (
     "the loader of the training data makes no batches (batch_size=None), so edl cannot divide its "
     "samples among the ranks; give it the batch_size of one rank"
+)
+UNLIKE = (
+    "the script evaluates before its training, and the workers have different weights: with "
+    "--transparent those of rank 0 are sent when the training begins; seed all workers "
+    "alike and load a checkpoint file on all of them, or evaluate after an epoch"
 )
 SUBCLASS = (
     "a {kind} chooses samples in a way of its own, which edl cannot divide among processes that "
@@ -107,6 +115,7 @@ class ScriptLoaders:
         self._loader: DataLoader[Any] | None = None
         self._training: Training | None = None
         self._numbers = EpochNumbers()
+        self._are_alike = True  # the weights of all workers, before the training
         self._examples: weakref.WeakKeyDictionary[DataLoader[Any], Any] = (
             weakref.WeakKeyDictionary()
         )
@@ -134,12 +143,32 @@ class ScriptLoaders:
         number, self._exchanges = self._exchanges, self._exchanges + 1
         return process.current_worker().exchange_before_training(number, payload) or [payload]
 
+    def compare_weights(self, named: Iterable[tuple[str, Any]]) -> None:
+        """Note whether all workers have the same weights; during the training they have.
+
+        All workers call it at the same point.
+
+        Args:
+            named: pairs of a name and a tensor; other values are left out.
+        """
+        if self._training is not None:
+            return
+        tensors = [pair for pair in named if isinstance(pair[1], torch.Tensor)]
+        found = digests(ByteRange(name, one, 0, one.nbytes, True) for name, one in tensors)
+        own = zlib.crc32(repr(sorted(found.items())).encode())
+        self._are_alike = len(set(self._exchange_early(str(own).encode()))) == 1
+
     def agree_on_shares(self) -> tuple[int, int]:
         """Return which share of an evaluation this process has, from 0, and how many there are.
 
         All processes call it before they evaluate, and get the same number of shares, also if one
         of them has just died.
+
+        Raises:
+            UsageError: the training has not begun, and the processes have different weights.
         """
+        if self._training is None and not self._are_alike:
+            raise UsageError(UNLIKE)
         exchange, own = self.exchange(), str(process.current_worker().id).encode()
         ids = [own] if exchange is None else exchange(own)
         return ids.index(own) if own in ids else 0, len(ids)  # a newcomer is not among them
@@ -290,9 +319,11 @@ def _length(self: DataLoader[Any]) -> int:
 def _shared_sampler(loader: DataLoader[Any]) -> DistributedSampler[Any] | None:
     """Return the sampler of ``loader`` if the script divides its samples among all ranks.
 
-    Before the script's first optimizer the result is None: it may be the loader of the training.
+    Before the script's first optimizer the result is None, except under ``torch.no_grad()``: it may
+    be the loader of the training.
     """
     sampler = loader.sampler
-    if loaders.model is None or not isinstance(sampler, DistributedSampler):
+    may_train = loaders.model is None and torch.is_grad_enabled()
+    if may_train or not isinstance(sampler, DistributedSampler):
         return None
     return sampler if _is_of_all_ranks(sampler) else None

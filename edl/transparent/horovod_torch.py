@@ -157,7 +157,15 @@ def _check_has_batch(*_: Any) -> None:
 
 
 def broadcast_parameters(params: Any, root_rank: int, *_: Any, **__: Any) -> None:
-    """Do nothing: when training begins, all processes have the model of the job."""
+    """Compare ``params`` of all processes: before the training an evaluation needs equal ones.
+
+    Nothing is sent here: when the training begins, all processes have the model of the job.
+
+    Args:
+        params: the result of ``state_dict()`` or ``named_parameters()``.
+        root_rank: of no effect; the job's model is that of rank 0.
+    """
+    loaders.compare_weights(params.items() if hasattr(params, "items") else params)
 
 
 def broadcast_optimizer_state(optimizer: Any, root_rank: int, *_: Any, **__: Any) -> None:

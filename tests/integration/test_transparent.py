@@ -190,6 +190,21 @@ def test_under_horovodrun(tmp_path: Path, zk_hosts: str) -> None:
     assert digests(job.reports_in) == expected
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("word", ["none", "optimizer", "unlike"])
+def test_an_evaluation_before_the_training(tmp_path: Path, zk_hosts: str, word: str) -> None:
+    """All samples are evaluated, with equal weights, though two processes share four ranks."""
+    script = [str(SCRIPTS / "evaluate_first.py"), str(tmp_path / "total"), word]
+    with started(tmp_path, zk_hosts, *script, np=2, max_np=4, options=OPTIONS) as job:
+        code = job.end()
+    if word == "unlike":
+        assert code == 1
+        assert "the workers have different weights" in job.output()
+    else:
+        assert code == 0, job.describe("it failed")
+        assert (tmp_path / "total").read_text() == "48"
+
+
 REFUSED = {
     "import horovod.mxnet": "run it by horovodrun",
     "import horovod.torch as hvd; hvd.elastic": "a script with hvd.elastic needs one changed",
