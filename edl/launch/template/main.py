@@ -526,9 +526,10 @@ def _exec(text: str | bytes, path: str, module: types.ModuleType) -> None:
 
 
 def _showing(run: Callable[[], object]) -> None:
-    """Call ``run``; if it raises an error, let Python print it without the frames of this file.
+    """Call ``run``; if it raises an error, let Python print it without edl's frames around it.
 
-    The error goes on to the caller, and ``sys.excepthook`` is replaced for that.
+    These are the frames of this file and of its callers. The error goes on to the caller, and
+    ``sys.excepthook`` is replaced for that.
     """
     try:
         run()
@@ -538,8 +539,11 @@ def _showing(run: Callable[[], object]) -> None:
         show = sys.excepthook
 
         def show_script(kind: Any, error: BaseException, trace: types.TracebackType | None) -> None:
-            while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-                trace = trace.tb_next
+            inner = trace
+            while inner is not None:
+                if inner.tb_frame.f_code.co_filename == __file__:
+                    trace = inner.tb_next
+                inner = inner.tb_next
             show(kind, error.with_traceback(trace), trace)
 
         sys.excepthook = show_script
