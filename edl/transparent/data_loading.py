@@ -189,6 +189,16 @@ class ScriptLoaders:
             return False
         return isinstance(sampler, DistributedSampler) and _is_of_all_ranks(sampler)
 
+    def note_step(self) -> None:
+        """Note that the script has called ``optimizer.step()``."""
+        if self._training is not None:
+            self._training.note_step()
+
+    def refuse_left_early(self) -> None:
+        """Raise a UsageError if the script has left its last training loop by counting batches."""
+        if self._training is not None:
+            self._training.refuse_left_early()
+
     def numbers(self, loader: DataLoader[Any]) -> bool:
         """Return whether ``loader`` is that of the training, so that its steps have numbers."""
         return loader is self._loader or self.is_training(loader)
@@ -227,7 +237,7 @@ class ScriptLoaders:
         inner = _elastic(loader, epochs)
         edl.torch.track(**{"epochs of the script": epochs})
         example = partial(self.example, loader)
-        return Training(inner, self.optimizer, epochs, example)
+        return Training(inner, self.optimizer, epochs, example, plain_length(loader))
 
 
 loaders = ScriptLoaders()
@@ -296,6 +306,7 @@ def replace_loading() -> None:
 @functools.wraps(plain_iterator)
 def _iterate(self: DataLoader[Any]) -> Iterator[Any]:
     """Take the place of ``DataLoader.__iter__``."""
+    loaders.refuse_left_early()
     if loaders.is_training(self):
         return loaders.train(self)
     if (sampler := _shared_sampler(self)) is not None:

@@ -102,7 +102,11 @@ def rank() -> int:
     """Return the number of this process, from 0; while it comes to where the job is, never 0.
 
     So a process that goes through epochs of the past writes no files.
+
+    Raises:
+        UsageError: the script has left its training loop by counting batches.
     """
+    loaders.refuse_left_early()
     own = process.rank()
     return max(own, 1) if loaders.passes_over else own
 
@@ -154,6 +158,7 @@ def _check_has_batch(*_: Any) -> None:
     """Raise a UsageError if the optimizer makes an update by a batch that edl does not know."""
     if not process.current_worker().loader.open:
         raise UsageError(NO_BATCH)
+    loaders.note_step()
 
 
 def broadcast_parameters(params: Any, root_rank: int, *_: Any, **__: Any) -> None:

@@ -12,6 +12,7 @@ Job and script agree by the script's own number of an epoch, which it gives to
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,6 +32,12 @@ OTHER_ORDER = (
     "this worker's script has called sampler.set_epoch({mine}) for an epoch in which the other "
     "workers have called set_epoch({job}), so they would train other samples: a script must give "
     "it the same number on all workers, before its loop over the loader"
+)
+LEFT_EARLY = (
+    "the script has left its loop over the training data by a number of batches: a process that "
+    "trains several ranks takes a batch for each in every step; leave the loop by the number of "
+    "enumerate(loader), before the batch is trained, and take batches until the loader ends, "
+    "instead of a number of them (range(len(loader)), itertools.islice)"
 )
 
 
@@ -119,6 +126,7 @@ class Training:
         optimizer: the script's optimizer.
         epochs: the script's numbers of the job's epochs.
         example: returns some batch of the training data.
+        steps: the number of steps of an epoch, as under Horovod.
 
     Attributes:
         passes_over: whether the script goes through epochs that the job has behind it.
@@ -130,8 +138,9 @@ class Training:
         optimizer: torch.optim.Optimizer,
         epochs: ScriptEpochs,
         example: Callable[[], Any],
+        steps: int,
     ) -> None:
-        self._loader, self._optimizer = loader, optimizer
+        self._loader, self._optimizer, self._steps = loader, optimizer, steps
         self._numbers, self._load_example = epochs, example
         self._epochs = loader.endless_epochs()
         self._epoch = -1  # the job's, once this process takes part in it
@@ -139,6 +148,7 @@ class Training:
         self._has_begun = False  # this process trains that epoch, or has trained it
         self._example: Any = None
         self._state: Any = None  # of the job, while the script passes over epochs
+        self._has_stepped = self._left_early = False
         self.passes_over = False
 
     @property
@@ -154,9 +164,10 @@ class Training:
             sampler_epoch: what the script has given to ``set_epoch()`` for it.
 
         Raises:
-            UsageError: the script is in a later epoch than the job, or has given ``set_epoch()``
-                another number than the other processes.
+            UsageError: the script is in a later epoch than the job, has given ``set_epoch()``
+                another number than the other processes, or has left its last loop early.
         """
+        self.refuse_left_early()
         if self._epoch < 0:
             yield from self._come_in(number)
             if self._epoch < 0:
@@ -178,7 +189,39 @@ class Training:
             assert replica is not None
             replica.restore(self._state)
             self._state = None
-        yield from self._loader
+        for taken, batch in zip(itertools.count(1), self._loader, strict=False):
+            self._has_stepped = False
+            try:
+                yield batch
+            except GeneratorExit:
+                self._left_early = self._is_within_step() or self._is_counted(taken)
+                raise
+
+    def note_step(self) -> None:
+        """Note that the script has called ``optimizer.step()`` for the last batch."""
+        self._has_stepped = True
+
+    def refuse_left_early(self) -> None:
+        """Raise a UsageError if the script has left its last loop by a number of batches.
+
+        What it trains would then depend on the number of processes.
+        """
+        if self._left_early:
+            raise UsageError(LEFT_EARLY)
+
+    def _is_within_step(self) -> bool:
+        """Return whether the batches of some ranks of the open step are trained, and not of all."""
+        engine = current_worker().loader.engine
+        taken = engine.batches.pieces - engine.batches.pieces_left
+        return engine.is_open and (taken > 1 or self._has_stepped)
+
+    def _is_counted(self, taken: int) -> bool:
+        """Return whether the script has taken as many batches as an epoch has steps, and no more.
+
+        Args:
+            taken: the number of batches that it has taken in the epoch.
+        """
+        return taken == self._steps and self._loader.batch_index + 1 < taken
 
     def _come_in(self, number: int) -> Iterator[Any]:
         """Take part in the job, in the epoch to which the script gives ``number``.

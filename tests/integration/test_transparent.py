@@ -214,6 +214,45 @@ REFUSED = {
     "step op=hvd.Sum": "multiply the learning rate by hvd.size",
     "step backward_passes_per_step=2": "backward_passes_per_step above 1 is not there",
 }
+LEFT_EARLY = """
+import torch, horovod.torch as hvd
+from torch.utils.data import DataLoader, DistributedSampler
+hvd.init()
+model, data = torch.nn.Linear(2, 1), torch.ones(16, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+loader = DataLoader(data, 2, sampler=DistributedSampler(data, hvd.size(), hvd.rank()))
+def step(x):
+    optimizer.zero_grad()
+    model(x).mean().backward()
+    optimizer.step()
+    return True
+LOOP
+hvd.rank()
+"""
+LOOPS = {
+    "for i, x in enumerate(loader): step(x); break": True,
+    "batches = iter(loader); [step(next(batches)) for _ in range(len(loader))]; del batches": True,
+    "for i, x in enumerate(loader):\n    if i == 2: break\n    step(x)": False,
+    "[step(x) for x in loader]": False,
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_loop_that_counts_batches_is_refused(loop: str) -> None:
+    """Two ranks have four steps; one process takes eight batches."""
+    done = subprocess.run(
+        [sys.executable, "-m", "edl.transparent", "-c", LEFT_EARLY.replace("LOOP", loop)],
+        env=os.environ | ENVIRONMENT | {"EDL_LOGICAL": "2"},
+        capture_output=True,
+        text=True,
+        timeout=240.0,
+    )
+    refused = "left its loop over the training data by a number of batches" in done.stderr
+    assert (refused, done.returncode) == (LOOPS[loop], int(LOOPS[loop])), done.stderr
+
+
 STEP = """
 import torch, horovod.torch as hvd
 hvd.init()
@@ -239,4 +278,5 @@ def test_what_is_refused(code: str) -> None:
     )
     assert done.returncode == 1
     assert REFUSED[code] in done.stderr.splitlines()[-1]
+    assert "edl/transparent/__main__" not in done.stderr, "edl's frames around the script"
     assert "nothing" in code or "Traceback" not in done.stderr
