@@ -216,12 +216,13 @@ class Training:
         return engine.is_open and (taken > 1 or self._has_stepped)
 
     def _is_counted(self, taken: int) -> bool:
-        """Return whether the script has taken as many batches as an epoch has steps, and no more.
+        """Return whether the script has trained as many batches as an epoch has steps, and no more.
 
         Args:
             taken: the number of batches that it has taken in the epoch.
         """
-        return taken == self._steps and self._loader.batch_index + 1 < taken
+        is_all = self._has_stepped and taken == self._steps
+        return is_all and self._loader.batch_index + 1 < taken
 
     def _come_in(self, number: int) -> Iterator[Any]:
         """Take part in the job, in the epoch to which the script gives ``number``.
