@@ -262,9 +262,11 @@ def test_a_job_that_is_created_just_now_is_open_to_who_has_its_secret(
 def test_a_deadline_passes_and_jobs_end(shell: Shell, client: Job) -> None:
     with pytest.raises(UnknownJob, match="there is no job named 'j'"):
         client.status()
-    with two_hosts(shell):
+    with two_hosts(shell) as guest:
+        guest.signal(signal.SIGSTOP)  # so the third worker, on host b, has to wait
         with pytest.raises(TimedOut, match="scaling job j to 3 is not done after 0 s"):
             client.scale(3, timeout_s=0.0)
+        guest.signal(signal.SIGCONT)
         shell.until_size(3)
         stop = shell.start("stop", "j")
         with pytest.raises((JobEnded, UsageError), match="stop"):
