@@ -150,7 +150,13 @@ def test_a_preempted_job_goes_on_with_other_processes(tmp_path: Path, zk_hosts: 
         directory.mkdir()
         options = [*OPTIONS, *saved, *(("--resume",) if run else ())]
         with started(
-            directory, zk_hosts, *script, np=size, max_np=4, options=options, throttled=SLOW
+            directory,
+            zk_hosts,
+            *script,
+            np=size,
+            max_np=4,
+            options=options,
+            throttled=Throttle(0.3, 100),
         ) as job:
             job.wait_for_step(2 * STEPS * run + STEPS + 3)
             if size > 1:
