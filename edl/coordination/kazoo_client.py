@@ -120,7 +120,11 @@ class Client(KazooClient):  # type: ignore[misc]
         self._last_zxid = zxid
 
     def _call(self, request: Any, async_object: Any) -> Any:
-        """Send a request as kazoo does; then raise what a signal handler has raised meanwhile."""
+        """Send ``request`` by kazoo, and return kazoo's answer.
+
+        kazoo drops an exception that a signal handler raises while it wakes its own thread, such as
+        KeyboardInterrupt after Ctrl-C. Such an exception is raised here, when the request is sent.
+        """
         answer = super()._call(request, async_object)
         error, _interrupted.error = getattr(_interrupted, "error", None), None
         if error is not None:

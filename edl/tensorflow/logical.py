@@ -75,7 +75,11 @@ class _TensorSpec(NamedTuple):
 
 
 class _Arrays:
-    """Arrays of NumPy as :class:`edl.framework.exact_mean.ArrayKind`; a target is a _TensorSpec."""
+    """The operations on NumPy's arrays by which exact means are computed.
+
+    It implements :class:`edl.framework.exact_mean.ArrayKind`. The target of a mean is a
+    :class:`_TensorSpec`, the shape and type of the result.
+    """
 
     def largest(self, values: Sequence[Array]) -> list[float]:
         """Return for each array the largest absolute value in it that is finite, or 0.0."""

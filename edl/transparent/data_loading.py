@@ -32,6 +32,7 @@ from edl.torch import api
 from edl.torch.digest import digests
 from edl.torch.sampler import allow_logical_samplers
 from edl.transparent.model_search import is_training
+from edl.transparent.ranks import ranks
 from edl.transparent.training import EpochNumbers, ScriptEpochs, Training
 
 # Options of a DataLoader that are passed on as they are, if they differ from what it has without.
@@ -270,12 +271,6 @@ def _elastic(loader: DataLoader[Any], epochs: ScriptEpochs) -> edl.torch.DataLoa
         order=ReplicaOrder(sampler, loader.batch_size, loader.drop_last, epochs),
         **options,
     )
-
-
-def ranks() -> int:
-    """Return the number of the script's ranks, which never changes: the logical workers."""
-    worker = process.current_worker()
-    return worker.logical or worker.size
 
 
 def _is_of_all_ranks(sampler: DistributedSampler[Any]) -> bool:

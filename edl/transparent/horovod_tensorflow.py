@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 import pickle
 import sys
 from typing import TYPE_CHECKING, Any
 
+import horovod.tensorflow as _horovod
 import numpy as np
 import tensorflow as tf
 from horovod.tensorflow import (
@@ -44,8 +44,7 @@ from keras.utils import set_random_seed
 
 import edl.tensorflow
 from edl.errors import UsageError
-from edl.framework import process
-from edl.framework.horovod_absent import ADASUM, PROCESS_SETS, absent
+from edl.framework.horovod_absent import absent
 from edl.framework.process import (
     cross_rank,
     cross_size,
@@ -57,23 +56,16 @@ from edl.framework.process import (
 )
 from edl.tensorflow.random_numbers import last_seed
 from edl.tensorflow.tape import as_it_is
-from edl.transparent.input_pipeline import ranks, record_pipelines
+from edl.transparent.input_pipeline import record_pipelines
 from edl.transparent.keras_fit import replace_fit, script
+from edl.transparent.ranks import check_collective, check_has_ranks, check_reduction, place_of_root
+from edl.transparent.ranks import ranks as size
 from edl.transparent.tape_loop import TapeLoop
 
-logger = logging.getLogger(__name__)
 loop = TapeLoop(script.pipelines, script.exchanges)
 
 _SIGNATURE = inspect.signature(_DistributedOptimizer)
 _TAPE_SIGNATURE = inspect.signature(_DistributedGradientTape)
-NO_LOGICAL = (
-    "--transparent needs the number of ranks that the script sees (hvd.size()), which stays the "
-    "same whatever the number of processes: give edl run --logical N"
-)
-SUM = (
-    "with --transparent gradients are averaged over the ranks; for their sum multiply the learning "
-    "rate by hvd.size(), and leave out op=hvd.Sum"
-)
 PASSES = (
     "backward_passes_per_step above 1 is not there with --transparent: give the Keras optimizer "
     "gradient_accumulation_steps, the data set larger batches, or the job more ranks (--logical)"
@@ -104,16 +96,9 @@ def init(*_: Any, **__: Any) -> None:
         UsageError: the job has no logical workers.
     """
     edl.tensorflow.init()
-    worker = process.current_worker()
-    if worker.is_shared and not worker.logical:
-        raise UsageError(NO_LOGICAL)
+    check_has_ranks()
     if not last_seed():
         set_random_seed(0)
-
-
-def size() -> int:
-    """Return the number of the script's ranks, which never changes."""
-    return ranks()
 
 
 def DistributedOptimizer(optimizer: Any, *arguments: Any, **named: Any) -> Any:
@@ -127,27 +112,9 @@ def DistributedOptimizer(optimizer: Any, *arguments: Any, **named: Any) -> Any:
     Raises:
         UsageError: an argument asks for what edl does not do.
     """
-    _check_arguments(_SIGNATURE.bind(optimizer, *arguments, **named).arguments)
+    asked = _SIGNATURE.bind(optimizer, *arguments, **named).arguments
+    check_reduction(asked, _horovod, PASSES)
     return edl.tensorflow.Optimizer(optimizer)
-
-
-def _check_arguments(asked: dict[str, Any]) -> None:
-    """Check the arguments of Horovod's optimizer or tape, by name.
-
-    Raises:
-        UsageError: one asks for what edl does not do.
-    """
-    operation = asked.get("op", Average)
-    if operation == Adasum:
-        raise UsageError(f"op=Adasum is not there: {ADASUM}")
-    if operation != Average:
-        raise UsageError(SUM)
-    if asked.get("backward_passes_per_step", 1) > 1:
-        raise UsageError(PASSES)
-    if asked.get("process_set", global_process_set) is not global_process_set:
-        raise UsageError(f"process_set: {PROCESS_SETS}")
-    if asked.get("compression", Compression.none) is not Compression.none and rank() == 0:
-        logger.warning("gradients are added up exactly, so compression=... has no effect")
 
 
 def DistributedGradientTape(gradtape: Any, *arguments: Any, **named: Any) -> Any:
@@ -161,7 +128,8 @@ def DistributedGradientTape(gradtape: Any, *arguments: Any, **named: Any) -> Any
     Raises:
         UsageError: an argument asks for what edl does not do, or the call is in no training loop.
     """
-    _check_arguments(_TAPE_SIGNATURE.bind(gradtape, *arguments, **named).arguments)
+    asked = _TAPE_SIGNATURE.bind(gradtape, *arguments, **named).arguments
+    check_reduction(asked, _horovod, PASSES)
     if not loop.is_within:
         raise UsageError(LOOP)
     return edl.tensorflow.DistributedGradientTape(gradtape)
@@ -193,8 +161,7 @@ def _exchange(payload: bytes, name: str) -> list[bytes]:
 
 def _arrays(value: Any, name: str, process_set: Any) -> list[Any]:
     """Return the arrays of all processes in rank order."""
-    if process_set is not global_process_set:
-        raise UsageError(f"process_set: {PROCESS_SETS}")
+    check_collective(process_set, None, _horovod)
     own = np.asarray(value)
     return [pickle.loads(each) for each in _exchange(pickle.dumps(own), name)]
 
@@ -216,8 +183,7 @@ def allreduce(
     Raises:
         UsageError: ``op=Adasum``, a process set, or tensors that differ in shape.
     """
-    if op == Adasum:
-        raise UsageError(f"op=Adasum is not there: {ADASUM}")
+    check_collective(None, op, _horovod)
     found = _arrays(tensor, "allreduce", named.get("process_set", global_process_set))
     if len({one.shape for one in found}) > 1:
         raise UsageError(f"hvd.allreduce: shapes differ: {[one.shape for one in found]}")
@@ -244,7 +210,7 @@ def broadcast(
 ) -> Any:
     """Return the tensor of the process ``root_rank``, of the same shape on all."""
     found = _arrays(tensor, "broadcast", process_set)
-    return tf.convert_to_tensor(found[_root(root_rank, len(found))])
+    return tf.convert_to_tensor(found[place_of_root(root_rank, len(found))])
 
 
 def broadcast_object(
@@ -256,39 +222,20 @@ def broadcast_object(
 ) -> Any:
     """Return the object of the process ``root_rank``; it is pickled."""
     found = allgather_object(obj, process_set=process_set)
-    return found[_root(root_rank, len(found))]
+    return found[place_of_root(root_rank, len(found))]
 
 
 def allgather_object(
     obj: Any, session: Any = None, name: Any = None, process_set: Any = global_process_set
 ) -> list[Any]:
     """Return the objects of all processes in rank order; they are pickled."""
-    if process_set is not global_process_set:
-        raise UsageError(f"process_set: {PROCESS_SETS}")
+    check_collective(process_set, None, _horovod)
     return [pickle.loads(each) for each in _exchange(pickle.dumps(obj), "allgather_object")]
 
 
 def join() -> int:
     """Wait until all processes have called it, and return the last of their numbers."""
     return len(allgather_object(None)) - 1
-
-
-def _root(root_rank: int, there: int) -> int:
-    """Return the index of the process that a broadcast of ``root_rank`` comes from.
-
-    ``there`` is the number of processes that have sent.
-
-    Raises:
-        UsageError: another rank than 0 is named, and there is no process for each.
-    """
-    if there == 1:  # alone, or the others have sent nothing
-        return 0
-    if not 0 <= root_rank < there:
-        raise UsageError(
-            f"a broadcast from rank {root_rank}: with --transparent {there} processes share the "
-            "ranks now, and the number changes; broadcast from rank 0"
-        )
-    return root_rank
 
 
 def _iterating(plain: Any) -> Any:

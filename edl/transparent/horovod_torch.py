@@ -10,7 +10,6 @@ end it.
 from __future__ import annotations
 
 import inspect
-import logging
 from typing import Any
 
 import horovod.torch as _horovod
@@ -44,7 +43,6 @@ from horovod.torch import DistributedOptimizer as _DistributedOptimizer
 import edl.torch
 from edl.errors import UsageError
 from edl.framework import process
-from edl.framework.horovod_absent import ADASUM, PROCESS_SETS
 from edl.framework.process import (
     cross_rank,
     cross_size,
@@ -58,16 +56,16 @@ from edl.torch.gathering import tensors_of_all
 from edl.torch.objects import exchange_objects
 from edl.torch.value_reduction import reduced
 from edl.transparent import data_loading
-from edl.transparent.data_loading import loaders, ranks
+from edl.transparent.data_loading import loaders
 from edl.transparent.model_search import model_with
-
-logger = logging.getLogger(__name__)
+from edl.transparent.ranks import check_collective, check_has_ranks, check_reduction, place_of_root
+from edl.transparent.ranks import ranks as size
 
 _SIGNATURE = inspect.signature(_DistributedOptimizer)
 _KINDS = {Average: "mean", Sum: "sum", Min: "min", Max: "max", Product: "product"}
-NO_LOGICAL = (
-    "--transparent needs the number of ranks that the script sees (hvd.size()), which stays the "
-    "same whatever the number of processes: give edl run --logical N"
+PASSES = (
+    "backward_passes_per_step above 1 is not there with --transparent: give the loader larger "
+    "batches, or more ranks (--logical)"
 )
 ELASTIC = (
     "--transparent is for scripts of plain Horovod; a script with hvd.elastic needs one changed "
@@ -93,9 +91,7 @@ def init(*_: Any, **__: Any) -> None:
         UsageError: the job has no logical workers.
     """
     edl.torch.init()
-    worker = process.current_worker()
-    if worker.is_shared and not worker.logical:
-        raise UsageError(NO_LOGICAL)
+    check_has_ranks()
 
 
 def rank() -> int:
@@ -109,11 +105,6 @@ def rank() -> int:
     loaders.refuse_left_early()
     own = process.rank()
     return max(own, 1) if loaders.passes_over else own
-
-
-def size() -> int:
-    """Return the number of the script's ranks, which never changes."""
-    return ranks()
 
 
 def DistributedOptimizer(
@@ -130,23 +121,7 @@ def DistributedOptimizer(
         UsageError: an argument asks for what edl does not do.
     """
     asked = _SIGNATURE.bind(optimizer, *arguments, **named).arguments
-    operation = asked.get("op", Average)
-    if operation == Adasum:
-        raise UsageError(f"op=Adasum is not there: {ADASUM}")
-    if operation != Average:
-        raise UsageError(
-            "with --transparent gradients are averaged over the ranks; for their sum multiply the "
-            "learning rate by hvd.size(), and leave out op=hvd.Sum"
-        )
-    if asked.get("backward_passes_per_step", 1) > 1:
-        raise UsageError(
-            "backward_passes_per_step above 1 is not there with --transparent: give the loader "
-            "larger batches, or more ranks (--logical)"
-        )
-    if asked.get("process_set", global_process_set) is not global_process_set:
-        raise UsageError(f"process_set: {PROCESS_SETS}")
-    if asked.get("compression", Compression.none) is not Compression.none and process.rank() == 0:
-        logger.warning("gradients are added up exactly, so compression=... has no effect")
+    check_reduction(asked, _horovod, PASSES)
     loaders.model = model_with(optimizer, asked.get("named_parameters"))
     optimizer.register_step_pre_hook(_check_has_batch)
     loaders.optimizer = edl.torch.Optimizer(optimizer, loaders.model)
@@ -200,10 +175,7 @@ def allreduce(
     Raises:
         UsageError: ``op=Adasum``, a process set, or tensors that differ in shape.
     """
-    if op == Adasum:
-        raise UsageError(f"op=Adasum is not there: {ADASUM}")
-    if process_set is not global_process_set:
-        raise UsageError(f"process_set: {PROCESS_SETS}")
+    check_collective(process_set, op, _horovod)
     if op is None:
         op = Sum if average is False else Average
     scaled = tensor if prescale_factor == 1.0 else tensor * prescale_factor
@@ -237,8 +209,7 @@ def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: Any = global_process_set
 ) -> torch.Tensor:
     """Return the tensors of all processes, one after the other along the first dimension."""
-    if process_set is not global_process_set:
-        raise UsageError(f"process_set: {PROCESS_SETS}")
+    check_collective(process_set, None, _horovod)
     return torch.cat([each.reshape(-1) if each.dim() == 0 else each for each in _tensors(tensor)])
 
 
@@ -249,10 +220,9 @@ def broadcast(
     process_set: Any = global_process_set,
 ) -> torch.Tensor:
     """Return the tensor of the process ``root_rank``, of the same shape on all."""
-    if process_set is not global_process_set:
-        raise UsageError(f"process_set: {PROCESS_SETS}")
+    check_collective(process_set, None, _horovod)
     tensors = _tensors(tensor)
-    return tensors[_root(root_rank, len(tensors))].to(tensor.device)
+    return tensors[place_of_root(root_rank, len(tensors))].to(tensor.device)
 
 
 def broadcast_(tensor: torch.Tensor, root_rank: int, *arguments: Any, **named: Any) -> torch.Tensor:
@@ -266,15 +236,14 @@ def broadcast_object(
 ) -> Any:
     """Return the object of the process ``root_rank``; it is pickled."""
     found = allgather_object(obj, name, process_set)
-    return found[_root(root_rank, len(found))]
+    return found[place_of_root(root_rank, len(found))]
 
 
 def allgather_object(
     obj: Any, name: str | None = None, process_set: Any = global_process_set
 ) -> list[Any]:
     """Return the objects of all processes in rank order; they are pickled."""
-    if process_set is not global_process_set:
-        raise UsageError(f"process_set: {PROCESS_SETS}")
+    check_collective(process_set, None, _horovod)
     exchange = loaders.exchange()
     if exchange is None:
         return [obj]
@@ -293,26 +262,6 @@ def join(device: int = -1) -> int:
     """
     barrier()
     return process.num_processes() - 1
-
-
-def _root(rank: int, there: int) -> int:
-    """Return the index of the process that a broadcast of ``rank`` comes from.
-
-    Args:
-        rank: the root that the script names.
-        there: the number of processes that have sent.
-
-    Raises:
-        UsageError: another rank than 0 is named, and there is no process for each.
-    """
-    if there == 1:  # alone, or the others have sent nothing
-        return 0
-    if not 0 <= rank < there:
-        raise UsageError(
-            f"a broadcast from rank {rank}: with --transparent {there} processes share the ranks "
-            "now, and the number changes; broadcast from rank 0"
-        )
-    return rank
 
 
 _results: dict[int, Any] = {}  # of asynchronous calls, until synchronize()

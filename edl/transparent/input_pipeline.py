@@ -35,6 +35,7 @@ from edl.core.step.pipeline_order import (
 from edl.errors import UsageError
 from edl.framework import process
 from edl.tensorflow.random_numbers import last_seed
+from edl.transparent.ranks import ranks
 from edl.transparent.script_exchange import ScriptExchange
 
 UNKNOWN = (
@@ -61,7 +62,7 @@ _SAME = ("cache", "prefetch", "with_options")  # samples and their order stay as
 
 @dataclass(frozen=True)
 class Recorded:
-    """What is known of a data set that the script has made.
+    """The stages by which a script has made a ``tf.data.Dataset``, and the functions in them.
 
     Attributes:
         source: the data set of ``from_tensor_slices`` at its beginning.
@@ -91,12 +92,6 @@ class Recorded:
             found.update(f"{rows.dtype} {tensor.shape}".encode())
             found.update(repr(rows.tolist()).encode() if rows.dtype.hasobject else rows.tobytes())
         return found.hexdigest()
-
-
-def ranks() -> int:
-    """Return the number of the script's ranks, which never changes: the logical workers."""
-    worker = process.current_worker()
-    return worker.logical or worker.size
 
 
 def recorded(dataset: Any) -> Recorded | None:

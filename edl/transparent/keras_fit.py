@@ -147,7 +147,11 @@ def _taken(own: list[Any], name: str, data: bytes | None, why: str) -> Any:
 
 
 def replace_fit() -> None:
-    """Let ``fit`` and ``evaluate`` of Keras' models serve all ranks of the script, from now on."""
+    """Replace ``fit`` and ``evaluate`` of ``keras.Model``, in this process, from now on.
+
+    Then ``fit`` trains as a worker of the job, if the model is compiled with Horovod's optimizer,
+    and ``evaluate`` takes the samples of all ranks where the script has divided them.
+    """
     kind: Any = keras.Model
     kind.fit, kind.evaluate = _training(kind.fit), _evaluating(kind.evaluate)
 

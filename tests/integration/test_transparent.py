@@ -22,7 +22,7 @@ pytestmark = pytest.mark.integration
 
 PLAIN = SCRIPTS / "plain_horovod.py"
 OPTIONS = ("--transparent", "--logical", "4")
-SLOW = Throttle(0.1, 10, 10.0)  # in each pass of the loop, of which a worker has several in a step
+SLOW = Throttle(0.1, 10, 3.0)  # in each pass of the loop, of which a worker has several in a step
 STEPS = 7  # in an epoch: 110 samples, 4 for each of four ranks
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
@@ -130,11 +130,14 @@ def test_a_script_without_a_seed(tmp_path: Path, zk_hosts: str) -> None:
 def test_workers_die_before_the_training(tmp_path: Path, zk_hosts: str) -> None:
     """Replacements get what the others have exchanged, also rank 0's, which is gone."""
     words = ("--habits", "from_rank_0,late")
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "alone" / "go").touch()
     expected = alone(tmp_path / "alone", *words)
     script = train(tmp_path / "out", *words)
     with started(tmp_path, zk_hosts, *script, np=3, max_np=3, options=OPTIONS) as job:
         job.wait(lambda _: all((tmp_path / f"out/early{n}").exists() for n in range(3)), "barrier")
         job.kill("w0")
+        (tmp_path / "out" / "go").touch()
         assert job.end() == 0, job.describe("it failed")
     assert digests(tmp_path / "out") == expected
 

@@ -77,7 +77,7 @@ class FullDisk(Record):
 
     @property
     def what(self) -> str:
-        """What happened, in a clause."""
+        """The clause that says which disk is full, and what was not written."""
         missing = []
         if self.checkpoints == 1:
             missing.append(f"the checkpoint of step {self.first_step} was not written")
@@ -94,7 +94,7 @@ class FullDisk(Record):
 
     @property
     def why(self) -> str:
-        """What is known of the cause, in two sentences."""
+        """The sentences that quote the system's error and say what edl does not know."""
         paths = f" when edl writes to {listed(self.folders)}" if self.folders else ""
         return (
             f"The system says `{FULL}`{paths}. What has filled the disk, edl does not know. "
@@ -103,7 +103,7 @@ class FullDisk(Record):
 
     @property
     def advice(self) -> str:
-        """What to do, in sentences."""
+        """The sentences that say where to free space, and what then goes on by itself."""
         on = f" on {verb(len(self.hosts), 'host', 'hosts')} {listed(self.hosts)}"
         then = []
         if self.checkpoints:
@@ -120,7 +120,7 @@ class FullDisk(Record):
 
     @property
     def followed(self) -> tuple[str, ...]:
-        """What followed, in sentences."""
+        """The sentences that say which writes have succeeded since; empty if none has."""
         found = []
         if self.saved_step >= 0:
             found.append(f"The checkpoint of step {self.saved_step} is written.")

@@ -85,7 +85,13 @@ def outage_incident(
 
 
 def _since(step: int, asked: WorkerReports) -> str:
-    """Return what ``asked`` workers say of the job since ``step``, in a sentence or two."""
+    """Return sentences that say whether the workers have trained during ZooKeeper's outage.
+
+    Args:
+        step: the last step that ZooKeeper has told of.
+        asked: how many workers the page has asked directly, how many have answered, and the newest
+            step in their answers.
+    """
     if asked.step is None:
         return (
             f"None of {workers(asked.asked)} has answered this machine directly, so the page does "

@@ -10,7 +10,7 @@ from edl.core.dashboard.full_disk import listed
 
 
 class ServerProbe(StrEnum):
-    """What a server does with a new connection."""
+    """The ways in which a server may treat a new TCP connection: refuse, ignore or take it."""
 
     REFUSED = "refused"  # its machine answers that no process listens at the port
     SILENT = "silent"  # no answer comes, or there is no route to the machine

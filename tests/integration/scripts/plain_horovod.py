@@ -78,7 +78,10 @@ if "from_rank_0" in HABITS:
     assert len(hvd.allgather(torch.tensor([hvd.rank()]), name="ranks")) >= 1
 if "late" in HABITS:  # a worker may die before the training
     (args.out / f"early{hvd.rank()}").touch()
-    time.sleep(2.0)
+    deadline = time.monotonic() + 240.0
+    while not (args.out / "go").exists():
+        assert time.monotonic() < deadline, "nobody has let the training begin"
+        time.sleep(0.05)
     hvd.barrier()
 
 how: dict[str, Any] = {"num_workers": 1} if "loaders" in HABITS else {}
