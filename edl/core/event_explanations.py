@@ -236,6 +236,11 @@ EXPLANATIONS: Mapping[EventKind, EventExplanation] = {
         "The reason names the first difference: change that on all workers alike. "
         "`--on-divergence resync` gives the minority the state of the others.",
     ),
+    EventKind.EXACT_AUDIT: _normal(
+        "Logical workers were trained twice, with the same bits.",
+        "The job was started with `--exact-audit`.",
+        _NOTHING,
+    ),
     EventKind.DATA_SKIPPED: _warning(
         "Damaged parts of the data are left out.",
         'Files are damaged, and the script reads them with `on_error="skip"`.',

@@ -8,124 +8,15 @@ invent a detail, a reader gets typed values, and `make docs` generates the table
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Self
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
 
-from edl.core.excerpt import excerpts
+from edl.core.event_base import DETAILS as DETAILS
+from edl.core.event_base import Details as Details
+from edl.core.event_base import Event as Event
+from edl.core.event_base import EventKind as EventKind
 from edl.core.learning_curve import LossSpike
-from edl.core.record import Record
 from edl.core.switch_parts import SwitchParts
-from edl.errors import CoordinationError
-
-
-class EventKind(StrEnum):
-    """The kind of an event, named by its value; its :class:`Details` say when it is logged."""
-
-    LEADER = "leader"
-    GENERATION = "generation"
-    SWITCH = "switch"
-    EVICTED = "evicted"
-    STALLED = "stalled"
-    PAUSED = "paused"
-    DRAIN = "drain"
-    DESIRED = "desired"
-    RECLAIMED = "reclaimed"
-    PROFILING = "profiling"
-    PROFILE = "profile"
-    POLICY = "policy"
-    POLICY_SET = "policy_set"
-    GLOBAL_BATCH = "global_batch"
-    WORKER_FAILED = "worker_failed"
-    WORKER_EXITED = "worker_exited"
-    WORKER_FROZEN = "worker_frozen"
-    LOG_FAILED = "log_failed"
-    LOG_RESUMED = "log_resumed"
-    SLOW_WORKER = "slow_worker"
-    STRAGGLER = "straggler"
-    LOSS_SPIKE = "loss_spike"
-    ZOOKEEPER_BACK = "zookeeper_back"
-    JOB_RESTORED = "job_restored"
-    SLOT_DISABLED = "slot_disabled"
-    NO_TEMPLATE = "no_template"
-    CHECKPOINT = "checkpoint"
-    CHECKPOINT_FAILED = "checkpoint_failed"
-    CHECKPOINT_REFUSED = "checkpoint_refused"
-    RESUMED = "resumed"
-    STATE_DIFFERS = "state_differs"
-    DATA_SKIPPED = "data_skipped"
-    TRAINING_STOPPED = "training_stopped"
-    EPOCH_LEFT = "epoch_left"
-    FINISHED = "finished"
-    JOB_FINISHED = "job_finished"
-    JOB_FAILED = "job_failed"
-    JOB_STOPPED = "job_stopped"
-
-    @classmethod
-    def _missing_(cls, value: object) -> EventKind | None:
-        """Return the kind that an older edl wrote as ``value``, or None if it is unknown."""
-        return cls.SLOT_DISABLED if value == "slot_given_up" else None
-
-
-@dataclass(frozen=True)
-class Details(Record):
-    """The fields that an event of one kind carries besides its time, generation, step and reason.
-
-    Each kind has one subclass, which is registered in :data:`DETAILS` under its ``kind`` when the
-    class is defined; ``writer`` is the process that logs the event, as text for the docs.
-    """
-
-    kind: ClassVar[EventKind]
-    writer: ClassVar[str]  # who writes it, for the docs
-
-    def __init_subclass__(cls, kind: EventKind | None = None, writer: str = "") -> None:
-        """Register a subclass for ``kind`` (None: do not); ``writer`` is the process that logs."""
-        if kind is not None:  # None: a class that several kinds share
-            cls.kind, cls.writer = kind, writer
-            DETAILS[kind] = cls
-
-
-DETAILS: dict[EventKind, type[Details]] = {}
-
-
-@dataclass(frozen=True)
-class Event(Record):
-    """One entry of a job's event log; the kind of the event is that of its ``details``.
-
-    Its other fields are the ``time`` at which it was written (in seconds since 1970, by the
-    writer's clock), the ``generation`` that it is about (0: before the first), the newest complete
-    ``step`` that the writer knew, and the ``reason``, a sentence that says what has happened, and
-    why.
-    """
-
-    time: Annotated[float, "when it was written, by the writer's clock"]  # seconds since 1970
-    generation: Annotated[int, "of the ring that it is about; 0: before the first"]
-    step: Annotated[int, "the newest complete step that its writer knew"]
-    reason: Annotated[str, "what has happened, and why, in a sentence"]
-    details: Details
-
-    @property
-    def kind(self) -> EventKind:
-        """The kind of this event, which is the kind of its details."""
-        return self.details.kind
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the event as JSON values, with its kind; of a long text the middle is left out."""
-        values: dict[str, Any] = excerpts({"kind": str(self.kind), **super().to_json()})
-        return values
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Return the event that the JSON ``values`` describe, with the details of its kind.
-
-        Raises:
-            CoordinationError: the kind is unknown, or a field is missing or has the wrong type.
-        """
-        try:
-            details = DETAILS[EventKind(values["kind"])].from_json(values["details"])
-        except (TypeError, ValueError, KeyError) as error:
-            raise CoordinationError(f"this is not a {cls.__name__}: {error}") from error
-        return replace(super().from_json({**values, "details": {}}), details=details)
 
 
 @dataclass(frozen=True)
@@ -530,6 +421,19 @@ class StateDiffersDetails(Details, kind=EventKind.STATE_DIFFERS, writer="rank 0"
     resynced_from: Annotated[
         str | None, "whose state they get; null: the job ends, or newcomers do"
     ] = None
+
+
+@dataclass(frozen=True)
+class ExactAuditDetails(Details, kind=EventKind.EXACT_AUDIT, writer="rank 0"):
+    """An event logged when logical workers were [trained twice](../guides/exact.md#audit).
+
+    Both times the bits were the same; a difference ends the job. `steps` steps were audited, and in
+    them `compared` logical workers, `apart` of them on two different workers.
+    """
+
+    steps: Annotated[int, "audited"]
+    compared: Annotated[int, "logical workers in them that were trained twice"]
+    apart: Annotated[int, "of these, on two different workers"]
 
 
 @dataclass(frozen=True)

@@ -150,6 +150,14 @@ class JobSettings(Record):
         metavar="N",
         least=0,
     )
+    exact_audit: int = setting(
+        0,
+        "steps, after each start and join, whose [logical workers are trained a second time]"
+        "(../guides/exact.md#audit), on another worker, to compare the bits; 0: none",
+        option="--exact-audit",
+        metavar="N",
+        least=0,
+    )
     checkpoint_dir: str = setting(
         "",
         "directory of the job's checkpoints, for a script that does not call "
@@ -195,6 +203,13 @@ class JobSettings(Record):
                 "exact",
                 "exact=any-size needs the number of logical workers, which stays the same whatever "
                 "the number of workers: give --logical N as well",
+            )
+
+        if self.exact_audit and not self.logical and self.exact == "off":
+            raise ConfigError(
+                "exact_audit",
+                "exact_audit compares the results of logical workers: give --logical N, or --exact "
+                "same-size, as well",
             )
 
     def of_size(self, np: int) -> JobSettings:

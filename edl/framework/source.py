@@ -268,8 +268,9 @@ def attach_source(
             or has trained to its end.
     """
     fingerprint = fingerprint_of(dataset)
-    kind = AlignedSource if batches.global_batch else Source
-    source = kind(total, batches, shuffle, seed, prefetch_batches, fingerprint, sampler)
+    data = total, batches, shuffle, seed, prefetch_batches, fingerprint, sampler
+    audits = worker.checkpointing.settings.exact_audit if worker.logical else 0
+    source = AlignedSource(*data, audits) if batches.global_batch else Source(*data)
     worker.attach_source(source)
     for reason, details in skip_events(dataset):
         worker.log_event(DataSkippedDetails(**details), reason)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +26,8 @@ from tensorflow.python.framework.func_graph import FuncGraph
 from edl.core.step.step_state import StepState
 from edl.core.step.weighting import Weights
 from edl.errors import RingBroken, UsageError
+from edl.framework.digest import of_array
+from edl.framework.exact_audit import ExactAudit
 from edl.framework.exact_mean import Summands, exact_means, logical_workers_of_step
 from edl.framework.exact_sum import CHUNK, add_rounded, divide_into
 from edl.framework.random_numbers import RandomNumbers
@@ -153,10 +155,18 @@ class LogicalBuffers:
         self._before = self._expected = self._values()
         self._after = []
 
-    def end_piece(self, counts: bool) -> None:
+    @property
+    def names(self) -> list[str]:
+        """A description of each variable of the step, by its name."""
+        return [f"the variable {name}" for name in self._before]
+
+    def end_piece(self, counts: bool) -> list[Array]:
         """Keep what the pass of a logical worker has made of the variables, and put the kept back.
 
         ``counts`` says whether the pass was of a logical worker; False: of a padding batch.
+
+        Returns:
+            The values of the variables after the pass, in the order of :attr:`names`.
         """
         values = self._values()
         changed = {name: now for name, now in values.items() if not _same(now, self._before[name])}
@@ -164,6 +174,7 @@ class LogicalBuffers:
             self._after.append(changed)
         self._write({name: self._before[name] for name in changed})
         self._expected = self._values()
+        return [*values.values()]
 
     def check(self) -> None:
         """Raise UsageError if a variable was changed since edl has written it last."""
@@ -228,6 +239,7 @@ class LogicalReduction:
         self._numbers, self._check_numbers = numbers, check
         self._buffers = LogicalBuffers(buffers)
         self._variables = buffers
+        self._audit = ExactAudit(worker)
         self._kept: list[tuple[list[Array | None], float]] = []  # by logical worker, and its weight
         self._likes: list[_TensorSpec] = []  # of the gradients
         self._names: list[str] = []
@@ -255,9 +267,11 @@ class LogicalReduction:
             self._buffers.begin_step()
         else:
             self._buffers.check()
+        self._audit.begin_pass(step)
         batch, position = loader.engine.batches.newest, -1
+        is_logical = batch is not None and (loader.batch_weight or batch.repeats)
         # A pass that does not count has numbers of its own: it may come before the one that does.
-        if batch is not None and loader.batch_weight and not self._worker.warming_up:
+        if batch is not None and is_logical and not self._worker.warming_up:
             position = batch.position
         self._numbers.begin_piece(loader.epoch, position)
         self._in_piece, self._checks = True, False
@@ -331,7 +345,13 @@ class LogicalReduction:
         ]
         if weight:
             self._kept.append((own, weight / loader.progress.source.batching.micro_batch))
-        self._buffers.end_piece(weight > 0)
+        after = self._buffers.end_piece(weight > 0)
+        self._audit.end_pass(lambda: _digests(zip(self._value_names, [*own, *after], strict=True)))
+
+    @property
+    def _value_names(self) -> list[str]:
+        """A description of each value that a pass computes, the same on all workers."""
+        return [*(f"the gradient of {name}" for name in self._names), *self._buffers.names]
 
     def _means(self, weights: Weights) -> list[Array | None]:
         """Return the means of all gradients, then of all buffers; None where nothing is computed.
@@ -359,11 +379,13 @@ class LogicalReduction:
         rows += self._buffers.summands(pieces)
         if weights.sends:
             self._reduction.sending()
+        together = self._together if weights.sends else _alone
+        self._audit.compare(self._value_names, pieces, together)
         alike = [(self._numbers.script % 2**53, SEEDS_DIFFER), (_threads(), THREADS_DIFFER)]
         with np.errstate(invalid="ignore", over="ignore"):  # of a gradient that is not finite
-            return exact_means(
-                rows, pieces, alike, ARRAYS, self._together if weights.sends else _alone
-            )
+            found = exact_means(rows, pieces, alike, ARRAYS, together)
+        self._audit.finish()
+        return found
 
     def _together(self, summed: Any, kind: str) -> Any:
         """Return the element-wise sum or largest of all workers' ``summed``.
@@ -425,6 +447,12 @@ def written_before(graph: Any) -> list[Any]:
     TensorFlow orders operations on one variable, and not a call of Python that writes it.
     """
     return [each for each in graph.get_operations() if each.op_def.is_stateful]
+
+
+def _digests(values: Iterable[tuple[str, Array | None]]) -> dict[str, int]:
+    """Return the digest of each value, by its name; a value that is None has none."""
+    found = {name: of_array(each) for name, each in values if each is not None}
+    return {name: digest for name, digest in found.items() if digest is not None}
 
 
 def _alone(summed: Any, _: str) -> Any:

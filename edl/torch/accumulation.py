@@ -284,8 +284,10 @@ class Accumulation:
             return 1.0
         if not (self.adds_up or loader.engine.batches.summed):
             return 1.0
-        part = reduction.part.part
-        return float(part > 0) if loader.engine.logical else part
+        part, batch = reduction.part.part, loader.engine.batches.newest
+        if loader.engine.logical:
+            return float(part > 0 or (batch is not None and batch.repeats))
+        return part
 
 
 ONE_UPDATE = "a script that makes one update with each batch"

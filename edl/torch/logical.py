@@ -21,9 +21,12 @@ import torch
 
 from edl.core.step.weighting import Weights
 from edl.errors import RingBroken, UsageError
+from edl.framework.digest import ByteRange
+from edl.framework.exact_audit import ExactAudit
 from edl.framework.exact_mean import Summands, exact_means, logical_workers_of_step
 from edl.ring.ring import CollectiveFailed
 from edl.torch.collectives import average_start, finish
+from edl.torch.digest import digests, size_of
 from edl.torch.exact_tensors import Tensors
 from edl.torch.gradient import Gradient
 from edl.torch.logical_buffers import LogicalBuffers
@@ -97,6 +100,7 @@ class LogicalSums:
         self._versions: dict[Gradient, tuple[torch.Tensor, int]] = {}  # as backward() left them
         self.unstepped = -1
         self._buffers = LogicalBuffers(model)
+        self._audit = ExactAudit(worker)
 
     def begin_piece(self, step: int, seed: int) -> None:
         """Prepare for the pass of one logical worker.
@@ -116,6 +120,7 @@ class LogicalSums:
             self._kept.clear()
             self._step = step
             self._buffers.begin_step()
+        self._audit.begin_pass(step)
         self._in_piece = True
 
     def end_backward(self, gradients: Sequence[Gradient]) -> None:
@@ -155,6 +160,7 @@ class LogicalSums:
         loader = self._worker.loader
         weight = loader.batch_weight / loader.progress.source.batching.micro_batch
         not_computed: list[tuple[str, torch.Tensor]] = []
+        found: list[tuple[Gradient, torch.Tensor]] = []
         for gradient in gradients:
             local = gradient.parameter.grad
             if local is None:
@@ -168,11 +174,14 @@ class LogicalSums:
             if gradient.computed != self._step:
                 if not is_leftover:
                     not_computed.append((gradient.name, local.any()))
-            elif weight:
-                own = local.detach().resolve_conj()
+                continue
+            own = local.detach().resolve_conj()
+            found.append((gradient, own))
+            if weight:
                 self._kept.setdefault(gradient, []).append((own, weight))
         _refuse_any(not_computed)
-        self._buffers.end_piece(weight > 0)
+        after = self._buffers.end_piece(weight > 0)
+        self._audit.end_pass(lambda: self._digests(found, after))
 
     def clear(self) -> None:
         """Drop all gradients, at the end of the step."""
@@ -208,8 +217,11 @@ class LogicalSums:
         if weights.sends:
             sending()
         together = self._together if weights.sends else lambda alone, _: alone
+        names = [_name(each) for each in gradients] + self._buffers.names
+        self._audit.compare(names, pieces, together)
         alike = [(self._seed, SEEDS_DIFFER), (torch.get_num_threads(), THREADS_DIFFER)]
         found = exact_means(rows, pieces, alike, self._tensors, together)
+        self._audit.finish()
         count = len(gradients)
         return Means(
             [
@@ -223,6 +235,14 @@ class LogicalSums:
                 if mean is not None
             ],
         )
+
+    def _digests(
+        self, found: Sequence[tuple[Gradient, torch.Tensor]], buffers: Sequence[torch.Tensor]
+    ) -> dict[str, int]:
+        """Return the digests of gradients and of all buffers after a pass, by their names."""
+        values = [(_name(gradient), own) for gradient, own in found]
+        values += zip(self._buffers.names, buffers, strict=True)
+        return digests(ByteRange(name, one, 0, size_of(one) or 0, True) for name, one in values)
 
     def _together(self, summed: Any, kind: str) -> Any:
         """Return the element-wise sum or largest of all workers' ``summed``, which is overwritten.
@@ -239,6 +259,10 @@ class LogicalSums:
         except CollectiveFailed as error:
             raise RingBroken(self._worker.generation, str(error)) from error
         return result.tolist() if isinstance(summed, list) else result
+
+
+def _name(gradient: Gradient) -> str:
+    return f"the gradient of {gradient.name}"
 
 
 def _refuse_any(gradients: Sequence[tuple[str, torch.Tensor]]) -> None:

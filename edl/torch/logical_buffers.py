@@ -22,8 +22,12 @@ SMALL = 1 << 20  # elements; a larger buffer seldom changes, and to keep it take
 
 
 class _Buffer(NamedTuple):
-    """A buffer of a module, and a copy of its values at the beginning of the step."""
+    """A buffer of a module, and a copy of its values at the beginning of the step.
 
+    Its ``path`` is its name in the model, and ``name`` that in the module.
+    """
+
+    path: str
     module: torch.nn.Module
     name: str
     buffer: torch.Tensor
@@ -109,12 +113,13 @@ class LogicalBuffers:
 
     def begin_step(self) -> None:
         """Keep a copy of all buffers, with which each logical worker of the step begins."""
-        known: dict[int, tuple[torch.nn.Module, str, torch.Tensor]] = {}
-        for module in self._model.modules():
+        known: dict[int, tuple[str, torch.nn.Module, str, torch.Tensor]] = {}
+        for path, module in self._model.named_modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None:
-                    known.setdefault(id(buffer), (module, name, buffer))
-        buffers = [buffer for _, _, buffer in known.values()]
+                    full = f"{path}.{name}" if path else name
+                    known.setdefault(id(buffer), (full, module, name, buffer))
+        buffers = [each[-1] for each in known.values()]
         small = [index for index, buffer in enumerate(buffers) if _is_compared_later(buffer)]
         self._gpu = []
         copies: dict[int, torch.Tensor] = {}
@@ -124,15 +129,23 @@ class LogicalBuffers:
             self._gpu.append((indices, together))
             copies.update(zip(indices, together.copies, strict=True))
         self._before = [
-            _Buffer(*each, copies[index] if index in copies else each[2].detach().clone())
+            _Buffer(*each, copies[index] if index in copies else each[-1].detach().clone())
             for index, each in enumerate(known.values())
         ]
         self._after, self._changed = [], set()
 
-    def end_piece(self, counts: bool) -> None:
+    @property
+    def names(self) -> list[str]:
+        """A description of each buffer of the step, by its name in the model."""
+        return [f"the buffer {each.path}" for each in self._before]
+
+    def end_piece(self, counts: bool) -> list[torch.Tensor]:
         """Keep what the pass of a logical worker has made of the buffers, and put the copies back.
 
         ``counts`` says whether the pass was of a logical worker; False: of a padding batch.
+
+        Returns:
+            The values of the buffers after the pass, in the order of :attr:`names`.
         """
         after: list[torch.Tensor | None] = [None] * len(self._before)
         looked_at = set(range(len(self._before)))
@@ -149,6 +162,8 @@ class LogicalBuffers:
         if counts:
             self._after.append(after)
             self._changed |= changed
+        pairs = zip(self._before, after, strict=True)
+        return [each.copy if one is None else one for each, one in pairs]
 
     def summands(self, pieces: int) -> Iterator[Summands]:
         """Yield for each buffer what this worker adds to its mean; it counts if a pass changed it.
@@ -156,7 +171,7 @@ class LogicalBuffers:
         ``pieces`` is the number of logical workers that train in the step, on all workers.
         """
         changed = self._changed | self._compared()
-        for index, (_, _, buffer, copy) in enumerate(self._before):
+        for index, (_, _, _, buffer, copy) in enumerate(self._before):
             after = [one[index] for one in self._after]
             own = [(copy if one is None else one, 1.0) for one in after]
             yield Summands(buffer, own, float(pieces), index in changed, copy)

@@ -414,7 +414,7 @@ class LoaderProgress(TrainingProgress):
             "fingerprint": self.source.fingerprint,
             "batching": self.source.batching.to_json(),
             "prefetch_batches": self.source.prefetch_batches,
-            "pieces": self.sampler.microbatches,
+            **self.sampler.header(),
             "step_batches": self.step_batches,
             "updated": self._updated,
             "schedule": self.update_order.snapshot(),
@@ -470,7 +470,7 @@ class LoaderProgress(TrainingProgress):
         self.stop = str(header["stop"])
         ledger = restore(header["ledger"])
         self.step_batches = int(header["step_batches"])
-        self.sampler.microbatches = int(header["pieces"])
+        self.sampler.take_over(header)
         if receive is Receive.ALL:
             self.sampler.enter(ledger.epoch)
             self._updated, self.seed = int(header["updated"]), int(header["seed"])
@@ -583,7 +583,7 @@ class LoaderProgress(TrainingProgress):
         if saved.finished:  # it was made after the last step of its epoch
             saved = self.source.start(saved.epoch + 1)
         self._ledger = self._granted(free_leases(saved, ()))
-        self.sampler.enter(saved.epoch)
+        self.sampler.enter(saved.epoch, resumes=True)
         self.sampler.set_microbatches(self.ledger)
         self.step, self.has_state = step, True
 

@@ -245,9 +245,11 @@ class LoaderSteps(WorkerSteps):
 
         Args:
             batch: the batch, or the microbatch of it, that the script gets now.
-            padding: whether it is a padding batch, whose samples count for nothing.
+            padding: whether it is a padding batch, whose samples count for nothing; so do those of
+                one that ``repeats`` another worker's.
         """
         engine, nothing = self.engine, None
+        padding = padding or batch.repeats
         first, is_next = not engine.is_open, engine.batches.pieces_left == 0
         if padding and not self.warming_up:
             nothing = self.sampler.nothing(() if first else engine.batches.untrained)

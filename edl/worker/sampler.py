@@ -7,13 +7,16 @@ fixed global batch.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from edl.core.step.aligned import dealt, span_of
+from edl.core.step.aligned import AlignedSource, dealt, span_of
 from edl.core.step.batch import Batch
+from edl.core.step.exact_audit import repeated
 from edl.core.step.ledger import Ledger
 from edl.core.step.shuffle import EpochOrder
 from edl.core.step.source import Source
@@ -40,6 +43,8 @@ class BatchSampler:
         rereads: whether batches formed ahead can be discarded and read again; the framework's
             loader sets it, and it is False before.
         restarts: how often batches formed ahead were discarded; then the caller reads anew.
+        audits: in how many steps, from the next or open one on, each logical worker is trained
+            twice (:mod:`edl.core.step.exact_audit`); 0 but with logical workers.
 
     Args:
         source: the description of the data, with the batch sizes.
@@ -57,8 +62,10 @@ class BatchSampler:
         self.microbatches = 1
         self._sizes: deque[int] = deque()  # of the microbatches that the present batch lacks
         self._ahead: deque[Batch] = deque()
+        self._repeats: deque[Batch] = deque()  # of another worker, to follow the present batch
         self._epoch = -1
         self.restarts = 0  # how often all batches formed ahead were discarded
+        self.audits = 0
         self._order = EpochOrder(0, 0, 0, shuffle=False)
 
     @property
@@ -129,8 +136,19 @@ class BatchSampler:
             self._ahead = deque(in_hand)
             self.restarts += 1
 
-    def enter(self, epoch: int) -> None:
-        """Discard all batches that are formed; from now on form those of the epoch ``epoch``."""
+    def header(self) -> dict[str, int]:
+        """Return the fields of the job's state that say how the next step is divided, by name."""
+        return {"pieces": self.microbatches}
+
+    def take_over(self, header: Mapping[str, Any]) -> None:
+        """Divide the next step as the state source does, whose :meth:`header` is in ``header``."""
+        self.microbatches = int(header["pieces"])
+
+    def enter(self, epoch: int, resumes: bool = False) -> None:
+        """Discard all batches that are formed; from now on form those of the epoch ``epoch``.
+
+        ``resumes`` says whether the job goes on from a checkpoint; only a subclass uses it.
+        """
         self.restart()
         self._epoch, self._order = epoch, self._source.order(epoch)
 
@@ -172,6 +190,7 @@ class BatchSampler:
         """Discard all batches that were formed and not trained, and count this in ``restarts``."""
         self._ahead.clear()
         self._sizes.clear()
+        self._repeats.clear()
         self.restarts += 1
 
     def form(self, ledger: Ledger) -> Batch | None:
@@ -181,14 +200,18 @@ class BatchSampler:
         samples have another value of ``Batch.counted``. A batch that is too large to be trained at
         once is returned as microbatches, one in each call. ``ledger`` has the leases.
         """
+        if self._repeats and not self._sizes:
+            return self._repeats.popleft()
         spans = _skip(ledger.held_by(self._worker), self.ahead)
         if not self._sizes:
             size = self._next_size(spans, ledger)
             if size == 0:
                 return None
             self._sizes.extend(self._split(spans, size))
+            self._repeats.extend(self._repeated(spans[0][0], ledger))
         size = self._sizes.popleft()
-        batch = self._cut(spans, size, ledger.counted(spans)[0], len(self._sizes))
+        follow = len(self._sizes) + len(self._repeats)
+        batch = self._cut(spans, size, ledger.counted(spans)[0], follow)
         self._ahead.append(batch)
         return batch
 
@@ -199,10 +222,18 @@ class BatchSampler:
         """
         return self._source.batching.split(size, self.microbatches)
 
+    def _repeated(self, position: int, ledger: Ledger) -> Sequence[Batch]:
+        """Return the microbatches of another worker that follow the next batch, to be compared.
+
+        There are none in this class. The batch begins at the epoch position ``position``;
+        ``ledger`` has the leases of all workers.
+        """
+        return ()
+
     def has_more(self, ledger: Ledger) -> bool:
         """Return whether :meth:`form` would return a batch now, by the leases in ``ledger``."""
         spans = _skip(ledger.held_by(self._worker), self.ahead)
-        return bool(self._sizes) or self._next_size(spans, ledger) > 0
+        return bool(self._sizes or self._repeats) or self._next_size(spans, ledger) > 0
 
     def agrees_with(self, ledger: Ledger) -> bool:
         """Return whether the batches formed ahead are the first samples of this worker's leases.
@@ -300,15 +331,28 @@ class AlignedSampler(BatchSampler):
 
     takes_shares = False
 
+    def __init__(self, source: AlignedSource, worker: int) -> None:
+        super().__init__(source, worker)
+        self._aligned = source
+        self._members: Sequence[int] = ()
+        self._audit_end = 0  # the number of the first step that is not audited any more
+        self._audit_begins = False  # with the next step, because a worker is new
+        self._audit_after = 0  # the audit's end, once the step that a repair is in is over
+        self._has_repeats = False  # some are formed
+
     def share(self, part: float) -> None:
         """Do nothing, whatever ``part`` is: a slow worker gets no smaller slice."""
 
     def take_place(self, members: Sequence[int]) -> None:
-        """Note how many workers, ``members``, share each global batch from now on.
+        """Note which workers, ``members``, share each global batch from now on.
 
-        ``members`` are their ids in rank order. The slices themselves come from the ledger.
+        ``members`` are their ids in rank order. The slices themselves come from the ledger. If one
+        of them is new, the audit begins with the next step. A step that is open is not audited.
         """
-        self._ring = len(members)
+        self._audit_begins |= not set(members) <= set(self._members)
+        self._ring, self._members = len(members), members
+        self._audit_after = max(self._audit_after, self._audit_end)
+        self._audit_end = self.audits = 0
 
     def regroup(self, in_hand: Sequence[Batch]) -> None:
         """Discard the batches formed ahead, since each worker has new slices; keep ``in_hand``."""
@@ -374,6 +418,61 @@ class AlignedSampler(BatchSampler):
             now = [span_of(min(known), size)]
             most = max(length(common(spans, now)) for _, spans in ledger.leases)
             self.microbatches = -(-most // self._source.units.at(now[0][0]))
+            self._set_audits(self._aligned.step_of_job(ledger.epoch, now[0][0]))
+
+    def _set_audits(self, step: int) -> None:
+        """Set how many steps are audited, from ``step`` on, the number of the next one."""
+        end = max(self._audit_end, self._audit_after)
+        if self._audit_begins:
+            end = step + self._aligned.audit_steps
+        self._audit_begins, self._audit_after, self._audit_end = False, 0, end
+        self.audits = max(0, end - step)
+        if self.audits:
+            self.microbatches *= 2
+
+    def header(self) -> dict[str, int]:
+        """Return how the next step is divided, and which steps are audited."""
+        audit = {"audit_end": self._audit_end, "audit_after": self._audit_after}
+        return {**super().header(), "audits": self.audits, **audit}
+
+    def take_over(self, header: Mapping[str, Any]) -> None:
+        """Divide the next step as the state source does, whose :meth:`header` is in ``header``."""
+        super().take_over(header)
+        self.audits, self._audit_begins = int(header["audits"]), False
+        self._audit_end, self._audit_after = int(header["audit_end"]), int(header["audit_after"])
+
+    def enter(self, epoch: int, resumes: bool = False) -> None:
+        """Discard all batches that are formed; from now on form those of the epoch ``epoch``.
+
+        With ``resumes`` the next steps are audited, as at the beginning of a job.
+        """
+        super().enter(epoch)
+        self._audit_begins |= resumes
+
+    def keep_only(self, in_hand: Sequence[Batch]) -> None:
+        """Discard all batches that are formed and not yet trained, except ``in_hand``."""
+        before = self.restarts
+        super().keep_only(in_hand)
+        if self._has_repeats and self.restarts == before:
+            self.restarts += 1  # the caller may have some of another worker
+        self._repeats.clear()
+        self._has_repeats = False
+
+    def _repeated(self, position: int, ledger: Ledger) -> Sequence[Batch]:
+        """Return the microbatches of the next worker's slice, if their step is audited."""
+        source = self._aligned
+        if source.step_of_job(ledger.epoch, position) >= self._audit_end:
+            return ()
+        number = position // source.batch_size
+        whole = span_of(number, source.batch_size)
+        rest = list(repeated(ledger, self._worker, self._members, whole))
+        sizes, found = self._split(rest, length(rest)) if rest else [], list[Batch]()
+        for index, size in enumerate(sizes, 1):
+            batch = self._cut(rest, size, follow=len(sizes) - index)
+            found.append(replace(batch, repeats=True))
+            rest = _skip(tuple(rest), size)
+        self._has_repeats |= bool(found)
+        return found
 
     def untrained_pieces(self, ledger: Ledger, batches: Sequence[Batch]) -> int:
         """Return how many logical workers this worker has yet to train in the open step.

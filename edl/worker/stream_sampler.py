@@ -108,9 +108,9 @@ class StreamSampler(BatchSampler):
         self._ended: list[int] = []  # the lengths of shards that were read from their beginning
         self._first: StreamBatch | None = None
 
-    def enter(self, epoch: int) -> None:
+    def enter(self, epoch: int, resumes: bool = False) -> None:
         """Discard all samples that are read; from now on read those of the epoch ``epoch``."""
-        super().enter(epoch)
+        super().enter(epoch, resumes)
         self._end = -1
 
     def restart(self) -> None:

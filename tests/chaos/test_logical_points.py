@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
-from exact_scenario import ExactScenario
+from exact_scenario import LOGICAL_WORKERS, ExactScenario
 from fault_scenario import Fault, even, fault, refilled
 from scenario import scenario
 
@@ -16,12 +17,29 @@ pytestmark = [pytest.mark.chaos]
 STEP = ("boundary", "step", "accumulated", "gradient", "records", "reduced", "applied")
 
 
-def prove(faults: Sequence[Sequence[Fault]], directory: Path, zookeeper: str) -> None:
+class AuditedScenario(ExactScenario):
+    """A job all of whose steps are audited, but those in which a worker dies."""
+
+    options = (*ExactScenario.options, "--exact-audit", "1000")
+
+    def prove(self, workers: int | None = None, code: int = 0) -> list[dict[str, Any]]:
+        found = super().prove(workers, code)
+        apart = sum(event["apart"] for event in self.events("exact_audit"))
+        assert apart > LOGICAL_WORKERS * found[0]["steps"] / 2
+        return found
+
+
+def prove(
+    faults: Sequence[Sequence[Fault]],
+    directory: Path,
+    zookeeper: str,
+    kind: type[ExactScenario] = ExactScenario,
+) -> None:
     """Let the faults strike a job of three workers, and compare each of its steps."""
     with scenario(
         directory,
         zookeeper,
-        kind=ExactScenario,
+        kind=kind,
         np=3,
         max_np=3,
         faults=faults,
@@ -35,6 +53,14 @@ def prove(faults: Sequence[Sequence[Fault]], directory: Path, zookeeper: str) ->
 @pytest.mark.parametrize("role", ["plain", "leader"])
 def test_in_a_step(role: str, tmp_path: Path, zk_hosts: str) -> None:
     prove([[fault(point, role, after=2, size=3)] for point in STEP], tmp_path, zk_hosts)
+
+
+def test_in_an_audited_step(tmp_path: Path, zk_hosts: str) -> None:
+    """A worker dies in its own passes, and in those by which it repeats another worker's."""
+    own = [[fault(point, "plain", after=2, size=3)] for point in ("gradient", "accumulated")]
+    repeated = [[fault("gradient", "leader", after=after, size=3)] for after in (5, 6, 7)]
+    end = [[fault(point, after=2, size=3)] for point in ("records", "reduced", "applied")]
+    prove([*own, *repeated, *end], tmp_path, zk_hosts, AuditedScenario)
 
 
 def test_two_at_once_in_a_pass(tmp_path: Path, zk_hosts: str) -> None:

@@ -24,8 +24,9 @@ def test_a_join_and_a_kill_change_no_bit(tmp_path: Path, zk_hosts: str) -> None:
     out = tmp_path / "out"
     out.mkdir()
     script = [LOGICAL, "--out", str(out), "--epochs", "3"]
+    options = [*OPTIONS[8], "--exact-audit", "1"]
     with started(
-        tmp_path, zk_hosts, *script, np=2, max_np=3, options=OPTIONS[8], throttled=SLOW
+        tmp_path, zk_hosts, *script, np=2, max_np=3, options=options, throttled=SLOW
     ) as job:
         job.wait_for_step(2)
         job.scale(3)
@@ -33,6 +34,7 @@ def test_a_join_and_a_kill_change_no_bit(tmp_path: Path, zk_hosts: str) -> None:
         job.kill("w0")
         job.hurry()
         assert job.end() == 0, job.describe("it failed")
+        assert [audit["apart"] for audit in job.events("exact_audit")][:2] == [8, 8]
     assert digests(out) == expected
 
 

@@ -52,7 +52,7 @@ def training(
         *command,
         np=np,
         max_np=4,
-        options=["--logical", "4"],
+        options=["--logical", "4", "--exact-audit", "1"],
         throttled=throttled,
     ) as job:
         yield job

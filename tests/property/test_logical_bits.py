@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from loopback_tensors import MEMBERS, on_loopback
 from scenarios import SEEDS, Change, Fault, Scenario, faults, points, scales, some
 
+from edl.core.events import EventKind, ExactAuditDetails
 from edl.core.records import JobState
 from edl.core.step.aligned import AlignedSource
 from edl.core.step.batching import Batching, logical_batching
@@ -98,13 +99,18 @@ class LogicalNet:
     prefetch_batches: int = 0
     exchange_every: int = 0
     epochs: int = 2
+    audits: int = 0
+    strays: bool = False  # the result depends on which worker computes it
 
     def __call__(self, one: LoopbackWorker) -> None:
         worker = one.worker
         MEMBERS[threading.get_ident()] = one.member
         torch.set_num_threads(1)
         batching = logical_batching("the test", Batching(self.batch_size), self.logical)
-        worker.attach_source(AlignedSource(self.samples, batching, True, 7, self.prefetch_batches))
+        ahead = self.prefetch_batches
+        worker.attach_source(
+            AlignedSource(self.samples, batching, True, 7, ahead, audit_steps=self.audits)
+        )
         worker.loader.sampler.rereads = True
         net = Net()
         model = one.model = NetModel(net)
@@ -123,7 +129,8 @@ class LogicalNet:
                 one.compute(0.1)
                 optimizers.begin_piece(numbers)  # the generators are those of all threads
                 sgd.zero_grad()
-                net(data[feed.batch.indices]).square().mean().backward()
+                inputs = data[feed.batch.indices] * (1.0 + self.strays * worker.id * 1e-4)
+                net(inputs).square().mean().backward()
                 sgd.step()
                 if worker.warming_up or worker.loader.open:  # between two logical workers
                     continue
@@ -162,12 +169,30 @@ def test_any_number_of_workers(size: int) -> None:
         Scenario(np=size, script=LogicalNet(29, 3, workers)).run()
 
 
+def test_steps_that_are_audited() -> None:
+    """Each logical worker is trained by two workers; an epoch's last batch has two of them."""
+    done = Scenario(np=3, script=LogicalNet(29, 3, 4, audits=4)).run()
+    audits = [one.details for one in done.memory.events if one.kind is EventKind.EXACT_AUDIT]
+    assert audits == [ExactAuditDetails(3, 10, 10), ExactAuditDetails(1, 4, 4)]
+    alone = Scenario(np=1, max_np=1, script=LogicalNet(29, 3, 4, audits=2)).run()
+    audits = [one.details for one in alone.memory.events if one.kind is EventKind.EXACT_AUDIT]
+    assert audits == [ExactAuditDetails(2, 8, 0)]
+
+
+def test_an_audit_finds_what_depends_on_the_worker() -> None:
+    with pytest.raises(
+        AssertionError, match=r"gradient of first\.weight of logical worker 0 .* w1"
+    ):
+        Scenario(np=2, script=LogicalNet(audits=1, strays=True)).run()
+
+
 @FEWER
 @given(
     seed=SEEDS,
     np=st.integers(1, 4),
     prefetch=st.integers(0, 2),
     exchange_every=st.integers(0, 2),
+    audits=st.sampled_from([0, 1, 100]),
     changes=some(scales(), 0, 3),
     deaths=some(faults("kill", "cut", "fail", "freeze"), 0, 3),
 )
@@ -176,17 +201,19 @@ def test_through_joins_and_deaths(
     np: int,
     prefetch: int,
     exchange_every: int,
+    audits: int,
     changes: tuple[Change, ...],
     deaths: tuple[Fault, ...],
 ) -> None:
-    script = LogicalNet(prefetch_batches=prefetch, exchange_every=exchange_every)
+    script = LogicalNet(prefetch_batches=prefetch, exchange_every=exchange_every, audits=audits)
     Scenario(seed, np, 1, 5, script, deaths, changes).run()
 
 
 @pytest.mark.parametrize("point", points(1, 100, 5))
 def test_a_death_at_each_point(point: int) -> None:
     for worker in range(3):
-        scenario = Scenario(point % 2, script=LogicalNet(), faults=(Fault(worker, point, "kill"),))
+        script = LogicalNet(audits=100 * (point % 2))
+        scenario = Scenario(point % 2, script=script, faults=(Fault(worker, point, "kill"),))
         assert scenario.run().memory.job.state is JobState.FINISHED
 
 

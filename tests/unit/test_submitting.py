@@ -116,6 +116,9 @@ def test_an_exact_job_has_as_many_logical_workers_as_it_starts_with() -> None:
     assert spec_of(3, exact="any-size", logical=6).settings.logical == 6
     with pytest.raises(ConfigError, match="exact=any-size needs the number of logical workers"):
         spec_of(3, exact="any-size")
+    assert JobSettings(exact="same-size", exact_audit=2).of_size(3).logical == 3
+    with pytest.raises(ConfigError, match="exact_audit compares the results of logical workers"):
+        JobSettings(exact_audit=2)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from tfrecords import framed
 import edl.data
 import edl.torch
 from edl.core.events import DataSkippedDetails, Details
+from edl.core.job_spec import JobSettings
 from edl.core.policy.file import PolicyFile
 from edl.core.step.aligned import AlignedSource
 from edl.core.step.batching import Batching
@@ -31,6 +32,7 @@ class Listener:
         self.loader = SimpleNamespace(sampler=SimpleNamespace())
         self.finishing = SimpleNamespace()
         self.logical = 0
+        self.checkpointing = SimpleNamespace(settings=JobSettings())
         self.logged: list[Details] = []
 
     def attach_source(self, source: Source) -> None:

@@ -51,7 +51,8 @@ class Pieces:
         self.loader = SimpleNamespace(
             batch_weight=micro_batch,
             progress=SimpleNamespace(source=SimpleNamespace(batching=batching)),
-            engine=SimpleNamespace(records=None),
+            engine=SimpleNamespace(records=None, batches=SimpleNamespace(newest=None)),
+            sampler=SimpleNamespace(audits=0),
         )
         self.sums = LogicalSums(cast(Worker, SimpleNamespace(loader=self.loader)), self.net, "")
         part: Any = None

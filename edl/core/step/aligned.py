@@ -33,7 +33,13 @@ class AlignedSource(Source):
     ``shuffle``, ``seed``, ``prefetch_batches`` and ``fingerprint``. ``batching.global_batch`` is
     set, to the fixed number of samples. ``lets_newcomers_pad`` is False: each worker trains its
     slice of a step, so a newcomer does not train padding batches while it loads its first batch.
+
+    Attributes:
+        audit_steps: in how many steps after each start and join the logical workers are trained
+            twice (:mod:`edl.core.step.exact_audit`).
     """
+
+    audit_steps: int = 0
 
     lets_newcomers_pad: ClassVar[bool] = False  # each worker trains its slice of a step
 
@@ -79,6 +85,15 @@ class AlignedSource(Source):
             if not common(ledger.held_by(worker), last):
                 return 0
         return max(0, self.prefetch_batches + 2 * step_batches - len(there))
+
+    def step_of_job(self, epoch: int, position: int) -> int:
+        """Return the number, from 0, of the step that trains a position, if none is split.
+
+        Args:
+            epoch: the number of the epoch.
+            position: a position of the epoch.
+        """
+        return epoch * -(-self.total // self.batch_size) + position // self.batch_size
 
     def regroup(self, ledger: Ledger, members: Collection[int], in_hand: int) -> Ledger:
         """Return the ledger for a new ring: leases become free, except those in training.

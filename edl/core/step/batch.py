@@ -19,12 +19,15 @@ class Batch:
         counted: the optimizers (bit i for the one with number i) that have already made an update
             with these samples on another worker; their next update leaves the samples out.
         follow: how many microbatches of the same batch follow this one.
+        repeats: whether the samples are those of another worker's microbatch, which this worker
+            computes once more to compare the results; they count for nothing.
     """
 
     position: int
     indices: npt.NDArray[np.int64]
     counted: int = 0
     follow: int = 0
+    repeats: bool = False
 
     @property
     def samples(self) -> int:

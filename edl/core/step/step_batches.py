@@ -87,7 +87,7 @@ class StepBatches:
         else:
             self.count, self.pieces = self.count + 1, event.pieces
             self.pieces_left = event.pieces - 1
-        self._follow = 0 if event.padding else batch.follow
+        self._follow = 0 if event.padding and not batch.repeats else batch.follow
         if event.nothing is not None:
             self._untrained.append(event.nothing)
         if not event.padding:
