@@ -1,4 +1,4 @@
-"""Write and read checkpoints: one safetensors file each, written whole, with every byte checked.
+"""Write and read checkpoints: safetensors files, each written whole, with every byte checked.
 
 :func:`pack_state` and :func:`write` write one, :func:`read_checkpoint` reads one,
 :func:`read_manifest` only its header. :func:`checkpoint_files` lists those of a directory, and
@@ -11,10 +11,13 @@
 
 Any tool that reads safetensors finds the tensors by their path in the state, such as
 ``model.0.weight``. What safetensors cannot express is in its metadata: ``manifest`` (JSON: the
-job's position, the state's containers and plain values, the original kind of each tensor) and two
-checksums. ``payload_sha256`` is the checksum of the data. ``sha256`` is the checksum of LENGTH and
-header, computed with zeros in its own place. :mod:`edl.checkpoint.safetensors` writes the container
-format.
+job's position, the state's containers and plain values, and a :class:`TensorRecord` of each tensor,
+with the checksum of its data) and ``sha256``, the checksum of LENGTH and header, computed with
+zeros in its own place. :mod:`edl.checkpoint.safetensors` writes the container format.
+
+Tensors that do not change from one checkpoint to the next lie in a second file, once for many
+checkpoints (:mod:`edl.checkpoint.unchanged`). Files of format 2 have no such tensors, and one
+checksum of all data, ``payload_sha256``.
 
 No pickle is involved: a forged file can spoil the numbers, but cannot run code. The state is made
 of dicts, lists, tuples, text, bytes, numbers, None, NumPy arrays and, for a framework's own arrays,
@@ -29,7 +32,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, BinaryIO, TypeVar, cast
 
 import numpy as np
@@ -44,11 +47,13 @@ from edl.checkpoint.safetensors import (
     Layout,
     nothing,
     places_of,
+    read_some,
     write_whole,
 )
 from edl.errors import CheckpointError
 
-FORMAT = 2
+FORMAT = 3
+READ = (2, 3)  # the formats that this edl reads
 L = TypeVar("L", bound=Location)
 _NAME = re.compile(r"step-(\d{12})\.safetensors")
 _OPENING = b'{"__metadata__":{"edl-checkpoint":"'
@@ -98,6 +103,37 @@ class Manifest:
 
 
 @dataclass(frozen=True)
+class TensorRecord:
+    """What the header of a checkpoint says of one tensor.
+
+    Attributes:
+        kind: the library whose names ``dtype`` and ``device`` are, as in :class:`Blob`.
+        dtype: the name of the type of its elements.
+        shape: its shape.
+        device: the type of the device that it was on.
+        sha256: the SHA-256 of its data, in hexadecimal digits; empty in a file of format 2.
+        file: the name of the file in the same directory that has its data; empty: the checkpoint's.
+    """
+
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    device: str
+    sha256: str = ""
+    file: str = ""
+
+    @classmethod
+    def of(cls, blob: Blob) -> TensorRecord:
+        """Return the record of ``blob``, whose bytes are read for the checksum."""
+        digest = hashlib.sha256(blob.data).hexdigest()
+        return cls(blob.kind, blob.dtype, tuple(blob.shape), blob.device, digest)
+
+    def is_unchanged(self, before: TensorRecord | None) -> bool:
+        """Return whether the record ``before`` is of an equal tensor, wherever its data lie."""
+        return before is not None and replace(before, file=self.file) == self
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """A checkpoint that was read from a file and found intact.
 
@@ -129,12 +165,20 @@ def checkpoint_files(directory: L) -> list[L]:
     Raises:
         CheckpointError: if the directory cannot be listed.
     """
+    names = sorted(filter(_NAME.fullmatch, names_in(directory)), reverse=True)
+    return [cast(L, directory / name) for name in names]
+
+
+def names_in(directory: Location) -> list[str]:
+    """Return the names of the files in ``directory``.
+
+    Raises:
+        CheckpointError: if the directory cannot be listed.
+    """
     try:
-        found = directory.names() if isinstance(directory, RemotePath) else os.listdir(directory)
+        return directory.names() if isinstance(directory, RemotePath) else os.listdir(directory)
     except OSError as error:
         raise CheckpointError(f"cannot list {directory}: {error.strerror}") from error
-    names = sorted(filter(_NAME.fullmatch, found), reverse=True)
-    return [cast(L, directory / name) for name in names]
 
 
 @dataclass(frozen=True)
@@ -165,9 +209,13 @@ def pack_state(state: Any) -> PackedState:
 
 
 def write(
-    path: Location, manifest: Manifest, state: PackedState, check: Callable[[], None] = nothing
+    path: Location,
+    manifest: Manifest,
+    state: PackedState,
+    check: Callable[[], None] = nothing,
+    records: Mapping[str, TensorRecord] | None = None,
 ) -> int:
-    """Write a checkpoint, whole or not at all, and return its size in bytes.
+    """Write the file of a checkpoint, whole or not at all, and return its size in bytes.
 
     It is on the disk when the function returns.
 
@@ -175,13 +223,17 @@ def write(
         path: the file to write; an existing one is replaced.
         manifest: the job's position.
         state: the state, from :func:`pack_state`.
+        records: the record of each tensor of the state, by name. The data of those that have a
+            ``file`` are there already, and are not written. None: all are written.
         check: called when all is written, before the file gets its name; an error that it raises
             is passed on, and the file is not written.
 
     Raises:
         OSError: if it cannot be written: the disk is full, the directory gone, ...
     """
-    return write_whole(path, _serialized(manifest, state), check)
+    if records is None:
+        records = {name: TensorRecord.of(blob) for name, blob in state.blobs.items()}
+    return write_whole(path, _serialized(manifest, state, records), check)
 
 
 def prune(directory: Location, step: int, keep: int) -> None:
@@ -212,8 +264,9 @@ def remove_leftovers(directory: Location) -> None:
     """
     if isinstance(directory, RemotePath):
         return
-    for path in directory.glob(".step-*.safetensors.*.tmp"):
-        path.unlink(missing_ok=True)
+    for kind in ("step", "unchanged"):
+        for path in directory.glob(f".{kind}-*.safetensors.*.tmp"):
+            path.unlink(missing_ok=True)
 
 
 def is_checkpoint(path: Location) -> bool:
@@ -238,11 +291,24 @@ def read_manifest(path: Location) -> Manifest:
         return _read_header(path, file).manifest
 
 
+def read_records(path: Location) -> Mapping[str, TensorRecord]:
+    """Return the record of each tensor of the checkpoint in the file ``path``, by name.
+
+    Only the header is checked, as by :func:`read_manifest`.
+
+    Raises:
+        CheckpointError: if the file is no intact checkpoint; the message says what is wrong.
+    """
+    with _opened(path) as file:
+        return _read_header(path, file).tensors
+
+
 def read_checkpoint(path: Location) -> Checkpoint:
     """Return the whole checkpoint in the file ``path``, after checking every byte.
 
     Raises:
-        CheckpointError: if the file is no intact checkpoint; the message says what is wrong.
+        CheckpointError: if the file, or one that has some of its tensors, is not intact; the
+            message says what is wrong.
     """
     with _opened(path) as file:
         header = _read_header(path, file)
@@ -250,54 +316,66 @@ def read_checkpoint(path: Location) -> Checkpoint:
         file.seek(header.length)
         if file.readinto(payload) != len(payload):  # type: ignore[attr-defined]
             raise CheckpointError(f"{path} is torn: it ended while it was read")
-    if hashlib.sha256(payload).hexdigest() != header.payload_sha256:
+    if header.payload_sha256 and hashlib.sha256(payload).hexdigest() != header.payload_sha256:
         raise CheckpointError(f"{path} is damaged: its data do not fit their checksum")
+    data = {name: memoryview(payload)[slice(*place)] for name, place in header.places.items()}
+    data |= _elsewhere(path, header.tensors)
     try:
         blobs = {
-            name: Blob(
-                kind=tensor["kind"],
-                dtype=tensor["dtype"],
-                shape=tuple(tensor["shape"]),
-                data=memoryview(payload)[slice(*header.places[name])],
-                device=tensor["device"],
-            )
-            for name, tensor in header.tensors.items()
+            name: Blob(one.kind, one.dtype, one.shape, data[name], one.device)
+            for name, one in header.tensors.items()
         }
         state = _decode(header.state, blobs)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged: {error!r} in its header") from error
+    for name, one in header.tensors.items():
+        if one.sha256 and hashlib.sha256(data[name]).hexdigest() != one.sha256:
+            where = path if not one.file else path.parent / one.file
+            raise CheckpointError(f"{where} is damaged: {name} does not fit its checksum")
     return Checkpoint(path, header.manifest, state)
+
+
+def _elsewhere(path: Location, records: Mapping[str, TensorRecord]) -> dict[str, memoryview]:
+    """Return by name the data of those tensors of a checkpoint that lie in other files.
+
+    Args:
+        path: the file of the checkpoint.
+        records: the records of all its tensors, by name.
+
+    Raises:
+        CheckpointError: if such a file is not there or is not whole.
+    """
+    found: dict[str, memoryview] = {}
+    for name in sorted({one.file for one in records.values() if one.file}):
+        wanted = [tensor for tensor, one in records.items() if one.file == name]
+        try:
+            found |= read_some(path.parent / name, wanted)
+        except CheckpointError as error:
+            raise CheckpointError(f"{path} cannot be used: {error}") from error
+    return found
 
 
 # --- writing
 
 
-def _serialized(manifest: Manifest, state: PackedState) -> list[bytes | memoryview]:
-    """Return the contents of a checkpoint file of ``manifest`` and ``state``, in pieces, in order.
+def _serialized(
+    manifest: Manifest, state: PackedState, records: Mapping[str, TensorRecord]
+) -> list[bytes | memoryview]:
+    """Return the contents of a checkpoint's file, in pieces, in order.
 
     The first piece is LENGTH and the header, each further one the bytes of an array (not a copy).
+    The arrays whose record (``records``, by name) names another file are left out.
     """
-    layout = Layout.of(state.blobs)
-    digest = hashlib.sha256()
-    for _, blob in layout.blobs:
-        digest.update(blob.data)
+    own = {name: blob for name, blob in state.blobs.items() if not records[name].file}
+    layout = Layout.of(own)
     about = {
         **asdict(manifest),
         "state": state.tree,
-        "tensors": {
-            name: {
-                "kind": blob.kind,
-                "dtype": blob.dtype,
-                "shape": blob.shape,
-                "device": blob.device,
-            }
-            for name, blob in layout.blobs
-        },
+        "tensors": {name: asdict(record) for name, record in records.items()},
     }
     metadata = {
         "edl-checkpoint": str(FORMAT),  # this and the next must be the first: see _OPENING
         "sha256": _ZEROS,
-        "payload_sha256": digest.hexdigest(),
         "manifest": json.dumps(about, separators=(",", ":")),
     }
     header = layout.header(metadata)
@@ -376,15 +454,17 @@ class _CheckpointHeader:
         length: the number of bytes of LENGTH and header together; the data begin there.
         manifest: the job's position.
         state: the containers and plain values of the state, as JSON values.
-        tensors: the kind, type, shape and device of each array, by name.
-        places: for each array by name, its first byte in the data and the byte after its last one.
-        payload_sha256: the SHA-256 of the data, in hexadecimal digits.
+        tensors: the record of each array, by name.
+        places: for each array in this file by name, its first byte in the data and the byte after
+            its last one.
+        payload_sha256: in a file of format 2 the SHA-256 of the data, in hexadecimal digits; else
+            empty.
     """
 
     length: int
     manifest: Manifest
     state: Any
-    tensors: Mapping[str, Mapping[str, Any]]
+    tensors: Mapping[str, TensorRecord]
     places: Mapping[str, tuple[int, int]]
     payload_sha256: str
 
@@ -416,10 +496,10 @@ def _read_header(path: Location, file: BinaryIO) -> _CheckpointHeader:
     match = _CHECKSUM.match(text, LENGTH.size)
     if match is None:
         raise CheckpointError(f"{path} is no checkpoint of edl")
-    if int(match[1]) != FORMAT:
+    if int(match[1]) not in READ:
         raise CheckpointError(
-            f"{path} has format {int(match[1])}; this edl reads format {FORMAT}: use the edl "
-            "that wrote it"
+            f"{path} has format {int(match[1])}; this edl reads the formats "
+            f"{' and '.join(map(str, READ))}: use the edl that wrote it"
         )
     blank = text[: match.start(2)] + _ZEROS.encode() + text[match.end(2) :]
     if hashlib.sha256(blank).hexdigest().encode() != match[2]:
@@ -450,10 +530,13 @@ def _parsed(text: bytes) -> _CheckpointHeader:
     return _CheckpointHeader(
         length=len(text),
         state=about.pop("state"),
-        tensors=about.pop("tensors"),
+        tensors={
+            name: TensorRecord(**{**one, "shape": tuple(one["shape"])})
+            for name, one in about.pop("tensors").items()
+        },
         manifest=Manifest(**about),
         places=places_of(tensors),
-        payload_sha256=metadata["payload_sha256"],
+        payload_sha256=metadata.get("payload_sha256", ""),
     )
 
 

@@ -156,6 +156,37 @@ def read_plain(path: Location) -> dict[str, Blob]:
     return blobs
 
 
+def read_some(path: Location, names: Iterable[str]) -> dict[str, memoryview]:
+    """Return the bytes of some tensors of the safetensors file ``path``, by their ``names``.
+
+    Raises:
+        CheckpointError: if the file cannot be read or is not whole, or lacks one of the tensors.
+    """
+    found: dict[str, memoryview] = {}
+    try:
+        with path.open("rb") as file:
+            (length,) = LENGTH.unpack(file.read(LENGTH.size))
+            if length > LONGEST_HEADER:
+                raise ValueError(f"a header of {length} bytes")
+            places = places_of(_tensors(json.loads(file.read(length))))
+            for name in names:
+                begin, end = places[name]
+                found[name] = memoryview(bytearray(end - begin))
+                file.seek(LENGTH.size + length + begin)
+                if file.readinto(found[name]) != end - begin:  # type: ignore[attr-defined]
+                    raise ValueError("it is cut off")
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is no whole safetensors file: {error}") from error
+    return found
+
+
+def _tensors(header: Any) -> Mapping[str, Mapping[str, Any]]:
+    """Return the entries of the tensors in a header, by name."""
+    return {name: entry for name, entry in header.items() if name != METADATA}
+
+
 def nothing() -> None:
     """Do nothing: the check of a file that is written in any case."""
 

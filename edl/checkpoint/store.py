@@ -26,11 +26,13 @@ from functools import partial
 from typing import Any, Protocol
 
 from edl.checkpoint import format as files
+from edl.checkpoint import unchanged
 from edl.checkpoint.format import Checkpoint, Manifest, PackedState
 from edl.checkpoint.location import Location, RemotePath, modified_s
 from edl.checkpoint.owner import Owner, OwnerSuperseded, check_run, renew, take_over
 from edl.checkpoint.resumable import check_source, nothing_to_resume
 from edl.checkpoint.safetensors import nothing
+from edl.checkpoint.unchanged import UnchangedTensors
 from edl.core.events import (
     CheckpointDetails,
     CheckpointFailedDetails,
@@ -165,6 +167,7 @@ class Checkpoints:
         self._replaced: tuple[str, ...] = ()  # runs from which this one has the directory
         self._due_at: float | None = None
         self._writing: threading.Thread | None = None
+        self._unchanged = UnchangedTensors(config.directory)
 
     def check_directory(self) -> None:
         """Create the directory of checkpoints, and check that files can be written into it.
@@ -543,11 +546,14 @@ class Checkpoints:
         try:
             renew(directory, owner)
             manifest = replace(manifest, learned=self._learned())
-            size = files.write(path, manifest, state, partial(check_run, directory, owner))
+            check = partial(check_run, directory, owner)
+            records, aside = self._unchanged.set_aside(step, state, check)
+            size = aside + files.write(path, manifest, state, check, records)
             write_s = time.monotonic() - began
             self._last_step = step
             self._saved(str(directory), step)
             files.prune(directory, step, self._config.keep)
+            unchanged.remove_unreferenced(directory, step)
         except OwnerSuperseded as error:
             self.superseded = str(error)
             self._failed(step, str(error), superseded=True)

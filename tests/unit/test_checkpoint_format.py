@@ -182,7 +182,10 @@ def with_length(header: bytes) -> bytes:
         (b"not ours", "is no checkpoint of edl"),
         (with_length(b'{"__metadata__":{"format":"pt"}}'), "is no checkpoint of edl"),
         (with_length(OPENING + b'x"}}'), "is no checkpoint of edl"),
-        (with_length(OPENING + b'1"' + CHECKSUM), "has format 1; this edl reads format 2"),
+        (
+            with_length(OPENING + b'1"' + CHECKSUM),
+            "has format 1; this edl reads the formats 2 and 3",
+        ),
         (with_length(OPENING + b'2"' + CHECKSUM), "header does not fit its checksum"),
     ],
 )
