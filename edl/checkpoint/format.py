@@ -85,6 +85,8 @@ class Manifest:
             of an :class:`edl.core.job.fits.DoneFit` by name.
         seed: the seed that the script had given to its framework last, in a job with logical
             workers; -1: not known.
+        arithmetic: what the last bits of the writer's results depended on, as the fields of an
+            :class:`edl.core.job.signature.Arithmetic` by name; empty: not known.
     """
 
     job: str
@@ -100,6 +102,7 @@ class Manifest:
     noise: Mapping[str, Any] = field(default_factory=dict)
     fits: Sequence[Mapping[str, Any]] = field(default_factory=list)
     seed: int = -1
+    arithmetic: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,8 @@ class CheckpointPosition:
             :class:`edl.core.job.fits.DoneFit` by name.
         seed: the seed that the script has given to its framework last, in a job with logical
             workers; -1: not known.
+        arithmetic: what the last bits of rank 0's results depend on, as the fields of an
+            :class:`edl.core.job.signature.Arithmetic` by name; empty: not known.
     """
 
     step: int
@@ -100,6 +102,7 @@ class CheckpointPosition:
     noise: Mapping[str, Any] = field(default_factory=dict)
     fits: Sequence[Mapping[str, Any]] = ()
     seed: int = -1
+    arithmetic: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -495,6 +498,7 @@ class Checkpoints:
             noise=at.noise,
             fits=at.fits,
             seed=at.seed,
+            arithmetic=at.arithmetic,
         )
         try:
             state = files.pack_state(replica.capture())

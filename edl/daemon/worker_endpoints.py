@@ -87,11 +87,11 @@ class WorkerEndpoints:
 
         The result is (200, a JSON object with the keys ``signature`` (the shapes), ``begun`` (how
         many fits the script has begun), ``done`` (the fits that have ended), ``epoch`` (that of
-        an unchanged script, or null) and ``threads`` (of logical workers, or 0)).
+        an unchanged script, or null) and ``arithmetic`` (of logical workers)).
         """
         fits = self._shared.fits
         said = {"signature": self._shared.signature(), "begun": fits.begun}
-        said |= {"epoch": self._shared.epoch, "threads": self._shared.threads()}
+        said |= {"epoch": self._shared.epoch, "arithmetic": self._shared.arithmetic().to_json()}
         return 200, json.dumps({**said, "done": as_json(fits.done)}).encode()
 
     def _metrics(self) -> Iterable[Sample]:

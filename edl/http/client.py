@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from edl.core.job.fits import ScriptFits, fits_of
 from edl.core.job.liveness import Liveness, ProbeResult
-from edl.core.job.signature import ScriptOfJob
+from edl.core.job.signature import Arithmetic, ScriptOfJob
 from edl.core.records import RingMember
-from edl.errors import RendezvousFailed
+from edl.errors import CoordinationError, RendezvousFailed
 from edl.http.signing import SCHEME, authorization
 
 ASK_AT_ONCE = 32
@@ -133,8 +133,9 @@ def script_of(member: RingMember) -> ScriptOfJob | None:
             return None
         said = json.loads(body)
         fits = ScriptFits(fits_of(said["done"]), said["begun"])
-        return ScriptOfJob(said["signature"], fits, said.get("epoch"), said.get("threads", 0))
-    except (OSError, ValueError, KeyError, TypeError, RendezvousFailed):
+        arithmetic = Arithmetic.from_json(said.get("arithmetic", {}))
+        return ScriptOfJob(said["signature"], fits, said.get("epoch"), arithmetic)
+    except (OSError, ValueError, KeyError, TypeError, RendezvousFailed, CoordinationError):
         return None
 
 

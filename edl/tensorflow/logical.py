@@ -23,6 +23,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.framework.func_graph import FuncGraph
 
+from edl.core.job.signature import Arithmetic
 from edl.core.step.step_state import StepState
 from edl.core.step.weighting import Weights
 from edl.errors import RingBroken, UsageError
@@ -30,6 +31,7 @@ from edl.framework.digest import of_array
 from edl.framework.exact_audit import ExactAudit
 from edl.framework.exact_mean import Summands, exact_means, logical_workers_of_step
 from edl.framework.exact_sum import CHUNK, add_rounded, divide_into
+from edl.framework.instructions import of_onednn
 from edl.framework.random_numbers import RandomNumbers
 from edl.framework.reduction import StepReduction
 from edl.ring.ring import CollectiveFailed
@@ -48,6 +50,10 @@ THREADS_DIFFER = (
     "the workers compute with different numbers of threads, by which sums are rounded "
     "differently; call tf.config.threading.set_intra_op_parallelism_threads() with the same "
     "number on all workers, or leave out --logical"
+)
+INSTRUCTIONS_DIFFER = (
+    "the workers' processors compute by different instructions (here: {mine}), by which the last "
+    "bits of a result may differ; set ONEDNN_MAX_CPU_ISA=AVX2 on all hosts, or leave out --logical"
 )
 NOT_IN_ALL = (
     "{name} has a gradient for some logical workers and none for others; let the same variables "
@@ -234,7 +240,7 @@ class LogicalReduction:
         check: Callable[[], None],
     ) -> None:
         self._worker = worker
-        worker.describe_threads(_threads)
+        worker.describe_arithmetic(_arithmetic)
         self._reduction = reduction
         self._numbers, self._check_numbers = numbers, check
         self._buffers = LogicalBuffers(buffers)
@@ -381,7 +387,12 @@ class LogicalReduction:
             self._reduction.sending()
         together = self._together if weights.sends else _alone
         self._audit.compare(self._value_names, pieces, together)
-        alike = [(self._numbers.script % 2**53, SEEDS_DIFFER), (_threads(), THREADS_DIFFER)]
+        used = _arithmetic()
+        alike = [
+            (self._numbers.script % 2**53, SEEDS_DIFFER),
+            (used.threads, THREADS_DIFFER),
+            (used.checksum, INSTRUCTIONS_DIFFER.format(mine=used.instructions)),
+        ]
         with np.errstate(invalid="ignore", over="ignore"):  # of a gradient that is not finite
             found = exact_means(rows, pieces, alike, ARRAYS, together)
         self._audit.finish()
@@ -476,7 +487,12 @@ def _same(one: Array, other: Array) -> bool:
     return one.tobytes() == other.tobytes()
 
 
-def _threads() -> int:
-    """Return by how many threads TensorFlow computes one operation on processors."""
+def _arithmetic() -> Arithmetic:
+    """Return what the last bits of this process' results depend on."""
     asked = tf.config.threading.get_intra_op_parallelism_threads()
-    return int(asked) or len(os.sched_getaffinity(0))
+    threads = int(asked) or len(os.sched_getaffinity(0))
+    gpus = [
+        tf.config.experimental.get_device_details(one).get("device_name", "a GPU")
+        for one in tf.config.list_physical_devices("GPU")[:1]
+    ]
+    return Arithmetic(threads, ", ".join([of_onednn(), *gpus]))

@@ -22,6 +22,7 @@ from edl.torch.accumulation import in_microbatches
 from edl.torch.collectives import TorchCollectives
 from edl.torch.last_step import LastStep
 from edl.torch.learning import watch_losses
+from edl.torch.logical import arithmetic
 from edl.torch.loss import LossLook
 from edl.torch.optimizers import Optimizers
 from edl.torch.reduction import GradientReduction
@@ -261,7 +262,7 @@ def attach_optimizer(
     worker, last_step = current_worker(), LastStep()
     worker.check_trains()
     if worker.logical:
-        worker.describe_threads(torch.get_num_threads)
+        worker.describe_arithmetic(arithmetic)
     is_first = _of_this_job() is None
     optimizers = _of_this_job() or Optimizers(worker)
     reduction = GradientReduction(optimizers, optimizer, model, last_step, passes_per_step)

@@ -19,11 +19,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from edl.core.job.signature import Arithmetic
 from edl.core.step.weighting import Weights
 from edl.errors import RingBroken, UsageError
 from edl.framework.digest import ByteRange
 from edl.framework.exact_audit import ExactAudit
 from edl.framework.exact_mean import Summands, exact_means, logical_workers_of_step
+from edl.framework.instructions import of_mkl, of_onednn
 from edl.ring.ring import CollectiveFailed
 from edl.torch.collectives import average_start, finish
 from edl.torch.digest import digests, size_of
@@ -59,6 +61,22 @@ THREADS_DIFFER = (
     "last bits of a result may differ; set OMP_NUM_THREADS, the same on all hosts, or leave out "
     "--logical"
 )
+
+
+INSTRUCTIONS_DIFFER = (
+    "the workers' processors compute by different instructions (here: {mine}), by which the last "
+    "bits of a result may differ; set ATEN_CPU_CAPABILITY=avx2, ONEDNN_MAX_CPU_ISA=AVX2 and "
+    "MKL_CBWR=AVX2 on all hosts, or leave out --logical"
+)
+
+
+def arithmetic() -> Arithmetic:
+    """Return what the last bits of this process' results depend on."""
+    used = [f"ATen {torch.backends.cpu.get_cpu_capability()}", of_onednn(), of_mkl()]
+    cuda: Any = torch.cuda
+    if cuda.is_initialized():  # else the script computes on processors, and no GPU is started
+        used.append(cuda.get_device_name())
+    return Arithmetic(torch.get_num_threads(), ", ".join(used))
 
 
 class Means(NamedTuple):
@@ -219,7 +237,12 @@ class LogicalSums:
         together = self._together if weights.sends else lambda alone, _: alone
         names = [_name(each) for each in gradients] + self._buffers.names
         self._audit.compare(names, pieces, together)
-        alike = [(self._seed, SEEDS_DIFFER), (torch.get_num_threads(), THREADS_DIFFER)]
+        used = arithmetic()
+        alike = [
+            (self._seed, SEEDS_DIFFER),
+            (used.threads, THREADS_DIFFER),
+            (used.checksum, INSTRUCTIONS_DIFFER.format(mine=used.instructions)),
+        ]
         found = exact_means(rows, pieces, alike, self._tensors, together)
         self._audit.finish()
         count = len(gradients)

@@ -18,12 +18,13 @@ from typing import NoReturn
 from edl.checkpoint.format import Checkpoint
 from edl.checkpoint.location import Location, RemotePath, location
 from edl.checkpoint.logged_steps import LoggedSteps
-from edl.checkpoint.store import CheckpointConfig, Checkpoints, Durable
+from edl.checkpoint.store import CheckpointConfig, CheckpointPosition, Checkpoints, Durable
 from edl.config import Config
 from edl.core.events import Details, Event, JobFailedDetails, JobStoppedDetails, ResumedDetails
 from edl.core.host.process import STOPPED_EXIT
 from edl.core.job.ending import JobEnd, halted
 from edl.core.job.fits import fits_of, passed_too_far
+from edl.core.job.signature import Arithmetic
 from edl.core.job.stall import SAVING
 from edl.core.job_spec import RESUME_AUTO, RESUME_NO, JobSettings, resume_directory
 from edl.core.plural import counted
@@ -38,6 +39,10 @@ from edl.worker.shared_state import SharedState
 logger = logging.getLogger(__name__)
 
 FLUSH_S = 5.0  # for the last news to reach ZooKeeper
+OTHER_BITS = (
+    "from here on the weights have other last bits than in a run that was not stopped: the job "
+    "computes with {now}, and computed with {before} when the checkpoint was written"
+)
 ALONE = "alone"  # the job name of a script without a launcher
 
 
@@ -207,6 +212,14 @@ class Checkpointing:
             if found.manifest.learned:
                 self._coordinator.policy.put_learned(found.manifest.learned)
             self._log_resumed(generation, found, warmed_up)
+            before = Arithmetic.from_json(found.manifest.arithmetic)
+            if (now := self._shared.arithmetic()).why_unlike(before):
+                logger.warning("%s", OTHER_BITS.format(now=now, before=before))
+
+    @property
+    def _place(self) -> CheckpointPosition:
+        """The job's position in its data, and what the bits of its results depend on."""
+        return replace(self._loader.place, arithmetic=self._shared.arithmetic().to_json())
 
     def _restore(self) -> Checkpoint | None:
         """Load the newest checkpoint that this job may resume from; None: the job starts afresh.
@@ -313,7 +326,7 @@ class Checkpointing:
         if self._coordinator.leave_requested and not self._coordinator.is_shared:
             sys.exit(self._save_alone())
         try:
-            self._checkpoints.save_if_due(self._loader.place, self.replica, at_once)
+            self._checkpoints.save_if_due(self._place, self.replica, at_once)
         except EdlError as error:
             self._end_job(str(error))
             raise
@@ -367,7 +380,7 @@ class Checkpointing:
         preemption, late = self._shared.preemption, ""
         if preemption is not None:
             late = f"it takes longer than the bound of {preemption.within_s:g} s allows"
-        at, limit_s = self._loader.place, self._save_limit_s
+        at, limit_s = self._place, self._save_limit_s
         return self._checkpoints.save_last(at, self.replica, limit_s, late)
 
     @property

@@ -13,7 +13,7 @@ from edl.clock import SYSTEM, Clock, Condition
 from edl.core.events import Event
 from edl.core.job.ending import Preemption, save_limit_s
 from edl.core.job.fits import NO_FITS, ScriptFits
-from edl.core.job.signature import Signature
+from edl.core.job.signature import Arithmetic, Signature
 from edl.core.learning_meter import LearningMeter
 from edl.core.policy.file import PolicyFile, parse_policy
 from edl.core.policy.ring_report import NO_REPORT, RingReport
@@ -43,8 +43,7 @@ class SharedState:
         evicted: the ids of all workers that the leader has evicted.
         epoch: the epoch that this worker's unchanged script trains (:mod:`edl.transparent`), by
             the script's own number; None: there is none.
-        threads: returns the number of threads that compute an operation, in a job with logical
-            workers; 0: it does not matter.
+        arithmetic: returns what the last bits of this worker's results depend on, for newcomers.
         signature: returns the shape of each tensor of this worker's model by name, for newcomers;
             an empty dict before the script has a model.
         fits: the fits (calls of ``fit``) that this worker's script has done and begun, for
@@ -63,7 +62,7 @@ class SharedState:
     evicted: frozenset[int] = frozenset()  # all workers that the leader has evicted
     signature: Callable[[], Signature] = dict  # of this worker's model, for newcomers
     epoch: int | None = None  # of an unchanged script, for newcomers
-    threads: Callable[[], int] = int  # that compute an operation of logical workers, for newcomers
+    arithmetic: Callable[[], Arithmetic] = Arithmetic  # of logical workers, for newcomers
     fits: ScriptFits = NO_FITS  # of this worker's script, for newcomers
     step_totals: StepTotals = field(default_factory=StepTotals)
     learning: LearningMeter = field(default_factory=LearningMeter)

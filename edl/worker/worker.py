@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from edl import failpoints
 from edl.config import Config
 from edl.core.events import Details, Event
-from edl.core.job.signature import ALIKE_IN_FITS, BUILT_BEFORE, OTHER_THREADS, Signature, why_unfit
+from edl.core.job.signature import ALIKE_IN_FITS, BUILT_BEFORE, Arithmetic, Signature, why_unfit
 from edl.core.policy.file import PolicyFile
 from edl.core.records import Leader
 from edl.core.sizes import Sizes
@@ -429,12 +429,12 @@ class Worker:
         """
         self._shared.signature = signature
 
-    def describe_threads(self, threads: Callable[[], int]) -> None:
-        """Let newcomers ask by how many threads this worker computes an operation.
+    def describe_arithmetic(self, arithmetic: Callable[[], Arithmetic]) -> None:
+        """Let newcomers ask what the last bits of this worker's results depend on.
 
-        It matters in a job with logical workers. Other threads call ``threads``.
+        It matters in a job with logical workers. Other threads call ``arithmetic``.
         """
-        self._shared.threads = threads
+        self._shared.arithmetic = arithmetic
 
     def show_epoch(self, epoch: int) -> None:
         """Let newcomers ask which epoch an unchanged script trains, by the script's own number."""
@@ -474,18 +474,15 @@ class Worker:
         fit is one call of Keras' ``fit``.
 
         Raises:
-            NewcomerDiffers: the models cannot share a state, or compute with other threads.
+            NewcomerDiffers: the models cannot share a state, or would compute other bits.
             FitIsDone: the job has done the fit in which this worker is.
         """
         mine, fits = self._shared.signature(), self.fits.begun
         if not mine and not fits:
             return
         theirs = self._coordinator.script_of_job()
-        threads = self._shared.threads()
-        if 0 < threads != theirs.threads > 0:
-            raise NewcomerDiffers(
-                OTHER_THREADS.format(worker=self.id, mine=threads, job=theirs.threads)
-            )
+        if why := self._shared.arithmetic().why_unlike(theirs.arithmetic):
+            raise NewcomerDiffers(f"w{self.id} cannot join: {why}")
         self.fits.check(theirs.fits)
         if why := why_unfit(mine, theirs.signature, ALIKE_IN_FITS if fits else BUILT_BEFORE):
             raise NewcomerDiffers(f"w{self.id} cannot join: {why}")

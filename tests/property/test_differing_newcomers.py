@@ -5,6 +5,7 @@ The workers are edl's own; the judge is the counting model, so each sample count
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from counting_judge import judge_finished
 from scenarios import struck_around
 
 from edl.core.events import Event, StateDiffersDetails
-from edl.core.job.signature import ScriptOfJob
+from edl.core.job.signature import Arithmetic, ScriptOfJob
 from edl.core.records import JobState
 from edl.errors import NewcomerDiffers
 from edl.testing.counting import Counting
@@ -145,22 +146,37 @@ class Lacking(Counting):
 GROWN = {"w": "(1,)", "lora": "(2,)"}
 
 
+USUAL = Arithmetic(4, "AVX2")
+
+
 @dataclass(frozen=True)
-class OfThreads(Lacking):
-    """A script whose last worker computes with other threads than the job's first ones."""
+class Computing(Lacking):
+    """A script whose last worker computes by ``other``, and the job's first ones by ``USUAL``."""
+
+    other: Arithmetic = USUAL
 
     def __call__(self, one: LoopbackWorker) -> None:
-        one.worker.describe_threads(lambda: 8 if one.worker.id in self.strays else 4)
+        is_stray = one.worker.id in self.strays
+        one.worker.describe_arithmetic(lambda: self.other if is_stray else USUAL)
         super().__call__(one)
 
 
-def test_one_with_other_threads_costs_the_others_nothing() -> None:
-    job = of(OfThreads(strays=(2,)), np=2)
-    job.memory.script = ScriptOfJob(GROWN, threads=4)
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        (Arithmetic(8, "AVX2"), "it computes with 8 threads and the job's workers with 4"),
+        (Arithmetic(4, "AVX512"), r"other instructions \(AVX512\) than those of the job's .*AVX2"),
+    ],
+)
+def test_one_that_computes_other_bits_costs_the_others_nothing(
+    other: Arithmetic, sentence: str
+) -> None:
+    job = of(Computing(strays=(2,), other=other), np=2)
+    job.memory.script = ScriptOfJob(GROWN, arithmetic=USUAL)
     job.after_step(5, lambda job: job.scale({"a": 3}))
     job.run()
     assert_goes_on(job, 2)
-    assert "it computes with 8 threads and the job's workers with 4" in str(job.errors[2])
+    assert re.search(sentence, str(job.errors[2]))
 
 
 @pytest.mark.parametrize("np", [1, 2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from edl.checkpoint.resumable import check_resumable
 from edl.checkpoint.store import CheckpointConfig, CheckpointPosition, Checkpoints
 from edl.config import Config
 from edl.core.events import CheckpointFailedDetails, Details
+from edl.core.job.signature import Arithmetic
 from edl.core.job_spec import JobSettings
 from edl.core.step.batching import Batching
 from edl.core.step.source import Source
@@ -447,6 +449,26 @@ def checkpointing(**settings: Any) -> Checkpointing:
     progress = LoaderProgress()
     progress.attach(SOURCE, 0)
     return Checkpointing(config, SharedState(), progress, JobOfOne(config))
+
+
+@pytest.mark.parametrize(
+    ("now", "warned"),
+    [(Arithmetic(4, "AVX2"), False), (Arithmetic(8, "AVX2"), True), (Arithmetic(), False)],
+)
+def test_a_resumption_with_other_arithmetic_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, now: Arithmetic, warned: bool
+) -> None:
+    start = Start(tmp_path)
+    start.progress.step = 3
+    at = replace(start.at, arithmetic=Arithmetic(4, "AVX2").to_json())
+    assert start.checkpoints.save_last(at, start.replica, timeout_s=10) == ""
+    one = checkpointing(resume="1", logical=4)
+    one._shared.arithmetic = lambda: now
+    one.replica = start.replica
+    one.attach(tmp_path, 1.0, 1)
+    one.begin(ALONE, warmed_up=False)
+    sentence = "computes with 8 threads, AVX2, and computed with 4 threads, AVX2 when"
+    assert (sentence in caplog.text) is warned
 
 
 @pytest.mark.parametrize(

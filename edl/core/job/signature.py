@@ -8,13 +8,52 @@ ring, and again for each worker that is started in its place.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from edl.core.job.fits import NO_FITS, ScriptFits
+from edl.core.plural import counted
+from edl.core.record import Record
 from edl.errors import some
 
 Signature = Mapping[str, str]  # the shape of each tensor of a model that workers share, by name
+
+
+@dataclass(frozen=True)
+class Arithmetic(Record):
+    """What the last bits of a worker's results depend on, beside the script and its data.
+
+    It matters in a job with logical workers, where all workers must compute the same bits.
+
+    Attributes:
+        threads: the number of threads that compute an operation; 0: it does not matter.
+        instructions: the instruction sets that the framework's libraries use on this host's
+            processor, as text; empty: they do not matter.
+    """
+
+    threads: int = 0
+    instructions: str = ""
+
+    def __str__(self) -> str:
+        return f"{counted(self.threads, 'thread')}, {self.instructions}"
+
+    @property
+    def checksum(self) -> int:
+        """The CRC-32 of ``instructions``, by which workers compare them."""
+        return zlib.crc32(self.instructions.encode())
+
+    def why_unlike(self, job: Arithmetic) -> str:
+        """Return a clause that says why a newcomer with this arithmetic cannot join; empty if none.
+
+        ``job`` is the arithmetic of a worker of the job. What does not matter to one of the two is
+        not compared.
+        """
+        if self.threads and job.threads and self.threads != job.threads:
+            return OTHER_THREADS.format(mine=self.threads, job=job.threads)
+        if self.instructions and job.instructions and self.instructions != job.instructions:
+            return OTHER_INSTRUCTIONS.format(mine=self.instructions, job=job.instructions)
+        return ""
 
 
 @dataclass(frozen=True)
@@ -28,20 +67,24 @@ class ScriptOfJob:
             begun.
         epoch: the epoch that an unchanged Horovod script trains, by the script's own number
             (:mod:`edl.transparent`); None: the script is none, or has not come to its training.
-        threads: the number of threads that compute an operation, in a job with logical workers; 0:
-            it does not matter.
+        arithmetic: what the last bits of its results depend on, in a job with logical workers.
     """
 
     signature: Signature = field(default_factory=dict)
     fits: ScriptFits = NO_FITS
     epoch: int | None = None
-    threads: int = 0
+    arithmetic: Arithmetic = Arithmetic()
 
 
 OTHER_THREADS = (
-    "w{worker} cannot join: it computes with {mine} threads and the job's workers with {job}, by "
-    "which the last bits of a result may differ; set OMP_NUM_THREADS, the same on all hosts, or "
-    "start the job without --logical"
+    "it computes with {mine} threads and the job's workers with {job}, by which the last bits of a "
+    "result may differ; set OMP_NUM_THREADS, the same on all hosts, or start the job without "
+    "--logical"
+)
+OTHER_INSTRUCTIONS = (
+    "its processor computes by other instructions ({mine}) than those of the job's workers "
+    "({job}), by which the last bits of a result may differ; set ATEN_CPU_CAPABILITY=avx2, "
+    "ONEDNN_MAX_CPU_ISA=AVX2 and MKL_CBWR=AVX2 on all hosts, or start the job without --logical"
 )
 BUILT_BEFORE = (
     "build all modules before the loop over the epochs, those that are trained later, too: a "
