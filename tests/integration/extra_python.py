@@ -26,7 +26,8 @@ def python_with(
             a new folder.
         requirements: what pip installs, with releases.
         beside_edl: whether it also imports what this Python has: edl's dependencies, Horovod, the
-            frameworks. pip leaves them as they are.
+            frameworks. pip leaves them as they are. edl itself is in the repository, for which the
+            caller sets ``PYTHONPATH``.
         other: packages of these of which it may have another release, as the libraries need.
 
     Raises:
@@ -42,19 +43,26 @@ def python_with(
             held = _share(python, directory, other) if beside_edl else ()
             _run(str(python), "-m", "pip", "install", "--quiet", *held, *requirements)
             (directory / "ready").touch()
+        if beside_edl:
+            _link_environment(python)
     return python
 
 
 def _share(python: Path, directory: Path, other: Collection[str]) -> tuple[str, ...]:
     """Let a new environment import what this one has; return what keeps pip from replacing it."""
-    asked = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    own = Path(_run(str(python), "-c", asked).strip())
-    (own / "beside-edl.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    _link_environment(python)
     frozen = _run(sys.executable, "-m", "pip", "freeze", "--exclude-editable")
     held = directory / "constraints.txt"
     lines = [one for one in frozen.splitlines() if "==" in one]
     held.write_text("".join(f"{one}\n" for one in lines if one.partition("==")[0] not in other))
     return ("--constraint", str(held))
+
+
+def _link_environment(python: Path) -> None:
+    """Let a new environment find the packages of this one; one that was linked may be gone."""
+    link = next(python.parent.parent.glob("lib/python*/site-packages")) / "beside-edl.pth"
+    if not link.exists() or not Path(link.read_text().strip()).exists():
+        link.write_text(sysconfig.get_path("purelib") + "\n")
 
 
 def _run(*words: str) -> str:

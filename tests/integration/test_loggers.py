@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from extra_python import python_with
-from paths import SCRIPTS
+from paths import ROOT, SCRIPTS
 
 from edl.testing.job import EDL, Job
 from edl.testing.throttle import Throttle
@@ -34,7 +34,7 @@ def test_each_step_is_logged_once(tmp_path: Path, zk_hosts: str) -> None:
     python = python_with("mlflow-3.17.2", "mlflow-skinny==3.17.2", beside_edl=True)
     job = Job(tmp_path, zk_hosts)
     job.throttle(Throttle(0.05, 400))
-    job.environment["MLFLOW_ALLOW_FILE_STORE"] = "true"
+    job.environment |= {"MLFLOW_ALLOW_FILE_STORE": "true", "PYTHONPATH": str(ROOT)}
     try:
         limits = ["-np", "2", "--min-np", "1", "--max-np", "2"]
         script = SCRIPTS / "loggers.py"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from paths import SCRIPTS
-from scenario import longest_stall, scenario
+from scenario import scenario
 
 from edl.testing.job import started
 
@@ -41,11 +41,10 @@ def test_three_samples_on_two_workers(framework: str, tmp_path: Path, zk_hosts: 
 def test_a_newcomer_trains_along_until_its_first_batch_is_loaded(
     script: str, tmp_path: Path, zk_hosts: str
 ) -> None:
-    late_s = 6.0
     settings: dict[str, Any] = {
         "script": SCRIPTS / script,
         "num_workers": 1,
-        "more": ["--late", str(late_s)],
+        "more": ["--late"],
     }
     with scenario(tmp_path, zk_hosts, np=2, max_np=3, **settings) as job:
         job.wait_for_step(5)
@@ -53,8 +52,9 @@ def test_a_newcomer_trains_along_until_its_first_batch_is_loaded(
         job.wait_for_size(3)
         loaded = job.reports_in / "loaded"
         before = job.status()["step"]
-        assert not loaded.exists()
+        job.wait_for_step(before + 6)
+        assert not loaded.exists(), "the others have not waited for it"
+        (job.reports_in / "load").touch()
         job.until(loaded.exists, "first batch")
-        assert job.status()["step"] > before + 5, "the others have waited"
         job.wait_for_progress()
-        assert longest_stall(job.prove(workers=3)) < late_s - 1.0
+        job.prove(workers=3)

@@ -41,9 +41,9 @@ class Program(Job):
     def begin(self, how: str, epochs: int) -> None:
         self._begin([sys.executable, SCRIPTS / "program.py", self.name, how, str(epochs)])
 
-    def spawn(self, *words: str) -> None:
-        """Start a command of edl in the background."""
-        self._spawn([EDL, *words], self.directory / "spawned.output")
+    def spawn(self, *words: str) -> Any:
+        """Start a command of edl in the background; return its process."""
+        return self._spawn([EDL, *words], self.directory / "spawned.output")
 
     def interrupt(self) -> None:
         assert self._process is not None
@@ -127,10 +127,11 @@ def test_a_second_host_returns_its_results(tmp_path: Path, zk_hosts: str) -> Non
     """It finds the function, and leaves its results, in a directory that both hosts share."""
     with program(tmp_path, zk_hosts, "on two hosts", Throttle()) as job:
         job.wait_for_step(2)
-        job.spawn("join", "--job", job.name, "--host", "b", "--slots", "1", "-np", "1")
+        joined = job.spawn("join", "--job", job.name, "--host", "b", "--slots", "1", "-np", "1")
         job.wait_for_size(3)
         job.hurry()
         assert job.end(240.0) == 0, job.describe("it failed")
+        assert joined.wait(60.0) == 0
         assert [result[:2] for result in job.results()] == [[0, 3], [1, 3], [2, 3]]
     assert list((tmp_path / "shared").iterdir()) == []
 
@@ -144,7 +145,7 @@ def executed(notebook: Path, job: Job) -> tuple[list[Any], str]:
     done = job.directory / "done.ipynb"
     ended = subprocess.run(
         [notebook_python(), "-c", EXECUTE, notebook, notebook.parent, done],
-        env=job.environment,
+        env={**job.environment, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=600,

@@ -36,6 +36,7 @@ from edl.testing import throttle
 PAUSE_S = 0.5
 SIGNAL = float(os.environ.get("EDL_TEST_SIGNAL", "0"))
 TOLERANCE = 1e-6  # float64 leaves about 1e-12 of rounding; a wrong weight is far above
+LATE_S = 300.0  # a newcomer waits so long for the word to load its first batch
 
 
 def parser():
@@ -56,24 +57,25 @@ def parser():
     options.add_argument("--every", type=float, default=300.0, help="seconds between checkpoints")
     options.add_argument("--exchange", type=int, default=0, help="numbers, each so many steps")
     options.add_argument("--keep", type=int, default=3, help="checkpoints that stay")
-    options.add_argument("--late", type=float, help="seconds for a newcomer's first batch")
+    options.add_argument("--late", action="store_true", help="load a newcomer's first batch late")
     options.add_argument("--talk", type=int, help="print so many characters in each step")
     options.add_argument("--scene", type=Path, help="what is to happen: benchmarks/scenarios")
     return options
 
 
 class Late:
-    """What a newcomer loads after its warm-up takes ``--late`` seconds, and leaves word."""
+    """What a newcomer loads after its warm-up waits for the file ``load``, and makes ``loaded``."""
 
     def __init__(self, args, after):
         self._left = after
-        self._late_s = args.late
-        self._word = args.out / "loaded"
+        self._out = args.out
 
     def load(self, sample):
         if self._left == 0:
-            time.sleep(self._late_s)
-            self._word.touch()
+            deadline = time.monotonic() + LATE_S
+            while not (self._out / "load").exists() and time.monotonic() < deadline:
+                time.sleep(0.1)
+            (self._out / "loaded").touch()
         self._left -= 1
         return sample
 
