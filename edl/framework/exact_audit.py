@@ -7,20 +7,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import NoReturn
 
-from edl.core.events import ExactAuditDetails
+from edl.core.events import ExactAuditDetails, StateDiffersDetails
 from edl.core.plural import counted
 from edl.core.step.aligned import AlignedSource
 from edl.core.step.batch import Batch
-from edl.core.step.exact_audit import AuditMismatch, AuditResult, AuditTable, Pass
-from edl.errors import UsageError
+from edl.core.step.exact_audit import AuditMismatch, AuditTable, Pass
+from edl.framework.exact_mean import Together, check_alike
+from edl.worker.state_check import let_leave
 from edl.worker.worker import Worker
 
 DIFFERS = (
-    "exact audit: in step {step} {name} of logical worker {logical} is not the same when {by} "
-    "computes it again, from the same weights, samples and seeds. Something else enters the "
-    "result: the section Audit of docs/guides/exact.md says what to look for"
+    "exact audit of step {step}, logical worker {logical}: {workers} computed different values of "
+    "{name} from the same weights, samples and seeds. Something else enters the result: the "
+    "section Audit of docs/guides/exact.md says what to look for"
 )
 
 
@@ -36,8 +37,8 @@ class ExactAudit:
         self._step = -1  # that the passes are of
         self._passes: dict[Pass, Mapping[str, int]] = {}
         self._steps = self._compared = self._apart = 0  # since the last event
+        self._has_said = False  # that this audit goes well so far
         self._newest: Batch | None = None
-        self._found: AuditResult | None = None
 
     @property
     def is_on(self) -> bool:
@@ -66,49 +67,60 @@ class ExactAudit:
         self._passes[Pass(logical, batch.repeats)] = digests()
 
     def compare(
-        self, names: Sequence[str], logical: int, together: Callable[[list[float], str], Any]
+        self,
+        names: Sequence[str],
+        logical: int,
+        alike: Sequence[tuple[int, str]],
+        together: Together,
     ) -> None:
         """Compare the passes of all workers; do nothing in a step that is not audited.
 
-        All workers call it at the end of the step, and :meth:`finish` afterwards. Where a ring
+        All workers call it at the end of the step, before the gradients are added up. Where a ring
         breaks, the repaired step is not audited.
 
         Args:
             names: the names of all values, the same on all workers and in the same order.
             logical: the number of logical workers that train in the step.
-            together: a function that returns the element-wise sum ("sum") of all workers' lists.
+            alike: what has to be equal on all workers, as :func:`exact_means` takes it; it is
+                checked first, because a difference there explains others.
+            together: as :func:`exact_means` takes it.
 
         Raises:
-            RingBroken: ``together`` has raised it.
+            RingBroken: ``together`` has raised it; or a newcomer's result differs from an old
+                worker's, and this worker goes on without the newcomer.
+            NewcomerDiffers: this worker is that newcomer.
+            UsageError: a number of ``alike`` differs.
+            JobFailed: two results of other workers differ; rank 0 has saved the state before the
+                step.
         """
-        self._found = None
-        if self.is_on:
-            table = AuditTable(logical, names)
-            own = table.filled(self._worker.id, self._passes)
-            self._found = table.compare(together(own, "sum"))
-
-    def finish(self) -> None:
-        """Draw the conclusion from the comparison, if there was one.
-
-        Raises:
-            UsageError: a result differs; all workers raise it.
-        """
-        found, self._found = self._found, None
-        if found is None:
+        if not self.is_on:
             return
+        check_alike(alike, together)
+        table = AuditTable(logical, names)
+        found = table.compare(together(table.filled(self._worker.id, self._passes), "sum"))
         if found.difference is not None:
-            raise UsageError(self._describe(found.difference))
+            self._end(found.difference)
         self._steps, self._compared = self._steps + 1, self._compared + found.compared
         self._apart += found.on_two_workers
-        if self._worker.loader.sampler.audits == 1 or self._is_last_of_epoch():
-            self._log()
+        left = self._worker.loader.sampler.audits - 1
+        if left == 0 or not self._has_said or self._is_last_of_epoch():
+            self._log(left)
+            self._has_said = left > 0
 
-    def _describe(self, found: AuditMismatch) -> str:
-        """Return the error message about a difference."""
+    def _end(self, found: AuditMismatch) -> NoReturn:
+        """End a newcomer whose result differs, or the job; see :meth:`compare`."""
+        worker, loader = self._worker, self._worker.loader
         first, second = f"w{found.worker}", f"w{found.repeated_by}"
-        by = first if first == second else f"{second} and not {first}"
-        step, logical = self._worker.step + 1, found.logical
-        return DIFFERS.format(step=step, name=found.name, logical=logical, by=by)
+        by = f"{first} has twice" if first == second else f"{first} and {second} have"
+        text = DIFFERS.format(
+            step=worker.step + 1, name=found.name, logical=found.logical, workers=by
+        )
+        strays = {found.worker, found.repeated_by} & loader.sampler.audited
+        if len(strays) == 1 and first != second:
+            details = StateDiffersDetails(tuple(f"w{stray}" for stray in strays))
+            worker.log_event(details, text)
+            let_leave(worker.ring, loader.progress.members, (*strays,), text)
+        worker.checkpointing.fail_together(text, worker.rank)
 
     def _is_last_of_epoch(self) -> bool:
         """Return whether no global batch of the epoch is left after the open step."""
@@ -120,13 +132,14 @@ class ExactAudit:
             and max(positions) // source.batch_size == -(-source.total // source.batch_size) - 1
         )
 
-    def _log(self) -> None:
-        """Add an event about the audited steps since the last one."""
+    def _log(self, left: int) -> None:
+        """Add an event about the audited steps since the last one; ``left`` more are to come."""
         steps, compared, apart = self._steps, self._compared, self._apart
         self._steps = self._compared = self._apart = 0
         if not compared:
             return
         by = "another worker" if apart else "the only worker"
-        twice = f"{by} has trained {counted(compared, 'logical worker')} a second time"
+        twice = f"{by} has trained {counted(apart or compared, 'logical worker')} a second time"
         reason = f"in {counted(steps, 'step')} {twice}, with the same bits"
-        self._worker.log_event(ExactAuditDetails(steps, compared, apart), reason)
+        more = f"; {counted(left, 'audited step')} to come" if left else ""
+        self._worker.log_event(ExactAuditDetails(steps, compared, apart), reason + more)

@@ -109,14 +109,8 @@ def exact_means(
         RingBroken: ``together`` has raised it.
         UsageError: a number of ``alike`` differs.
     """
-    bounds = _bounds(rows, arrays)
-    for number, _ in alike:
-        bounds += [float(number), -float(number)]
-    bounds = together(bounds, "max")
-    for index, (_, refusal) in enumerate(alike):
-        most, least = bounds[len(rows) + 2 * index], -bounds[len(rows) + 2 * index + 1]
-        if most != least:
-            raise UsageError(refusal)
+    bounds = together(_bounds(rows, arrays) + _doubled(alike), "max")
+    _refuse_unlike(alike, bounds[len(rows) :])
     counting = [index for index in range(len(rows)) if bounds[index] >= 0.0]
     found = [rows[index] for index in counting]
     largest = _with_bases(found, [bounds[index] for index in counting], arrays)
@@ -126,6 +120,33 @@ def exact_means(
     for index, mean in zip(counting, arrays.means(found, sums), strict=True):
         means[index] = mean
     return means
+
+
+def check_alike(alike: Sequence[tuple[int, str]], together: Together) -> None:
+    """Raise UsageError if a number differs between workers; see :func:`exact_means`.
+
+    All workers call it.
+
+    Raises:
+        RingBroken: ``together`` has raised it.
+        UsageError: a number differs.
+    """
+    _refuse_unlike(alike, together(_doubled(alike), "max"))
+
+
+def _doubled(alike: Sequence[tuple[int, str]]) -> list[float]:
+    """Return each number and its negative, of which the largest say whether all are equal."""
+    return [signed for number, _ in alike for signed in (float(number), -float(number))]
+
+
+def _refuse_unlike(alike: Sequence[tuple[int, str]], largest: Sequence[float]) -> None:
+    """Raise UsageError for a number that differs.
+
+    ``largest`` has the largest numbers of all workers' :func:`_doubled`.
+    """
+    for index, (_, refusal) in enumerate(alike):
+        if largest[2 * index] != -largest[2 * index + 1]:
+            raise UsageError(refusal)
 
 
 def _bounds(rows: Sequence[Summands], arrays: ArrayKind) -> list[float]:

@@ -386,17 +386,15 @@ class LogicalReduction:
         if weights.sends:
             self._reduction.sending()
         together = self._together if weights.sends else _alone
-        self._audit.compare(self._value_names, pieces, together)
         used = _arithmetic()
         alike = [
             (self._numbers.script % 2**53, SEEDS_DIFFER),
             (used.threads, THREADS_DIFFER),
             (used.checksum, INSTRUCTIONS_DIFFER.format(mine=used.instructions)),
         ]
+        self._audit.compare(self._value_names, pieces, alike, together)
         with np.errstate(invalid="ignore", over="ignore"):  # of a gradient that is not finite
-            found = exact_means(rows, pieces, alike, ARRAYS, together)
-        self._audit.finish()
-        return found
+            return exact_means(rows, pieces, alike, ARRAYS, together)
 
     def _together(self, summed: Any, kind: str) -> Any:
         """Return the element-wise sum or largest of all workers' ``summed``.

@@ -235,16 +235,15 @@ class LogicalSums:
         if weights.sends:
             sending()
         together = self._together if weights.sends else lambda alone, _: alone
-        names = [_name(each) for each in gradients] + self._buffers.names
-        self._audit.compare(names, pieces, together)
         used = arithmetic()
         alike = [
             (self._seed, SEEDS_DIFFER),
             (used.threads, THREADS_DIFFER),
             (used.checksum, INSTRUCTIONS_DIFFER.format(mine=used.instructions)),
         ]
+        names = [_name(each) for each in gradients] + self._buffers.names
+        self._audit.compare(names, pieces, alike, together)
         found = exact_means(rows, pieces, alike, self._tensors, together)
-        self._audit.finish()
         count = len(gradients)
         return Means(
             [

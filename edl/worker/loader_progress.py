@@ -251,7 +251,7 @@ class LoaderProgress(TrainingProgress):
             self._take_batching(before.choosing(wished))  # from the next step on
             self._ledger = self._granted(self.ledger)
             self.on_choice(before.of_all(size), self.source.batching.of_all(size))
-        self.sampler.set_microbatches(self.ledger)
+        self.sampler.set_microbatches(self.ledger, after_step=True)
 
     def _take_batching(self, batching: Batching) -> None:
         """Form batches of the sizes of ``batching``; keep those of the open step as they are."""

@@ -245,8 +245,8 @@ class LoaderSteps(WorkerSteps):
 
         Args:
             batch: the batch, or the microbatch of it, that the script gets now.
-            padding: whether it is a padding batch, whose samples count for nothing; so do those of
-                one that ``repeats`` another worker's.
+            padding: whether it is a padding batch, whose samples count for nothing. The samples of
+                a batch that ``repeats`` another worker's count for nothing either.
         """
         engine, nothing = self.engine, None
         padding = padding or batch.repeats

@@ -45,6 +45,8 @@ class BatchSampler:
         restarts: how often batches formed ahead were discarded; then the caller reads anew.
         audits: in how many steps, from the next or open one on, each logical worker is trained
             twice (:mod:`edl.core.step.exact_audit`); 0 but with logical workers.
+        audited: the ids of the workers that are new in the ring, because of which steps are
+            audited; empty at the beginning of a job.
 
     Args:
         source: the description of the data, with the batch sizes.
@@ -66,6 +68,7 @@ class BatchSampler:
         self._epoch = -1
         self.restarts = 0  # how often all batches formed ahead were discarded
         self.audits = 0
+        self.audited: frozenset[int] = frozenset()
         self._order = EpochOrder(0, 0, 0, shuffle=False)
 
     @property
@@ -95,11 +98,15 @@ class BatchSampler:
         if whole != self._whole:
             self.size = self._whole = whole
 
-    def set_microbatches(self, ledger: Ledger) -> None:
+    def set_microbatches(self, ledger: Ledger, after_step: bool = False) -> None:
         """Set :attr:`microbatches` by the present ring and batch size.
 
-        All workers of the ring call it between the same two steps. ``ledger`` has the leases of the
-        next step; only a subclass uses it.
+        All workers of the ring call it between the same two steps. Only a subclass uses the
+        arguments.
+
+        Args:
+            ledger: the ledger, with the leases of the next step.
+            after_step: whether a step has just been completed.
         """
         self.microbatches = self._source.batching.microbatches(self._ring)
 
@@ -136,7 +143,7 @@ class BatchSampler:
             self._ahead = deque(in_hand)
             self.restarts += 1
 
-    def header(self) -> dict[str, int]:
+    def header(self) -> dict[str, Any]:
         """Return the fields of the job's state that say how the next step is divided, by name."""
         return {"pieces": self.microbatches}
 
@@ -335,9 +342,9 @@ class AlignedSampler(BatchSampler):
         super().__init__(source, worker)
         self._aligned = source
         self._members: Sequence[int] = ()
-        self._audit_end = 0  # the number of the first step that is not audited any more
-        self._audit_begins = False  # with the next step, because a worker is new
-        self._audit_after = 0  # the audit's end, once the step that a repair is in is over
+        self._audits_left = 0  # steps, also while a repaired step, which is not audited, is open
+        self._audit_begins = False  # with the next step
+        self._audit_end = 0  # the number of the epoch's first global batch that is not audited
         self._has_repeats = False  # some are formed
 
     def share(self, part: float) -> None:
@@ -349,9 +356,10 @@ class AlignedSampler(BatchSampler):
         ``members`` are their ids in rank order. The slices themselves come from the ledger. If one
         of them is new, the audit begins with the next step. A step that is open is not audited.
         """
-        self._audit_begins |= not set(members) <= set(self._members)
+        if new := set(members) - set(self._members):
+            self._audit_begins = True
+            self.audited = frozenset(new if self._members else ())
         self._ring, self._members = len(members), members
-        self._audit_after = max(self._audit_after, self._audit_end)
         self._audit_end = self.audits = 0
 
     def regroup(self, in_hand: Sequence[Batch]) -> None:
@@ -406,40 +414,42 @@ class AlignedSampler(BatchSampler):
             sizes += [unit] * whole + [rest] * (rest > 0)
         return sizes
 
-    def set_microbatches(self, ledger: Ledger) -> None:
+    def set_microbatches(self, ledger: Ledger, after_step: bool = False) -> None:
         """Set :attr:`microbatches`; with logical workers, to the most that a worker has next.
 
         So the last one of a step is no padding on all workers, also in the last global batch of an
-        epoch, which may have few logical workers. ``ledger`` has the leases of the next step.
+        epoch, which may have few logical workers. In an audited step it is twice as many. The
+        arguments are those of the base class.
         """
         super().set_microbatches(ledger)
         batching, size = self._source.batching, self._source.batch_size
-        if batching.logical and (known := dealt(ledger, size)):
+        if not batching.logical:
+            return
+        if after_step and self.audits:
+            self._audits_left -= 1
+        self.audits = 0
+        if known := dealt(ledger, size):
             now = [span_of(min(known), size)]
             most = max(length(common(spans, now)) for _, spans in ledger.leases)
             self.microbatches = -(-most // self._source.units.at(now[0][0]))
-            self._set_audits(self._aligned.step_of_job(ledger.epoch, now[0][0]))
+            if self._audit_begins:
+                self._audit_begins, self._audits_left = False, self._aligned.audit_steps
+            self.audits, self._audit_end = self._audits_left, min(known) + self._audits_left
+            if self.audits:
+                self.microbatches *= 2
 
-    def _set_audits(self, step: int) -> None:
-        """Set how many steps are audited, from ``step`` on, the number of the next one."""
-        end = max(self._audit_end, self._audit_after)
-        if self._audit_begins:
-            end = step + self._aligned.audit_steps
-        self._audit_begins, self._audit_after, self._audit_end = False, 0, end
-        self.audits = max(0, end - step)
-        if self.audits:
-            self.microbatches *= 2
-
-    def header(self) -> dict[str, int]:
+    def header(self) -> dict[str, Any]:
         """Return how the next step is divided, and which steps are audited."""
-        audit = {"audit_end": self._audit_end, "audit_after": self._audit_after}
-        return {**super().header(), "audits": self.audits, **audit}
+        audit = {"audits": self.audits, "audits_left": self._audits_left}
+        audited = sorted(self.audited)
+        return {**super().header(), **audit, "audit_end": self._audit_end, "audited": audited}
 
     def take_over(self, header: Mapping[str, Any]) -> None:
         """Divide the next step as the state source does, whose :meth:`header` is in ``header``."""
         super().take_over(header)
-        self.audits, self._audit_begins = int(header["audits"]), False
-        self._audit_end, self._audit_after = int(header["audit_end"]), int(header["audit_after"])
+        self.audits, self._audits_left = int(header["audits"]), int(header["audits_left"])
+        self._audit_end, self.audited = int(header["audit_end"]), frozenset(header["audited"])
+        self._audit_begins = False
 
     def enter(self, epoch: int, resumes: bool = False) -> None:
         """Discard all batches that are formed; from now on form those of the epoch ``epoch``.
@@ -454,16 +464,15 @@ class AlignedSampler(BatchSampler):
         before = self.restarts
         super().keep_only(in_hand)
         if self._has_repeats and self.restarts == before:
-            self.restarts += 1  # the caller may have some of another worker
+            self.restarts += 1  # the loader may have read repeats ahead
         self._repeats.clear()
         self._has_repeats = False
 
     def _repeated(self, position: int, ledger: Ledger) -> Sequence[Batch]:
         """Return the microbatches of the next worker's slice, if their step is audited."""
         source = self._aligned
-        if source.step_of_job(ledger.epoch, position) >= self._audit_end:
+        if (number := position // source.batch_size) >= self._audit_end:
             return ()
-        number = position // source.batch_size
         whole = span_of(number, source.batch_size)
         rest = list(repeated(ledger, self._worker, self._members, whole))
         sizes, found = self._split(rest, length(rest)) if rest else [], list[Batch]()

@@ -21,7 +21,7 @@ import contextlib
 import json
 import logging
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar, NoReturn, Protocol
 
 from edl.core.events import Details, StateDiffersDetails
@@ -181,18 +181,7 @@ class StateComparison:
         """
         why = why_they_leave(leaving, step, said, self.cause, self.unit)
         self._log_event(StateDiffersDetails(tuple(f"w{worker}" for worker in leaving)), why)
-        members, ring = self._at.members, self._ring
-        if members[ring.place.rank] in leaving:
-            with contextlib.suppress(RingBroken):
-                ring.exchange(b"")  # all workers know when this has ended
-            ring.break_()
-            raise NewcomerDiffers(why)
-        logger.info("%s", why)
-        ring.exchange(b"")
-        # The newcomers break the ring before anybody else does: unless they know that they have to
-        # leave, they would come back.
-        ring.broadcast(b"", members.index(leaving[0]), "edl.leaving")
-        raise RingBroken(ring.generation, f"{names(leaving)} did not leave it")
+        let_leave(self._ring, self._at.members, leaving, why)
 
     def _end(self, why: str, found: Split) -> NoReturn:
         """End the job as failed on all workers, because the states in ``found`` differ.
@@ -204,6 +193,34 @@ class StateComparison:
         """
         self._log_event(StateDiffersDetails(tuple(f"w{worker}" for worker in found.odd)), why)
         self._checkpointing.fail(why, StateDiffers)
+
+
+def let_leave(ring: Ring, members: Sequence[int], leaving: Sequence[int], why: str) -> NoReturn:
+    """Make newcomers leave the ring: each of them ends, and the ring breaks for the others.
+
+    All workers of the ring call it with the same arguments.
+
+    Args:
+        ring: the ring.
+        members: the ids of the workers in it, in rank order.
+        leaving: the ids of the newcomers.
+        why: the reason, as a sentence.
+
+    Raises:
+        NewcomerDiffers: this worker is one of the newcomers.
+        RingBroken: this worker stays; it goes on without the newcomers, as after a crash.
+    """
+    if members[ring.place.rank] in leaving:
+        with contextlib.suppress(RingBroken):
+            ring.exchange(b"")  # all workers know when this has ended
+        ring.break_()
+        raise NewcomerDiffers(why)
+    logger.info("%s", why)
+    ring.exchange(b"")
+    # The newcomers break the ring before anybody else does: unless they know that they have to
+    # leave, they would come back.
+    ring.broadcast(b"", members.index(leaving[0]), "edl.leaving")
+    raise RingBroken(ring.generation, f"{names(leaving)} did not leave it")
 
 
 class StateCheck(StateComparison):

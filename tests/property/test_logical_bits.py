@@ -20,10 +20,11 @@ from edl.core.events import EventKind, ExactAuditDetails
 from edl.core.records import JobState
 from edl.core.step.aligned import AlignedSource
 from edl.core.step.batching import Batching, logical_batching
+from edl.errors import NewcomerDiffers
 from edl.framework.random_numbers import RandomNumbers
 from edl.framework.steps import BatchSteps
 from edl.testing.counting import CountingBatchSource, CountingModel, Vector
-from edl.testing.loopback import LoopbackWorker
+from edl.testing.loopback import LoopbackJob, LoopbackWorker
 from edl.torch import logical
 from edl.torch.last_step import LastStep
 from edl.torch.optimizer import listen
@@ -100,7 +101,7 @@ class LogicalNet:
     exchange_every: int = 0
     epochs: int = 2
     audits: int = 0
-    strays: bool = False  # the result depends on which worker computes it
+    stray: int = -1  # the id of a worker that computes something else
 
     def __call__(self, one: LoopbackWorker) -> None:
         worker = one.worker
@@ -129,7 +130,7 @@ class LogicalNet:
                 one.compute(0.1)
                 optimizers.begin_piece(numbers)  # the generators are those of all threads
                 sgd.zero_grad()
-                inputs = data[feed.batch.indices] * (1.0 + self.strays * worker.id * 1e-4)
+                inputs = data[feed.batch.indices] * (1.0 + (worker.id == self.stray) * 1e-4)
                 net(inputs).square().mean().backward()
                 sgd.step()
                 if worker.warming_up or worker.loader.open:  # between two logical workers
@@ -173,17 +174,32 @@ def test_steps_that_are_audited() -> None:
     """Each logical worker is trained by two workers; an epoch's last batch has two of them."""
     done = Scenario(np=3, script=LogicalNet(29, 3, 4, audits=4)).run()
     audits = [one.details for one in done.memory.events if one.kind is EventKind.EXACT_AUDIT]
-    assert audits == [ExactAuditDetails(3, 10, 10), ExactAuditDetails(1, 4, 4)]
+    assert audits == [ExactAuditDetails(*each) for each in ((1, 4, 4), (2, 6, 6), (1, 4, 4))]
     alone = Scenario(np=1, max_np=1, script=LogicalNet(29, 3, 4, audits=2)).run()
     audits = [one.details for one in alone.memory.events if one.kind is EventKind.EXACT_AUDIT]
-    assert audits == [ExactAuditDetails(2, 8, 0)]
+    assert audits == [ExactAuditDetails(1, 4, 0), ExactAuditDetails(1, 4, 0)]
 
 
-def test_an_audit_finds_what_depends_on_the_worker() -> None:
-    with pytest.raises(
-        AssertionError, match=r"gradient of first\.weight of logical worker 0 .* w1"
-    ):
-        Scenario(np=2, script=LogicalNet(audits=1, strays=True)).run()
+def test_an_audit_ends_a_job_whose_result_depends_on_the_worker() -> None:
+    job: LoopbackJob[dict[int, str]] = LoopbackJob(LogicalNet(audits=1, stray=1), np=2)
+    job.run()
+    assert job.memory.job.state is JobState.FAILED
+    why = "step 1, logical worker 0: w0 and w1 have computed different values of the gradient of"
+    assert why in job.memory.job.reason
+
+
+@pytest.mark.parametrize("np", [1, 2])
+def test_a_newcomer_whose_result_differs_ends_alone(np: int) -> None:
+    """The others train its logical workers in the same step, and go on as without it."""
+    script = LogicalNet(audits=2, stray=np, epochs=4)
+    job: LoopbackJob[dict[int, str]] = LoopbackJob(script, np=np, max_np=6)
+    job.after_step(3, lambda job: job.scale({"a": np + 1}))
+    job.run()
+    assert job.memory.job.state is JobState.FINISHED, job.describe()
+    assert job.errors.keys() == {np}
+    assert isinstance(job.errors[np], NewcomerDiffers)
+    assert f"w{np}" in str(job.errors[np])
+    script.prove(job.results)
 
 
 @FEWER

@@ -86,15 +86,6 @@ class AlignedSource(Source):
                 return 0
         return max(0, self.prefetch_batches + 2 * step_batches - len(there))
 
-    def step_of_job(self, epoch: int, position: int) -> int:
-        """Return the number, from 0, of the step that trains a position, if none is split.
-
-        Args:
-            epoch: the number of the epoch.
-            position: a position of the epoch.
-        """
-        return epoch * -(-self.total // self.batch_size) + position // self.batch_size
-
     def regroup(self, ledger: Ledger, members: Collection[int], in_hand: int) -> Ledger:
         """Return the ledger for a new ring: leases become free, except those in training.
 
