@@ -32,7 +32,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, BinaryIO, TypeVar, cast
 
 import numpy as np
@@ -50,6 +50,7 @@ from edl.checkpoint.safetensors import (
     read_some,
     write_whole,
 )
+from edl.checkpoint.tensor_record import TensorRecord, check_is_there, named_files
 from edl.errors import CheckpointError
 
 FORMAT = 3
@@ -106,43 +107,13 @@ class Manifest:
 
 
 @dataclass(frozen=True)
-class TensorRecord:
-    """What the header of a checkpoint says of one tensor.
-
-    Attributes:
-        kind: the library whose names ``dtype`` and ``device`` are, as in :class:`Blob`.
-        dtype: the name of the type of its elements.
-        shape: its shape.
-        device: the type of the device that it was on.
-        sha256: the SHA-256 of its data, in hexadecimal digits; empty in a file of format 2.
-        file: the name of the file in the same directory that has its data; empty: the checkpoint's.
-    """
-
-    kind: str
-    dtype: str
-    shape: tuple[int, ...]
-    device: str
-    sha256: str = ""
-    file: str = ""
-
-    @classmethod
-    def of(cls, blob: Blob) -> TensorRecord:
-        """Return the record of ``blob``, whose bytes are read for the checksum."""
-        digest = hashlib.sha256(blob.data).hexdigest()
-        return cls(blob.kind, blob.dtype, tuple(blob.shape), blob.device, digest)
-
-    def is_unchanged(self, before: TensorRecord | None) -> bool:
-        """Return whether the record ``before`` is of an equal tensor, wherever its data lie."""
-        return before is not None and replace(before, file=self.file) == self
-
-
-@dataclass(frozen=True)
 class Checkpoint:
     """A checkpoint that was read from a file and found intact.
 
     Attributes:
         path: the file.
         manifest: the job's position when the file was written.
+        tensors: the record of each tensor of the state, by name.
         state: the state of model, optimizer and tracked objects, as it was given to
             :func:`pack_state`: containers, values and arrays.
     """
@@ -150,6 +121,7 @@ class Checkpoint:
     path: Location
     manifest: Manifest
     state: Any
+    tensors: Mapping[str, TensorRecord] = field(default_factory=dict)
 
 
 def path_of(directory: L, step: int) -> L:
@@ -158,6 +130,11 @@ def path_of(directory: L, step: int) -> L:
     ``step`` is the number of its step, at least 0. The file need not exist.
     """
     return cast(L, directory / f"step-{step:012d}.safetensors")
+
+
+def step_of(path: Location) -> int:
+    """Return the step in the name of a checkpoint's file, which :func:`path_of` has made."""
+    return int(path.name[5:17])
 
 
 def checkpoint_files(directory: L) -> list[L]:
@@ -285,13 +262,17 @@ def is_checkpoint(path: Location) -> bool:
 def read_manifest(path: Location) -> Manifest:
     """Return the manifest of the checkpoint in the file ``path``.
 
-    Only the header and the length of the file are checked; damaged data are not noticed.
+    Only the header and the length of the file are checked, and that the files are there which have
+    others of its tensors; damaged data are not noticed.
 
     Raises:
         CheckpointError: if the file is no intact checkpoint; the message says what is wrong.
     """
     with _opened(path) as file:
-        return _read_header(path, file).manifest
+        header = _read_header(path, file)
+    for other in named_files(path, header.tensors):
+        check_is_there(path, other)
+    return header.manifest
 
 
 def read_records(path: Location) -> Mapping[str, TensorRecord]:
@@ -335,7 +316,7 @@ def read_checkpoint(path: Location) -> Checkpoint:
         if one.sha256 and hashlib.sha256(data[name]).hexdigest() != one.sha256:
             where = path if not one.file else path.parent / one.file
             raise CheckpointError(f"{where} is damaged: {name} does not fit its checksum")
-    return Checkpoint(path, header.manifest, state)
+    return Checkpoint(path, header.manifest, state, header.tensors)
 
 
 def _elsewhere(path: Location, records: Mapping[str, TensorRecord]) -> dict[str, memoryview]:
@@ -349,10 +330,11 @@ def _elsewhere(path: Location, records: Mapping[str, TensorRecord]) -> dict[str,
         CheckpointError: if such a file is not there or is not whole.
     """
     found: dict[str, memoryview] = {}
-    for name in sorted({one.file for one in records.values() if one.file}):
-        wanted = [tensor for tensor, one in records.items() if one.file == name]
+    for other in named_files(path, records):
+        check_is_there(path, other)
+        wanted = [tensor for tensor, one in records.items() if one.file == other.name]
         try:
-            found |= read_some(path.parent / name, wanted)
+            found |= read_some(other, wanted)
         except CheckpointError as error:
             raise CheckpointError(f"{path} cannot be used: {error}") from error
     return found

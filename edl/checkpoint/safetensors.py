@@ -20,13 +20,13 @@ import math
 import os
 import struct
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edl.checkpoint.location import Location, RemotePath
-from edl.errors import CheckpointError
+from edl.errors import CheckpointError, some
 
 LENGTH = struct.Struct("<Q")
 METADATA = "__metadata__"
@@ -156,7 +156,7 @@ def read_plain(path: Location) -> dict[str, Blob]:
     return blobs
 
 
-def read_some(path: Location, names: Iterable[str]) -> dict[str, memoryview]:
+def read_some(path: Location, names: Collection[str]) -> dict[str, memoryview]:
     """Return the bytes of some tensors of the safetensors file ``path``, by their ``names``.
 
     Raises:
@@ -169,6 +169,8 @@ def read_some(path: Location, names: Iterable[str]) -> dict[str, memoryview]:
             if length > LONGEST_HEADER:
                 raise ValueError(f"a header of {length} bytes")
             places = places_of(_tensors(json.loads(file.read(length))))
+            if lacking := sorted(set(names) - places.keys()):
+                raise CheckpointError(f"{path} lacks the tensor {some(lacking)}")
             for name in names:
                 begin, end = places[name]
                 found[name] = memoryview(bytearray(end - begin))

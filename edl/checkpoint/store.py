@@ -273,6 +273,7 @@ class Checkpoints:
             raise CheckpointError(f"{found.path} cannot be used: {error}") from error
         if found.path.parent == self._config.directory:
             self._last_step = found.manifest.step
+            self._unchanged.restored(found)
         self._saved(str(found.path.parent), found.manifest.step)
         return found
 
@@ -552,12 +553,18 @@ class Checkpoints:
             manifest = replace(manifest, learned=self._learned())
             check = partial(check_run, directory, owner)
             records, aside = self._unchanged.set_aside(step, state, check)
-            size = aside + files.write(path, manifest, state, check, records)
+
+            def check_all() -> None:
+                """Check that this ring may write, and that no file is gone that is named."""
+                check()
+                unchanged.check_named(path, records)
+
+            size = aside + files.write(path, manifest, state, check_all, records)
             write_s = time.monotonic() - began
             self._last_step = step
             self._saved(str(directory), step)
             files.prune(directory, step, self._config.keep)
-            unchanged.remove_unreferenced(directory, step)
+            unchanged.remove_unreferenced(directory)
         except OwnerSuperseded as error:
             self.superseded = str(error)
             self._failed(step, str(error), superseded=True)

@@ -2,31 +2,36 @@
 
 A model that is fine-tuned has most of its weights frozen. :class:`UnchangedTensors` compares each
 checkpoint with the one before by checksums: tensors that are equal in both go into a file of their
-own, ``unchanged-NNNNNNNNNNNN.safetensors``, and this checkpoint and the later ones name that file
-in place of the data, as long as the tensors stay as they are. :func:`remove_unreferenced` removes
-such a file when no checkpoint names it any more.
+own, ``unchanged-NNNNNNNNNNNN-XXXXXXXX.safetensors``, and this checkpoint and the later ones name
+that file in place of the data, as long as the tensors stay as they are. Rules:
+
+1. Such a file is written once, under a name that no other file gets, and never changed.
+2. A worker names only files that it has written itself, or that belong to the checkpoint from which
+   it has restored the state, whose every byte was checked. A worker that has neither restored nor
+   saved begins with a whole checkpoint.
+3. A checkpoint gets its name only while all files that it names are there (:func:`check_named`).
+4. A file goes when no checkpoint names it, and all checkpoints are newer than it
+   (:func:`remove_unreferenced`).
 """
 
 from __future__ import annotations
 
-import re
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TypeVar
 
 from edl.checkpoint import format as files
-from edl.checkpoint.format import PackedState, TensorRecord
-from edl.checkpoint.location import Location
+from edl.checkpoint.format import Checkpoint, PackedState
+from edl.checkpoint.location import Location, file_bytes
 from edl.checkpoint.safetensors import Layout, nothing, write_whole
+from edl.checkpoint.tensor_record import UNCHANGED, TensorRecord, named_files
 from edl.errors import CheckpointError
 
-L = TypeVar("L", bound=Location)
 LEAST = 1 << 20  # bytes of tensors; for fewer no file is written
-_NAME = re.compile(r"unchanged-(\d{12})\.safetensors")
 
 
 class UnchangedTensors:
-    """The tensors of one worker's checkpoints in a directory, as the newest checkpoint has them.
+    """The tensors of the newest checkpoint that one worker has written or read in a directory.
 
     Args:
         directory: the directory of checkpoints.
@@ -34,12 +39,17 @@ class UnchangedTensors:
 
     def __init__(self, directory: Location) -> None:
         self._directory = directory
-        self._before: Mapping[str, TensorRecord] | None = None  # None: not looked for yet
+        self._step = -1  # of that checkpoint; -1: there is none
+        self._before: Mapping[str, TensorRecord] = {}
+
+    def restored(self, checkpoint: Checkpoint) -> None:
+        """Note that this worker has read ``checkpoint``, every byte of it, from the directory."""
+        self._step, self._before = checkpoint.manifest.step, checkpoint.tensors
 
     def set_aside(
         self, step: int, state: PackedState, check: Callable[[], None] = nothing
     ) -> tuple[Mapping[str, TensorRecord], int]:
-        """Write tensors that have not changed since the newest checkpoint into a file of their own.
+        """Write tensors that have not changed since the checkpoint before into a file of their own.
 
         It does so if they have not been written so before, and have at least 1 MiB
         (:data:`LEAST`) together.
@@ -58,8 +68,8 @@ class UnchangedTensors:
             CheckpointError: the directory cannot be listed.
             OSError: the file cannot be written.
         """
-        before = self._newest() if self._before is None else self._before
-        kept = {name for name in files.names_in(self._directory) if _NAME.fullmatch(name)}
+        before = self._before if self._step < step else {}
+        kept = {name for name in files.names_in(self._directory) if UNCHANGED.fullmatch(name)}
         found, fresh = dict[str, TensorRecord](), list[str]()
         for name, blob in state.blobs.items():
             record = found[name] = TensorRecord.of(blob)
@@ -68,51 +78,58 @@ class UnchangedTensors:
                     found[name] = former
                 elif blob.data.nbytes:
                     fresh.append(name)
-        self._before = found
+        size = 0
         blobs = {name: state.blobs[name] for name in fresh}
-        if sum(blob.data.nbytes for blob in blobs.values()) < LEAST:
-            return found, 0
-        path = self._directory / f"unchanged-{step:012d}.safetensors"
-        layout = Layout.of(blobs)
-        data: list[bytes | memoryview] = [layout.header({})]
-        data += [blob.data for _, blob in layout.blobs]
-        size = write_whole(path, data, check)
-        found |= {name: replace(found[name], file=path.name) for name in fresh}
+        if sum(blob.data.nbytes for blob in blobs.values()) >= LEAST:
+            path = self._directory / f"unchanged-{step:012d}-{uuid.uuid4().hex[:8]}.safetensors"
+            layout = Layout.of(blobs)
+            data: list[bytes | memoryview] = [layout.header({})]
+            data += [blob.data for _, blob in layout.blobs]
+            size = write_whole(path, data, check)
+            found |= {name: replace(found[name], file=path.name) for name in fresh}
+        self._step, self._before = step, found
         return found, size
 
-    def _newest(self) -> Mapping[str, TensorRecord]:
-        """Return the records of the newest checkpoint; empty: there is none, or it is damaged."""
-        for path in files.checkpoint_files(self._directory)[:1]:
-            try:
-                return files.read_records(path)
-            except CheckpointError:
-                return {}
-        return {}
+
+def check_named(path: Location, records: Mapping[str, TensorRecord]) -> None:
+    """Check that the files are there which a checkpoint is about to name.
+
+    Args:
+        path: the file of the checkpoint, which need not exist.
+        records: the records of its tensors, by name.
+
+    Raises:
+        OSError: one of them is not there: a later ring of the job has removed it.
+    """
+    for other in named_files(path, records):
+        file_bytes(other)
 
 
-def remove_unreferenced(directory: Location, step: int) -> None:
+def remove_unreferenced(directory: Location) -> None:
     """Remove files of unchanged tensors that no checkpoint in ``directory`` names any more.
 
-    A file that was written for ``step`` or later stays: its checkpoint may not be complete yet. All
-    stay if a checkpoint cannot be read, for it may name them.
+    A file stays while there is a checkpoint of its step or an earlier one: a worker of an earlier
+    ring may be about to write one that names it. All stay if a checkpoint cannot be read, for it
+    may name them.
 
     Args:
         directory: the directory of checkpoints.
-        step: the number of the step that was just saved.
 
     Raises:
         CheckpointError: if the directory cannot be listed.
         OSError: if a file cannot be removed.
     """
-    names = filter(_NAME.fullmatch, files.names_in(directory))
-    old = [name for name in names if int(name[10:22]) < step]
-    if not old:
+    found = {name: UNCHANGED.fullmatch(name) for name in files.names_in(directory)}
+    steps = {name: int(match[1]) for name, match in found.items() if match is not None}
+    if not steps:
         return
+    named, oldest = set[str](), None
     try:
-        known = [files.read_records(path) for path in files.checkpoint_files(directory)]
+        for path in files.checkpoint_files(directory):
+            named |= {record.file for record in files.read_records(path).values()}
+            oldest = files.step_of(path)
     except CheckpointError:
         return
-    named = {record.file for records in known for record in records.values()}
-    for name in old:
-        if name not in named:
+    for name, step in steps.items():
+        if name not in named and oldest is not None and step < oldest:
             (directory / name).unlink(missing_ok=True)

@@ -17,6 +17,7 @@ from edl.checkpoint import weights
 from edl.checkpoint.format import Checkpoint, Manifest
 from edl.checkpoint.location import Location, file_bytes, location
 from edl.checkpoint.safetensors import Blob
+from edl.checkpoint.tensor_record import named_files
 from edl.cli.common import JsonOption
 from edl.core.plural import counted
 from edl.errors import CheckpointError, UsageError
@@ -118,12 +119,15 @@ def _listed(path: Location) -> dict[str, Any]:
 def _about(path: Location, manifest: Manifest) -> dict[str, Any]:
     """Return a checkpoint's path, its size in bytes and the most important values of its header.
 
+    The size is that of all its files, also those which it shares with other checkpoints.
     ``path`` is the file; ``manifest`` is its manifest. The keys are path, bytes, job, step, epoch,
     framework, saved_at.
     """
     about = asdict(manifest)
     kept = {name: about[name] for name in ("job", "step", "epoch", "framework", "saved_at")}
-    return {"path": str(path), "bytes": file_bytes(path), **kept}
+    others = named_files(path, files.read_records(path))
+    size = sum(file_bytes(each) for each in (path, *others))
+    return {"path": str(path), "bytes": size, **kept}
 
 
 def _row(one: Mapping[str, Any]) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,9 +16,11 @@ from test_checkpoints import Start
 
 from edl.checkpoint import format as files
 from edl.checkpoint import unchanged
-from edl.checkpoint.format import TensorRecord, pack_state
-from edl.checkpoint.location import RemotePath, location
+from edl.checkpoint.format import pack_state
+from edl.checkpoint.location import Location, RemotePath, location
 from edl.checkpoint.safetensors import Layout
+from edl.checkpoint.tensor_record import TensorRecord
+from edl.checkpoint.unchanged import UnchangedTensors
 from edl.checkpoint.weights import newest
 from edl.errors import CheckpointError
 
@@ -34,8 +37,15 @@ def saved(start: Start, step: int, **other: object) -> None:
     save(start, step, {**FROZEN, "head": np.full(3, float(step)), **other})
 
 
-def names(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir() if path.suffix == ".safetensors")
+def names(directory: Location) -> list[str]:
+    """Return the names of the files; without what makes those of unchanged tensors unique."""
+    found = [name for name in files.names_in(directory) if name.endswith(".safetensors")]
+    return sorted(re.sub(r"-[0-9a-f]{8}\.", ".", name) for name in found)
+
+
+def unchanged_file(directory: Path, step: int) -> Path:
+    (path,) = directory.glob(f"unchanged-{step:012d}-*.safetensors")
+    return path
 
 
 def steps(*numbers: int) -> list[str]:
@@ -51,7 +61,7 @@ def test_frozen_arrays_are_written_twice_and_then_named(tmp_path: Path) -> None:
     for step in (0, 10, 20, 30):
         saved(start, step)
     assert names(tmp_path) == steps(10, 20, 30) + aside(10)
-    assert set(load_file(tmp_path / aside(10)[0])) == {"value.backbone", "value.embedding"}
+    assert set(load_file(unchanged_file(tmp_path, 10))) == {"value.backbone", "value.embedding"}
     assert all((tmp_path / name).stat().st_size < 5000 for name in steps(10, 20, 30))
     for step in (10, 20, 30):
         state = files.read_checkpoint(files.path_of(tmp_path, step)).state["value"]
@@ -88,7 +98,7 @@ def test_another_worker_goes_on_with_the_files_of_the_one_before(tmp_path: Path)
     saved(second, 20)
     assert names(tmp_path) == steps(0, 10, 20) + aside(10)
     saved(second, 30, dtype=np.zeros(200_000, np.float32))
-    (tmp_path / aside(10)[0]).unlink()  # by hand: what is not there is written again
+    unchanged_file(tmp_path, 10).unlink()  # by hand: what is not there is written again
     saved(second, 40, dtype=np.zeros(200_000, np.float64))
     assert names(tmp_path)[-1] == aside(40)[0]
     assert files.read_checkpoint(files.path_of(tmp_path, 40)).manifest.step == 40
@@ -100,14 +110,14 @@ def test_in_a_directory_with_a_url(request: pytest.FixtureRequest) -> None:
     start = Start(directory)
     for step in (0, 10, 20):
         saved(start, step)
-    assert aside(10)[0] in directory.names()
+    assert aside(10)[0] in names(directory)
     again = Start(directory)
     assert again.restore() == 20
     saved(again, 30)
     assert (directory / steps(30)[0]).size < 5000
     for step in (40, 50, 60):
         save(again, step, step)
-    assert aside(10)[0] not in directory.names()
+    assert aside(10)[0] not in names(directory)
 
 
 def test_a_few_bytes_stay_in_each_checkpoint(tmp_path: Path) -> None:
@@ -124,7 +134,7 @@ def test_damage_is_a_sentence_and_the_checkpoint_before_is_used(
     start = Start(tmp_path)
     for step in (0, 10):
         saved(start, step)
-    path = tmp_path / aside(10)[0]
+    path = unchanged_file(tmp_path, 10)
     content = path.read_bytes()
     if damage == "missing":
         path.unlink()
@@ -150,8 +160,65 @@ def test_files_that_a_checkpoint_may_name_stay(tmp_path: Path) -> None:
     for step in (40, 50):
         saved(start, step, backbone=np.zeros(1), embedding=np.zeros(1))
     assert aside(10)[0] in names(tmp_path), "nobody knows what the damaged one names"
-    unchanged.remove_unreferenced(tmp_path, 10)
-    assert aside(10)[0] in names(tmp_path), "its checkpoint may be on its way"
+
+
+def test_two_workers_that_save_the_same_step_spoil_nothing(tmp_path: Path) -> None:
+    """After a break each worker saves: the second one finds the first one's checkpoint there."""
+    first, second = Start(tmp_path), Start(tmp_path)
+    trained = np.arange(300_000.0)
+    for step in (0, 10):
+        saved(first, step, head=trained + step)
+    saved(second, 10, head=trained + 10)
+    for start, step in ((first, 20), (second, 20), (second, 30)):
+        saved(start, step, head=trained + step)
+    for step in (10, 20, 30):
+        state = files.read_checkpoint(files.path_of(tmp_path, step)).state["value"]
+        assert np.array_equal(state["head"], trained + step)
+        assert np.array_equal(state["backbone"], FROZEN["backbone"])
+
+
+def test_what_was_refused_is_not_named_again(tmp_path: Path) -> None:
+    start = Start(tmp_path)
+    for step in (0, 10):
+        saved(start, step)
+    path = unchanged_file(tmp_path, 10)
+    path.write_bytes(path.read_bytes()[:-5] + b"wrong")
+    again = Start(tmp_path)
+    assert again.restore() == 0
+    for step in (5, 20, 30, 40):
+        saved(again, step)
+        assert newest(tmp_path).manifest.step == max(step, 5)
+
+
+def test_an_old_writer_is_refused_when_a_later_one_has_removed_its_file(tmp_path: Path) -> None:
+    new = Start(tmp_path)
+    state = pack_state({"frozen": FROZEN["backbone"]})
+    tensors = UnchangedTensors(tmp_path)
+    tensors.set_aside(5, state)
+    records, _ = tensors.set_aside(10, state)  # it has not written its checkpoint yet
+    for step in (0, 12, 20, 30):
+        assert aside(10)[0] in names(tmp_path)
+        saved(new, step)
+    assert aside(10)[0] not in names(tmp_path), "all checkpoints are newer"
+    with pytest.raises(FileNotFoundError):
+        unchanged.check_named(files.path_of(tmp_path, 10), records)
+
+
+def test_a_checkpoint_without_its_other_file_is_not_listed_as_good(tmp_path: Path) -> None:
+    start = Start(tmp_path)
+    for step in (0, 10):
+        saved(start, step)
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    path = files.path_of(alone, 10)
+    path.write_bytes(files.path_of(tmp_path, 10).read_bytes())
+    for read in (files.read_manifest, files.read_checkpoint):
+        with pytest.raises(CheckpointError, match=r"needs unchanged-.* copy the whole directory"):
+            read(path)
+    forged = path.read_bytes().replace(b"unchanged-", b"../changed-")
+    path.write_bytes(forged)
+    with pytest.raises(CheckpointError):
+        files.read_manifest(path)
 
 
 def test_a_file_of_the_format_before_is_read(tmp_path: Path) -> None:

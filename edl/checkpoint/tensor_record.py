@@ -1,0 +1,71 @@
+"""Describe the tensors of a checkpoint, and the files in which their data lie."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from edl.checkpoint.location import Location, file_bytes
+from edl.checkpoint.safetensors import Blob
+from edl.errors import CheckpointError
+
+UNCHANGED = re.compile(r"unchanged-(\d{12})-[0-9a-f]{8}\.safetensors")
+
+
+@dataclass(frozen=True)
+class TensorRecord:
+    """What the header of a checkpoint says of one tensor.
+
+    Attributes:
+        kind: the library whose names ``dtype`` and ``device`` are, as in :class:`Blob`.
+        dtype: the name of the type of its elements.
+        shape: its shape.
+        device: the type of the device that it was on.
+        sha256: the SHA-256 of its data, in hexadecimal digits; empty in a file of format 2.
+        file: the name of the file in the same directory that has its data; empty: the checkpoint's.
+    """
+
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    device: str
+    sha256: str = ""
+    file: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse the name of a file elsewhere, which only a forged header can have."""
+        if self.file and not UNCHANGED.fullmatch(self.file):
+            raise ValueError(f"a file {self.file!r}")
+
+    @classmethod
+    def of(cls, blob: Blob) -> TensorRecord:
+        """Return the record of ``blob``, whose bytes are read for the checksum."""
+        digest = hashlib.sha256(blob.data).hexdigest()
+        return cls(blob.kind, blob.dtype, tuple(blob.shape), blob.device, digest)
+
+    def is_unchanged(self, before: TensorRecord | None) -> bool:
+        """Return whether the record ``before`` is of an equal tensor, wherever its data lie."""
+        return before is not None and replace(before, file=self.file) == self
+
+
+def named_files(path: Location, records: Mapping[str, TensorRecord]) -> list[Location]:
+    """Return the paths of the other files that have tensors of a checkpoint.
+
+    Args:
+        path: the file of the checkpoint.
+        records: the records of its tensors, by name.
+    """
+    return [path.parent / name for name in sorted({one.file for one in records.values()} - {""})]
+
+
+def check_is_there(path: Location, other: Location) -> None:
+    """Raise CheckpointError if ``other``, which the checkpoint ``path`` names, is not there."""
+    try:
+        file_bytes(other)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} needs {other.name}, which is not beside it ({error.strerror}): copy the whole "
+            "directory, or write what you need by `edl checkpoint export`"
+        ) from error
