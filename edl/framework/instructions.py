@@ -9,7 +9,6 @@ hosts. Of the processor the maker counts, too: MKL looks at it.
 from __future__ import annotations
 
 import functools
-import os
 import platform
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,12 +42,18 @@ def described(cpu_info: str) -> str:
     return f"{known.get('vendor_id', '')} {newest}".strip()
 
 
-def of_onednn(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the instruction set to which oneDNN is limited, else what the processor has."""
+def of_onednn(environ: Mapping[str, str]) -> str:
+    """Return the instruction set to which oneDNN is limited, else what the processor has.
+
+    ``environ`` has the variables of the process.
+    """
     limits = [environ[name].upper() for name in _ONEDNN if environ.get(name)]
     return f"oneDNN {limits[0] if limits else processor()}"
 
 
-def of_mkl(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the branch of MKL's code that the user has chosen, else what the processor has."""
+def of_mkl(environ: Mapping[str, str]) -> str:
+    """Return the branch of MKL's code that the user has chosen, else what the processor has.
+
+    ``environ`` has the variables of the process.
+    """
     return f"MKL {environ.get('MKL_CBWR', '').upper() or processor()}"

@@ -13,6 +13,7 @@ seeded for each logical worker by :mod:`edl.tensorflow.logical_random`.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.framework.func_graph import FuncGraph
 
+from edl.config import environment
 from edl.core.job.signature import Arithmetic
 from edl.core.step.step_state import StepState
 from edl.core.step.weighting import Weights
@@ -488,9 +490,13 @@ def _same(one: Array, other: Array) -> bool:
 def _arithmetic() -> Arithmetic:
     """Return what the last bits of this process' results depend on."""
     asked = tf.config.threading.get_intra_op_parallelism_threads()
-    threads = int(asked) or len(os.sched_getaffinity(0))
+    return Arithmetic(int(asked) or len(os.sched_getaffinity(0)), _instructions())
+
+
+@functools.cache
+def _instructions() -> str:
     gpus = [
         tf.config.experimental.get_device_details(one).get("device_name", "a GPU")
         for one in tf.config.list_physical_devices("GPU")[:1]
     ]
-    return Arithmetic(threads, ", ".join([of_onednn(), *gpus]))
+    return ", ".join([of_onednn(environment()), *gpus])

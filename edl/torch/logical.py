@@ -14,11 +14,13 @@ The random generators are seeded for each logical worker by :mod:`edl.framework.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
+from edl.config import environment
 from edl.core.job.signature import Arithmetic
 from edl.core.step.weighting import Weights
 from edl.errors import RingBroken, UsageError
@@ -72,11 +74,20 @@ INSTRUCTIONS_DIFFER = (
 
 def arithmetic() -> Arithmetic:
     """Return what the last bits of this process' results depend on."""
-    used = [f"ATen {torch.backends.cpu.get_cpu_capability()}", of_onednn(), of_mkl()]
     cuda: Any = torch.cuda
-    if cuda.is_initialized():  # else the script computes on processors, and no GPU is started
-        used.append(cuda.get_device_name())
-    return Arithmetic(torch.get_num_threads(), ", ".join(used))
+    return Arithmetic(torch.get_num_threads(), _instructions(cuda.is_initialized()))
+
+
+@functools.cache
+def _instructions(on_gpu: bool) -> str:
+    """Return by what this process computes; ``on_gpu``: a GPU, too, which is not started here."""
+    environ = environment()
+    used = [
+        f"ATen {torch.backends.cpu.get_cpu_capability()}",
+        of_onednn(environ),
+        of_mkl(environ),
+    ]
+    return ", ".join([*used, torch.cuda.get_device_name()] if on_gpu else used)
 
 
 class Means(NamedTuple):
