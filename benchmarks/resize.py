@@ -32,6 +32,7 @@ class Stall:
     gaps_s: Mapping[int, float]  # the longest gap of each old worker, by process id
     timeline: tuple[tuple[float, float], ...]  # of the worst: (time since request, gap)
     parts_s: Mapping[str, float]  # of the switch, of the slowest old worker; empty for stock
+    whole_s: float = 0.0  # from the request to the end of the first step in a ring of the new size
 
 
 def measure(job: Job, module: str, *arguments: str) -> dict[str, Stall]:
@@ -89,11 +90,12 @@ def stall(
 
     ``old`` are the logs of the workers that were there before the change.
     """
-    gaps, medians, lines = {}, [], {}
+    gaps, medians, lines, whole = {}, [], {}, []
     for steps in old:
         changed = np.flatnonzero((steps.time_s > asked_s) & (steps.size == size))[0]
         first = np.searchsorted(steps.time_s, asked_s)  # the first step after the request
         times = steps.time_s[first - 1 : changed + SETTLED]
+        whole.append(float(steps.time_s[changed] - asked_s))
         between = np.diff(times)
         gaps[steps.worker] = float(between.max())
         lines[steps.worker] = tuple(
@@ -103,4 +105,5 @@ def stall(
         before = steps.time_s[:first][steps.size[:first] == ring][-BASELINE:]
         medians.append(np.median(np.diff(before)))
     worst = max(gaps, key=lambda worker: gaps[worker])
-    return Stall(gaps[worst], float(median(medians)), gaps, lines[worst], parts_s or {})
+    usual_s, told = float(median(medians)), parts_s or {}
+    return Stall(gaps[worst], usual_s, gaps, lines[worst], told, max(whole))

@@ -65,6 +65,7 @@ def test_a_stall_is_the_longest_gap_after_the_request(resize: ModuleType) -> Non
     assert found.gap_s == pytest.approx(2.0)
     assert found.median_step_s == pytest.approx(0.1)
     assert found.timeline[1][0] == pytest.approx(0.9 + 1.0 + 2.0 - 1.85)
+    assert found.whole_s == pytest.approx(0.9 + 1.0 + 2.0 - 1.85)
 
 
 def test_the_worst_old_worker_counts(resize: ModuleType) -> None:
