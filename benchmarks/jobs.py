@@ -142,18 +142,22 @@ class Job:
         return self._process.poll()
 
     def stop(self) -> None:
-        """End every process of the job, the gentle way first."""
-        if self._process is None:
-            return
-        family = [psutil.Process(self._process.pid)] if self._process.poll() is None else []
-        for process in list(family):
-            family += process.children(recursive=True)
-        for process in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(family, timeout=10)
-        self._process.wait(10)
-        self._process = None
+        """Kill every process of the job."""
+        if self._process is not None:
+            end_family(self._process)
+            self._process = None
+
+
+def end_family(process: subprocess.Popen[bytes]) -> None:
+    """Kill a child of this process and all that it has started, and wait for their ends."""
+    family = [psutil.Process(process.pid)] if process.poll() is None else []
+    for one in list(family):
+        family += one.children(recursive=True)
+    for one in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
+    psutil.wait_procs(family, timeout=10)
+    process.wait(10)
 
 
 class StockJob(Job):
