@@ -10,18 +10,23 @@ from benchmarks.script import CLASSES, FEATURES, POOL, SAMPLES
 
 
 class Synthetic(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Random features and labels, the same in every process."""
+    """Random features of a shape, and labels, the same in every process.
 
-    def __init__(self) -> None:
+    Args:
+        shape: the shape of a sample's features.
+        pool: the number of distinct samples; they repeat.
+    """
+
+    def __init__(self, shape: tuple[int, ...] = (FEATURES,), pool: int = POOL) -> None:
         generator = torch.Generator().manual_seed(1)
-        self.features = torch.randn(POOL, FEATURES, generator=generator)
-        self.labels = torch.randint(CLASSES, (POOL,), generator=generator)
+        self.features = torch.randn(pool, *shape, generator=generator)
+        self.labels = torch.randint(CLASSES, (pool,), generator=generator)
 
     def __len__(self) -> int:
         return SAMPLES
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.features[index % POOL], self.labels[index % POOL]
+        return self.features[index % len(self.labels)], self.labels[index % len(self.labels)]
 
 
 def build_model() -> nn.Module:
