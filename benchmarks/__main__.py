@@ -39,6 +39,8 @@ from benchmarks.jobs import (
     StockJob,
     TwoHostsStockJob,
 )
+from benchmarks.preemption import live as preemption
+from benchmarks.preemption import page as preemption_page
 from benchmarks.tensorflow import MODES
 from edl.coordination.local_server import start_local, stop_local
 
@@ -52,11 +54,11 @@ BOTH = (STOCK_SYSTEM, (report.EDL, EdlJob, "edl"))
 
 parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
 PARTS = ["resize", "crash", "step-time", "starting", "horovod", "goodput", "thousand", "policy"]
-# Only when asked for: one downloads, one takes long, two are apart.
-APART = ["installing", "cluster-recovery", "exact", "dashboard"]
+# Only when asked for: one downloads, two take long, two are apart.
+APART = ["installing", "cluster-recovery", "exact", "dashboard", "preemption"]
 parser.add_argument("--only", choices=PARTS + APART, help="a part of it")
 parser.add_argument("--framework", choices=["torch", "tensorflow"], help="one of the two")
-parser.add_argument("--repetitions", type=int, default=3, help="of resizes and crashes")
+parser.add_argument("--repetitions", type=int, default=3, help="of resizes, crashes, preemptions")
 parser.add_argument("--times", type=int, default=10, help="of each kill of a cluster's part")
 parser.add_argument("--rounds", type=int, default=30, help="pairs of blocks of the step time")
 parser.add_argument("--block", type=int, default=40, help="steps in a block")
@@ -130,6 +132,10 @@ class Bench:
             return {"recovery": recovery.measure(self._scratch, say, args.times)}
         if args.only == "dashboard":
             return {"dashboard": self.dashboard(args.rounds, args.block)}
+        if args.only == "preemption":
+            place = self._scratch / "preemption"
+            found = preemption.measure(self._job, place, args.repetitions, say)
+            return {"preemption": found}
         return {}
 
     def goodputs(self, minutes: float, every_s: float, seed: int) -> dict[str, Any]:
@@ -325,6 +331,7 @@ PAGES: Mapping[str, tuple[str, Callable[[Any, str], str]]] = {
     "exact": ("exact.md", exact.page),
     "policy": ("policy.md", step_time.policy_page),
     "dashboard": ("dashboard.md", dashboard_cost.page),
+    "preemption": ("preemption.md", preemption_page.page),
     "thousand": ("thousand.md", _thousand_page),
 }
 
