@@ -97,7 +97,7 @@ def _beside(found: Mapping[str, Latencies]) -> Section:
         "not compare the seconds: compare which parts there are, and which of them hold up the "
         "training. *Transfer* is, in Singularity, the way of a checkpoint to and from the store; "
         "in edl the broadcast of the state to the newcomers, and with `--resume` writing and "
-        "reading the checkpoint and giving it to the others, all on this machine. "
+        "reading the checkpoint and giving it to the others, all on this machine."
     )
     head = ["", "model", "change", "whole, s", "transfer of it, s", "nobody trains, s"]
     notes = [
@@ -229,12 +229,14 @@ def _changes(found: Mapping[str, Latencies]) -> Iterator[Section]:
             stood = spread([_stood_s(stall) for stall in stalls])
             parts = [stall.parts_s for stall in stalls]
             rows.append([f"{MODELS[model]}: {OUR_CHANGES[name]}", stood, *_of(parts, SWITCH)])
+    count = round(median(each.switches for one in found.values() for each in one.migrated))
     how = (
         "For how long nobody trains: by how much the longest gap between two steps is longer than "
-        "a step. Beside it the parts of the switches, which edl logs, of the old worker that stood "
-        "still longest; of a migration they are the sums of its switches, and its longest gap may "
-        "be that of one. The [benchmark of resizes](README.md#what-is-measured) measures the "
-        "changes of size, here with these models."
+        "the median step. Beside it the parts of the switch, which edl logs, of the old worker "
+        "that stood still longest. A migration of all workers has a second switch, when the worker "
+        f"that has brought the state leaves: the times of {count} switches are added up. The "
+        "[benchmark of resizes](README.md#what-is-measured) measures the changes of size, here "
+        "with these models."
     )
     head = ["", "nobody trains, s", "wait for all", "close the old ring", "build the new one",
             "broadcast", "first step"]  # fmt: skip

@@ -59,8 +59,9 @@ class Migration:
 
     Attributes:
         latency: from the call of `edl migrate` until it has returned and the old workers are gone.
-        stall_s: how much longer than the median step before it the longest gap was between the ends
-            of two steps, in seconds: for so long nobody trained.
+        stall_s: by how much the longest gaps between the ends of two steps, one for each switch,
+            were longer than the median step before, added up, in seconds: for so long nobody
+            trained.
         switches_s: the parts of the switches, added up, of the old worker that each of them held up
             longest, in seconds.
         switches: how many there were.
@@ -254,19 +255,16 @@ def migrated(
     )
     numbers = {one["generation"] for one in rings}
     switches = [one for one in events if one["kind"] == "switch" and one["generation"] in numbers]
-    return Migration(
-        latency,
-        _stand_still_s(steps.values(), asked_s, max(alone)),
-        _added(switches),
-        len(switches),
-    )
+    gaps = _longer_s(steps.values(), asked_s, max(alone))
+    stall_s = sum(sorted(gaps)[-len(switches) :]) if switches else 0.0
+    return Migration(latency, stall_s, _added(switches), len(switches))
 
 
-def _stand_still_s(steps: Iterable[Steps], asked_s: float, until_s: float) -> float:
-    """Return the longest gap between the ends of two steps of a job, less the median step.
+def _longer_s(steps: Iterable[Steps], asked_s: float, until_s: float) -> list[float]:
+    """Return by how much each gap between the ends of two steps of a job is longer than usual.
 
     The end of a step is when its first worker has completed it. The gaps that end between
-    ``asked_s`` and ``until_s`` count, and the median of those before ``asked_s``.
+    ``asked_s`` and ``until_s`` count; usual is the median of those before ``asked_s``.
     """
     ends = dict[int, float]()
     for one in steps:
@@ -274,9 +272,8 @@ def _stand_still_s(steps: Iterable[Steps], asked_s: float, until_s: float) -> fl
             ends[number] = min(at_s, ends.get(number, at_s))
     times = [ends[number] for number in sorted(ends)]
     gaps = [(later, later - earlier) for earlier, later in pairwise(times)]
-    usual = [gap for end, gap in gaps if end < asked_s]
-    meanwhile = [gap for end, gap in gaps if asked_s <= end <= until_s]
-    return max(0.0, max(meanwhile) - float(np.median(usual)))
+    usual = float(np.median([gap for end, gap in gaps if end < asked_s]))
+    return [max(0.0, gap - usual) for end, gap in gaps if asked_s <= end <= until_s]
 
 
 def _added(switches: Iterable[Event]) -> dict[str, float]:

@@ -159,10 +159,10 @@ MIGRATED = [
 
 def test_a_migration_of_all_workers() -> None:
     logs = {
-        4: steps(4, 2, 8.0, 9.0, 10.0, 11.0, 12.0),
-        5: steps(5, 2, 8.0, 9.0, 10.0, 11.0, 12.0, 13.5),
-        6: steps(6, 7, 13.5, 14.5),
-        7: steps(7, 7, 13.75, 14.75),
+        4: steps(4, 2, 8.0, 9.0, 10.0, 11.25, 12.25),
+        5: steps(5, 2, 8.0, 9.0, 10.0, 11.25, 12.25, 13.75),
+        6: steps(6, 7, 13.75, 14.5),
+        7: steps(7, 7, 13.75, 14.5),
         3: steps(3, 0, 1.0, 2.0),  # it has left long ago
     }
     found = timeline.migrated(10.0, 15.5, MIGRATED, OFFSET_S, logs, {4: 14.0, 5: 15.0})
@@ -171,7 +171,7 @@ def test_a_migration_of_all_workers() -> None:
         {"request": 0.25, "newcomers": 1.75, "switches": 2.5, "end": 1.0}
     )
     assert list(found.latency.parts_s) == list(page.MIGRATED)
-    assert found.stall_s == pytest.approx(0.5)  # 1.5 s where a step takes 1 s
+    assert found.stall_s == pytest.approx(0.25 + 0.5)  # two gaps where a step takes 1 s
     assert found.switches == 2
     assert found.switches_s == pytest.approx(dict.fromkeys(timeline.SWITCH, 0.75 / 4))
 
