@@ -76,20 +76,25 @@ def page(found: Mapping[str, Latencies], machine: str) -> str:
 
 def spread(values: Sequence[float]) -> str:
     """Return the median, the least and the greatest of some seconds, as text."""
-    return f"{median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+    return f"{text(median(values))} ({text(min(values))} to {text(max(values))})"
+
+
+def text(seconds: float) -> str:
+    """Return seconds as text: to 10 ms, and below a second to 1 ms."""
+    return f"{seconds:.2f}" if seconds >= 1 else f"{seconds:.3f}"
 
 
 def _beside(found: Mapping[str, Latencies]) -> Section:
     """Return the section that has edl's figures beside those of Singularity."""
     rows = [
-        ["Singularity", model, THEIR_CHANGES[change], str(whole), str(transfer), "all of it"]
+        [f"Singularity, {model}: {THEIR_CHANGES[change]}", str(whole), str(transfer), "all of it"]
         for model, changes in SINGULARITY.items()
         for change, (whole, transfer) in changes.items()
     ]
     for model, one in found.items():
         for change, (whole, transfer, stood) in _ours(one).items():
-            cells = [spread(whole), f"{median(transfer):.2f}", f"{median(stood):.2f}"]
-            rows.append(["edl", MODELS[model], OUR_CHANGES[change], *cells])
+            cells = [spread(whole), text(median(transfer)), text(median(stood))]
+            rows.append([f"edl, {MODELS[model]}: {OUR_CHANGES[change]}", *cells])
     how = (
         "Singularity's figures are those of Table 5 of its paper (Shukla and others, arXiv "
         "2202.07848): jobs on 8 to 16 V100 GPUs in several servers, whose checkpoints go through "
@@ -99,7 +104,7 @@ def _beside(found: Mapping[str, Latencies]) -> Section:
         "in edl the broadcast of the state to the newcomers, and with `--resume` writing and "
         "reading the checkpoint and giving it to the others, all on this machine."
     )
-    head = ["", "model", "change", "whole, s", "transfer of it, s", "nobody trains, s"]
+    head = ["", "whole, s", "transfer of it, s", "nobody trains, s"]
     notes = [
         (
             "Singularity stops the job, whatever its script, moves its processes, and starts it at "
@@ -216,7 +221,7 @@ def _changes(found: Mapping[str, Latencies]) -> Iterator[Section]:
         for model, one in found.items()
     ]  # fmt: skip
     how = (
-        f"From the call of `edl migrate` for all {WORKERS} workers of a host until the old ones "
+        f"From the call of `edl migrate` for the {WORKERS} workers of a host until the old ones "
         "have ended. The other host is this machine by another name, and has no template, as a new "
         "host has none. One old worker brings the state and leaves one switch later."
     )
@@ -255,5 +260,5 @@ def _medians(found: Sequence[Latency], names: Iterable[str]) -> list[str]:
 def _of(parts: Sequence[Mapping[str, float]], names: Iterable[str]) -> list[str]:
     """Return the median of each part, as text; empty where there is none of that name."""
     return [
-        f"{median(each[name] for each in parts):.2f}" if name in parts[0] else "" for name in names
+        text(median(each[name] for each in parts)) if name in parts[0] else "" for name in names
     ]

@@ -224,15 +224,15 @@ def test_the_page_has_singularitys_table_beside_the_parts() -> None:
     text = page.page({"resnet50": latencies(1.0), "mlp": latencies(0.5)}, "a machine")
     rows = text.splitlines()
     assert "`python -m benchmarks --only preemption` wrote this page; do not edit." in rows
-    assert "| Singularity | ResNet-50, 26 M | migrate, 16 to 16 | 58 | 37 | all of it |" in rows
-    assert "| Singularity | BERT, 109 M | grow, 8 to 16 | 34 | 15 | all of it |" in rows
+    assert "| Singularity, ResNet-50, 26 M: migrate, 16 to 16 | 58 | 37 | all of it |" in rows
+    assert "| Singularity, BERT, 109 M: grow, 8 to 16 | 34 | 15 | all of it |" in rows
     name = live.MODELS["resnet50"]
     # Preempt: 1 + ... + 7 s, 5 s of writing; resume: 1 + ... + 8 s, 5 s of reading, 7 s of giving.
     stopped = page.OUR_CHANGES["stopped"]
-    assert f"| edl | {name} | {stopped} | 64.00 (64.00 to 64.00) | 17.00 | 61.00 |" in rows
+    assert f"| edl, {name}: {stopped} | 64.00 (64.00 to 64.00) | 17.00 | 61.00 |" in rows
     shrink = page.OUR_CHANGES["shrink"]
-    assert f"| edl | {name} | {shrink} | 3.00 (3.00 to 3.00) | 0.12 | 0.40 |" in rows
-    assert f"| {name} | 2.5 | 0.25 (0.12 to 0.50) | 0.75 (0.50 to 1.00) |" in rows
+    assert f"| edl, {name}: {shrink} | 3.00 (3.00 to 3.00) | 0.125 | 0.400 |" in rows
+    assert f"| {name} | 2.5 | 0.250 (0.125 to 0.500) | 0.750 (0.500 to 1.00) |" in rows
     anew = "1.00 | 2.00 | 3.00 | 4.00 |  |  | 5.00 | 6.00 |"
     assert f"| {name}: start anew, 2 workers | 21.00 (21.00 to 21.00) | {anew}" in rows
     (source,) = [row for row in rows if "Table 5" in row]
