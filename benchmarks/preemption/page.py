@@ -172,7 +172,7 @@ def _saves(found: Mapping[str, Latencies]) -> Section:
     how = (
         f"{WORKERS} workers train, and rank 0 saves model and optimizer every two seconds. "
         f"{SAVES} saves a repetition, from the event `checkpoint`. Training pauses while the state "
-        "is copied; a thread writes it meanwhile to a local disk, with its checksums."
+        "is copied; a thread writes it meanwhile to a local disk, with checksums, and syncs it."
     )
     head = ["", "file, MB", "training pauses, s", "writing beside it, s"]
     return Section("A checkpoint", how, head, rows)
