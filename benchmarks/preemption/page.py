@@ -240,6 +240,7 @@ def _changes(found: Mapping[str, Latencies]) -> Iterator[Section]:
         "the median step. Beside it the parts of the switch, which edl logs, of the old worker "
         "that stood still longest. A migration of all workers has a second switch, when the worker "
         f"that has brought the state leaves: the times of {count} switches are added up. The "
+        "parts have the whole first step in them, so their sum is longer by a step a switch. The "
         "[benchmark of resizes](README.md#what-is-measured) measures the changes of size, here "
         "with these models."
     )
