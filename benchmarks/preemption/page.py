@@ -102,7 +102,8 @@ def _beside(found: Mapping[str, Latencies]) -> Section:
         "not compare the seconds: compare which parts there are, and which of them hold up the "
         "training. *Transfer* is, in Singularity, the way of a checkpoint to and from the store; "
         "in edl the broadcast of the state to the newcomers, and with `--resume` writing and "
-        "reading the checkpoint and giving it to the others, all on this machine."
+        "reading the checkpoint and giving it to the others, all on this machine. "
+        "A whole of edl's begins with the call of the command."
     )
     head = ["", "whole, s", "transfer of it, s", "nobody trains, s"]
     notes = [
