@@ -30,6 +30,7 @@ from edl.testing.job import events_of, start_process, status_of
 STANDIN = str(Path(__file__).with_name("standin_worker.py"))
 WAIT_S = 40.0
 POLL_S = 0.1
+DIES_S = 10.0  # the kernel kills the template of a launcher that has ended, at its own pace
 SESSION_S, CONNECT_S = 10.0, 5.0
 
 
@@ -216,7 +217,9 @@ def shell_of(directory: Path, hosts: str) -> Iterator[Shell]:
     one = Shell(directory, hosts)
     yield one
     one.close()
-    left = one.processes()
+    deadline = time.monotonic() + DIES_S
+    while (left := one.processes()) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
     described = [f"{process.pid} {' '.join(process.cmdline())}" for process in left]
     for process in left:
         process.kill()
