@@ -134,7 +134,9 @@ def path_of(directory: L, step: int) -> L:
 
 def step_of(path: Location) -> int:
     """Return the step in the name of a checkpoint's file, which :func:`path_of` has made."""
-    return int(path.name[5:17])
+    match = _NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match[1])
 
 
 def checkpoint_files(directory: L) -> list[L]:

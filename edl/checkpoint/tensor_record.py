@@ -16,7 +16,7 @@ UNCHANGED = re.compile(r"unchanged-(\d{12})-[0-9a-f]{8}\.safetensors")
 
 @dataclass(frozen=True)
 class TensorRecord:
-    """What the header of a checkpoint says of one tensor.
+    """The description of one tensor in the header of a checkpoint.
 
     Attributes:
         kind: the library whose names ``dtype`` and ``device`` are, as in :class:`Blob`.

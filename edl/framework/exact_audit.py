@@ -43,7 +43,7 @@ class ExactAudit:
     @property
     def is_on(self) -> bool:
         """Whether the open step is audited; the same on all workers."""
-        return self._worker.loader.sampler.audits > 0 and not self._worker.warming_up
+        return self._worker.loader.sampler.audit.left > 0 and not self._worker.warming_up
 
     def begin_pass(self, step: int) -> None:
         """Note the batch that the script gets now, in the open step with the number ``step``."""
@@ -102,7 +102,7 @@ class ExactAudit:
             self._end(found.difference)
         self._steps, self._compared = self._steps + 1, self._compared + found.compared
         self._apart += found.on_two_workers
-        left = self._worker.loader.sampler.audits - 1
+        left = self._worker.loader.sampler.audit.left - 1
         if left == 0 or not self._has_said or self._is_last_of_epoch():
             self._log(left)
             self._has_said = left > 0
@@ -115,11 +115,10 @@ class ExactAudit:
         text = DIFFERS.format(
             step=worker.step + 1, name=found.name, logical=found.logical, workers=by
         )
-        strays = {found.worker, found.repeated_by} & loader.sampler.audited
-        if len(strays) == 1 and first != second:
-            details = StateDiffersDetails(tuple(f"w{stray}" for stray in strays))
-            worker.log_event(details, text)
-            let_leave(worker.ring, loader.progress.members, (*strays,), text)
+        newcomer = found.differing_newcomer(loader.sampler.audit.newcomers)
+        if newcomer is not None:
+            worker.log_event(StateDiffersDetails((f"w{newcomer}",)), text)
+            let_leave(worker.ring, loader.progress.members, [newcomer], text)
         worker.checkpointing.fail_together(text, worker.rank)
 
     def _is_last_of_epoch(self) -> bool:

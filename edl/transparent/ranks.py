@@ -1,4 +1,4 @@
-"""What Horovod's names have in common in PyTorch and TensorFlow, for the ranks of a script."""
+"""Count the ranks of an unchanged Horovod script, and check its calls, for all frameworks."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from edl.core.step.aligned import AlignedSource, dealt, span_of
 from edl.core.step.batch import Batch
-from edl.core.step.exact_audit import repeated
+from edl.core.step.exact_audit import AuditSteps, repeated
 from edl.core.step.ledger import Ledger
 from edl.core.step.shuffle import EpochOrder
 from edl.core.step.source import Source
@@ -43,10 +43,8 @@ class BatchSampler:
         rereads: whether batches formed ahead can be discarded and read again; the framework's
             loader sets it, and it is False before.
         restarts: how often batches formed ahead were discarded; then the caller reads anew.
-        audits: in how many steps, from the next or open one on, each logical worker is trained
-            twice (:mod:`edl.core.step.exact_audit`); 0 but with logical workers.
-        audited: the ids of the workers that are new in the ring, because of which steps are
-            audited; empty at the beginning of a job.
+        audit: the steps in which each logical worker is trained twice; without logical workers
+            there are none.
 
     Args:
         source: the description of the data, with the batch sizes.
@@ -65,10 +63,10 @@ class BatchSampler:
         self._sizes: deque[int] = deque()  # of the microbatches that the present batch lacks
         self._ahead: deque[Batch] = deque()
         self._repeats: deque[Batch] = deque()  # of another worker, to follow the present batch
+        self._has_repeats = False  # the caller may have read some ahead
         self._epoch = -1
         self.restarts = 0  # how often all batches formed ahead were discarded
-        self.audits = 0
-        self.audited: frozenset[int] = frozenset()
+        self.audit = AuditSteps()
         self._order = EpochOrder(0, 0, 0, shuffle=False)
 
     @property
@@ -139,24 +137,28 @@ class BatchSampler:
         trained now, which were formed first.
         """
         self._sizes.clear()
-        if len(in_hand) < len(self._ahead):
-            self._ahead = deque(in_hand)
+        self._repeats.clear()
+        if len(in_hand) < len(self._ahead) or self._has_repeats:
+            self._ahead, self._has_repeats = deque(in_hand), False
             self.restarts += 1
 
     def header(self) -> dict[str, Any]:
-        """Return the fields of the job's state that say how the next step is divided, by name."""
-        return {"pieces": self.microbatches}
+        """Return how the next step is divided, and what is audited, as JSON values by name."""
+        return {"pieces": self.microbatches, "audit": self.audit.header()}
 
     def take_over(self, header: Mapping[str, Any]) -> None:
         """Divide the next step as the state source does, whose :meth:`header` is in ``header``."""
         self.microbatches = int(header["pieces"])
+        self.audit.take_over(header["audit"])
 
     def enter(self, epoch: int, resumes: bool = False) -> None:
         """Discard all batches that are formed; from now on form those of the epoch ``epoch``.
 
-        ``resumes`` says whether the job goes on from a checkpoint; only a subclass uses it.
+        ``resumes`` says whether the job goes on from a checkpoint.
         """
         self.restart()
+        if resumes:
+            self.audit.resume()
         self._epoch, self._order = epoch, self._source.order(epoch)
 
     def row(self, ledger: Ledger, batches: Sequence[Batch]) -> dict[str, int]:
@@ -198,6 +200,7 @@ class BatchSampler:
         self._ahead.clear()
         self._sizes.clear()
         self._repeats.clear()
+        self._has_repeats = False
         self.restarts += 1
 
     def form(self, ledger: Ledger) -> Batch | None:
@@ -216,6 +219,7 @@ class BatchSampler:
                 return None
             self._sizes.extend(self._split(spans, size))
             self._repeats.extend(self._repeated(spans[0][0], ledger))
+            self._has_repeats |= bool(self._repeats)
         size = self._sizes.popleft()
         follow = len(self._sizes) + len(self._repeats)
         batch = self._cut(spans, size, ledger.counted(spans)[0], follow)
@@ -340,12 +344,7 @@ class AlignedSampler(BatchSampler):
 
     def __init__(self, source: AlignedSource, worker: int) -> None:
         super().__init__(source, worker)
-        self._aligned = source
-        self._members: Sequence[int] = ()
-        self._audits_left = 0  # steps, also while a repaired step, which is not audited, is open
-        self._audit_begins = False  # with the next step
-        self._audit_end = 0  # the number of the epoch's first global batch that is not audited
-        self._has_repeats = False  # some are formed
+        self.audit = AuditSteps(source.audit_steps)
 
     def share(self, part: float) -> None:
         """Do nothing, whatever ``part`` is: a slow worker gets no smaller slice."""
@@ -353,14 +352,10 @@ class AlignedSampler(BatchSampler):
     def take_place(self, members: Sequence[int]) -> None:
         """Note which workers, ``members``, share each global batch from now on.
 
-        ``members`` are their ids in rank order. The slices themselves come from the ledger. If one
-        of them is new, the audit begins with the next step. A step that is open is not audited.
+        ``members`` are their ids in rank order. The slices themselves come from the ledger.
         """
-        if new := set(members) - set(self._members):
-            self._audit_begins = True
-            self.audited = frozenset(new if self._members else ())
-        self._ring, self._members = len(members), members
-        self._audit_end = self.audits = 0
+        self._ring = len(members)
+        self.audit.enter_ring(members)
 
     def regroup(self, in_hand: Sequence[Batch]) -> None:
         """Discard the batches formed ahead, since each worker has new slices; keep ``in_hand``."""
@@ -425,62 +420,27 @@ class AlignedSampler(BatchSampler):
         batching, size = self._source.batching, self._source.batch_size
         if not batching.logical:
             return
-        if after_step and self.audits:
-            self._audits_left -= 1
-        self.audits = 0
+        if after_step:
+            self.audit.end_step()
         if known := dealt(ledger, size):
             now = [span_of(min(known), size)]
             most = max(length(common(spans, now)) for _, spans in ledger.leases)
             self.microbatches = -(-most // self._source.units.at(now[0][0]))
-            if self._audit_begins:
-                self._audit_begins, self._audits_left = False, self._aligned.audit_steps
-            self.audits, self._audit_end = self._audits_left, min(known) + self._audits_left
-            if self.audits:
+            self.audit.next_step(min(known))
+            if self.audit.left:
                 self.microbatches *= 2
-
-    def header(self) -> dict[str, Any]:
-        """Return how the next step is divided, and which steps are audited."""
-        audit = {"audits": self.audits, "audits_left": self._audits_left}
-        audited = sorted(self.audited)
-        return {**super().header(), **audit, "audit_end": self._audit_end, "audited": audited}
-
-    def take_over(self, header: Mapping[str, Any]) -> None:
-        """Divide the next step as the state source does, whose :meth:`header` is in ``header``."""
-        super().take_over(header)
-        self.audits, self._audits_left = int(header["audits"]), int(header["audits_left"])
-        self._audit_end, self.audited = int(header["audit_end"]), frozenset(header["audited"])
-        self._audit_begins = False
-
-    def enter(self, epoch: int, resumes: bool = False) -> None:
-        """Discard all batches that are formed; from now on form those of the epoch ``epoch``.
-
-        With ``resumes`` the next steps are audited, as at the beginning of a job.
-        """
-        super().enter(epoch)
-        self._audit_begins |= resumes
-
-    def keep_only(self, in_hand: Sequence[Batch]) -> None:
-        """Discard all batches that are formed and not yet trained, except ``in_hand``."""
-        before = self.restarts
-        super().keep_only(in_hand)
-        if self._has_repeats and self.restarts == before:
-            self.restarts += 1  # the loader may have read repeats ahead
-        self._repeats.clear()
-        self._has_repeats = False
 
     def _repeated(self, position: int, ledger: Ledger) -> Sequence[Batch]:
         """Return the microbatches of the next worker's slice, if their step is audited."""
-        source = self._aligned
-        if (number := position // source.batch_size) >= self._audit_end:
+        size = self._source.batch_size
+        if not self.audit.has(number := position // size):
             return ()
-        whole = span_of(number, source.batch_size)
-        rest = list(repeated(ledger, self._worker, self._members, whole))
+        rest = [*repeated(ledger, self._worker, self.audit.members, span_of(number, size))]
         sizes, found = self._split(rest, length(rest)) if rest else [], list[Batch]()
-        for index, size in enumerate(sizes, 1):
-            batch = self._cut(rest, size, follow=len(sizes) - index)
+        for index, samples in enumerate(sizes, 1):
+            batch = self._cut(rest, samples, follow=len(sizes) - index)
             found.append(replace(batch, repeats=True))
-            rest = _skip(tuple(rest), size)
-        self._has_repeats |= bool(found)
+            rest = _skip(tuple(rest), samples)
         return found
 
     def untrained_pieces(self, ledger: Ledger, batches: Sequence[Batch]) -> int:

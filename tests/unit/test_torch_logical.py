@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from edl.core.step.exact_audit import AuditSteps
 from edl.core.step.weighting import Averaging, Weights
 from edl.errors import UsageError
 from edl.torch import exact_tensors, logical_buffers
@@ -52,7 +53,7 @@ class Pieces:
             batch_weight=micro_batch,
             progress=SimpleNamespace(source=SimpleNamespace(batching=batching)),
             engine=SimpleNamespace(records=None, batches=SimpleNamespace(newest=None)),
-            sampler=SimpleNamespace(audits=0),
+            sampler=SimpleNamespace(audit=AuditSteps()),
         )
         self.sums = LogicalSums(cast(Worker, SimpleNamespace(loader=self.loader)), self.net, "")
         part: Any = None

@@ -22,7 +22,7 @@ Signature = Mapping[str, str]  # the shape of each tensor of a model that worker
 
 @dataclass(frozen=True)
 class Arithmetic(Record):
-    """What the last bits of a worker's results depend on, beside the script and its data.
+    """The properties of a worker's process and host on which the last bits of its results depend.
 
     It matters in a job with logical workers, where all workers must compute the same bits.
 

@@ -8,8 +8,8 @@ it computes for these counts for nothing. At the end of the step all workers add
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from edl.core.step.ledger import Ledger
 from edl.core.step.spans import Span, common
@@ -42,6 +42,17 @@ class AuditMismatch(NamedTuple):
     repeated_by: int
     name: str
 
+    def differing_newcomer(self, newcomers: Collection[int]) -> int | None:
+        """Return the id of the newcomer that has to end; None: the whole job ends.
+
+        A newcomer has to end if its result differs from an old worker's.
+
+        Args:
+            newcomers: the ids of the workers because of which the step is audited.
+        """
+        found = {self.worker, self.repeated_by} & set(newcomers)
+        return found.pop() if len(found) == 1 and self.worker != self.repeated_by else None
+
 
 class AuditResult(NamedTuple):
     """The result of the comparison of one step.
@@ -55,6 +66,71 @@ class AuditResult(NamedTuple):
     compared: int
     on_two_workers: int
     difference: AuditMismatch | None
+
+
+class AuditSteps:
+    """The steps of a job that are audited; all workers of a ring hold the same.
+
+    A window of steps begins with the first step of a job, after a resumption, and when a worker
+    joins. A step that goes on in a new ring, because a worker has died in it, is not audited and
+    does not count.
+
+    Args:
+        steps: how many steps are audited each time; 0: none.
+
+    Attributes:
+        members: the ids of the workers in the ring, in rank order.
+        left: how many steps are audited, from the open or next one on; 0: that one is not.
+        newcomers: the ids of the workers because of which the window has begun; empty at the
+            beginning of a job.
+    """
+
+    def __init__(self, steps: int = 0) -> None:
+        self._steps = steps
+        self._begins = False  # with the next step
+        self._remaining = 0  # steps, also while one is open that is not audited
+        self._end = 0  # the number of the epoch's first global batch that is not audited
+        self.members: Sequence[int] = ()
+        self.left = 0
+        self.newcomers: frozenset[int] = frozenset()
+
+    def enter_ring(self, members: Sequence[int]) -> None:
+        """Note the ids of the workers in a new ring, in rank order, before its next step."""
+        if new := set(members) - set(self.members):
+            self._begins = True
+            self.newcomers = frozenset(new if self.members else ())
+        self.members = members
+        self._end = self.left = 0
+
+    def resume(self) -> None:
+        """Begin a window with the next step, because the job goes on from a checkpoint."""
+        self._begins = True
+
+    def end_step(self) -> None:
+        """Note that the open step is complete."""
+        self._remaining -= self.left > 0
+        self.left = 0
+
+    def next_step(self, batch: int) -> None:
+        """Decide whether the next step is audited; ``batch`` is its global batch in the epoch."""
+        if self._begins:
+            self._begins, self._remaining = False, self._steps
+        self.left, self._end = self._remaining, batch + self._remaining
+
+    def has(self, batch: int) -> bool:
+        """Return whether the global batch with the number ``batch`` of the epoch is audited."""
+        return batch < self._end
+
+    def header(self) -> dict[str, Any]:
+        """Return the window as JSON values, for workers that get the job's state."""
+        own = {"left": self.left, "remaining": self._remaining, "end": self._end}
+        return {**own, "newcomers": sorted(self.newcomers)}
+
+    def take_over(self, header: Mapping[str, Any]) -> None:
+        """Take over the window of the state source, whose :meth:`header` is ``header``."""
+        self._begins, self.newcomers = False, frozenset(header["newcomers"])
+        self.left, self._remaining = int(header["left"]), int(header["remaining"])
+        self._end = int(header["end"])
 
 
 def repeated(ledger: Ledger, worker: int, members: Sequence[int], batch: Span) -> tuple[Span, ...]:

@@ -43,7 +43,7 @@ class Shard:
         return None if before is None else max(0, -(-(before - rank) // self.count))
 
     def inner(self, places: Places, before: Length, rank: int, seed: int) -> Places:
-        """Return the places in the stage before that the elements at ``places`` come from."""
+        """Return where the elements at ``places`` of this stage are in the stage before it."""
         return places[0] * self.count + rank, places[1]
 
 
