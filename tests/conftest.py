@@ -59,6 +59,18 @@ settings.load_profile(
 )
 
 
+@pytest.fixture(autouse=True)
+def _no_setting_is_left() -> Iterator[None]:
+    """Fail a test that leaves a setting of edl behind, which later tests in the process have."""
+    before = _settings_here()
+    yield
+    assert _settings_here() == before, "the test leaves these settings behind"
+
+
+def _settings_here() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("EDL_")}
+
+
 _status = 0  # of the session, for the end of this process
 
 

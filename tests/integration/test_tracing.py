@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from extra_python import python_with
-from paths import DIGITS
+from paths import DIGITS, ROOT
 
 from edl.testing import throttle
 from edl.testing.job import EDL, Job
@@ -30,7 +30,7 @@ def spans_in(text: str) -> list[dict[str, Any]]:
 def test_a_join_a_kill_and_checkpoints(tmp_path: Path, zk_hosts: str) -> None:
     python = python_with("opentelemetry-1.45.2", "opentelemetry-sdk==1.45.2", beside_edl=True)
     job = Job(tmp_path, zk_hosts)
-    job.environment["OTEL_TRACES_EXPORTER"] = "console"
+    job.environment |= {"OTEL_TRACES_EXPORTER": "console", "PYTHONPATH": str(ROOT)}
     job.throttle(Throttle())
     script = [python, throttle.SCRIPT, DIGITS, "--epochs", "20", "--checkpoint", tmp_path / "kept"]
     try:
