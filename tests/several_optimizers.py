@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from counting_judge import judge_noise
 
+from edl.core.job.state_share import WHOLE_STATE, StateShare
 from edl.core.step.batching import Batching
 from edl.core.step.state_check import WHOLE, StateGroup
 from edl.framework.steps import BatchSteps
@@ -74,7 +75,7 @@ class Models:
             for name, digest in model.digests(group).items()
         }
 
-    def capture(self) -> object:
+    def capture(self, _share: StateShare = WHOLE_STATE) -> object:
         """Return a copy of the state of all models, for :meth:`restore`."""
         return [model.capture() for model in self.all]
 

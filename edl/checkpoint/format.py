@@ -51,6 +51,7 @@ from edl.checkpoint.safetensors import (
     write_whole,
 )
 from edl.checkpoint.tensor_record import TensorRecord, check_is_there, named_files
+from edl.core.job.state_share import RankArray
 from edl.errors import CheckpointError
 
 FORMAT = 3
@@ -169,11 +170,13 @@ class PackedState:
 
     Attributes:
         tree: the containers and plain values as JSON values, with a name in place of each array.
-        blobs: the arrays, by the names that stand in ``tree``.
+        blobs: the arrays that were copied, by the names that stand in ``tree``.
+        elsewhere: the rank of the worker that copied it, by the name of each other array.
     """
 
     tree: Any
     blobs: Mapping[str, Blob]
+    elsewhere: Mapping[str, int] = field(default_factory=dict)
 
 
 def pack_state(state: Any) -> PackedState:
@@ -186,8 +189,13 @@ def pack_state(state: Any) -> PackedState:
         CheckpointError: if the state holds something other than containers, plain values and
             arrays; the message says where.
     """
-    blobs: dict[str, Blob] = {}
-    return PackedState(_encode(state, (), blobs), blobs)
+    arrays: dict[str, Blob | RankArray] = {}
+    tree = _encode(state, (), arrays)
+    return PackedState(
+        tree,
+        {name: array for name, array in arrays.items() if isinstance(array, Blob)},
+        {name: array.rank for name, array in arrays.items() if isinstance(array, RankArray)},
+    )
 
 
 def write(
@@ -246,7 +254,7 @@ def remove_leftovers(directory: Location) -> None:
     """
     if isinstance(directory, RemotePath):
         return
-    for kind in ("step", "unchanged"):
+    for kind in ("step", "unchanged", "part"):
         for path in directory.glob(f".{kind}-*.safetensors.*.tmp"):
             path.unlink(missing_ok=True)
 
@@ -371,7 +379,7 @@ def _serialized(
     return [header, *(blob.data for _, blob in layout.blobs)]
 
 
-def _encode(value: Any, path: tuple[Any, ...], blobs: dict[str, Blob]) -> Any:
+def _encode(value: Any, path: tuple[Any, ...], blobs: dict[str, Blob | RankArray]) -> Any:
     """Return ``value`` as JSON values, with a name in place of each array.
 
     Args:
@@ -403,7 +411,7 @@ def _encode(value: Any, path: tuple[Any, ...], blobs: dict[str, Blob]) -> Any:
         plain = value.dtype.isbuiltin == 1 and value.dtype.name in TYPES  # in our byte order
         dtype = value.dtype.name if plain else value.dtype.str
         value = Blob("numpy", dtype, value.shape, flat.data)
-    if isinstance(value, Blob):
+    if isinstance(value, Blob | RankArray):
         name = wanted = ".".join(str(key) for key in path) or "state"
         while name in blobs or name == METADATA:
             name = f"{wanted}#{len(blobs)}"
@@ -517,10 +525,7 @@ def _parsed(text: bytes) -> _CheckpointHeader:
     return _CheckpointHeader(
         length=len(text),
         state=about.pop("state"),
-        tensors={
-            name: TensorRecord(**{**one, "shape": tuple(one["shape"])})
-            for name, one in about.pop("tensors").items()
-        },
+        tensors={name: TensorRecord.from_json(one) for name, one in about.pop("tensors").items()},
         manifest=Manifest(**about),
         places=places_of(tensors),
         payload_sha256=metadata.get("payload_sha256", ""),

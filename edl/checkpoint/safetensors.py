@@ -23,7 +23,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from edl.checkpoint.location import Location, RemotePath
 from edl.errors import CheckpointError, some
@@ -165,16 +165,13 @@ def read_some(path: Location, names: Collection[str]) -> dict[str, memoryview]:
     found: dict[str, memoryview] = {}
     try:
         with path.open("rb") as file:
-            (length,) = LENGTH.unpack(file.read(LENGTH.size))
-            if length > LONGEST_HEADER:
-                raise ValueError(f"a header of {length} bytes")
-            places = places_of(_tensors(json.loads(file.read(length))))
-            if lacking := sorted(set(names) - places.keys()):
+            header = _header(file)
+            if lacking := sorted(set(names) - header.places.keys()):
                 raise CheckpointError(f"{path} lacks the tensor {some(lacking)}")
             for name in names:
-                begin, end = places[name]
+                begin, end = header.places[name]
                 found[name] = memoryview(bytearray(end - begin))
-                file.seek(LENGTH.size + length + begin)
+                file.seek(header.length + begin)
                 if file.readinto(found[name]) != end - begin:  # type: ignore[attr-defined]
                     raise ValueError("it is cut off")
     except OSError as error:
@@ -184,9 +181,53 @@ def read_some(path: Location, names: Collection[str]) -> dict[str, memoryview]:
     return found
 
 
-def _tensors(header: Any) -> Mapping[str, Mapping[str, Any]]:
-    """Return the entries of the tensors in a header, by name."""
-    return {name: entry for name, entry in header.items() if name != METADATA}
+@dataclass(frozen=True)
+class Header:
+    """What the header of a safetensors file says.
+
+    Attributes:
+        length: the number of bytes before the data: those of LENGTH and of the header.
+        metadata: texts by name.
+        places: the first byte of each tensor in the data and the byte after its last one, by name.
+    """
+
+    length: int
+    metadata: Mapping[str, str]
+    places: Mapping[str, tuple[int, int]]
+
+    @property
+    def file_bytes(self) -> int:
+        """The size of the whole file in bytes."""
+        return self.length + max((end for _, end in self.places.values()), default=0)
+
+
+def header_of(path: Location) -> Header:
+    """Return the header of the safetensors file ``path``; its data are not read.
+
+    Raises:
+        CheckpointError: if the file cannot be read or has no whole header.
+    """
+    try:
+        with path.open("rb") as file:
+            return _header(file)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is no whole safetensors file: {error}") from error
+
+
+def _header(file: IO[bytes]) -> Header:
+    """Return the header of an open safetensors file, which is read from its beginning.
+
+    Raises:
+        struct.error, ValueError, KeyError, TypeError, AttributeError: it has no whole header.
+    """
+    (length,) = LENGTH.unpack(file.read(LENGTH.size))
+    if length > LONGEST_HEADER:
+        raise ValueError(f"a header of {length} bytes")
+    entries = json.loads(file.read(length))
+    metadata = entries.pop(METADATA, {})
+    return Header(LENGTH.size + length, metadata, places_of(entries))
 
 
 def nothing() -> None:

@@ -3,13 +3,15 @@
 :class:`Checkpoints` does both, for a state that implements :class:`Durable`, by these rules:
 
 1. All workers hold equal states between two steps, so one worker saves: rank 0, between two steps.
-   The training thread copies the state; another thread writes the file.
+   In a job that saves in parts, each saves a part then (:mod:`edl.checkpoint.parts`), if all know
+   from the records of the step before that rank 0 wants it; else rank 0 saves all.
 2. A directory belongs to one training. A start of the job (*run*) reads the files that it wrote
    itself, and all files when it was told to resume. Otherwise it refuses to begin if there are
    files of another run: edl neither continues from them silently nor overwrites them.
 3. The newest file is the one of the highest step. If a file is torn, damaged or foreign, a message
    says so, and the file before it is used.
-4. A failed save is reported and has no other effect; the next save is tried at its usual time.
+4. A failed save is reported and has no other effect; the next save is tried at its usual time, or,
+   after a failed one in parts, at once and by rank 0 alone.
 5. Only the newest ring that has begun in a directory writes there (:mod:`edl.checkpoint.owner`).
 """
 
@@ -17,125 +19,35 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from edl.checkpoint import format as files
-from edl.checkpoint import unchanged
-from edl.checkpoint.format import Checkpoint, Manifest, PackedState
+from edl.checkpoint.format import Checkpoint
 from edl.checkpoint.location import Location, RemotePath, modified_s
-from edl.checkpoint.owner import Owner, OwnerSuperseded, check_run, renew, take_over
 from edl.checkpoint.resumable import check_source, nothing_to_resume
 from edl.checkpoint.safetensors import nothing
-from edl.checkpoint.unchanged import UnchangedTensors
-from edl.core.events import (
-    CheckpointDetails,
-    CheckpointFailedDetails,
-    CheckpointRefusedDetails,
-    Details,
-)
-from edl.core.step.ledger import Ledger
+from edl.checkpoint.saved_state import CheckpointConfig, CheckpointPosition, Durable, LogEvent
+from edl.checkpoint.writer import CheckpointWriter
+from edl.core.events import CheckpointRefusedDetails
+from edl.core.job.state_share import WHOLE_STATE, StateShare
 from edl.core.step.source import Source
-from edl.errors import CheckpointError, DataError, EdlError
-from edl.mount_point import mount_point
+from edl.errors import CheckpointError, DataError
 
 logger = logging.getLogger(__name__)
 
-LogEvent = Callable[[Details, int, str], None]  # what, step, reason
 # Step, ledger, samples, gradient noise scale, global batch and script's seed of a checkpoint.
 Resume = Callable[[int, Mapping[str, Any], int, Mapping[str, Any], int, int], None]
-
-
-class Durable(Protocol):
-    """The interface to copy and load the state that a checkpoint holds.
-
-    The state is that of the model, the optimizer and the tracked objects.
-
-    Attributes:
-        framework: the name of the framework, which checkpoints record.
-    """
-
-    framework: str
-
-    def capture(self) -> Any:
-        """Return a copy of the state that later steps do not change; the training thread calls it.
-
-        It has the form that :func:`edl.checkpoint.format.pack_state` takes.
-        """
-
-    def restore(self, state: Any) -> None:
-        """Load ``state``, which :meth:`capture` returned, into the model, optimizer and objects.
-
-        Raises:
-            CheckpointError: if the state does not fit the script's model, optimizer or tracked
-                objects.
-        """
-
-
-@dataclass(frozen=True)
-class CheckpointPosition:
-    """The job's position in its data, which a checkpoint stores with the job's state.
-
-    Attributes:
-        step: how many updates the job has made.
-        source: the description of the training data.
-        ledger: which positions of the epoch are done, leased and free, with the epoch's number.
-        samples: how many samples the job has trained, over all epochs.
-        noise: the estimate of the gradient noise scale, as JSON values; empty: none.
-        fits: the finished calls of Keras' ``fit``, the first one first, each as the fields of an
-            :class:`edl.core.job.fits.DoneFit` by name.
-        seed: the seed that the script has given to its framework last, in a job with logical
-            workers; -1: not known.
-        arithmetic: what the last bits of rank 0's results depend on, as the fields of an
-            :class:`edl.core.job.signature.Arithmetic` by name; empty: not known.
-    """
-
-    step: int
-    source: Source
-    ledger: Ledger
-    samples: int
-    noise: Mapping[str, Any] = field(default_factory=dict)
-    fits: Sequence[Mapping[str, Any]] = ()
-    seed: int = -1
-    arithmetic: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class CheckpointConfig:
-    """The settings of a job's checkpoints, as one start of the job has them.
-
-    Attributes:
-        directory: where checkpoints are written: a local directory, or one with a URL.
-        every_s: seconds between the begins of two saves.
-        keep: how many of the newest checkpoints are kept when a new one is written.
-        job: the name of the job.
-        run: the identifier of this start of the job.
-        resume_from: a directory to continue from, ``directory`` or another one; None: the job was
-            not told to resume.
-        or_begin: whether the job begins afresh if ``resume_from`` has no file of a checkpoint; else
-            that is an error. Damaged files, or another directory that is missing, are an error in
-            any case.
-    """
-
-    directory: Location
-    every_s: float
-    keep: int
-    job: str
-    run: str
-    resume_from: Location | None = None
-    or_begin: bool = False
 
 
 class Checkpoints:
     """An object that saves and restores one worker's state. Only the training thread may use it.
 
     Each worker has one. Call :meth:`check_directory`, in a state source without state
-    :meth:`restore`, with each new ring :meth:`take_over`, and then, as rank 0, :meth:`save_if_due`.
+    :meth:`restore`, with each new ring ``writer.take_over``, and then, as rank 0,
+    :meth:`save_if_due`.
 
     Args:
         config: the settings: the directory, the interval, and more.
@@ -147,9 +59,7 @@ class Checkpoints:
             workers) as JSON values; called from the writing thread.
 
     Attributes:
-        generation: the number of the generation of this worker's ring; 0 before :meth:`take_over`.
-        superseded: why this ring must not save any more, as the writing thread has found before a
-            save; empty: it has not found that.
+        writer: writes the checkpoints, in a thread of its own.
     """
 
     def __init__(
@@ -162,15 +72,8 @@ class Checkpoints:
         self._config = config
         self._log = log
         self._saved = saved
-        self._learned = learned
-        self._last_step = -1  # of the last good file of this worker
-        self._why_failed = "its last checkpoint was not written"
-        self.generation = 0  # of the ring that saves
-        self.superseded = ""  # why this ring must not save any more
-        self._replaced: tuple[str, ...] = ()  # runs from which this one has the directory
         self._due_at: float | None = None
-        self._writing: threading.Thread | None = None
-        self._unchanged = UnchangedTensors(config.directory)
+        self.writer = CheckpointWriter(config, log, saved, learned)
 
     def check_directory(self) -> None:
         """Create the directory of checkpoints, and check that files can be written into it.
@@ -193,31 +96,6 @@ class Checkpoints:
                 f"edl.checkpoint: cannot write into {directory}: {error.strerror}; it must be a "
                 "directory that all hosts of the job share"
             ) from error
-
-    def take_over(self, generation: int) -> None:
-        """Claim the directory of checkpoints for this worker's new ring.
-
-        Older rings find the claim before their next save, and save no more.
-
-        Args:
-            generation: the number of the ring's generation.
-
-        Raises:
-            CheckpointError: if a later ring has claimed the directory, or the claim cannot be
-                written into it.
-        """
-        self.generation = generation
-        try:
-            self._replaced = take_over(self._config.directory, self._owner).replaced
-        except OSError as error:
-            raise CheckpointError(
-                f"edl.checkpoint: cannot write into {self._config.directory}: {error.strerror}"
-            ) from error
-
-    @property
-    def _owner(self) -> Owner:
-        """The ring that this worker is in, as the owner of the directory of checkpoints."""
-        return Owner(self._config.job, self._config.run, self.generation, self._replaced)
 
     # --- restoring
 
@@ -272,8 +150,7 @@ class Checkpoints:
         except DataError as error:
             raise CheckpointError(f"{found.path} cannot be used: {error}") from error
         if found.path.parent == self._config.directory:
-            self._last_step = found.manifest.step
-            self._unchanged.restored(found)
+            self.writer.restored(found)
         self._saved(str(found.path.parent), found.manifest.step)
         return found
 
@@ -345,7 +222,57 @@ class Checkpoints:
 
     # --- saving
 
-    def save_if_due(self, at: CheckpointPosition, replica: Durable, at_once: bool = False) -> None:
+    def wants_parts(self, size: int) -> bool:
+        """Return whether rank 0 wants all workers to save their parts of a checkpoint.
+
+        It does when a checkpoint is due, in a job that saves in parts, unless the last one in parts
+        was not written: then it saves the next one alone.
+
+        Args:
+            size: how many workers there are.
+        """
+        return self._in_parts(size) and self._due_at is not None and self._is_due(self._due_at)
+
+    def _in_parts(self, size: int) -> bool:
+        """Return whether ``size`` workers save the next checkpoint in parts, and not rank 0 all."""
+        return self._config.sharded and size > 1 and not self.writer.parts_failed
+
+    def _is_due(self, due_at: float) -> bool:
+        """Return whether a save, due at ``due_at``, can begin: no other one is being written.
+
+        After a failed checkpoint in parts it is due at once.
+        """
+        due = time.monotonic() >= due_at or self.writer.parts_failed
+        return due and not self.writer.is_writing
+
+    def distrust_parts(self) -> None:
+        """Let rank 0 save the whole state at the next boundary: workers' states have differed.
+
+        The last checkpoint in parts may mix them. Nothing happens in a job that saves no parts.
+        """
+        self.writer.parts_failed = self._config.sharded
+
+    def save_part(self, at: CheckpointPosition, replica: Durable, share: StateShare) -> None:
+        """Save this worker's part of a checkpoint, which all workers have agreed on; not rank 0.
+
+        While an earlier part is still being written, nothing is saved, and so no checkpoint.
+
+        Args:
+            at: the job's position.
+            replica: the model, optimizer and tracked objects.
+            share: this worker's part.
+        """
+        if not self.writer.is_writing:
+            self.writer.save(at, replica, share)
+
+    def save_if_due(
+        self,
+        at: CheckpointPosition,
+        replica: Durable,
+        at_once: bool = False,
+        size: int = 1,
+        agreed: bool = False,
+    ) -> None:
         """Save a checkpoint if ``every_s`` seconds have passed; rank 0 calls it between two steps.
 
         The state is copied before this returns, and written by another thread. The state before the
@@ -358,6 +285,10 @@ class Checkpoints:
             at: the job's position.
             replica: the model, optimizer and tracked objects to save.
             at_once: whether to save in any case, however new the newest checkpoint is.
+            size: how many workers there are.
+            agreed: whether all workers save their parts of a checkpoint now. A job that saves in
+                parts waits for that; but rank 0 saves alone before the first step, and if
+                ``at_once`` is set.
 
         Raises:
             CheckpointError: if the state before the first step cannot be stored. Later failures are
@@ -365,18 +296,22 @@ class Checkpoints:
         """
         now = time.monotonic()
         if self._due_at is None:
-            begins = at.step == 0 and self._last_step < 0
-            if begins or self._last_step >= 0:  # the job begins, or it has resumed: nobody writes
+            begins = at.step == 0 and self.writer.last_step < 0
+            # The job begins, or it has resumed: nobody writes.
+            if begins or self.writer.last_step >= 0:
                 files.remove_leftovers(self._config.directory)
             self._due_at = now
             if not begins:
                 self._due_at += self._config.every_s - self._age_of_newest()
         if at_once:
             self._due_at = -math.inf
-        if now < self._due_at or (self._writing is not None and self._writing.is_alive()):
+        if not self._is_due(self._due_at):
             return
+        in_parts = self._in_parts(size) and at.step > 0 and not at_once
+        if in_parts and not agreed:
+            return  # it stays due, and the next record says that
         self._due_at = now + self._config.every_s
-        self._save(at, replica)
+        self.writer.save(at, replica, StateShare(0, size) if in_parts else WHOLE_STATE)
 
     def hasten(self) -> None:
         """Make the next :meth:`save_if_due` save, however new the newest checkpoint is.
@@ -397,7 +332,7 @@ class Checkpoints:
         ``every_s`` would never save. A difference between the clocks of two hosts shifts only this
         one save, by ``every_s`` at most.
         """
-        if self._last_step >= 0:  # this worker has read it, or written it
+        if self.writer.last_step >= 0:  # this worker has read it, or written it
             return 0.0
         try:
             newest = next(iter(files.checkpoint_files(self._config.directory)), None)
@@ -406,13 +341,36 @@ class Checkpoints:
             return 0.0
         return min(max(0.0, age_s), self._config.every_s)
 
+    def save_last_part(
+        self, at: CheckpointPosition, replica: Durable, share: StateShare, timeout_s: float
+    ) -> None:
+        """Begin to save this worker's part of the last checkpoint, in a job that saves in parts.
+
+        Rank 0 calls :meth:`save_last` meanwhile.
+
+        Args:
+            at: the job's position.
+            replica: the model, optimizer and tracked objects.
+            share: this worker's part.
+            timeout_s: how many seconds to wait for an earlier part that is still being written.
+        """
+        if self._config.sharded and self.writer.wait(timeout_s):
+            self.writer.save(at, replica, share)
+
     def save_last(
-        self, at: CheckpointPosition, replica: Durable, timeout_s: float, late: str = ""
+        self,
+        at: CheckpointPosition,
+        replica: Durable,
+        timeout_s: float,
+        late: str = "",
+        size: int = 1,
     ) -> str:
         """Save the state before the job ends, and wait until it is written.
 
-        First a save that is still being written is waited for. Nothing more is saved if this worker
-        has read or written the checkpoint of this step already.
+        First a save that is still being written is waited for; one in parts is given up unless all
+        parts are there. Nothing more is saved if this worker has read or written the checkpoint of
+        this step already. If a part of the checkpoint does not come, this worker saves all, as long
+        as the time suffices.
 
         Args:
             at: the job's position.
@@ -420,6 +378,7 @@ class Checkpoints:
             timeout_s: how many seconds to wait for the writing at most, in all. If they are over
                 before the state is copied, it is not copied.
             late: the clause that says that the time was too short; empty: the usual one.
+            size: how many workers save parts of the checkpoint; 1: this worker saves all.
 
         Returns:
             Why the checkpoint was not written, as a sentence, which is also logged; empty: it was.
@@ -427,15 +386,20 @@ class Checkpoints:
         Raises:
             CheckpointError: if the state before the first step cannot be stored.
         """
-        deadline = time.monotonic() + timeout_s
-        in_time = self.wait_for_writes(timeout_s) and time.monotonic() < deadline
-        if in_time and self._last_step != at.step:
-            self._save(at, replica)
-            in_time = self.wait_for_writes(deadline - time.monotonic())
-        if not in_time and self._last_step != at.step:
+        writer, deadline = self.writer, time.monotonic() + timeout_s
+        writer.hurry()
+        in_time = writer.wait(timeout_s) and time.monotonic() < deadline
+        if in_time and writer.last_step != at.step and self._in_parts(size):
+            left_s = deadline - time.monotonic()
+            writer.save(at, replica, StateShare(0, size), left_s)
+            in_time = writer.wait(left_s)
+        if in_time and writer.last_step != at.step:
+            writer.save(at, replica)
+            in_time = writer.wait(deadline - time.monotonic())
+        if not in_time and writer.last_step != at.step:
             late = late or f"it takes longer than {timeout_s:g} s (EDL_SAVE_TIMEOUT_S)"
-            self._failed(at.step, late)
-        return "" if self._last_step == at.step else self._why_failed
+            writer.failed(at.step, late)
+        return "" if writer.last_step == at.step else writer.why_failed
 
     def newest_saved(self) -> tuple[int, str]:
         """Return the step and the directory of the newest checkpoint that a job can resume from.
@@ -451,133 +415,3 @@ class Checkpoints:
         except CheckpointError as error:
             logger.warning("%s", error)
         return -1, str(directory)
-
-    def wait_for_writes(self, timeout_s: float) -> bool:
-        """Wait, for at most ``timeout_s`` seconds, until no checkpoint is being written.
-
-        Returns:
-            True if no checkpoint is being written; False, after a warning in the log, if one still
-            was when the time was up.
-        """
-        if self._writing is not None:
-            self._writing.join(max(0.0, timeout_s))
-            if self._writing.is_alive():
-                logger.warning("a checkpoint is still being written after %.1f s", timeout_s)
-                return False
-        return True
-
-    def _save(self, at: CheckpointPosition, replica: Durable) -> None:
-        """Copy the state, start a thread that writes it into a file, and return without waiting.
-
-        Args:
-            at: the job's position.
-            replica: the model, optimizer and tracked objects to save.
-
-        Raises:
-            CheckpointError: if the state before the first step cannot be stored; if that happens
-                later, it is logged only.
-        """
-        began = time.monotonic()
-        config, source = self._config, at.source
-        manifest = Manifest(
-            job=config.job,
-            run=config.run,
-            step=at.step,
-            epoch=at.ledger.epoch,
-            framework=replica.framework,
-            source={
-                "total": source.total,
-                "seed": source.seed,
-                "shuffle": source.shuffle,
-                "batch_size": source.batch_size,
-                "chosen": source.batching.chosen,
-                "fingerprint": source.fingerprint,
-            },
-            ledger=at.ledger.snapshot(),
-            saved_at=time.time(),
-            samples=at.samples,
-            noise=at.noise,
-            fits=at.fits,
-            seed=at.seed,
-            arithmetic=at.arithmetic,
-        )
-        try:
-            state = files.pack_state(replica.capture())
-        except CheckpointError as error:
-            if at.step == 0:
-                raise
-            self._failed(at.step, str(error))
-            return
-        capture_s = time.monotonic() - began
-        self._writing = threading.Thread(
-            target=self._write,
-            args=(manifest, self._owner, state, capture_s),
-            name="edl-checkpoint",
-            daemon=True,
-        )
-        self._writing.start()
-
-    def _failed(self, step: int, why: str, superseded: bool = False) -> None:
-        """Log that a checkpoint was not written; keep the reason, for :meth:`save_last` to return.
-
-        Args:
-            step: the number of the step.
-            why: the reason, as a clause.
-            superseded: whether a newer ring writes checkpoints.
-        """
-        reason = f"the checkpoint of step {step} was not written: {why}"
-        logger.warning("%s", reason)
-        self._why_failed = reason
-        directory = self._config.directory
-        disk = "" if isinstance(directory, RemotePath) else mount_point(directory)
-        self._log(CheckpointFailedDetails(str(directory), disk, superseded), step, reason)
-
-    def _write(
-        self, manifest: Manifest, owner: Owner, state: PackedState, capture_s: float
-    ) -> None:
-        """Write a checkpoint and remove old ones; this runs in its own thread, and logs a failure.
-
-        If a newer ring has claimed the directory, nothing is written, and ``superseded`` is set.
-
-        Args:
-            manifest: the job's position, without what the job has learned, which is added.
-            owner: the ring that saves, which claims the directory again.
-            state: the state to write.
-            capture_s: how many seconds the training thread took to copy the state, for the log.
-        """
-        began = time.monotonic()
-        directory, step = self._config.directory, manifest.step
-        path = files.path_of(directory, step)
-        try:
-            renew(directory, owner)
-            manifest = replace(manifest, learned=self._learned())
-            check = partial(check_run, directory, owner)
-            records, aside = self._unchanged.set_aside(step, state, check)
-
-            def check_all() -> None:
-                """Check that this ring may write, and that no file is gone that is named."""
-                check()
-                unchanged.check_named(path, records)
-
-            size = aside + files.write(path, manifest, state, check_all, records)
-            write_s = time.monotonic() - began
-            self._last_step = step
-            self._saved(str(directory), step)
-            files.prune(directory, step, self._config.keep)
-            unchanged.remove_unreferenced(directory)
-        except OwnerSuperseded as error:
-            self.superseded = str(error)
-            self._failed(step, str(error), superseded=True)
-            return
-        except EdlError as error:
-            self._failed(step, str(error))
-            return
-        except OSError as error:
-            self._failed(step, f"{error.strerror or error}: {error.filename or path}")
-            return
-        reason = (
-            f"step {step} is in {path}: {size / 1e6:.1f} MB, training paused "
-            f"{1000 * capture_s:.0f} ms, written in {write_s:.2f} s"
-        )
-        logger.info("%s", reason)
-        self._log(CheckpointDetails(str(path), size, capture_s, write_s), step, reason)

@@ -6,12 +6,14 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from edl.checkpoint.location import Location, file_bytes
 from edl.checkpoint.safetensors import Blob
 from edl.errors import CheckpointError
 
 UNCHANGED = re.compile(r"unchanged-(\d{12})-[0-9a-f]{8}\.safetensors")
+PART = re.compile(r"part-(\d{12})-[0-9a-f]{8}-\d{5}-of-\d{5}\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class TensorRecord:
 
     def __post_init__(self) -> None:
         """Refuse the name of a file elsewhere, which only a forged header can have."""
-        if self.file and not UNCHANGED.fullmatch(self.file):
+        if self.file and not (UNCHANGED.fullmatch(self.file) or PART.fullmatch(self.file)):
             raise ValueError(f"a file {self.file!r}")
 
     @classmethod
@@ -44,6 +46,15 @@ class TensorRecord:
         """Return the record of ``blob``, whose bytes are read for the checksum."""
         digest = hashlib.sha256(blob.data).hexdigest()
         return cls(blob.kind, blob.dtype, tuple(blob.shape), blob.device, digest)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> TensorRecord:
+        """Return the record with these ``values``, by the names of its fields, as JSON has them.
+
+        Raises:
+            KeyError, TypeError, ValueError: a value is missing, unknown or not allowed.
+        """
+        return cls(**{**values, "shape": tuple(values["shape"])})
 
     def is_unchanged(self, before: TensorRecord | None) -> bool:
         """Return whether the record ``before`` is of an equal tensor, wherever its data lie."""

@@ -6,9 +6,9 @@ own, ``unchanged-NNNNNNNNNNNN-XXXXXXXX.safetensors``, and this checkpoint and th
 that file in place of the data, as long as the tensors stay as they are. Rules:
 
 1. Such a file is written once, under a name that no other file gets, and never changed.
-2. A worker names only files that it has written itself, or that belong to the checkpoint from which
-   it has restored the state, whose every byte was checked. A worker that has neither restored nor
-   saved begins with a whole checkpoint.
+2. A worker names, for the tensors that it saves, only files that it has written itself, or that
+   belong to the checkpoint from which it has restored the state, whose every byte was checked. A
+   worker that has neither restored nor saved begins with a whole checkpoint, or a whole part.
 3. A checkpoint gets its name only while all files that it names are there (:func:`check_named`).
 4. A file goes when no checkpoint names it, and all checkpoints are newer than it
    (:func:`remove_unreferenced`).
@@ -56,7 +56,7 @@ class UnchangedTensors:
 
         Args:
             step: the number of the step that is saved.
-            state: the whole state.
+            state: the state, or the part of it that this worker saves.
             check: called before the file gets its name; an error that it raises is passed on, and
                 the file is not written.
 

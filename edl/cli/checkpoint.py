@@ -165,7 +165,7 @@ def _described(found: Checkpoint) -> list[str]:
     values = sum(math.prod(blob.shape) for blob in model.values())
     source = manifest.source
     order = f"shuffled with seed {source['seed']}" if source["shuffle"] else "in their own order"
-    size = _megabytes(file_bytes(found.path))
+    size = _megabytes(_about(found.path, found.manifest)["bytes"])
     samples, batch = counted(source["total"], "sample"), source["batch_size"]
     return [
         f"file:       {found.path} ({size}; every byte fits its checksum)",

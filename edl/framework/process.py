@@ -383,30 +383,30 @@ def _refuse_beside_state(objects: dict[str, Any]) -> None:
         )
 
 
-def checkpoint(directory: str | os.PathLike[str], every_s: float = 300.0, keep: int = 3) -> None:
+def checkpoint(
+    directory: str | os.PathLike[str], every_s: float = 300.0, keep: int = 3, sharded: bool = False
+) -> None:
     """Save the job's state in a directory regularly, so the job can outlive its workers.
 
     The state is the model, the optimizer, tracked objects, the step and the ledger. Call this on
-    all workers before training begins; nothing is saved by the call itself. Rank 0 saves before the
-    first step, then between two steps when ``every_s`` seconds have passed, and when the job
-    finishes or is stopped. It copies the state, and a thread writes the file. In a job without a
-    launcher, SIGTERM from now on makes the worker save between two steps and end. When all workers
-    die, the restarted ones continue from the newest file. `edl run --resume` does so in a new job,
-    with any number of workers.
+    all workers before training begins. Rank 0 saves before the first step, then between two steps
+    when ``every_s`` seconds have passed, and at the end. It copies the state, and a thread writes
+    it. In a job without a launcher, SIGTERM then makes the worker save and end. When all die, new
+    ones continue from the newest file. So does `edl run --resume`, with any number of workers.
 
     Args:
         directory: a directory that all hosts share, used for this training only; it is created if
             it does not exist. Or a URL that the library fsspec knows, such as ``s3://bucket/run``.
         every_s: seconds from one checkpoint to the next; above 0.
         keep: how many of the newest checkpoints are kept, at least 1; older ones are deleted.
+        sharded: whether each worker writes a part of the state between two steps, not rank 0 all.
 
     Raises:
         CheckpointError: if nothing can be written into the directory.
-        UsageError: if called twice, after training has begun, before ``edl.init()``, or with a
-            value out of range.
+        UsageError: if called twice, in training, before ``edl.init()``, or with a wrong value.
     """
     worker = current_worker()
-    worker.checkpointing.attach(location(directory), every_s, keep)
+    worker.checkpointing.attach(location(directory), every_s, keep, sharded)
     _leave_on_sigterm(worker)
 
 

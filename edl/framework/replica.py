@@ -11,10 +11,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from edl.core.job.state_share import WHOLE_STATE, RankArray, StateArray, StateShare, divide
 from edl.core.step.state_check import WHOLE, StateGroup
 from edl.errors import CheckpointError, UsageError
 from edl.framework.digest import ByteRange, StateArrays
-from edl.framework.state import Arrays, Trackable, exchange_state
+from edl.framework.state import Arrays, Trackable, exchange_state, map_leaves
 from edl.framework.tracked_copies import TrackedCopies
 from edl.ring.ring import Ring
 from edl.worker.progress import Receive
@@ -140,6 +141,13 @@ class FrameworkReplica(ABC):
         normalisation) are not among them, because each worker has its own.
         """
 
+    @abstractmethod
+    def equal_on_all(self, state: dict[str, Any]) -> Iterable[Any]:
+        """Return the arrays in ``state`` that are equal on all workers, as :meth:`compared` says.
+
+        They are the objects in ``state`` themselves. ``state`` is the result of :meth:`durable`.
+        """
+
     @staticmethod
     @abstractmethod
     def size_of(value: Any) -> int | None:
@@ -244,12 +252,54 @@ class FrameworkReplica(ABC):
         """
         self._copies.end_batch((step, epoch), self.objects_from_gradients())
 
-    def capture(self) -> Any:
-        """Return a copy of the state for a checkpoint file, with the name of the optimizer's class.
+    def durable(self) -> dict[str, Any]:
+        """Return what a checkpoint stores: :meth:`state` and the name of the optimizer's class.
 
-        Later steps do not change the copy. :meth:`restore` takes it.
+        The arrays are not copied. In place of an array there may be a variable that has it, if
+        :meth:`copied` reads it.
         """
-        return self.copied({**self.state(), "optimizer_kind": self._kind})
+        return {**self.state(), "optimizer_kind": self._kind}
+
+    def capture(self, share: StateShare = WHOLE_STATE) -> Any:
+        """Return a copy of the state for a checkpoint file; :meth:`restore` takes it.
+
+        Later steps do not change the copy.
+
+        Args:
+            share: the part of the state that is copied. In place of each array that another worker
+                saves there is a ``RankArray``. Rank 0 has all arrays that may differ between
+                workers, such as the statistics of batch normalisation.
+        """
+        state = self.durable()
+        return self.copied(state if share.is_whole else self._own_part(state, share))
+
+    def _own_part(self, state: dict[str, Any], share: StateShare) -> Any:
+        """Return a copy of ``state`` without arrays and values that other workers save.
+
+        In place of an array there is a ``RankArray``, in place of a value None. All workers divide
+        the state in the same way, because what is divided has the same names and shapes on all.
+
+        Args:
+            state: the result of :meth:`durable`. Its arrays are not copied.
+            share: the part that this worker saves.
+        """
+        equal = {id(value) for value in self.equal_on_all(state)}
+        arrays: list[StateArray] = []
+
+        def note(value: Any, _where: str) -> None:
+            if (size := self.size_of(value)) is not None:
+                arrays.append(StateArray(size, id(value) in equal))
+
+        map_leaves(state, note)
+        ranks = iter(divide(arrays, share.size))
+
+        def own(value: Any, _where: str) -> Any:
+            if self.size_of(value) is None:
+                return value if share.rank == 0 else None
+            rank = next(ranks)
+            return value if rank == share.rank else RankArray(rank)
+
+        return map_leaves(state, own)
 
     def restore(self, state: Any) -> None:
         """Load ``state``, which was read from a checkpoint file, into model, optimizer and objects.

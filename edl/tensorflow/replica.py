@@ -195,6 +195,27 @@ class TensorFlowReplica(FrameworkReplica):
         things = self.compared_things()
         return {**groups, "tracked": {name: thing.state_dict() for name, thing in things.items()}}
 
+    def durable(self) -> dict[str, Any]:
+        """Return what a checkpoint stores, with variables whose values are not read yet.
+
+        It has the keys of :meth:`state`, and "optimizer_kind", the name of the optimizer's class.
+        """
+        return {
+            **self.variables(),
+            "tracked": self.states_of_things(),
+            "optimizer_kind": self._kind,
+        }
+
+    def equal_on_all(self, state: dict[str, Any]) -> Iterable[Any]:
+        """Return the variables in ``state`` that updates train, and those of optimizers' states.
+
+        They are the objects in ``state`` themselves. ``state`` is the result of :meth:`durable`.
+        """
+        trained = [variable for variable in self._model() if variable.trainable]
+        equal = {id(plain(variable)) for variable in (*trained, *self._optimizer_state())}
+        variables = (*state["model"].values(), *state["optimizer"].values())
+        return [variable for variable in variables if id(variable) in equal]
+
     def learning_rates(self) -> dict[str, float]:
         """Return the present learning rates as numbers, by name.
 
@@ -255,12 +276,20 @@ class TensorFlowReplica(FrameworkReplica):
         """Return a copy of ``state``, for checkpoints, in which each array is a blob.
 
         A blob (:class:`edl.checkpoint.safetensors.Blob`) holds a copy of an array's bytes, its type
-        and its shape. Values that are no arrays are not copied.
+        and its shape. In place of a variable there is a blob of its value; all variables are read
+        at once. Values that are neither are not copied.
 
         Raises:
             CheckpointError: an array holds Python objects.
         """
-        return map_leaves(state, _to_blob)
+        leaves: list[Any] = []
+        map_leaves(state, lambda value, _: leaves.append(value))
+        values = iter(self.access.read([leaf for leaf in leaves if isinstance(leaf, tf.Variable)]))
+
+        def blob(value: Any, where: str) -> Any:
+            return _to_blob(next(values) if isinstance(value, tf.Variable) else value, where)
+
+        return map_leaves(state, blob)
 
     def uncopied(self, state: Any) -> dict[str, Any]:
         """Return a copy of ``state``, which :meth:`copied` has made, with arrays in place of blobs.

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from edl.core.job.state_share import WHOLE_STATE, StateShare
 from edl.core.step.aligned import AlignedSource
 from edl.core.step.batch import Batch
 from edl.core.step.batching import Batching, logical_batching
@@ -155,7 +156,7 @@ class CountingModel:
             for part in parts.within(group)
         }
 
-    def capture(self) -> dict[str, Vector]:
+    def capture(self, _share: StateShare = WHOLE_STATE) -> dict[str, Vector]:
         """Return copies of the arrays ``w``, ``before`` and ``count``, for :meth:`restore`."""
         return {name: getattr(self, name).copy() for name in ("w", "before", "count")}
 

@@ -47,6 +47,7 @@ class Copier:
         """
         self._used, self._from_device = 0, False
         copied = map_leaves(state, self._leaf)
+        del self._buffers[self._used :]  # of a larger part of the state
         if self._from_device:
             torch.cuda.synchronize()  # those copies were only started
         return copied

@@ -20,7 +20,9 @@ PRIME, ODD = 0x9E3779B97F4A7C15 - 2**64, 0x2545F4914F6CDD1D  # from the usual ra
 
 def size_of(value: Any) -> int | None:
     """Return the size in bytes of ``value``, a tensor or NumPy array; None for any other value."""
-    return value.nbytes if isinstance(value, (torch.Tensor, np.ndarray)) else None
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()  # sparse tensors have no nbytes
+    return value.nbytes if isinstance(value, np.ndarray) else None
 
 
 def digests(parts: Iterable[ByteRange]) -> dict[str, int]:

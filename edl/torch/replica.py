@@ -18,7 +18,7 @@ from edl.core.plural import counted
 from edl.errors import UsageError
 from edl.framework.digest import ByteRange
 from edl.framework.replica import FrameworkReplica
-from edl.framework.state import Trackable
+from edl.framework.state import Trackable, map_leaves
 from edl.torch.capture import Copier, check_model, to_tensors
 from edl.torch.digest import digests, size_of
 from edl.torch.groups import Flags, Names, ParameterGroups, optimizer_parameters
@@ -216,6 +216,15 @@ class TorchReplica(FrameworkReplica):
             "scalers": self._scalers.states(),
         }
 
+    def equal_on_all(self, state: dict[str, Any]) -> Iterable[Any]:
+        """Return the parameters in ``state``, and all that is in the states of optimizers.
+
+        They are the objects in ``state`` themselves. Buffers are not among them.
+        """
+        equal = [state["model"][name] for name in self._parameters()]
+        map_leaves(state["optimizers"], lambda value, _: equal.append(value))
+        return equal
+
     def signature(self) -> dict[str, str]:
         """Return the shape of each parameter and buffer as a text, by the tensor's name.
 
@@ -348,16 +357,12 @@ class TorchReplica(FrameworkReplica):
         load_state(own, theirs)
         return theirs
 
-    def capture(self) -> Any:
-        """Return a copy of the state, in host memory, as a checkpoint stores it.
+    def durable(self) -> dict[str, Any]:
+        """Return what a checkpoint stores, without copies of the tensors.
 
         Beside the state of :meth:`state`, it has the kind of the optimizers, and what a later
         ``load_state_dict()`` needs: the names of the tensors in the models' ``state_dict()``, and
-        the values in it that are no parameters or buffers. The next call of this method or of
-        :meth:`copied` overwrites the copy's tensors.
-
-        Raises:
-            CheckpointError: a tensor is sparse or quantized, or has no data (a meta tensor).
+        the values in it that are no parameters or buffers.
         """
         names: dict[str, str] = {}
         besides: dict[str, Any] = {}
@@ -365,9 +370,7 @@ class TorchReplica(FrameworkReplica):
             found, rest = state_dict_names(model)
             names |= {f"{prefix}{name}": f"{prefix}{tensor}" for name, tensor in found.items()}
             besides |= {f"{prefix}{name}": value for name, value in rest.items()}
-        exported = {"names": names, "besides": besides}
-        state = {**self.state(), "optimizer_kind": self._kind, "state_dict": exported}
-        return self.copied(state)
+        return {**super().durable(), "state_dict": {"names": names, "besides": besides}}
 
     def copied(self, state: dict[str, Any]) -> Any:
         """Return ``state`` with the bytes of each tensor copied into host memory.

@@ -18,7 +18,8 @@ from typing import NoReturn
 from edl.checkpoint.format import Checkpoint
 from edl.checkpoint.location import Location, RemotePath, location
 from edl.checkpoint.logged_steps import LoggedSteps
-from edl.checkpoint.store import CheckpointConfig, CheckpointPosition, Checkpoints, Durable
+from edl.checkpoint.saved_state import CheckpointConfig, CheckpointPosition, Durable
+from edl.checkpoint.store import Checkpoints
 from edl.config import Config
 from edl.core.events import Details, Event, JobFailedDetails, JobStoppedDetails, ResumedDetails
 from edl.core.host.process import STOPPED_EXIT
@@ -26,6 +27,7 @@ from edl.core.job.ending import JobEnd, halted
 from edl.core.job.fits import fits_of, passed_too_far
 from edl.core.job.signature import Arithmetic
 from edl.core.job.stall import SAVING
+from edl.core.job.state_share import StateShare
 from edl.core.job_spec import RESUME_AUTO, RESUME_NO, JobSettings, resume_directory
 from edl.core.plural import counted
 from edl.core.records import Generation, JobState
@@ -42,6 +44,10 @@ FLUSH_S = 5.0  # for the last news to reach ZooKeeper
 OTHER_BITS = (
     "from here on the weights have other last bits than in a run that was not stopped: the job "
     "computes with {now}, and computed with {before} when the checkpoint was written"
+)
+UNCHECKED = (
+    "edl.checkpoint(sharded=True): rank 0 saves alone, because this job does not compare its "
+    "workers' states (EDL_STATE_CHECK_STEPS=0), so nothing would show that parts differ"
 )
 ALONE = "alone"  # the job name of a script without a launcher
 
@@ -84,7 +90,7 @@ class Checkpointing:
         """Whether the script has called ``edl.checkpoint``, so that this job saves checkpoints."""
         return self._checkpoints is not None
 
-    def attach(self, directory: Location, every_s: float, keep: int) -> None:
+    def attach(self, directory: Location, every_s: float, keep: int, sharded: bool = False) -> None:
         """Save checkpoints of the job into ``directory`` from now on.
 
         Nothing is saved yet: the first checkpoint is saved before the first step. If the job is to
@@ -95,6 +101,7 @@ class Checkpointing:
                 if it does not exist.
             every_s: the time from one checkpoint to the next, in seconds; above 0.
             keep: how many of the newest checkpoints are kept; at least 1.
+            sharded: whether the workers save the state together, each a part of it.
 
         Raises:
             UsageError: ``edl.checkpoint`` was called before, or training has begun, or ``every_s``
@@ -117,6 +124,9 @@ class Checkpointing:
             )
         resume = self.settings.resume.strip()
         directory = directory.absolute()
+        if sharded and not self.settings.state_check_steps:
+            logger.warning("%s", UNCHECKED)
+            sharded = False
         settings = CheckpointConfig(
             directory=directory,
             every_s=every_s,
@@ -125,6 +135,7 @@ class Checkpointing:
             run=self._coordinator.run,
             resume_from=self._resume_from(resume, directory),
             or_begin=resume.lower() == RESUME_AUTO,
+            sharded=sharded,
         )
         checkpoints = Checkpoints(
             settings, self._log_event, self._coordinator.put_saved, self._coordinator.policy.learned
@@ -205,7 +216,7 @@ class Checkpointing:
             self._end_job(str(error))
             raise
         if self._checkpoints is not None:
-            self._checkpoints.take_over(generation.number)
+            self._checkpoints.writer.take_over(generation.number)
         if found is None and self._logged is not None:
             self._logged.forget()
         if found is not None:
@@ -298,7 +309,16 @@ class Checkpointing:
 
     # --- while it trains
 
-    def save_if_due(self, rank: int, generation: int, at_once: bool = False) -> None:
+    def wants_parts(self, size: int) -> bool:
+        """Return whether all ``size`` workers shall save parts of a checkpoint; rank 0 asks this.
+
+        They do so after the step in whose record rank 0 says it.
+        """
+        return self._checkpoints is not None and self._checkpoints.wants_parts(size)
+
+    def save_if_due(
+        self, share: StateShare, generation: int, at_once: bool = False, parts: bool = False
+    ) -> None:
         """Let rank 0 save a checkpoint at a boundary between two steps, when one is due.
 
         A checkpoint is due before the first step, and then each time ``every_s`` seconds have
@@ -307,9 +327,11 @@ class Checkpointing:
         if the setting ``preempt_within_s`` has a value, with 96, or 97 if the save failed.
 
         Args:
-            rank: this worker's rank in its ring; all but rank 0 save nothing.
+            share: this worker's rank in its ring, and how many workers it has.
             generation: the number of the ring's generation.
             at_once: whether a checkpoint is due however recent the one before is.
+            parts: whether all workers have agreed that each saves its part of a checkpoint now;
+                without it, all but rank 0 save nothing.
 
         Raises:
             JobFailed: another ring of the job has begun to save into the directory.
@@ -318,15 +340,18 @@ class Checkpointing:
         """
         if self._checkpoints is None or self.replica is None:
             return
-        self._generation = self._checkpoints.generation = generation
-        if rank != 0:
+        writer = self._checkpoints.writer
+        self._generation = writer.generation = generation
+        if share.rank != 0:
+            if parts:
+                self._checkpoints.save_part(self._place, self.replica, share)
             return
-        if self._checkpoints.superseded:
-            raise JobFailed(self._checkpoints.superseded)
+        if writer.superseded:
+            raise JobFailed(writer.superseded)
         if self._coordinator.leave_requested and not self._coordinator.is_shared:
             sys.exit(self._save_alone())
         try:
-            self._checkpoints.save_if_due(self._place, self.replica, at_once)
+            self._checkpoints.save_if_due(self._place, self.replica, at_once, share.size, parts)
         except EdlError as error:
             self._end_job(str(error))
             raise
@@ -344,7 +369,15 @@ class Checkpointing:
         Raises:
             JobFailed, CheckpointError: see :meth:`save_if_due`.
         """
-        self.save_if_due(rank, generation, at_once=True)
+        self.save_if_due(StateShare(rank), generation, at_once=True)
+
+    def distrust_parts(self) -> None:
+        """Let rank 0 save the whole state at the next boundary: workers' states have differed.
+
+        Each worker calls it that learns of it. Nothing happens in a job that saves no parts.
+        """
+        if self._checkpoints is not None:
+            self._checkpoints.distrust_parts()
 
     def _save_alone(self) -> int:
         """Save a last checkpoint in a job without a launcher; return the exit code of the process.
@@ -364,13 +397,17 @@ class Checkpointing:
     # --- at the end
 
     @waits(SAVING)
-    def save_last(self) -> str:
+    def save_last(self, size: int = 1) -> str:
         """Save a last checkpoint and wait until it is written, at most ``save_timeout_s`` seconds.
 
         In a job that is preempted, the time is what is left of its bound. The caller sees to it
         that only rank 0 calls this. Nothing is saved if the job saves no checkpoints, if this
         worker does not hold the job's state, or if it has written or read the checkpoint of this
         step already.
+
+        Args:
+            size: how many workers save parts of it together, in a job that saves in parts; 1: rank
+                0 saves alone.
 
         Returns:
             Why the last checkpoint was not written; empty if it was, or if there is none to write.
@@ -381,7 +418,7 @@ class Checkpointing:
         if preemption is not None:
             late = f"it takes longer than the bound of {preemption.within_s:g} s allows"
         at, limit_s = self._place, self._save_limit_s
-        return self._checkpoints.save_last(at, self.replica, limit_s, late)
+        return self._checkpoints.save_last(at, self.replica, limit_s, late, size)
 
     @property
     def _save_limit_s(self) -> float:
@@ -391,13 +428,26 @@ class Checkpointing:
             return self.settings.save_timeout_s
         return max(0.0, preemption.save_until_s - self._shared.clock.now_s())
 
-    def save_stopped(self) -> None:
+    def save_stopped(self, share: StateShare, generation: int) -> None:
         """Save the last checkpoint of a job that stops; if it is preempted, record its end, too.
 
-        The caller sees to it that only rank 0 calls this. The record says whether the last step was
-        saved, and names the newest checkpoint. The call waits up to 5 s until it is written.
+        All workers call it. Rank 0 saves; in a job that saves in parts, the others begin to write
+        theirs. The record says whether the last step was saved, and names the newest checkpoint.
+        The call of rank 0 waits up to 5 s until the record is written.
+
+        Args:
+            share: this worker's rank in the ring, and how many workers it has; the whole state if
+                the ring is broken, and this worker saves alone.
+            generation: the number of the ring's generation.
         """
-        unsaved = self.save_last()
+        if self._checkpoints is not None:
+            self._checkpoints.writer.generation = generation
+        if share.rank != 0:
+            if self._checkpoints is not None and self.replica is not None:
+                limit_s = self._save_limit_s
+                self._checkpoints.save_last_part(self._place, self.replica, share, limit_s)
+            return
+        unsaved = self.save_last(share.size)
         if self._shared.preemption is not None:
             end = self._halted(unsaved)
             step = self.progress.step
@@ -456,7 +506,7 @@ class Checkpointing:
         warning is logged.
         """
         if self._checkpoints is not None:
-            self._checkpoints.wait_for_writes(self._save_limit_s)
+            self._checkpoints.writer.wait(self._save_limit_s)
 
     def fail(self, reason: str, error: type[JobFailed] = JobFailed) -> NoReturn:
         """End the job as failed for all workers, with the message ``reason``.

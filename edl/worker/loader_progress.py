@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from edl.checkpoint.store import CheckpointPosition
+from edl.checkpoint.saved_state import CheckpointPosition
 from edl.core.job.fits import DoneFit, as_json, fits_of
 from edl.core.step.aligned import AlignedSource
 from edl.core.step.batching import Batching, check_alike

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from edl.checkpoint.store import Durable
+from edl.checkpoint.saved_state import Durable
 from edl.ring.ring import Ring
 from edl.worker.progress import Receive
 from edl.worker.state_check import Compared

@@ -181,6 +181,7 @@ class StateComparison:
         """
         why = why_they_leave(leaving, step, said, self.cause, self.unit)
         self._log_event(StateDiffersDetails(tuple(f"w{worker}" for worker in leaving)), why)
+        self._checkpointing.distrust_parts()
         let_leave(self._ring, self._at.members, leaving, why)
 
     def _end(self, why: str, found: Split) -> NoReturn:
@@ -391,3 +392,4 @@ class StateCheck(StateComparison):
         logger.warning("%s", why)
         workers = tuple(f"w{worker}" for worker in found.odd)
         self._log_event(StateDiffersDetails(workers, f"w{found.source}"), why)
+        self._checkpointing.distrust_parts()

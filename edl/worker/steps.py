@@ -23,6 +23,7 @@ from edl.core.step.step_record import (
     Stop,
     agreed_generation,
     check_records,
+    saves_parts,
     switch_parts,
 )
 from edl.errors import RingBroken, RingError, UnevenEnd
@@ -50,6 +51,10 @@ class WorkerSteps(ABC):
         trained_in: the number of the generation in which the last step was completed; 0 before.
         on_trained: called once, when this worker has completed its first step in a ring of the job;
             never in a job without a launcher.
+        saves_parts_in: the number of the generation in which all workers have agreed, with the last
+            step, to save their parts of a checkpoint after it; -1: they have not.
+        wants_parts: called on rank 0 with the number of workers, for each record; returns whether
+            all shall save their parts of a checkpoint after the step.
         wants_to_stop: whether the script wants all workers to stop after the next step; set by the
             caller, and sent with the step records.
 
@@ -67,8 +72,10 @@ class WorkerSteps(ABC):
     ) -> None:
         self.ring = ring
         self.target: int | None = None
+        self.saves_parts_in = -1
         self.trained_in = 0
         self.on_trained: Callable[[], None] = lambda: None
+        self.wants_parts: Callable[[int], bool] = lambda size: False
         self.wants_to_stop = False
         self._shared = shared
         self._switching = switching
@@ -262,7 +269,7 @@ class WorkerSteps(ABC):
         return records
 
     def _completed(self, records: StepRecords) -> str:
-        """Count a complete step, and set :attr:`target` if all workers have agreed to switch.
+        """Count a complete step; set :attr:`target` and :attr:`saves_parts_in` as they have agreed.
 
         ``records`` are the step records of all workers, which say that.
 
@@ -270,6 +277,7 @@ class WorkerSteps(ABC):
             Why they switch; empty if they do not.
         """
         self.target, reason = agreed_generation(records)
+        self.saves_parts_in = self.generation if saves_parts(records) else -1
         self.timer.steps_here += 1
         if not self.trained_in and self.generation:
             self.on_trained()
@@ -344,6 +352,7 @@ class WorkerSteps(ABC):
             reduce_us=self.timer.reduce_us,
             size_change=self._size_request.change,
             batch=self._shared.requested_batch,
+            save=int(self.ring.place.rank == 0 and self.wants_parts(self.ring.place.size)),
             **vars(times),
         )
 

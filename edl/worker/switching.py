@@ -27,6 +27,7 @@ from edl.config import Config
 from edl.core.job.ending import HALTED_EXIT
 from edl.core.job.fits import FitIsDone, ended_before
 from edl.core.job.ring_failure import blamed_rank, short_error
+from edl.core.job.state_share import WHOLE_STATE, StateShare
 from edl.core.plural import workers
 from edl.core.records import Generation, JobState, RingFailure, RingMember, Stage
 from edl.core.step.step_record import (
@@ -567,16 +568,17 @@ class Switching:
     def _leave(self, generation: Generation) -> NoReturn:
         """Leave the job and end the process: this worker is no member of ``generation``.
 
-        If the whole job stops, rank 0 (if the ring is broken, each worker) saves a last checkpoint.
+        If the whole job stops, its workers save a last checkpoint: rank 0 alone or, in a job that
+        saves in parts, all together. If the ring is broken, each worker saves alone.
         """
         self.stopped = not generation.members
         # After a break no worker knows which others are left: then each of them saves.
-        last = self.stopped and (self._ring.place.rank == 0 or not self._ring.is_open)
+        place = self._ring.place
+        share = StateShare(place.rank, place.size) if self._ring.is_open else WHOLE_STATE
         self._ring.close()
         if self.stopped:  # a worker that saves is not stuck, although it completes no step
             self._coordinator.set_stage(Stage.LEAVING)
-        if last:
-            self._checkpointing.save_stopped()
+            self._checkpointing.save_stopped(share, self._ring.generation)
         self._checkpointing.wait_for_writes()
         halts = self.stopped and self._shared.preemption is not None
         why = "the job stops" if self.stopped else "it left the job"

@@ -21,6 +21,7 @@ from edl import failpoints
 from edl.config import Config
 from edl.core.events import Details, Event
 from edl.core.job.signature import ALIKE_IN_FITS, BUILT_BEFORE, Arithmetic, Signature, why_unfit
+from edl.core.job.state_share import StateShare
 from edl.core.policy.file import PolicyFile
 from edl.core.records import Leader
 from edl.core.sizes import Sizes
@@ -108,6 +109,7 @@ class Worker:
         self.loader = LoaderSteps(
             ring, shared, self._switching, self.size_request, progress, self._check
         )
+        self.loader.wants_parts = self.checkpointing.wants_parts
         saves = ScriptProgress()
         self._saved_check = ScriptStateCheck(ring, saves, self.checkpointing, self.log_event)
         self.script = ScriptSteps(
@@ -195,7 +197,7 @@ class Worker:
            state. The process ends with success (SystemExit 0) if the worker is no member of that
            generation.
         4. With fewer workers than min_np, all wait for newcomers.
-        5. If a checkpoint is due, rank 0 saves it.
+        5. If a checkpoint is due, rank 0 saves it, or each worker a part of it.
 
         Raises:
             StateDiffers: the states differ, and no majority holds the same state.
@@ -215,7 +217,9 @@ class Worker:
                 self._switching.switch(target)
         self._switching.synchronise_if_due()
         self._switching.wait_for_min_np(self.steps.idle_record)
-        self.checkpointing.save_if_due(self.rank, self.generation)
+        share = StateShare(self.rank, self.size)
+        parts, self.steps.saves_parts_in = self.steps.saves_parts_in, -1
+        self.checkpointing.save_if_due(share, self.generation, parts=parts == self.generation)
 
     def close(self) -> None:
         """Leave the ring and the job for good; a second call does nothing.

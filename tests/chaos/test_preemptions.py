@@ -31,7 +31,7 @@ def preempted(
     the step after the one with which the run before has ended.
     """
     drawn, size, step = random.Random(46), 0, 0
-    words = [*script, "--checkpoint", str(directory / "saved")]
+    words = [*script, "--checkpoint", str(directory / "saved"), "--sharded"]
     for run in range(times + 1):
         size = drawn.choice([each for each in range(1, MOST + 1) if each != size])
         options = ["--logical", str(logical), *(["--resume"] if run else [])]

@@ -76,9 +76,10 @@ def wait_for_event(job: Job, kind: str, timeout_s: float = WAIT_S) -> dict[str, 
 
 
 def test_a_job_outlives_all_its_workers(scenario: Scenario, zk_hosts: str) -> None:
-    script = scenario.script("--every", "0.5")
+    """It goes on from a checkpoint that its workers have written together."""
+    script = scenario.script("--every", "0.5", "--sharded", "--keep", "99")
     with started(scenario.directory, zk_hosts, *script, np=2, max_np=2, throttled=SLOW) as job:
-        job.wait_for_step(5 + random.Random("all at once").randrange(30))
+        job.wait_for_step(12 + random.Random("all at once").randrange(30))
         for pid in job.workers(COUNTING):
             os.kill(pid, signal.SIGKILL)
         resumed = wait_for_event(job, "resumed")
@@ -89,11 +90,13 @@ def test_a_job_outlives_all_its_workers(scenario: Scenario, zk_hosts: str) -> No
         job.hurry()
         assert job.end() == 0, job.describe("it failed")
         assert resumed["reason"] in job.output()
+        found = files.read_records(Path(resumed["path"]))
+        assert {record.file.split("-")[0] for record in found.values()} == {"part"}
+        assert len({record.file for record in found.values()}) == 2
         saves = job.events("checkpoint")
         assert {"bytes", "capture_s", "write_s", "path"} <= saves[-1].keys()
         reports = scenario.prove(2, job.describe("the counts are wrong"))
     assert {report["rings"][0]["step"] for report in reports} == {resumed["step"]}
-    assert len(files.checkpoint_files(scenario.saved)) == 3
     assert scenario.newest.step == reports[0]["steps"]
 
 

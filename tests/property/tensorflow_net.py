@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 from test_logical_bits import LogicalNet
 
+from edl.core.job.state_share import WHOLE_STATE, StateShare
 from edl.core.step.aligned import AlignedSource
 from edl.core.step.batching import Batching, logical_batching
 from edl.framework.random_numbers import RandomNumbers
@@ -59,7 +60,7 @@ class VariablesModel(CountingModel):
                 each.assign(values[at : at + size].reshape(each.shape).astype(np.float32))
                 at += size
 
-    def capture(self) -> dict[str, Vector]:
+    def capture(self, _share: StateShare = WHOLE_STATE) -> dict[str, Vector]:
         return {"w": self.w.copy()}
 
     def restore(self, state: object) -> None:

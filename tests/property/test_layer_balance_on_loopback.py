@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scenarios import SEEDS, Change
 
+from edl.core.job.state_share import WHOLE_STATE, StateShare
 from edl.core.records import JobState
 from edl.core.step.batch import Batch
 from edl.core.step.state_check import WHOLE, StateGroup
@@ -70,7 +71,7 @@ class Net(CountingModel):
     def update(self, gradient: Vector) -> None:
         self.w = self.w - self.lr * gradient
 
-    def capture(self) -> dict[str, Vector]:
+    def capture(self, _share: StateShare = WHOLE_STATE) -> dict[str, Vector]:
         return {"w": self.w.copy(), "rows": self.balance.state_dict()["rows"]}
 
     def restore(self, state: object) -> None:

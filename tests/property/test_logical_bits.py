@@ -17,6 +17,7 @@ from loopback_tensors import MEMBERS, on_loopback
 from scenarios import SEEDS, Change, Fault, Scenario, faults, points, scales, some
 
 from edl.core.events import EventKind, ExactAuditDetails
+from edl.core.job.state_share import WHOLE_STATE, StateShare
 from edl.core.records import JobState
 from edl.core.step.aligned import AlignedSource
 from edl.core.step.batching import Batching, logical_batching
@@ -79,7 +80,7 @@ class NetModel(CountingModel):
                 each.copy_(part.view(each.shape).to(each.dtype))
                 at += each.numel()
 
-    def capture(self) -> dict[str, Vector]:
+    def capture(self, _share: StateShare = WHOLE_STATE) -> dict[str, Vector]:
         return {"w": self.w.copy()}
 
     def restore(self, state: object) -> None:

@@ -82,7 +82,7 @@ def test_a_job_is_saved_and_resumed(remote: RemotePath) -> None:
 
 def test_a_ring_claims_a_directory_with_a_url(remote: RemotePath) -> None:
     start = Start(remote)
-    start.checkpoints.take_over(3)
+    start.checkpoints.writer.take_over(3)
     owner = owner_of(remote)
     assert owner is not None
     assert (owner.run, owner.generation) == ("r1", 3)

@@ -18,6 +18,7 @@ from edl.checkpoint.store import CheckpointConfig, CheckpointPosition, Checkpoin
 from edl.config import Config
 from edl.core.events import CheckpointFailedDetails, Details
 from edl.core.job.signature import Arithmetic
+from edl.core.job.state_share import WHOLE_STATE, StateShare
 from edl.core.job_spec import JobSettings
 from edl.core.step.batching import Batching
 from edl.core.step.source import Source
@@ -42,7 +43,7 @@ class Replica:
     def __init__(self, value: object = 0) -> None:
         self.value = value
 
-    def capture(self) -> Any:
+    def capture(self, _share: StateShare = WHOLE_STATE) -> Any:
         return {"value": self.value}
 
     def restore(self, state: Any) -> None:
@@ -59,6 +60,7 @@ class Start:
         resume: Location | None = None,
         source: Source = SOURCE,
         or_begin: bool = False,
+        sharded: bool = False,
     ) -> None:
         self.logged: list[tuple[str, int, str]] = []
         self.saved: list[int] = []
@@ -73,6 +75,7 @@ class Start:
             run=run,
             resume_from=resume,
             or_begin=or_begin,
+            sharded=sharded,
         )
         self.checkpoints = Checkpoints(
             config, self._log, lambda _path, step: self.saved.append(step), lambda: LEARNED
@@ -255,11 +258,11 @@ def test_the_first_step_is_saved_at_once_and_then_in_time(tmp_path: Path) -> Non
     for step in range(3):
         start.progress.step = step
         start.checkpoints.save_if_due(start.at, start.replica)
-        assert start.checkpoints.wait_for_writes(10)
+        assert start.checkpoints.writer.wait(10)
     assert start.saved == [0]
     start.checkpoints._due_at = 0.0
     start.checkpoints.save_if_due(start.at, start.replica)
-    assert start.checkpoints.wait_for_writes(10)
+    assert start.checkpoints.writer.wait(10)
     assert start.saved == [0, 2]
     assert [kind for kind, _, _ in start.logged] == ["checkpoint", "checkpoint"]
 
@@ -281,7 +284,7 @@ def test_after_a_resumption_the_first_save_takes_its_time(tmp_path: Path) -> Non
     again = Start(tmp_path)
     again.restore()
     again.checkpoints.save_if_due(again.at, again.replica)
-    assert again.checkpoints.wait_for_writes(10)
+    assert again.checkpoints.writer.wait(10)
     assert [kind for kind, _, _ in again.logged] == []
 
 
@@ -296,7 +299,7 @@ def test_a_new_rank_0_saves_when_the_newest_is_old_enough(
     successor = Start(tmp_path)
     successor.progress.step = 11
     successor.checkpoints.save_if_due(successor.at, successor.replica)
-    successor.checkpoints.wait_for_writes(10)
+    successor.checkpoints.writer.wait(10)
     assert successor.saved == [11] * due
 
 
@@ -306,7 +309,7 @@ def test_a_new_rank_0_saves_at_the_end_of_a_fit(tmp_path: Path) -> None:
     successor = Start(tmp_path)
     successor.progress.step = 11
     successor.checkpoints.save_if_due(successor.at, successor.replica, at_once=True)
-    successor.checkpoints.wait_for_writes(10)
+    successor.checkpoints.writer.wait(10)
     assert successor.saved == [11]
 
 
@@ -318,41 +321,41 @@ def test_a_new_rank_0_of_a_job_that_was_never_saved(
     start = Start(tmp_path)
     start.progress.step = 3
     start.checkpoints.save_if_due(start.at, start.replica)
-    start.checkpoints.wait_for_writes(10)
+    start.checkpoints.writer.wait(10)
     assert start.saved == [3]
 
 
 def test_a_ring_that_was_replaced_saves_no_more(tmp_path: Path) -> None:
     """It was cut off; the job was started again from its newest checkpoint, or anew."""
     cut_off, successor = Start(tmp_path), Start(tmp_path)
-    cut_off.checkpoints.take_over(1)
+    cut_off.checkpoints.writer.take_over(1)
     assert cut_off.save(10) == ""
-    cut_off.checkpoints.generation = 3
+    cut_off.checkpoints.writer.generation = 3
     assert cut_off.save(20) == ""
     assert owner_of(tmp_path) == Owner("digits", "r1", 3)
-    successor.checkpoints.take_over(4)
+    successor.checkpoints.writer.take_over(4)
     why = "the job goes on in generation 4, without this ring of generation 3"
     assert cut_off.save(30) == f"the checkpoint of step 30 was not written: {why}"
-    assert cut_off.checkpoints.superseded == why
+    assert cut_off.checkpoints.writer.superseded == why
     assert isinstance(cut_off.details, CheckpointFailedDetails)
     assert cut_off.details.superseded
     assert successor.save(21) == ""
-    Start(tmp_path, run="r2", resume=tmp_path).checkpoints.take_over(1)
+    Start(tmp_path, run="r2", resume=tmp_path).checkpoints.writer.take_over(1)
     assert "belongs to generation 1 of another start of job digits" in successor.save(22)
 
 
 def test_a_start_that_was_replaced_never_gets_the_directory_back(tmp_path: Path) -> None:
     """A host of it was cut off, or one of its processes slept, and it begins a ring only now."""
     first, second = Start(tmp_path), Start(tmp_path, run="r2", resume=tmp_path)
-    first.checkpoints.take_over(1)
-    second.checkpoints.take_over(1)
+    first.checkpoints.writer.take_over(1)
+    second.checkpoints.writer.take_over(1)
     why = "the directory belongs to generation 1 of another start of job digits by now"
     with pytest.raises(CheckpointError, match=why):
-        first.checkpoints.take_over(2)
+        first.checkpoints.writer.take_over(2)
     third = Start(tmp_path, run="r3", resume=tmp_path)
-    third.checkpoints.take_over(1)
+    third.checkpoints.writer.take_over(1)
     with pytest.raises(CheckpointError, match=why):
-        first.checkpoints.take_over(3)
+        first.checkpoints.writer.take_over(3)
     assert owner_of(tmp_path) == Owner("digits", "r3", 1, ("r1", "r2"))
     assert third.save(5) == ""
 
@@ -360,8 +363,8 @@ def test_a_start_that_was_replaced_never_gets_the_directory_back(tmp_path: Path)
 def test_a_claim_that_was_written_over_by_a_replaced_start_is_written_again(tmp_path: Path) -> None:
     """It had read the claim before, and was stopped before it wrote its own."""
     first, second = Start(tmp_path), Start(tmp_path, run="r2", resume=tmp_path)
-    first.checkpoints.take_over(1)
-    second.checkpoints.take_over(1)
+    first.checkpoints.writer.take_over(1)
+    second.checkpoints.writer.take_over(1)
     (tmp_path / ".edl-owner").write_text('{"job": "digits", "run": "r1", "generation": 2}')
     assert second.save(7) == ""
     assert owner_of(tmp_path) == Owner("digits", "r2", 1, ("r1",))
@@ -372,16 +375,16 @@ def test_a_slow_write_is_given_up_if_another_start_has_the_directory_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = Start(tmp_path), Start(tmp_path, run="r2", resume=tmp_path)
-    first.checkpoints.take_over(1)
+    first.checkpoints.writer.take_over(1)
     write = files.write
 
     def slowly(*given: Any) -> int:
-        second.checkpoints.take_over(1)
+        second.checkpoints.writer.take_over(1)
         return write(*given)
 
     monkeypatch.setattr(files, "write", slowly)
     assert "another start of job digits" in first.save(10)
-    assert first.checkpoints.superseded
+    assert first.checkpoints.writer.superseded
     assert files.checkpoint_files(tmp_path) == []
     assert [path.name for path in tmp_path.iterdir()] == [".edl-owner"]
 
@@ -391,16 +394,16 @@ def test_a_slow_write_of_the_same_start_is_finished(
 ) -> None:
     """Rank 0 has left meanwhile, and its successor has saved."""
     first, successor = Start(tmp_path), Start(tmp_path)
-    first.checkpoints.take_over(1)
+    first.checkpoints.writer.take_over(1)
     write = files.write
 
     def slowly(*given: Any) -> int:
-        successor.checkpoints.take_over(2)
+        successor.checkpoints.writer.take_over(2)
         return write(*given)
 
     monkeypatch.setattr(files, "write", slowly)
     assert first.save(10) == ""
-    assert first.checkpoints.superseded == ""
+    assert first.checkpoints.writer.superseded == ""
 
 
 def test_who_owns_a_directory_may_be_unknown(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def test_a_save_that_takes_too_long_leaves_the_checkpoint_before_it(
     again = start.checkpoints.save_last(start.at, start.replica, 0.0, sentence)
     assert again == unsaved, "nothing more is copied when the time is over"
     may_write.set()
-    assert start.checkpoints.wait_for_writes(60)
+    assert start.checkpoints.writer.wait(60)
     assert Start(tmp_path).restore() == 20
 
 

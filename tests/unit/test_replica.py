@@ -111,6 +111,9 @@ class Replica(FrameworkReplica):
     def learning_rates(self) -> dict[str, float]:
         return {}
 
+    def equal_on_all(self, state: dict[str, Any]) -> Iterable[Any]:
+        return [state["model"]]
+
     @staticmethod
     def size_of(value: Any) -> int | None:
         return len(value) if isinstance(value, bytearray) else None

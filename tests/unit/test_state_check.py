@@ -465,6 +465,10 @@ class Job:
     alone = False
     generation = 1
     is_broken = False
+    distrusts_parts = False  # of checkpoints
+
+    def distrust_parts(self) -> None:
+        self.distrusts_parts = True
 
     def exchange(self, payload: bytes) -> list[bytes]:
         return [payload] * 3
@@ -605,6 +609,7 @@ def test_a_newcomer_ends_and_for_the_others_the_ring_is_broken(heals: bool) -> N
     [(details, why)] = old.logged
     assert details == StateDiffersDetails(("w1", "w2"))
     assert "their states differ from that of w0" in why
+    assert old.distrusts_parts
 
 
 def test_one_that_was_right_at_first_and_differs_later_is_healed_where_the_job_heals() -> None:
@@ -628,9 +633,11 @@ def test_who_differs_gets_the_state_of_the_majority_between_two_steps() -> None:
     job.progress.step = 2
     job.check.compare(split_rows(job))
     assert not job.replica.received
+    assert not job.distrusts_parts
     job.progress.step = 3
     job.check.resync()
     job.check.resync()  # it is done
+    assert job.distrusts_parts
     assert job.replica.received == [(1, Receive.RESYNC)]
     assert job.replica.asked == [WHOLE]  # who is right shows in the whole state only
     [(details, why)] = job.logged

@@ -136,6 +136,7 @@ def test_rows_may_differ_in_what_is_a_workers_own() -> None:
         "batch",
         "own_square",
         "mean_square",
+        "save",
     } | {n for n in FIELDS if n.endswith("_us")}
     assert set(FIELDS) - own == AGREED
     for name in sorted(own):

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from edl.checkpoint.format import PackedState, pack_state
+from edl.core.job.state_share import WHOLE_STATE, StateShare
 from edl.errors import UsageError
 from edl.torch import transfer as module
 from edl.torch.replica import TorchReplica
@@ -93,6 +95,38 @@ def test_what_a_worker_takes_over(receive: Receive, monkeypatch: pytest.MonkeyPa
     assert sgd.param_groups[0]["lr"] == rate, "the learning rate belongs to the place in the loop"
     assert scheduler.last_epoch == steps
     assert their_sgd.param_groups[0]["lr"] == 0.25
+
+
+def test_the_parts_in_which_workers_save_are_the_whole() -> None:
+    """Buffers, which differ between workers, and all that is no large array are rank 0's."""
+    net = torch.nn.Sequential(
+        torch.nn.Linear(30, 40), torch.nn.BatchNorm1d(200), torch.nn.Linear(40, 50)
+    )
+    adam = torch.optim.Adam(net.parameters())
+    for parameter in net.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    adam.step()
+    one = TorchReplica(net, adam)
+    one.track({"average": torch.optim.swa_utils.AveragedModel(net)})
+
+    def saved(share: StateShare) -> tuple[dict[str, bytes], PackedState]:
+        packed = pack_state(one.capture(share))  # the next one writes over its arrays
+        return {name: bytes(blob.data) for name, blob in packed.blobs.items()}, packed
+
+    whole, packed = saved(WHOLE_STATE)
+    parts = [saved(StateShare(rank, 3)) for rank in range(3)]
+    assert sum(len(arrays) for arrays, _ in parts) == len(whole)
+    assert {name: data for arrays, _ in parts for name, data in arrays.items()} == whole
+    first, tree = parts[0]
+    assert tree.tree == packed.tree
+    assert tree.elsewhere == {name: rank for rank in (1, 2) for name in parts[rank][0]}, (
+        "rank 0 knows what the others write"
+    )
+    own = {name for name in whole if "running" in name or name.startswith("tracked")}
+    assert own
+    assert own <= first.keys()
+    sizes = [sum(map(len, arrays.values())) for arrays, _ in parts]
+    assert max(sizes) < 0.6 * sum(sizes)
 
 
 def test_another_model_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,6 +175,8 @@ class StepRecord(SwitchTimes):
             float64; 0: not measured (:mod:`edl.core.step.noise_scale`).
         mean_square: the squared norm of the job's gradient in the last step, as the bits of a
             float64; 0: not measured.
+        save: 1 if the worker, as rank 0, wants all workers to save their parts of a checkpoint
+            after this step; else 0.
 
     The other times are those of the worker's last switch (:class:`SwitchTimes`), 0 before the first
     one. All workers of a ring were in that switch, so a table has the times of each of them.
@@ -205,6 +207,7 @@ class StepRecord(SwitchTimes):
     batch: int = 0
     own_square: int = 0
     mean_square: int = 0
+    save: int = 0
 
     def encode(self) -> Table:
         """Return the row as a new int64 array of shape ``(1, WIDTH)``, in the order ``FIELDS``."""
@@ -434,6 +437,14 @@ def requested_batch(records: StepRecords) -> int:
     """
     wished = {*records.values("batch")} - {0}
     return wished.pop() if len(wished) == 1 else 0
+
+
+def saves_parts(records: StepRecords) -> bool:
+    """Return whether each worker saves its part of a checkpoint after the step of ``records``.
+
+    Rank 0 says so in the first row.
+    """
+    return bool(records.column("save")[0])
 
 
 def global_samples(records: StepRecords) -> int:

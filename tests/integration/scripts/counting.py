@@ -58,7 +58,7 @@ averages = Averages(model) if "EDL_TEST_AVERAGES" in os.environ else None
 if averages:
     edl.track(averages=averages)
 if args.checkpoint:
-    edl.checkpoint(args.checkpoint, every_s=args.every, keep=args.keep)
+    edl.checkpoint(args.checkpoint, every_s=args.every, keep=args.keep, sharded=args.sharded)
 
 diary = Diary(args)
 for epoch in loader.epochs(args.epochs):

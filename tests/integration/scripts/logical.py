@@ -1,6 +1,7 @@
 """Train with logical workers, and write a digest of the whole state after each step.
 
-    logical.py --out DIRECTORY [--epochs N] [--checkpoint DIRECTORY] [--loaders N]
+    logical.py --out DIRECTORY [--epochs N] [--checkpoint DIRECTORY
+        [--every SECONDS] [--sharded]] [--loaders N]
 
 The result depends on all that could differ between workers: random augmentation and dropout, noise
 that the script draws, BatchNorm, clipping, an optimizer with a state, a schedule by steps, and an
@@ -60,6 +61,8 @@ def main() -> None:
     arguments.add_argument("--out", type=Path, required=True)
     arguments.add_argument("--epochs", type=int, default=2)
     arguments.add_argument("--checkpoint", default="")
+    arguments.add_argument("--every", type=float, default=1000.0)
+    arguments.add_argument("--sharded", action="store_true")
     arguments.add_argument("--loaders", type=int, default=0)
     given = arguments.parse_args()
     torch.manual_seed(7)
@@ -80,7 +83,7 @@ def main() -> None:
     steps = given.epochs * len(loader)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(adam, 1e-3 * edl.size(), total_steps=steps + 1)
     if given.checkpoint:
-        edl.checkpoint(given.checkpoint, every_s=1000.0)
+        edl.checkpoint(given.checkpoint, every_s=given.every, sharded=given.sharded)
     with (given.out / f"w{os.getpid()}").open("w") as diary:
         for _ in loader.epochs(given.epochs):
             for images, labels in loader:

@@ -55,6 +55,7 @@ def parser():
     options.add_argument("--checkpoint", help="save into this directory, or at this URL")
     options.add_argument("--tfrecord", help="samples: the numbers in the sound records of files")
     options.add_argument("--every", type=float, default=300.0, help="seconds between checkpoints")
+    options.add_argument("--sharded", action="store_true", help="save checkpoints in parts")
     options.add_argument("--exchange", type=int, default=0, help="numbers, each so many steps")
     options.add_argument("--keep", type=int, default=3, help="checkpoints that stay")
     options.add_argument("--late", action="store_true", help="load a newcomer's first batch late")

@@ -40,7 +40,7 @@ normalises = "EDL_TEST_SYNC" in os.environ
 
 def save():
     if args.checkpoint:
-        edl.checkpoint(args.checkpoint, every_s=args.every, keep=args.keep)
+        edl.checkpoint(args.checkpoint, every_s=args.every, keep=args.keep, sharded=args.sharded)
 
 
 def sleep():

@@ -1,6 +1,7 @@
 """The groups of a TensorFlow state, eagerly or in a session: which digests a changed value changes.
 
-It ends with 0 if that is exactly one piece of the variable, wherever the value is.
+It ends with 0 if that is exactly one piece of the variable, wherever the value is, and if the parts
+in which three workers save the state are the whole.
 """
 
 import os
@@ -11,6 +12,8 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 import numpy as np
 import tensorflow as tf
 
+from edl.checkpoint.format import pack_state
+from edl.core.job.state_share import StateShare
 from edl.core.step.state_check import StateGroup
 from edl.tensorflow.replica import TensorFlowReplica
 from edl.tensorflow.variables import SessionAccess
@@ -60,3 +63,26 @@ for kind, variable in variables.items():
             [(variable, np.zeros_like(value, variable.dtype.base_dtype.as_numpy_dtype))]
         )
     assert digests() == before
+
+# Three workers divide the same state: each variable is in one part, and all parts are the whole.
+state_of_rank = [pack_state(replica.capture(StateShare(rank, 3))) for rank in range(3)]
+parts = [one.blobs for one in state_of_rank]
+all_blobs = pack_state(replica.capture()).blobs
+assert sorted(name for part in parts for name in part) == sorted(all_blobs)
+assert all(len(part) == 1 for part in parts), parts
+assert {name: bytes(blob.data) for part in parts for name, blob in part.items()} == {
+    name: bytes(blob.data) for name, blob in all_blobs.items()
+}
+assert state_of_rank[0].tree == pack_state(replica.capture()).tree
+
+# Variables of equal names: those that are not trained, which may differ, are all rank 0's.
+if not in_session:
+    one, mean, variance, other = (
+        tf.Variable(tf.fill([1000], float(number)), trainable=number in (0, 3))
+        for number in range(4)
+    )
+    model = [one, mean, variance, other]
+    replica = TensorFlowReplica("SGD", lambda: model, list, list, lambda: [one, other])
+    parts = [pack_state(replica.capture(StateShare(rank, 2))).blobs for rank in range(2)]
+    values = [{np.frombuffer(blob.data, np.float32)[0] for blob in part.values()} for part in parts]
+    assert values == [{1.0, 2.0, 3.0}, {0.0}], values

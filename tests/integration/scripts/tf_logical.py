@@ -28,6 +28,8 @@ parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--way", choices=("eager", "function", "fit", "mixed"), default="function")
 parser.add_argument("--die", default="", help="the failpoint at which w1 dies in step 3")
 parser.add_argument("--checkpoint", default="")
+parser.add_argument("--every", type=float, default=1000.0)
+parser.add_argument("--sharded", action="store_true")
 parser.add_argument("--samples", type=int, default=46)
 parser.add_argument("--epochs", type=int, default=2)
 args = parser.parse_args()
@@ -74,7 +76,7 @@ if args.way == "mixed":
 optimizer = edl.Optimizer(optimizer, model)
 dataset = edl.Dataset(Noisy(), batch_size=3, shuffle=True, seed=3)
 if args.checkpoint:
-    edl.checkpoint(args.checkpoint, every_s=1000.0)
+    edl.checkpoint(args.checkpoint, every_s=args.every, sharded=args.sharded)
 
 
 def train_step(x, y):

@@ -1,0 +1,371 @@
+"""Write the checkpoints of one worker, each in a thread of its own: :class:`CheckpointWriter`.
+
+The training thread copies the state; another thread writes it. Either rank 0 writes the whole
+state, or each worker of the ring writes a part of it (:mod:`edl.checkpoint.parts`). Then rank 0
+waits for all parts before it writes the checkpoint, which names them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from edl.checkpoint import format as files
+from edl.checkpoint import unchanged
+from edl.checkpoint.format import Checkpoint, Manifest, PackedState
+from edl.checkpoint.location import Location, RemotePath
+from edl.checkpoint.owner import Owner, OwnerSuperseded, check_run, renew, take_over
+from edl.checkpoint.parts import (
+    PartMissing,
+    PartPlace,
+    gather_parts,
+    named_parts,
+    remove_parts,
+    write_part,
+)
+from edl.checkpoint.saved_state import CheckpointConfig, CheckpointPosition, Durable, LogEvent
+from edl.checkpoint.unchanged import UnchangedTensors
+from edl.core.events import CheckpointDetails, CheckpointFailedDetails
+from edl.core.job.state_share import WHOLE_STATE, StateShare
+from edl.errors import CheckpointError, EdlError
+from edl.mount_point import mount_point
+
+logger = logging.getLogger(__name__)
+
+WAIT_S = 30.0  # rank 0 waits for the parts of the others, and for each second
+WAIT_FACTOR = 3.0  # that it wrote itself so many more
+LAST_WAIT_S = 5.0  # the same before the end of the job, where
+LEFT_S = 1.0  # so much stays for the whole state, beside its writing
+
+
+class CheckpointWriter:
+    """The part of a worker that writes checkpoints. Only the training thread may use it.
+
+    Args:
+        config: the settings: the directory, the interval, and more.
+        log: writes an event to the job's log, called as ``log(details, step, reason)``; called from
+            the thread that writes a checkpoint, too.
+        saved: called from that thread with the path of the directory and the step, when a
+            checkpoint is written.
+        learned: returns the job's scaling profile (its measured throughput at each number of
+            workers) as JSON values; called from that thread.
+
+    Attributes:
+        generation: the number of the generation of this worker's ring; 0 before :meth:`take_over`.
+        superseded: why this ring must not save any more, as the writing thread has found before a
+            save; empty: it has not found that.
+        last_step: the step of the newest checkpoint that this worker has written, or read in the
+            directory; -1: there is none.
+        why_failed: why the last checkpoint was not written, as a sentence.
+        parts_failed: whether the last checkpoint was to be one in parts, and was not written or
+            is not to be trusted; :meth:`save` sets it to False.
+    """
+
+    def __init__(
+        self,
+        config: CheckpointConfig,
+        log: LogEvent,
+        saved: Callable[[str, int], None],
+        learned: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
+        self._config = config
+        self._log = log
+        self._saved = saved
+        self._learned = learned
+        self.generation = 0
+        self.superseded = ""
+        self.last_step = -1
+        self.why_failed = "its last checkpoint was not written"
+        self.parts_failed = False
+        self._replaced: tuple[str, ...] = ()  # runs from which this one has the directory
+        self._writing: threading.Thread | None = None
+        self._unchanged = UnchangedTensors(config.directory)
+        self._hurry = threading.Event()  # no part is waited for any more
+        self._last_s: float | None = None  # of the save that is being written
+        self._last_part: tuple[int, Location] | None = None  # step and file
+
+    def take_over(self, generation: int) -> None:
+        """Claim the directory of checkpoints for this worker's new ring.
+
+        Older rings find the claim before their next save, and save no more.
+
+        Args:
+            generation: the number of the ring's generation.
+
+        Raises:
+            CheckpointError: if a later ring has claimed the directory, or the claim cannot be
+                written into it.
+        """
+        self.generation = generation
+        try:
+            self._replaced = take_over(self._config.directory, self._owner).replaced
+        except OSError as error:
+            raise CheckpointError(
+                f"edl.checkpoint: cannot write into {self._config.directory}: {error.strerror}"
+            ) from error
+
+    def restored(self, found: Checkpoint) -> None:
+        """Note that this worker has read ``found``, every byte of it, in the directory."""
+        self.last_step = found.manifest.step
+        self._unchanged.restored(found)
+
+    @property
+    def _owner(self) -> Owner:
+        """The ring that this worker is in, as the owner of the directory of checkpoints."""
+        return Owner(self._config.job, self._config.run, self.generation, self._replaced)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a checkpoint, or a part of one, is being written."""
+        return self._writing is not None and self._writing.is_alive()
+
+    def save(
+        self,
+        at: CheckpointPosition,
+        replica: Durable,
+        share: StateShare = WHOLE_STATE,
+        last_s: float | None = None,
+    ) -> None:
+        """Copy the state, start a thread that writes it into a file, and return without waiting.
+
+        Args:
+            at: the job's position.
+            replica: the model, optimizer and tracked objects to save.
+            share: the part of the state that this worker writes. Rank 0 of several workers also
+                waits for the parts of the others, and writes the checkpoint that names them.
+            last_s: how many seconds the last checkpoint of the job has. If a part of it does not
+                come, that is no failure, because the caller saves all then. None: it is not the
+                last one.
+
+        Raises:
+            CheckpointError: if the state before the first step cannot be stored; if that happens
+                later, it is logged only.
+        """
+        began = time.monotonic()
+        self.parts_failed = False
+        config, source = self._config, at.source
+        manifest = Manifest(
+            job=config.job,
+            run=config.run,
+            step=at.step,
+            epoch=at.ledger.epoch,
+            framework=replica.framework,
+            source={
+                "total": source.total,
+                "seed": source.seed,
+                "shuffle": source.shuffle,
+                "batch_size": source.batch_size,
+                "chosen": source.batching.chosen,
+                "fingerprint": source.fingerprint,
+            },
+            ledger=at.ledger.snapshot(),
+            saved_at=time.time(),
+            samples=at.samples,
+            noise=at.noise,
+            fits=at.fits,
+            seed=at.seed,
+            arithmetic=at.arithmetic,
+        )
+        try:
+            state = files.pack_state(replica.capture(share))
+        except CheckpointError as error:
+            if at.step == 0:
+                raise
+            self.failed(at.step, str(error))
+            return
+        capture_s = time.monotonic() - began
+        self._hurry.clear()
+        self._last_s = last_s
+        self._writing = threading.Thread(
+            target=self._write if share.rank == 0 else self._write_part,
+            args=(manifest, self._owner, state, share, capture_s),
+            name="edl-checkpoint",
+            daemon=True,
+        )
+        self._writing.start()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait, for at most ``timeout_s`` seconds, until no checkpoint is being written.
+
+        Returns:
+            True if no checkpoint is being written; False, after a warning in the log, if one still
+            was when the time was up.
+        """
+        if self._writing is not None:
+            self._writing.join(max(0.0, timeout_s))
+            if self._writing.is_alive():
+                logger.warning("a checkpoint is still being written after %.1f s", timeout_s)
+                return False
+        return True
+
+    def hurry(self) -> None:
+        """Give up a checkpoint in parts that is being written, unless all parts are there."""
+        self._hurry.set()
+
+    def failed(self, step: int, why: str, superseded: bool = False) -> None:
+        """Log that a checkpoint was not written, and keep the reason in :attr:`why_failed`.
+
+        Args:
+            step: the number of the step.
+            why: the reason, as a clause.
+            superseded: whether a newer ring writes checkpoints.
+        """
+        reason = f"the checkpoint of step {step} was not written: {why}"
+        logger.warning("%s", reason)
+        self.why_failed = reason
+        directory = self._config.directory
+        disk = "" if isinstance(directory, RemotePath) else mount_point(directory)
+        self._log(CheckpointFailedDetails(str(directory), disk, superseded), step, reason)
+
+    # --- in the writing thread
+
+    def _write(
+        self,
+        manifest: Manifest,
+        owner: Owner,
+        state: PackedState,
+        share: StateShare,
+        capture_s: float,
+    ) -> None:
+        """Write a checkpoint and remove old ones; a failure is logged.
+
+        If a newer ring has claimed the directory, nothing is written, and ``superseded`` is set.
+
+        Args:
+            manifest: the job's position, without what the job has learned, which is added.
+            owner: the ring that saves, which claims the directory again.
+            state: the state to write, or the part of it that this worker writes.
+            share: which part that is; its rank is 0.
+            capture_s: how many seconds the training thread took to copy the state, for the log.
+        """
+        began = time.monotonic()
+        directory, step = self._config.directory, manifest.step
+        path = files.path_of(directory, step)
+        try:
+            renew(directory, owner)
+            manifest = replace(manifest, learned=self._learned())
+            check = partial(check_run, directory, owner)
+            records, besides = self._unchanged.set_aside(step, state, check)
+            if not share.is_whole:
+                place = PartPlace.of(directory, step, owner, share.size)
+                besides += write_part(place.path(0), state, records, check)
+                limit_s = self._parts_limit_s(share.size, time.monotonic() - began)
+                others = gather_parts(place, state.elsewhere, limit_s, self._hurry)
+                besides += sum(one.size for one in others.values())
+                records = named_parts(place, records, others)
+
+            def check_all() -> None:
+                """Check that this ring may write, and that no file is gone that is named."""
+                check()
+                unchanged.check_named(path, records)
+
+            size = besides + files.write(path, manifest, state, check_all, records)
+        except OwnerSuperseded as error:
+            self.superseded = str(error)
+            self.failed(step, str(error), superseded=True)
+            return
+        except (EdlError, OSError) as error:
+            self.parts_failed = not share.is_whole
+            ends = self._hurry.is_set() or self._last_s is not None
+            if isinstance(error, PartMissing) and ends:  # the caller saves all
+                logger.info("the checkpoint of step %d is given up: %s", step, error)
+            else:
+                self.failed(step, _clause(error, path))
+            return
+        write_s = time.monotonic() - began
+        self.last_step = step
+        self._saved(str(directory), step)
+        reason = (
+            f"step {step} is in {path}: {size / 1e6:.1f} MB, training paused "
+            f"{1000 * capture_s:.0f} ms, written in {write_s:.2f} s"
+        )
+        logger.info("%s", reason)
+        self._log(CheckpointDetails(str(path), size, capture_s, write_s), step, reason)
+        self._remove_old(step)
+
+    def _parts_limit_s(self, size: int, own_s: float) -> float:
+        """Return for how many seconds rank 0 waits for the parts of the other workers.
+
+        Before an end of the job they have the time that is left after the writing of the whole
+        state, should a part not come, but not much longer than rank 0's own part took. If that time
+        does not suffice for the whole state, they have all of it.
+
+        Args:
+            size: how many parts there are.
+            own_s: how long rank 0's own part took, in seconds.
+        """
+        if self._last_s is None:
+            return WAIT_S + WAIT_FACTOR * own_s
+        left_s = self._last_s - own_s
+        spare_s = left_s - LEFT_S - 1.5 * size * own_s
+        return min(spare_s, LAST_WAIT_S + 10 * own_s) if spare_s > 0 else left_s
+
+    def _remove_old(self, step: int) -> None:
+        """Remove what is not needed after the checkpoint of ``step``; a failure is only logged."""
+        directory = self._config.directory
+        try:
+            files.prune(directory, step, self._config.keep)
+            remove_parts(directory, step)
+            unchanged.remove_unreferenced(directory)
+        except (EdlError, OSError) as error:
+            logger.warning("old checkpoints stay: %s", _clause(error, directory))
+
+    def _write_part(
+        self,
+        manifest: Manifest,
+        owner: Owner,
+        state: PackedState,
+        share: StateShare,
+        capture_s: float,
+    ) -> None:
+        """Write this worker's part of a checkpoint, which rank 0 waits for; a failure is logged.
+
+        It is no event of the job: rank 0 records that the part did not come. The arguments are
+        those of :meth:`_write`; the rank of ``share`` is above 0.
+        """
+        began = time.monotonic()
+        directory, step = self._config.directory, manifest.step
+        path = PartPlace.of(directory, step, owner, share.size).path(share.rank)
+        check = partial(check_run, directory, owner)
+        try:
+            self._remove_last_part()
+            records, size = self._unchanged.set_aside(step, state, check)
+            self._last_part = (step, path)
+            size += write_part(path, state, records, check)
+        except (EdlError, OSError) as error:
+            why = _clause(error, path)
+            logger.warning("part %d of step %d was not written: %s", share.rank + 1, step, why)
+        else:
+            logger.info(
+                "part %d of %d of step %d is in %s: %.1f MB, training paused %.0f ms, written in "
+                "%.2f s",
+                *(share.rank + 1, share.size, step, path, size / 1e6, 1000 * capture_s),
+                time.monotonic() - began,
+            )
+
+    def _remove_last_part(self) -> None:
+        """Remove the last part that this worker wrote, if it belongs to no checkpoint.
+
+        Rank 0 does so, too, in the directory that it sees; hosts may not share it.
+
+        Raises:
+            CheckpointError: the directory cannot be listed.
+            OSError: the file cannot be removed.
+        """
+        if self._last_part is not None:
+            step, path = self._last_part
+            if files.path_of(path.parent, step).name not in files.names_in(path.parent):
+                path.unlink(missing_ok=True)
+            self._last_part = None
+
+
+def _clause(error: EdlError | OSError, path: Location) -> str:
+    """Return why a file was not written, as a clause; ``path`` is the checkpoint's."""
+    if isinstance(error, OSError):
+        return f"{error.strerror or error}: {error.filename or path}"
+    return str(error)

@@ -1,0 +1,77 @@
+"""Divide the arrays of a job's state between the workers that save it together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapreplace
+
+LEAST = 512  # bytes of an array that a worker other than rank 0 writes
+
+
+@dataclass(frozen=True)
+class StateShare:
+    """The part of a job's state that one worker saves.
+
+    Attributes:
+        rank: the worker's rank.
+        size: how many workers save parts; 1: this worker saves the whole state.
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the worker saves the whole state."""
+        return self.size == 1
+
+
+WHOLE_STATE = StateShare()
+
+
+@dataclass(frozen=True)
+class StateArray:
+    """An array of a job's state, for :func:`divide`.
+
+    Attributes:
+        size: its size in bytes.
+        is_equal: whether all workers hold the same array.
+    """
+
+    size: int
+    is_equal: bool
+
+
+@dataclass(frozen=True)
+class RankArray:
+    """A placeholder, in the copy of a state, for an array that another worker saves.
+
+    Attributes:
+        rank: that worker's rank.
+    """
+
+    rank: int
+
+
+def divide(arrays: Sequence[StateArray], workers: int) -> list[int]:
+    """Return the rank of the worker that saves each array, so that all save about as much.
+
+    Rank 0 saves what may differ between workers, and what is smaller than 512 bytes
+    (:data:`LEAST`). Of the rest the largest array goes first, each to the worker that has the least
+    so far; of several, to the one with the highest rank, because rank 0 has the others, too. All
+    workers divide alike, because the result depends only on those arrays that are equal on all.
+
+    Args:
+        arrays: the arrays of the state. Those that may differ between workers may have other sizes,
+            and be more or fewer, on each.
+        workers: how many workers there are, at least 1.
+    """
+    ranks = [0] * len(arrays)
+    divided = [at for at, one in enumerate(arrays) if one.is_equal and one.size >= LEAST]
+    loads = [(0, -rank) for rank in reversed(range(workers))]  # a heap
+    for at in sorted(divided, key=lambda at: -arrays[at].size):  # stable: equal ones in their order
+        load, minus_rank = loads[0]
+        ranks[at] = -minus_rank
+        heapreplace(loads, (load + arrays[at].size, minus_rank))
+    return ranks
