@@ -14,6 +14,7 @@ They need Java, as ``edl run`` without --zookeeper does. To expire a worker's se
 from __future__ import annotations
 
 import contextlib
+import random
 import shutil
 import signal
 import socket
@@ -215,9 +216,17 @@ def ensemble(
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ``count`` different TCP ports of 127.0.0.1 on which no process listens at present."""
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
+    """Return ``count`` different TCP ports of 127.0.0.1 on which no process listens at present.
+
+    They are drawn from those below the ports that the kernel gives to outgoing connections: one of
+    these could take a port before its server is started.
+    """
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    drawn = random.SystemRandom()
+    found: set[int] = set()
+    while len(found) < count:
+        port = drawn.randrange(min(10_000, lowest // 2), lowest)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found.add(port)
+    return sorted(found)

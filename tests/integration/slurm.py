@@ -134,6 +134,20 @@ class Slurm:
         """Start slurmctld, with the state that it had."""
         self._start("slurmctld", "-D")
 
+    def save(self) -> None:
+        """Wait until slurmctld has written the jobs that run now into its file of jobs.
+
+        It does so some seconds after a change; if it is killed before, it forgets them.
+        """
+        saved = self.directory / "state" / "job_state"
+        before = saved.stat().st_mtime_ns if saved.exists() else 0
+        for job in self.run("squeue", "--noheader", "--format=%A").split():
+            self.run("scontrol", "update", f"JobId={job}", "Comment=saved")
+        deadline = time.monotonic() + START_S
+        while not saved.exists() or saved.stat().st_mtime_ns == before:
+            assert time.monotonic() < deadline, self.story()
+            time.sleep(0.2)
+
     def kill_controller(self) -> None:
         controller = self._newest["slurmctld"]
         controller.kill()

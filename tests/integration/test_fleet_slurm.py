@@ -185,6 +185,7 @@ def test_jobs_do_not_notice_that_slurmctld_is_killed_while_slots_move(shell: She
         shell.until_size(4, "x")
         lab.submit("y", "--until", str(end), min=2, max=4)
         hosts = lab.hosts()
+        lab.slurm.save()
         began = time.monotonic()
         kills = moves = 0
         while time.monotonic() - began < OUTAGES_S:
