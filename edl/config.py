@@ -82,6 +82,9 @@ class Config:
     # no answer for this long, from a worker in whose ring no step completes and that has left
     # ZooKeeper: it is frozen, and its agent ends it; three times as long when it has not left
     frozen_s: float = 10.0
+    suspended_s: float = setting(
+        1.0, "when SIGSTOP suspends a worker so long, its agent kills it; 0: never", least=0
+    )
     stack_signal: int = 40  # SIGRTMIN + 6: a worker writes its stacks; 0: no signal
     stacks: str = ""  # the file for the stacks; the agent sets it
     log_file: str = ""  # the file for a worker's output; the agent sets it

@@ -140,6 +140,7 @@ def _serve(
             start_timeout_s=job.spec.settings.start_timeout_s,
             backoff_max_s=settings.backoff_max_s,
             frozen_s=settings.frozen_s,
+            suspended_s=settings.suspended_s,
         )
         supervisor = SlotSupervisor(
             store, driver, slot.host, slot.slot, command, workers, limits, settings.stack_signal

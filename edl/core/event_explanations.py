@@ -150,9 +150,9 @@ EXPLANATIONS: Mapping[EventKind, EventExplanation] = {
         _NOTHING,
     ),
     EventKind.WORKER_FROZEN: _error(
-        "A worker does not answer any more; its agent ends it.",
-        "The process was stopped, waits in the kernel (for a dead disk or GPU), or some code holds "
-        "Python's interpreter lock.",
+        "A worker does not answer any more, or is suspended; its agent ends it.",
+        "The process was stopped (SIGSTOP), waits in the kernel (for a dead disk or GPU), or some "
+        "code holds Python's interpreter lock.",
         "Look into the file of stacks that the event names, on that host. A replacement starts by "
         "itself.",
     ),

@@ -232,9 +232,10 @@ class WorkerExitedDetails(
 
 @dataclass(frozen=True)
 class WorkerFrozenDetails(Details, kind=EventKind.WORKER_FROZEN, writer="an agent"):
-    """An event logged when `worker` does not answer, and its agent ends it.
+    """An event logged when `worker` does not answer or is suspended, and its agent ends it.
 
-    It ran on `host` in `slot`; the file `stacks` on that host says where its threads were.
+    It ran on `host` in `slot`; the file `stacks` on that host says where its threads were. It is
+    empty for a suspended worker.
     """
 
     worker: Annotated[str, "that does not answer"]
@@ -243,7 +244,7 @@ class WorkerFrozenDetails(Details, kind=EventKind.WORKER_FROZEN, writer="an agen
     stacks: Annotated[
         str,
         "file with [where its threads are]"
-        "(../guides/troubleshooting.md#a-worker-that-does-not-answer)",
+        "(../guides/troubleshooting.md#a-worker-that-does-not-answer); empty: it is suspended",
     ]
 
 

@@ -57,7 +57,8 @@ def variable(name: str) -> str:
 def check_settings(values: Any) -> None:
     """Raise an error if a setting has a value that is out of range or an unknown choice.
 
-    A setting whose name ends in ``_s`` is a time, which must be positive. A value of None is never
+    A setting whose name ends in ``_s`` is a time, which must be positive if no ``least`` is
+    declared. A value of None is never
     out of range. The first wrong setting, in the order of the fields, is reported.
 
     Args:
@@ -71,11 +72,11 @@ def check_settings(values: Any) -> None:
         value, least = getattr(values, one.name), one.metadata.get("least")
         if value == one.default:
             continue  # thousands of jobs' settings are read at a time
-        if one.name.endswith("_s") and value is not None and not value > 0:
+        if one.name.endswith("_s") and least is None and value is not None and not value > 0:
             raise ConfigError(
                 one.name, f"{one.name} is {value:g}; it must be a positive time in seconds"
             )
-        if least is not None and value is not None and value < least:
+        if least is not None and value is not None and not value >= least:
             raise ConfigError(one.name, f"{one.name} is {value:g}; it must be at least {least:g}")
         most = one.metadata.get("most")
         if most is not None and value is not None and value > most:

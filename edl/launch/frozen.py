@@ -4,7 +4,7 @@ The agent asks only workers whose ZooKeeper session has ended or that were evict
 are on the same host, so the network cannot be the cause: a worker that does not answer is frozen,
 or too overloaded to be of use. The agent's loop has one :class:`UnresponsiveWorkers`. It calls
 ``look()`` after each reading of the job's records, and ``write_stacks()`` before it ends a worker
-that does not answer.
+that does not answer. ``suspended()``, which reads ``/proc``, is called in each turn of the loop.
 """
 
 from __future__ import annotations
@@ -97,6 +97,42 @@ class UnresponsiveWorkers:
             )
             for p in processes
         )
+
+    def suspended(self, processes: Sequence[Process], now: float) -> tuple[Process, ...]:
+        """Return ``processes`` in the same order, each with since when it is suspended.
+
+        ``suspended_since`` of a running process that the kernel reports as stopped, as after
+        SIGSTOP, keeps its value, or becomes ``now`` if it was None; of all others it is None. A
+        process that a debugger has stopped is not suspended.
+
+        Args:
+            processes: the worker processes of this launcher, ended ones included.
+            now: the launcher's monotonic clock, in seconds.
+        """
+        return tuple(
+            replace(
+                p,
+                suspended_since=None
+                if not self._is_suspended(p)
+                else now
+                if p.suspended_since is None
+                else p.suspended_since,
+            )
+            if p.alive
+            else p
+            for p in processes
+        )
+
+    def _is_suspended(self, process: Process) -> bool:
+        """Return whether the kernel reports ``process`` as stopped by a signal."""
+        pid = self._workers.pid_of(process.attempt_id)
+        if pid is None:
+            return False
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[:1] == ["T"]
 
     def write_stacks(self, process: Process) -> None:
         """Make an unresponsive worker write the stacks of its threads into its file of stacks.

@@ -329,6 +329,7 @@ def _agent(
             start_timeout_s=job.spec.settings.start_timeout_s,
             backoff_max_s=settings.backoff_max_s,
             frozen_s=settings.frozen_s,
+            suspended_s=settings.suspended_s,
         ),
         np=role.requested_np,
         joined=role.joined,

@@ -141,13 +141,14 @@ def worker_that_ended(event: Event) -> int | None:
 def worker_frozen(
     store: JobStore, process: Process, host: str, stacks: str, snapshot: Snapshot
 ) -> None:
-    """Record as an event that a worker does not answer; nothing is done to the worker.
+    """Record as an event that a worker does not answer or is suspended; nothing is done to it.
 
     Args:
         store: the records of the job.
         process: the process of the worker.
         host: the name of the host on which it runs.
-        stacks: the path of the file with the stacks of its threads, on that host.
+        stacks: the path of the file with the stacks of its threads, on that host; empty: there is
+            none, because the worker is suspended.
         snapshot: the job's records, which give the event its generation and step.
 
     Raises:
@@ -155,6 +156,8 @@ def worker_frozen(
         UnknownJob: there is no such job.
     """
     reason = f"{process.name} on {host} does not answer; where its threads are: {stacks}"
+    if not stacks:
+        reason = f"{process.name} on {host} is killed: {process.why}"
     _add(store, WorkerFrozenDetails(process.name, host, process.slot, stacks), reason, snapshot)
 
 

@@ -26,6 +26,7 @@ from edl.coordination.job_store import JobStore
 from edl.coordination.lost_job import LaunchersLostJob
 from edl.core.events import Event
 from edl.core.host.process import Process, exited, script_ended, unstarted
+from edl.core.host.restart_policy import waiting_members
 from edl.core.host.supervision import (
     DisableSlot,
     EndProcess,
@@ -42,7 +43,13 @@ from edl.core.snapshot import Snapshot
 from edl.errors import CoordinationError, UnknownJob
 from edl.http.client import answering
 from edl.launch.frozen import ASK_TIMEOUT_S, UnresponsiveWorkers
-from edl.launch.record import conclude, slot_disabled, worker_ended, worker_that_ended
+from edl.launch.record import (
+    conclude,
+    slot_disabled,
+    worker_ended,
+    worker_frozen,
+    worker_that_ended,
+)
 from edl.launch.signals import TO_END, handled
 from edl.launch.workers import Workers
 
@@ -226,6 +233,7 @@ class Supervisor(ABC, Generic[State]):
             self._follow(snapshot, now)
             late = overdue_on(self._own.host, snapshot.desired, time.time())
             self._own = replace(self._own, overdue=late)
+            self._look_for_suspended(snapshot, now)
             decision = self._decide(snapshot, now)
             self._act(decision, snapshot, now)
             if decision.exit_code is not None:
@@ -256,6 +264,17 @@ class Supervisor(ABC, Generic[State]):
                 # The worker is dead even if its session lasts: no need to wait for the session.
                 with contextlib.suppress(CoordinationError, UnknownJob):
                     self._store.members.remove(ended.worker)
+
+    def _look_for_suspended(self, snapshot: Snapshot, now: float) -> None:
+        """Note which workers are suspended (SIGSTOP) and, if one is for too long, who waits for it.
+
+        Only then other workers are asked, over HTTP, 0.5 s at most. ``snapshot`` has the job's
+        records; ``now`` is the monotonic clock, in seconds.
+        """
+        own = replace(self._own, processes=self._frozen.suspended(self._own.processes, now))
+        asked = waiting_members(snapshot, own, now)
+        waiting = answering(asked, self._store.nodes.run, ASK_TIMEOUT_S) if asked else frozenset()
+        self._own = replace(own, waiting=waiting)
 
     def _read(self, now: float) -> Snapshot | None:
         """Return the records of the job, or None while this process has no ZooKeeper connection.
@@ -411,8 +430,12 @@ class Supervisor(ABC, Generic[State]):
     def _end(self, ending: EndProcess, now: float) -> None:
         process = self._own.process(ending.attempt_id)
         if process.ending_since is None:
-            self._own = self._own.having(replace(process, ending_since=now, why=ending.reason))
-            if process.unresponsive_since is not None:
+            process = replace(process, ending_since=now, why=ending.reason)
+            self._own = self._own.having(process)
+            if self._own.waiting and process.suspended_since is not None and self._snapshot:
+                with contextlib.suppress(CoordinationError, UnknownJob):  # it is killed in any case
+                    worker_frozen(self._store, process, self._own.host, "", self._snapshot)
+            elif process.unresponsive_since is not None:
                 self._frozen.write_stacks(process)
                 self._changed.set()
         logger.info("ending %s: %s", process.name, ending.reason)

@@ -1,14 +1,19 @@
 """A worker freezes for good in the middle of a switch, or just before its first one.
 
 The others stand still until its session is over, and a little more; then they go on, and a
-replacement makes the ring whole.
+replacement makes the ring whole. Its agent does not see that it is suspended, as on a machine that
+is cut off; if it does, all goes faster (the last test here).
 """
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 from fault_scenario import Fault, FaultScenario, even, fault, fault_scenario
@@ -33,7 +38,7 @@ IN_A_SWITCH = {
 
 @pytest.mark.parametrize("one", IN_A_SWITCH.values(), ids=IN_A_SWITCH.keys())
 def test_in_a_switch(one: Fault, tmp_path: Path, zk_hosts: str) -> None:
-    with fault_scenario(tmp_path, zk_hosts, np=3, max_np=4, faults=[[one]], epochs=5) as job:
+    with patient(tmp_path, zk_hosts, np=3, max_np=4, faults=[[one]], epochs=5) as job:
         scale_out(job)
         job.wait_for_strikes()
         job.wait_for_size(4)
@@ -48,7 +53,7 @@ def test_in_a_switch(one: Fault, tmp_path: Path, zk_hosts: str) -> None:
 def test_on_its_way_out(tmp_path: Path, zk_hosts: str) -> None:
     """It leaves in a switch, and the other one waits for it to close their ring."""
     faults = [[fault("agreed", "last", signal="STOP")]]
-    with fault_scenario(tmp_path, zk_hosts, np=2, max_np=2, faults=faults) as job:
+    with patient(tmp_path, zk_hosts, np=2, max_np=2, faults=faults) as job:
         job.wait_for_step(5)
         job.scale(1)
         job.wait_for_strikes()
@@ -67,7 +72,7 @@ def test_on_its_way_out(tmp_path: Path, zk_hosts: str) -> None:
 def test_in_a_repair(point: str, dies: str, tmp_path: Path, zk_hosts: str) -> None:
     """One of three dies, another one freezes in the repair: the third one goes on."""
     faults = [[fault("gradient", dies)], [fault(point, after=0, signal="STOP")]]
-    with fault_scenario(tmp_path, zk_hosts, np=3, max_np=3, faults=faults, epochs=4) as job:
+    with patient(tmp_path, zk_hosts, np=3, max_np=3, faults=faults, epochs=4) as job:
         job.wait_for_strikes()
         with job.store() as store:
             job.until(lambda: 1 in ring_sizes(store), "the third one alone", 240.0)
@@ -81,7 +86,7 @@ def test_in_a_repair(point: str, dies: str, tmp_path: Path, zk_hosts: str) -> No
 def test_a_newcomer_that_is_ready(tmp_path: Path, zk_hosts: str) -> None:
     """It is a member already, or is about to become one; it never enters its first ring."""
     slow = even(1.0)  # a ready newcomer waits for the end of a step
-    with fault_scenario(tmp_path, zk_hosts, np=2, max_np=3, throttled=slow) as job:
+    with patient(tmp_path, zk_hosts, np=2, max_np=3, throttled=slow) as job:
         scale_out(job)
         new = first_ready(job)
         os.kill(new.pid, signal.SIGSTOP)
@@ -96,7 +101,7 @@ def test_a_newcomer_that_is_ready(tmp_path: Path, zk_hosts: str) -> None:
 def test_a_newcomer_before_it_is_ready(tmp_path: Path, zk_hosts: str) -> None:
     """The others never notice; its agent replaces it, since nobody has heard of it for long."""
     faults = [[fault("warmed_up", "new", signal="STOP")]]
-    with fault_scenario(tmp_path, zk_hosts, np=2, max_np=3, faults=faults) as job:
+    with patient(tmp_path, zk_hosts, np=2, max_np=3, faults=faults) as job:
         scale_out(job)
         job.wait_for_strikes()
         job.wait_for_size(3, 60.0 + SupervisorLimits().absent_s)
@@ -109,7 +114,7 @@ def test_a_newcomer_that_hangs_on_its_way_in(tmp_path: Path, zk_hosts: str) -> N
     """It answers, but never comes. It spoils one switch, and is given up before it has another."""
     faults = [[fault("build", "new", signal="HANG")]]
     soon = {"EDL_SWITCH_TIMEOUT_S": "10"}
-    with fault_scenario(tmp_path, zk_hosts, np=2, max_np=3, faults=faults, environment=soon) as job:
+    with patient(tmp_path, zk_hosts, np=2, max_np=3, faults=faults, environment=soon) as job:
         scale_out(job)
         job.wait_for_strikes()
         job.wait_for_size(3, 180.0)
@@ -121,6 +126,38 @@ def test_a_newcomer_that_hangs_on_its_way_in(tmp_path: Path, zk_hosts: str) -> N
     )
     assert [w for joined in joins[1:] for w in joined] == ["w2", "w3"], "one seat each"
     print(f"hanging newcomer: {longest_stall(reports):.2f} s")
+
+
+@pytest.mark.parametrize("point", ["gradient", "records", "build", "broadcast", "built"])
+def test_its_agent_sees_that_it_is_suspended(point: str, tmp_path: Path, zk_hosts: str) -> None:
+    """In a step, and in a switch to more workers: long before its session is over."""
+    role = "root" if point == "broadcast" else "plain"
+    faults = [[fault(point, role, signal="STOP")]]
+    with fault_scenario(
+        tmp_path, zk_hosts, np=3, max_np=4, faults=faults, epochs=5, session_s=60.0
+    ) as job:
+        job.wait_for_step(5)
+        job.scale(4)
+        job.wait_for_strikes()
+        job.wait_for_size(4)
+        reports = job.prove(workers=4)
+    stall_s = longest_stall(reports)
+    print(f"suspended ({point}): {stall_s:.2f} s, session {job.session_s:g} s")
+    assert stall_s < 30.0
+
+
+@contextmanager
+def patient(
+    directory: Path,
+    zookeeper: str,
+    *,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    **settings: Any,
+) -> Iterator[FaultScenario]:
+    """Run a job under faults, whose agents do not end suspended workers."""
+    beside = {"EDL_SUSPENDED_S": "0", **environment}
+    with fault_scenario(directory, zookeeper, environment=beside, **settings) as job:
+        yield job
 
 
 def ring_sizes(store: JobStore) -> list[int]:

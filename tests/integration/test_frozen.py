@@ -14,6 +14,7 @@ from scenario import SESSION_S, Scenario, alive, freeze, longest_stall, scenario
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
+PATIENT = {"EDL_SUSPENDED_S": "0"}  # agents do not end suspended workers
 LINE = 1 + next(
     number
     for number, line in enumerate((SCRIPTS / "tally.py").read_text().splitlines(), 1)
@@ -62,12 +63,44 @@ def test_a_frozen_worker_is_given_up_and_does_no_harm_when_it_wakes(
     assert SESSION_S / 2 < stall_s < SESSION_S + 6.0
 
 
+@pytest.mark.parametrize(
+    ("kind", "role"),
+    [
+        (Scenario, "plain"),
+        pytest.param(Scenario, "leader", marks=pytest.mark.long),
+        pytest.param(HorovodrunScenario, "plain", marks=pytest.mark.long),
+    ],
+    ids=["edl run", "edl run, the leader", "horovodrun"],
+)
+def test_a_suspended_worker_is_replaced_long_before_its_session_ends(
+    kind: type[Scenario], role: str, tmp_path: Path, zk_hosts: str
+) -> None:
+    with scenario(tmp_path, zk_hosts, np=2, kind=kind, session_s=60.0) as job:
+        job.wait_for_size(2, 180.0)  # horovodrun itself imports TensorFlow
+        job.wait_for_step(5)
+        name = job.leader() if role == "leader" else job.plain()
+        victim = job.process(name)
+        freeze(victim)
+        job.until(lambda: not alive(victim), "the end of the suspended worker")
+        job.wait(lambda now: name not in [one["id"] for one in now["members"]], "a ring without it")
+        job.wait_for_size(2, 180.0)
+        (event,) = (e for e in job.events("worker_frozen") if e["worker"] == name)
+        assert event["reason"] == (
+            f"{name} on {event['host']} is killed: it is suspended (SIGSTOP) for 1 s, and others "
+            "wait for it"
+        )
+        reports = job.prove(workers=2)
+    stall_s = longest_stall(reports)
+    print(f"suspended {role}: longest pause {stall_s:.2f} s")
+    assert stall_s < 30.0
+
+
 @pytest.mark.long  # rule in unit/test_liveness.py
 def test_who_is_frozen_for_a_moment_goes_on_and_who_is_stuck_is_named_not_given_up(
     tmp_path: Path, zk_hosts: str
 ) -> None:
     """A SIGSTOP that is shorter than the session; and the user's own code that stands still."""
-    settings = {"session_s": 10.0, "environment": {"EDL_STALL_S": "3"}}
+    settings = {"session_s": 10.0, "environment": {"EDL_STALL_S": "3", **PATIENT}}
     with scenario(tmp_path, zk_hosts, np=2, **settings) as job:
         before = job.wait_for_step(5)
         victim = job.process(job.plain())
@@ -144,7 +177,7 @@ def test_a_newcomer_that_leads_does_not_wait_for_a_frozen_worker(
 ) -> None:
     """It cannot tell it from one that is cut off; the agent, on the frozen one's host, can."""
     saved = ("--checkpoint", str(tmp_path / "saved"), "--every", "0.5")
-    soon = {"EDL_FROZEN_S": "3"}
+    soon = {"EDL_FROZEN_S": "3", **PATIENT}
     with scenario(tmp_path, zk_hosts, np=2, environment=soon, more=saved) as job:
         job.wait_for_step(10)
         leader, plain = job.leader(), job.plain()

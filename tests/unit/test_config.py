@@ -70,6 +70,8 @@ def test_the_users_file_follows_xdg(tmp_path: Path) -> None:
         ({"EDL_SESSION_TIMEOUT_S": "soon"}, "must be a number"),
         ({"EDL_SESSION_TIMEOUT_S": "0"}, "session_timeout_s is 0; it must be a positive time"),
         ({"EDL_SESSION_TIMEOUT_S": "-1"}, "positive time"),
+        ({"EDL_SUSPENDED_S": "-1"}, "suspended_s is -1; it must be at least 0"),
+        ({"EDL_SUSPENDED_S": "nan"}, "suspended_s is nan; it must be at least 0"),
         ({"EDL_STATE_CHECK_STEPS": "-1"}, "it must be at least 0"),
         ({"EDL_KEEP_JOBS": "-1"}, "keep_jobs is -1; it must be at least 0"),
         ({"EDL_SESSION_TIMEOUT_S": "nan"}, "positive time"),
@@ -136,13 +138,16 @@ def test_a_file_that_is_not_text_gets_a_sentence(elsewhere: Path) -> None:
         load({})
 
 
+MAY_BE_0 = {"suspended_s"}  # never
+
+
 def test_every_time_names_its_unit_and_is_checked() -> None:
     times = [name for name, (_, hint) in config.SETTINGS.items() if hint in (float, float | None)]
     assert times
     for name in times:
         assert name.endswith("_s")
         with pytest.raises(ConfigError, match=name):
-            load({}, **{name: 0.0})
+            load({}, **{name: -1.0 if name in MAY_BE_0 else 0.0})
 
 
 def test_a_choice_that_does_not_exist_gets_a_sentence() -> None:

@@ -15,7 +15,7 @@ from edl.core.host.process import (
     how,
     seen,
 )
-from edl.core.host.restart_policy import to_ask
+from edl.core.host.restart_policy import to_ask, waiting_members
 from edl.core.host.supervision import (
     JobOutcome,
     RingDeath,
@@ -1023,6 +1023,54 @@ def test_who_left_zookeeper_and_does_not_answer_is_ended_when_others_can_go_on(
     if frozen:
         reason = "it is frozen: it left ZooKeeper and does not answer for 10 s"
         assert decision.endings[0].reason == reason
+
+
+HALTED = NOW - LIMITS.suspended_s
+
+
+@pytest.mark.parametrize(
+    ("changes", "others", "ends"),
+    [
+        ({}, {0}, True),
+        ({}, set(), False),  # all are suspended, or nobody can be reached: nobody waits for it
+        ({"suspended_since": None}, {0}, False),
+        ({"suspended_since": HALTED + 0.1}, {0}, False),
+        ({"departing": LONG}, {0}, False),
+        ({"ended": LONG}, {0}, False),
+        ({"worker": 7}, {0}, False),  # in no ring: nobody waits for it
+        ({"worker": None}, {0}, False),
+    ],
+)
+def test_a_suspended_worker_is_killed_when_another_one_waits_for_it(
+    changes: dict[str, object], others: set[int], ends: bool
+) -> None:
+    asleep = trainer(1, **({"suspended_since": HALTED} | changes))
+    mine = own(trainer(0), asleep, waiting=frozenset(others))
+    decision = decide_agent(snapshot(2, generation(0, 1)), mine, NOW)
+    assert ended(decision) == ([("t-1", True)] if ends else [])
+    if ends:
+        reason = "it is suspended (SIGSTOP) for 1 s, and others wait for it"
+        assert decision.endings[0].reason == reason
+
+
+def test_no_suspended_worker_is_killed_if_that_is_switched_off() -> None:
+    mine = own(
+        trainer(0),
+        trainer(1, suspended_since=HALTED),
+        waiting=frozenset({0}),
+        limits=replace(LIMITS, suspended_s=0.0),
+    )
+    assert waiting_members(snapshot(2, generation(0, 1)), mine, NOW) == ()
+    assert ended(decide_agent(snapshot(2, generation(0, 1)), mine, NOW)) == []
+
+
+def test_who_is_asked_whether_it_waits_for_a_suspended_worker() -> None:
+    """Nobody, before one is suspended for long; then not those that are suspended, too."""
+    ring = snapshot(2, generation(0, 1, 2, 3))
+    briefly = trainer(1, suspended_since=HALTED + 0.5)
+    assert waiting_members(ring, own(trainer(0), briefly), NOW) == ()
+    asked = waiting_members(ring, own(trainer(0, suspended_since=HALTED), briefly), NOW)
+    assert [member.id for member in asked] == [2, 3]
 
 
 def test_whom_the_agent_asks() -> None:

@@ -177,6 +177,17 @@ class TestAFrozenHost:
         assert "was killed by signal 9" in one.what
         assert "/tmp/w1.stacks" in told(event(10, frozen, 1, 195))[0].advice
 
+    def test_a_suspended_process_that_its_agent_kills(self) -> None:
+        suspended = WorkerFrozenDetails("w1", "node1", 0, "")
+        (one,) = told(
+            event(10, suspended, 1, 195),
+            evicted(11, "w1", "its process is gone: it refuses connections"),
+            generation(12, 2, ("w0",), left=("w1",), repair=True),
+        )
+        assert one.what.startswith("Worker w1 on host node1 was suspended, after step ")
+        assert "SIGSTOP" in one.why
+        assert "EDL_SUSPENDED_S=60" in one.advice
+
     def test_what_it_does_when_it_wakes_is_added(self) -> None:
         story = (
             evicted(12, "w1", "it is frozen or cut off: no answer"),

@@ -83,6 +83,9 @@ class Workers:
         self.full = False  # the machine: nothing more can be started
         self.signals: list[tuple[str, bool]] = []
 
+    def pid_of(self, attempt_id: str) -> int | None:
+        return None  # there is no process
+
     def start(self, launch: str, slot: int, waits_s: float, variables: Mapping[str, str]) -> None:
         if self.full:
             raise OSError(12, "Cannot allocate memory")

@@ -79,6 +79,16 @@ def of_a_silence(host: str, reason: str) -> Cause:
     )
 
 
+def of_a_suspension(host: str) -> Cause:
+    """Return why a worker was killed that SIGSTOP had suspended on ``host``, and what to do."""
+    return Cause(
+        "A signal had suspended its process: SIGSTOP (`kill -STOP`), or SIGTTIN when it read from "
+        "a terminal. The others waited for it, so its agent killed it.",
+        f"Find out what suspends processes on host {host}. A replacement starts by itself. If that "
+        "is intended, give it time: EDL_SUSPENDED_S=60 on that host.",
+    )
+
+
 def of_a_loss(spike: LossSpike) -> Cause:
     """Return why a loss is not finite or has risen, as far as is known, and what to do."""
     rate, before = spike.learning_rate, spike.rate_before

@@ -267,9 +267,12 @@ def _failed(log: IncidentLog, event: Event, details: WorkerFailedDetails) -> Inc
 
 def _frozen(log: IncidentLog, event: Event, details: WorkerFrozenDetails) -> IncidentLog:
     log = log.with_hosts({details.worker: details.host})
+    if not details.stacks:
+        what = f"{log.placed(details.worker)} was suspended"
+        return log.lost(event, details.worker, what, causes.of_a_suspension(details.host))
     what = f"{log.placed(details.worker)} does not answer any more"
     cause = causes.of_a_silence(details.host, event.reason)
-    stacks = f" Where its threads were: {details.stacks} on that host." if details.stacks else ""
+    stacks = f" Where its threads were: {details.stacks} on that host."
     cause = replace(cause, advice=cause.advice + stacks)
     return log.lost(event, details.worker, what, cause)
 

@@ -69,7 +69,8 @@ class Process:
         departing: since when the worker is about to leave, has finished, or is out of the ring by a
             switch or an eviction.
         no_session_since: since when the worker has no node in ZooKeeper, after it had one.
-        unresponsive_since: since when the worker has not answered its agent.
+        unresponsive_since: since when the worker has not answered its agent, which asked it.
+        suspended_since: since when the process is suspended, as by SIGSTOP.
         evicted: why the leader has evicted the worker; empty: it has not, or it did so on proof
             that the process is gone.
         exited_at: since when the leader has proof that the process is gone.
@@ -98,9 +99,8 @@ class Process:
     generation: int = 0
     departing: float | None = None
     no_session_since: float | None = None
-    unresponsive_since: float | None = (
-        None  # since when it has not answered its agent, which had reason to ask
-    )
+    unresponsive_since: float | None = None
+    suspended_since: float | None = None
     evicted: str = ""
     exited_at: float | None = None
     ending_since: float | None = None

@@ -7,8 +7,10 @@ which processes are ended, :func:`starts` and :func:`disable_slot` what follows 
    in a ring and left ZooKeeper long ago: the worker is frozen and no leader knows of it. And it is
    ended if its worker is in the ring but has left ZooKeeper and does not answer on its own host
    while the other workers could go on: the worker is frozen, and their leader may be a newcomer
-   that cannot tell this from a broken network. A process whose script has ended, or that the leader
-   knows is gone, is left to end by itself, and killed if it has not ended after a time limit.
+   that cannot tell this from a broken network. A process that is suspended (SIGSTOP) is killed when
+   another worker of its ring, which answers, waits for it. A process whose script has ended, or
+   that the leader knows is gone, is left to end by itself, and killed if it has not ended after a
+   time limit.
 2. A slot whose worker has ended is started again, with a back-off that grows with its failures. A
    slot that fails too often is disabled; if the job needs that slot, the job has FAILED.
 """
@@ -30,8 +32,10 @@ from edl.core.host.supervision import (
 )
 from edl.core.job.placement import Placement
 from edl.core.plural import verb, workers
-from edl.core.records import JobState
+from edl.core.records import JobState, RingMember
 from edl.core.snapshot import Snapshot
+
+MOST_ASKED = 8  # workers of the ring, whether one waits for a suspended one
 
 
 def with_terminating(
@@ -123,6 +127,7 @@ def _ending_of(
 ) -> EndProcess | None:
     """Return the next signal for ``process``: SIGTERM, or SIGKILL if that did not help, or None.
 
+    A suspended process gets SIGKILL at once, because it does not hear SIGTERM.
     The result is None if the process needs no signal at the time ``now``. A process that ends by
     itself gets no SIGTERM, because that would hide how it has ended; it gets SIGKILL when its exit
     handlers, or the process itself, have exceeded their time limit.
@@ -148,7 +153,8 @@ def _ending_of(
         late = now - process.exited_at >= limits.gone_s
         return EndProcess(process.attempt_id, True, why) if late else None
     if process.ending_since is None:
-        return EndProcess(process.attempt_id, False, reason)
+        obeys = process.suspended_since is None  # else SIGTERM waits until SIGCONT comes
+        return EndProcess(process.attempt_id, not obeys, reason)
     if now - process.ending_since >= patience_s:
         return EndProcess(process.attempt_id, True, f"{reason}; SIGTERM did not help")
     return None
@@ -171,8 +177,9 @@ def why_killed(process: Process, limits: SupervisorLimits) -> str:
 def why_to_end(snapshot: Snapshot, own: SupervisorState, now: float) -> dict[Process, str]:
     """Return the running processes that cannot stay in the job, with the reason for each.
 
-    Their workers were evicted, left ZooKeeper ``absent_s`` ago without ever being in a ring, or are
-    frozen: out of ZooKeeper and without an answer for ``frozen_s``, while another worker leads.
+    Their workers were evicted, left ZooKeeper ``absent_s`` ago without ever being in a ring, are
+    frozen: out of ZooKeeper and without an answer for ``frozen_s``, while another worker leads, or
+    are suspended for ``suspended_s``, while another worker answers.
 
     Args:
         snapshot: the job's records in ZooKeeper.
@@ -187,7 +194,54 @@ def why_to_end(snapshot: Snapshot, own: SupervisorState, now: float) -> dict[Pro
     reasons |= {p: vanished for p in own.living if _vanished(p, limits, now)}
     frozen = f"it is frozen: it left ZooKeeper and does not answer for {limits.frozen_s:g} s"
     reasons |= {p: frozen for p in own.living if _is_frozen(p, snapshot, limits, now)}
+    if own.waiting:
+        halted = f"it is suspended (SIGSTOP) for {limits.suspended_s:g} s, and others wait for it"
+        reasons |= dict.fromkeys(suspended(snapshot, own, now), halted)
     return reasons
+
+
+def suspended(snapshot: Snapshot, own: SupervisorState, now: float) -> tuple[Process, ...]:
+    """Return the processes of ring workers that are suspended for ``suspended_s`` or longer.
+
+    Workers that are about to enter the ring count, too. Left out are processes whose worker is
+    about to leave, or whose script has ended. The result is empty if ``suspended_s`` is 0.
+
+    Args:
+        snapshot: the job's records in ZooKeeper.
+        own: the launcher's own state, such as its processes and time limits.
+        now: the time by the launcher's clock, in seconds.
+    """
+    limit_s, members = own.limits.suspended_s, _members(snapshot)
+    return tuple(
+        p
+        for p in own.living
+        if limit_s
+        and p.suspended_since is not None
+        and now - p.suspended_since >= limit_s
+        and p.worker in members
+        and p.departing is None
+        and not is_terminating(p)
+    )
+
+
+def _members(snapshot: Snapshot) -> dict[int, RingMember]:
+    """Return the members of the ring and of the newest generation, by worker id."""
+    newest = snapshot.generation.members if snapshot.generation is not None else ()
+    return {member.id: member for member in (*snapshot.ring, *newest)}
+
+
+def waiting_members(snapshot: Snapshot, own: SupervisorState, now: float) -> tuple[RingMember, ...]:
+    """Return the workers to ask whether they live and wait for a suspended one of this launcher.
+
+    They are the first eight of the ring that this launcher does not know to be suspended. The
+    result is empty if no worker of this launcher is suspended for too long. This function asks
+    nobody. The arguments are those of :func:`suspended`.
+    """
+    if not suspended(snapshot, own, now):
+        return ()
+    stand = {p.worker for p in own.living if p.suspended_since is not None}
+    others = [one for worker, one in _members(snapshot).items() if worker not in stand]
+    return tuple(others[:MOST_ASKED])
 
 
 def _vanished(process: Process, limits: SupervisorLimits, now: float) -> bool:

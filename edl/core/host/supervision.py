@@ -34,6 +34,8 @@ class SupervisorLimits:
         start_timeout_s: the time for a script to call `edl.init()`.
         backoff_max_s: the longest pause before another start in a slot whose workers die.
         frozen_s: a worker without a session that does not answer for this long is frozen.
+        suspended_s: a worker whose process is suspended (SIGSTOP) for this long is ended, if others
+            wait for it; 0: it is not.
         settle_s: how long the slot of a worker that left stays empty before another worker is
             started in it.
         kill_s: the time from SIGTERM to SIGKILL, for a process that is ended.
@@ -70,6 +72,7 @@ class SupervisorLimits:
     start_timeout_s: float = 120.0
     backoff_max_s: float = BACKOFF_MAX_S
     frozen_s: float = 10.0
+    suspended_s: float = 1.0
     settle_s: float = 1.0
     kill_s: float = 5.0
     exit_timeout_s: float = 30.0
@@ -152,6 +155,8 @@ class SupervisorState:
         ring_deaths: the known deaths of rings, in order of time.
         ended: the numbers of the workers whose end any launcher has logged.
         answering: the numbers of the workers that are not in ZooKeeper but answer on their ports.
+        waiting: the numbers of the workers of the ring that answer on their ports, while a worker
+            of this launcher is suspended for too long.
         overdue: whether the time to give back borrowed slots of this host has passed.
         too_few_since: since when a job that has not begun has had too few places on its hosts to
             begin; None: it has enough, or has begun.
@@ -171,6 +176,7 @@ class SupervisorState:
     ring_deaths: tuple[RingDeath, ...] = ()
     ended: frozenset[int] = frozenset()
     answering: frozenset[int] = frozenset()
+    waiting: frozenset[int] = frozenset()
     overdue: bool = False
     too_few_since: float | None = None
 
