@@ -75,7 +75,7 @@ fleet-outages: setup-tests ## ten minutes of slot moves while Slurm's and then R
 	PYTHONPATH=.:tests/integration $(PYTHON_BIN) tests/chaos/fleet_outages.py $(ARGS)
 
 churn: setup ## workers spawned and killed all the time, 2,000 kills; ARGS="--kills 100 --seed 2 --exact"
-	PYTHONPATH=tests/integration $(PYTHON_BIN) tests/chaos/churn.py $(ARGS)
+	PYTHONPATH=tests:tests/integration $(PYTHON_BIN) tests/chaos/churn.py $(ARGS)
 
 interleavings: setup ## a million seeded jobs on the loopback ring; ARGS="--count 10000 --first 1"
 	PYTHONPATH=tests:tests/property $(PYTHON_BIN) tests/chaos/interleavings.py $(ARGS)

@@ -32,7 +32,8 @@ def chaos(
     kill: Annotated[list[str] | None, _option(Action.KILL, "SIGKILL.")] = None,
     term: Annotated[list[str] | None, _option(Action.TERM, "SIGTERM: it leaves the job.")] = None,
     freeze: Annotated[
-        list[str] | None, _option(Action.FREEZE, "SIGSTOP, and SIGCONT after --for.")
+        list[str] | None,
+        _option(Action.FREEZE, "SIGSTOP, and SIGCONT after --for; see EDL_SUSPENDED_S."),
     ] = None,
     expire: Annotated[
         list[str] | None, _option(Action.EXPIRE, "ZooKeeper ends its session (edl run --chaos).")

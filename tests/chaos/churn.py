@@ -11,8 +11,8 @@ ZooKeeper, which then come back.
 Nobody is killed who may be the only one with the job's state, and no second one before the agent
 or ZooKeeper is back.
 
-With ``--exact`` the job has eight logical workers. Then the verdict is that the state after each
-step has the bits of one process which nothing disturbs.
+With ``--exact`` the job has eight logical workers, in TensorFlow four. Then the verdict is that the
+state after each step has the bits of one process which nothing disturbs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from exact_scenario import LOGICAL_WORKERS, ExactScenario
+from exact_scenario import ExactScenario, FitExactScenario, TensorFlowExactScenario
 from fault_scenario import START_S, FaultScenario, even
 from scenario import scenario
 from soak import FRAMEWORKS, keep, stalls_of
@@ -60,7 +60,12 @@ VICTIMS = {WORKER: 0.75, LEADER: 0.1, NEWCOMER: 0.1, AGENT: 0.03, ZOOKEEPER: 0.0
 EPOCHS_A_KILL = 0.2  # two cores train half as many meanwhile
 END_S = 1800.0
 QUIET_S = 120.0  # without a step: nothing that this driver does takes as long
-EXACT_EPOCHS_A_KILL = 3.0  # of 7 steps, which eight workers train in 0.2 s each
+EXACT_STEPS_A_KILL = 21.0  # which eight workers train in 0.2 s each
+EXACT = {
+    "pytorch": ExactScenario,
+    "tensorflow-function": TensorFlowExactScenario,
+    "tensorflow-fit": FitExactScenario,
+}
 
 
 @dataclass
@@ -206,28 +211,31 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--framework", choices=FRAMEWORKS, default="pytorch")
-    parser.add_argument("--exact", action="store_true", help="logical workers; PyTorch only")
+    parser.add_argument("--exact", action="store_true", help="logical workers")
     parser.add_argument("--json", type=Path, help="write the figures there")
     args = parser.parse_args()
-    if args.exact and args.framework != "pytorch":
-        parser.error("--exact is for PyTorch only")
-    most, a_kill = MOST, EPOCHS_A_KILL
+    if args.exact and args.framework not in EXACT:
+        parser.error(f"--exact is for {', '.join(EXACT)}")
+    kind: type[FaultScenario] = FaultScenario
+    most, a_kill, environment = MOST, EPOCHS_A_KILL, dict(FRAMEWORKS[args.framework])
     if args.exact:
-        most, a_kill = LOGICAL_WORKERS, EXACT_EPOCHS_A_KILL
+        kind = exact = EXACT[args.framework]
+        most, a_kill, environment = exact.logical_workers, EXACT_STEPS_A_KILL, {}
+        a_kill /= exact.steps_of_epoch
     directory = Path(tempfile.mkdtemp(prefix="edl-churn-"))  # stays when something goes wrong
     with (
         ensemble(directory, 1) as (server,),
         scenario(
             directory,
             server.hosts,
-            kind=ExactScenario if args.exact else FaultScenario,
+            kind=kind,
             np=LEAST,
             min_np=1,
             max_np=most,
             throttled=even(0.2),
             epochs=max(5, round(a_kill * args.kills)),
             end_s=END_S,
-            environment={"EDL_CHAOS": "1", **FRAMEWORKS[args.framework]},
+            environment={"EDL_CHAOS": "1", **environment},
         ) as job,
     ):
         result = churn(job, server, args.kills, args.seed, most)

@@ -24,12 +24,12 @@ EPOCH = 4  # steps: 46 samples, 3 for each of four logical workers
 SLOW = Throttle(0.5, 50, 4.0)
 
 
-def alone(directory: Path, way: str, epochs: int) -> dict[int, str]:
+def alone(directory: Path, way: str, epochs: int, limit_s: float = START_S) -> dict[int, str]:
     """Return the digests by step of one process without a launcher."""
     directory.mkdir()
     arguments = [SCRIPT, "--out", directory, "--way", way, "--epochs", str(epochs)]
     environment = os.environ | {"EDL_LOGICAL": "4"}
-    done = forked.python("tensorflow", arguments, START_S, env=environment, cwd=directory)
+    done = forked.python("tensorflow", arguments, limit_s, env=environment, cwd=directory)
     assert done.returncode == 0, done.stderr
     found = digests(directory)
     assert len(found) == epochs * EPOCH
