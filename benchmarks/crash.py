@@ -1,9 +1,10 @@
 """What the death of a worker costs the others: how long they stand still, and what they redo.
 
-Three workers train; one is killed with -9, or frozen with SIGSTOP, at no particular moment of its
-step. A *survivor* trains before and after. Its gap is the longest time between two completed steps
-from its last one before the fault until the first one in the ring without the victim. A step is
-*redone* when a survivor completes a number that is not above all that it has completed before.
+Three workers train; one is killed with -9, or stopped with SIGSTOP, at no particular moment of its
+step: *suspended*, as its agent sees it in /proc, or *frozen*, where the agent is told not to look.
+A *survivor* trains before and after. Its gap is the longest time between two completed steps from
+its last one before the fault until the first one in the ring without the victim. A step is *redone*
+when a survivor completes a number that is not above all that it has completed before.
 
 Stock Horovod bars the host of a dead worker, so its job runs on two "hosts", both this machine,
 and the victim is the only worker of the second one. edl replaces its workers by itself: several
@@ -34,6 +35,7 @@ SETTLED = 15  # steps of each survivor after it
 RECOVERY_S = 120.0
 
 PLAIN, LEADER, FROZEN = "worker killed", "leader killed", "worker frozen"
+SUSPENDED = "worker suspended"
 SESSION_S = 2.0  # EDL_SESSION_TIMEOUT_S for those that are frozen
 GLOO_S = 5  # for stock, beside Horovod's own 30
 
@@ -45,7 +47,11 @@ STOCK: dict[str, dict[str, str]] = {
 _QUICK = {"EDL_BACKOFF_MAX_S": "1"}  # replacements come sooner; no part of what is measured
 EDL: tuple[tuple[tuple[str, ...], dict[str, str]], ...] = (
     ((PLAIN, LEADER, PLAIN, LEADER), _QUICK),
-    ((FROZEN, FROZEN), _QUICK | {"EDL_SESSION_TIMEOUT_S": f"{SESSION_S:g}"}),
+    ((SUSPENDED, SUSPENDED), _QUICK),
+    (
+        (FROZEN, FROZEN),
+        _QUICK | {"EDL_SESSION_TIMEOUT_S": f"{SESSION_S:g}", "EDL_SUSPENDED_S": "0"},
+    ),
 )
 
 
@@ -75,7 +81,7 @@ def stock(job: StockJob, module: str) -> Crash:
 
 
 def edl(job: EdlJob, module: str, faults: Sequence[str]) -> Iterator[tuple[str, Crash]]:
-    """Do ``faults`` (PLAIN, LEADER or FROZEN) one after the other to a job of three."""
+    """Do ``faults`` (PLAIN, LEADER, SUSPENDED, FROZEN) one after the other to a job of three."""
     struck_s = None
     try:
         job.start(module, WORKERS)
@@ -87,7 +93,8 @@ def edl(job: EdlJob, module: str, faults: Sequence[str]) -> Iterator[tuple[str, 
             victim = pids[leader if fault == LEADER else next(w for w in pids if w != leader)]
             _warm(job, time.monotonic(), BASELINE)  # the question has cost the machine something
             struck_s = time.monotonic()
-            os.kill(victim, signal.SIGSTOP if fault == FROZEN else signal.SIGKILL)
+            stops = fault in (SUSPENDED, FROZEN)
+            os.kill(victim, signal.SIGSTOP if stops else signal.SIGKILL)
             survivors = _survivors(job, victim, struck_s)
             before = status["generation"]
             slowest_parts = parts.slowest(

@@ -102,6 +102,7 @@ def _asked_of_resize(
 ASKED_GAP = {
     crash.PLAIN: ("≤ 0.5 s", 0.5, 0.0),
     crash.LEADER: ("≤ 1.5 s", 1.5, 0.0),
+    crash.SUSPENDED: ("≤ 1.5 s", 1.5, 0.0),
     crash.FROZEN: ("≤ the time-out + 1 s", 1.0, crash.SESSION_S),
 }
 
@@ -110,7 +111,8 @@ def crash_rows(crashes: Crashes) -> list[Row]:
     """Return the rows of the gap of each scenario, then the steps redone, then the parts."""
     stock = next((crashes[name] for name in crash.STOCK if name in crashes), [])
     rows = []
-    for name, (asked, limit_s, timeout_s) in ASKED_GAP.items():
+    asked_gap = {name: asked for name, asked in ASKED_GAP.items() if name in crashes}
+    for name, (asked, limit_s, timeout_s) in asked_gap.items():
         gaps = [c.gap_s for c in crashes[name]]
         beside = stock if name == crash.PLAIN else []
         what = f"**{name}**, one of {crash.WORKERS}: longest gap between two steps of a survivor"
@@ -128,13 +130,13 @@ def crash_rows(crashes: Crashes) -> list[Row]:
         if name in crashes:
             gap = _spread([c.gap_s for c in crashes[name]])
             rows.append(Row(f"**worker killed**, {name} Gloo time-out", gap, ""))
-    ours = [c.redone for name in ASKED_GAP for c in crashes[name]]
+    ours = [c.redone for name in asked_gap for c in crashes[name]]
     redone = _range([c.redone for c in stock]) if stock else ""
     rows.append(Row("steps redone, all of these", redone, _range(ours), "", "0", max(ours) == 0))
-    step_s = [c.median_step_s for name in ASKED_GAP for c in crashes[name]]
+    step_s = [c.median_step_s for name in asked_gap for c in crashes[name]]
     stock_step = _spread([c.median_step_s for c in stock]) if stock else ""
     rows.append(Row("the median step before", stock_step, _spread(step_s)))
-    for name in ASKED_GAP:
+    for name in asked_gap:
         rows.append(Row(f"parts, {name}", "", _parts([c.parts_s for c in crashes[name]])))
     return rows
 
@@ -380,7 +382,8 @@ def _draw_resize(panel: Axes, change: str, repetitions: Repetitions, title: str 
 
 def _draw_crashes(panel: Axes, crashes: Crashes) -> None:
     """Draw a bar for each scenario: the gap of the typical fault, and the parts of its recovery."""
-    for place, name in enumerate(ASKED_GAP):
+    shown = [name for name in ASKED_GAP if name in crashes]
+    for place, name in enumerate(shown):
         runs = sorted(crashes[name], key=lambda c: c.gap_s)
         typical = runs[len(runs) // 2]
         left = max(0.0, typical.gap_s - sum(typical.parts_s.values()))
@@ -394,7 +397,7 @@ def _draw_crashes(panel: Axes, crashes: Crashes) -> None:
     title = "a worker is lost: a survivor's gap"
     if stock:
         title += f"\n(stock Horovod Elastic: {median(c.gap_s for c in stock):.1f} s)"
-    panel.set(title=title, xlabel="seconds", yticks=range(len(ASKED_GAP)), yticklabels=ASKED_GAP)
+    panel.set(title=title, xlabel="seconds", yticks=range(len(shown)), yticklabels=shown)
     panel.invert_yaxis()
     panel.margins(x=0.15)
     panel.legend(fontsize=8)
