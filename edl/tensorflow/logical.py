@@ -53,10 +53,6 @@ THREADS_DIFFER = (
     "differently; call tf.config.threading.set_intra_op_parallelism_threads() with the same "
     "number on all workers, or leave out --logical"
 )
-INSTRUCTIONS_DIFFER = (
-    "the workers' processors compute by different instructions (here: {mine}), by which the last "
-    "bits of a result may differ; set ONEDNN_MAX_CPU_ISA=AVX2 on all hosts, or leave out --logical"
-)
 NOT_IN_ALL = (
     "{name} has a gradient for some logical workers and none for others; let the same variables "
     "have one in each batch, or leave out --logical"
@@ -392,7 +388,7 @@ class LogicalReduction:
         alike = [
             (self._numbers.script % 2**53, SEEDS_DIFFER),
             (used.threads, THREADS_DIFFER),
-            (used.checksum, INSTRUCTIONS_DIFFER.format(mine=used.instructions)),
+            (used.checksum, used.why_instructions_differ),
         ]
         self._audit.compare(self._value_names, pieces, alike, together)
         with np.errstate(invalid="ignore", over="ignore"):  # of a gradient that is not finite

@@ -65,13 +65,6 @@ THREADS_DIFFER = (
 )
 
 
-INSTRUCTIONS_DIFFER = (
-    "the workers' processors compute by different instructions (here: {mine}), by which the last "
-    "bits of a result may differ; set ATEN_CPU_CAPABILITY=avx2, ONEDNN_MAX_CPU_ISA=AVX2 and "
-    "MKL_CBWR=AVX2 on all hosts, or leave out --logical"
-)
-
-
 def arithmetic() -> Arithmetic:
     """Return what the last bits of this process' results depend on."""
     cuda: Any = torch.cuda
@@ -250,7 +243,7 @@ class LogicalSums:
         alike = [
             (self._seed, SEEDS_DIFFER),
             (used.threads, THREADS_DIFFER),
-            (used.checksum, INSTRUCTIONS_DIFFER.format(mine=used.instructions)),
+            (used.checksum, used.why_instructions_differ),
         ]
         names = [_name(each) for each in gradients] + self._buffers.names
         self._audit.compare(names, pieces, alike, together)

@@ -44,3 +44,21 @@ def test_only_what_both_know_is_compared() -> None:
     assert known.why_unlike(Arithmetic(8)).startswith("it computes with 4 threads")
     assert "(ATen AVX2)" in known.why_unlike(Arithmetic(4, "ATen AVX512"))
     assert known.checksum != Arithmetic(4, "ATen AVX512").checksum
+
+
+@pytest.mark.parametrize(
+    ("instructions", "pins"),
+    [
+        (
+            "ATen AVX512, oneDNN AVX512, MKL AVX512",
+            "set ATEN_CPU_CAPABILITY=avx2, ONEDNN_MAX_CPU_ISA=AVX2 and MKL_CBWR=AVX2 on all hosts",
+        ),
+        ("oneDNN GenuineIntel AVX512", "; set ONEDNN_MAX_CPU_ISA=AVX2 on all hosts"),
+    ],
+)
+def test_only_the_variables_of_libraries_that_are_used_are_named(
+    instructions: str, pins: str
+) -> None:
+    mine = Arithmetic(1, instructions)
+    assert pins in mine.why_unlike(Arithmetic(1, "oneDNN AVX2"))
+    assert pins in mine.why_instructions_differ

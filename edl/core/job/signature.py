@@ -52,8 +52,21 @@ class Arithmetic(Record):
         if self.threads and job.threads and self.threads != job.threads:
             return OTHER_THREADS.format(mine=self.threads, job=job.threads)
         if self.instructions and job.instructions and self.instructions != job.instructions:
-            return OTHER_INSTRUCTIONS.format(mine=self.instructions, job=job.instructions)
+            mine, pins = self.instructions, self._pins
+            return OTHER_INSTRUCTIONS.format(mine=mine, job=job.instructions, pins=pins)
         return ""
+
+    @property
+    def why_instructions_differ(self) -> str:
+        """The error message for workers of a job that compute by different instructions."""
+        return INSTRUCTIONS_DIFFER.format(mine=self.instructions, pins=self._pins)
+
+    @property
+    def _pins(self) -> str:
+        """The variables that set the instructions of the libraries in ``instructions``, as text."""
+        pins = [pin for library, pin in PINS.items() if f"{library} " in self.instructions]
+        pins = pins or [*PINS.values()]
+        return " and ".join([", ".join(pins[:-1]), pins[-1]] if len(pins) > 1 else pins)
 
 
 @dataclass(frozen=True)
@@ -83,9 +96,18 @@ OTHER_THREADS = (
 )
 OTHER_INSTRUCTIONS = (
     "its processor computes by other instructions ({mine}) than those of the job's workers "
-    "({job}), by which the last bits of a result may differ; set ATEN_CPU_CAPABILITY=avx2, "
-    "ONEDNN_MAX_CPU_ISA=AVX2 and MKL_CBWR=AVX2 on all hosts, or start the job without --logical"
+    "({job}), by which the last bits of a result may differ; set {pins} on all hosts, or start the "
+    "job without --logical"
 )
+INSTRUCTIONS_DIFFER = (
+    "the workers' processors compute by different instructions (here: {mine}), by which the last "
+    "bits of a result may differ; set {pins} on all hosts, or leave out --logical"
+)
+PINS = {  # what sets the instructions of each library
+    "ATen": "ATEN_CPU_CAPABILITY=avx2",
+    "oneDNN": "ONEDNN_MAX_CPU_ISA=AVX2",
+    "MKL": "MKL_CBWR=AVX2",
+}
 BUILT_BEFORE = (
     "build all modules before the loop over the epochs, those that are trained later, too: a "
     "newcomer begins in the job's epoch, and has not run what a script does in epochs before"
