@@ -183,7 +183,7 @@ def read_some(path: Location, names: Collection[str]) -> dict[str, memoryview]:
 
 @dataclass(frozen=True)
 class Header:
-    """What the header of a safetensors file says.
+    """The header of a safetensors file.
 
     Attributes:
         length: the number of bytes before the data: those of LENGTH and of the header.

@@ -12,7 +12,22 @@ from edl.core.job.state_share import WHOLE_STATE, StateShare
 from edl.core.step.ledger import Ledger
 from edl.core.step.source import Source
 
-LogEvent = Callable[[Details, int, str], None]  # what, step, reason
+
+@dataclass(frozen=True)
+class JobRecords:
+    """The job's records that saving and restoring read and write, as functions.
+
+    Attributes:
+        log: writes an event, called as ``log(details, step, reason)``; any thread may call it.
+        saved: records the newest checkpoint; called with the path of the directory and the step
+            when one is written or was restored, from any thread.
+        learned: returns the job's scaling profile (its measured throughput at each number of
+            workers) as JSON values; any thread may call it.
+    """
+
+    log: Callable[[Details, int, str], None]
+    saved: Callable[[str, int], None]
+    learned: Callable[[], Mapping[str, Any]] = dict
 
 
 class Durable(Protocol):

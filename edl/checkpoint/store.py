@@ -29,7 +29,7 @@ from edl.checkpoint.format import Checkpoint
 from edl.checkpoint.location import Location, RemotePath, modified_s
 from edl.checkpoint.resumable import check_source, nothing_to_resume
 from edl.checkpoint.safetensors import nothing
-from edl.checkpoint.saved_state import CheckpointConfig, CheckpointPosition, Durable, LogEvent
+from edl.checkpoint.saved_state import CheckpointConfig, CheckpointPosition, Durable, JobRecords
 from edl.checkpoint.writer import CheckpointWriter
 from edl.core.events import CheckpointRefusedDetails
 from edl.core.job.state_share import WHOLE_STATE, StateShare
@@ -51,29 +51,17 @@ class Checkpoints:
 
     Args:
         config: the settings: the directory, the interval, and more.
-        log: writes an event to the job's log, called as ``log(details, step, reason)``; called from
-            the thread that writes a checkpoint, too.
-        saved: called with the path of the directory and the step when a checkpoint is written (from
-            the writing thread) or was restored (from the caller's).
-        learned: returns the job's scaling profile (its measured throughput at each number of
-            workers) as JSON values; called from the writing thread.
+        records: the job's records.
 
     Attributes:
         writer: writes the checkpoints, in a thread of its own.
     """
 
-    def __init__(
-        self,
-        config: CheckpointConfig,
-        log: LogEvent,
-        saved: Callable[[str, int], None],
-        learned: Callable[[], Mapping[str, Any]] = dict,
-    ) -> None:
+    def __init__(self, config: CheckpointConfig, records: JobRecords) -> None:
         self._config = config
-        self._log = log
-        self._saved = saved
+        self._records = records
         self._due_at: float | None = None
-        self.writer = CheckpointWriter(config, log, saved, learned)
+        self.writer = CheckpointWriter(config, records)
 
     def check_directory(self) -> None:
         """Create the directory of checkpoints, and check that files can be written into it.
@@ -151,7 +139,7 @@ class Checkpoints:
             raise CheckpointError(f"{found.path} cannot be used: {error}") from error
         if found.path.parent == self._config.directory:
             self.writer.restored(found)
-        self._saved(str(found.path.parent), found.manifest.step)
+        self._records.saved(str(found.path.parent), found.manifest.step)
         return found
 
     def _find(self) -> Checkpoint | None:
@@ -216,7 +204,7 @@ class Checkpoints:
                 return files.read_checkpoint(path), refused, others
             except CheckpointError as error:
                 logger.warning("%s", error)
-                self._log(CheckpointRefusedDetails(str(path)), 0, str(error))
+                self._records.log(CheckpointRefusedDetails(str(path)), 0, str(error))
                 refused.append(str(error))
         return None, refused, others
 

@@ -10,10 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from edl.checkpoint import format as files
 from edl.checkpoint import unchanged
@@ -28,19 +26,35 @@ from edl.checkpoint.parts import (
     remove_parts,
     write_part,
 )
-from edl.checkpoint.saved_state import CheckpointConfig, CheckpointPosition, Durable, LogEvent
+from edl.checkpoint.saved_state import CheckpointConfig, CheckpointPosition, Durable, JobRecords
 from edl.checkpoint.unchanged import UnchangedTensors
 from edl.core.events import CheckpointDetails, CheckpointFailedDetails
-from edl.core.job.state_share import WHOLE_STATE, StateShare
+from edl.core.job.state_share import WHOLE_STATE, StateShare, parts_limit_s
 from edl.errors import CheckpointError, EdlError
 from edl.mount_point import mount_point
 
 logger = logging.getLogger(__name__)
 
-WAIT_S = 30.0  # rank 0 waits for the parts of the others, and for each second
-WAIT_FACTOR = 3.0  # that it wrote itself so many more
-LAST_WAIT_S = 5.0  # the same before the end of the job, where
-LEFT_S = 1.0  # so much stays for the whole state, beside its writing
+
+@dataclass(frozen=True)
+class _Copy:
+    """A copy of the state, or of a part of it, that is to be written.
+
+    Attributes:
+        manifest: the job's position, without what the job has learned, which is added.
+        owner: the ring that saves, which claims the directory again.
+        state: the state, or the part of it that this worker writes.
+        share: which part that is.
+        capture_s: how many seconds the training thread took to copy it, for the log.
+        last_s: how many seconds the last checkpoint of the job has; None: it is not the last one.
+    """
+
+    manifest: Manifest
+    owner: Owner
+    state: PackedState
+    share: StateShare
+    capture_s: float
+    last_s: float | None
 
 
 class CheckpointWriter:
@@ -48,12 +62,7 @@ class CheckpointWriter:
 
     Args:
         config: the settings: the directory, the interval, and more.
-        log: writes an event to the job's log, called as ``log(details, step, reason)``; called from
-            the thread that writes a checkpoint, too.
-        saved: called from that thread with the path of the directory and the step, when a
-            checkpoint is written.
-        learned: returns the job's scaling profile (its measured throughput at each number of
-            workers) as JSON values; called from that thread.
+        records: the job's records, which the thread that writes a checkpoint uses.
 
     Attributes:
         generation: the number of the generation of this worker's ring; 0 before :meth:`take_over`.
@@ -66,17 +75,9 @@ class CheckpointWriter:
             is not to be trusted; :meth:`save` sets it to False.
     """
 
-    def __init__(
-        self,
-        config: CheckpointConfig,
-        log: LogEvent,
-        saved: Callable[[str, int], None],
-        learned: Callable[[], Mapping[str, Any]] = dict,
-    ) -> None:
+    def __init__(self, config: CheckpointConfig, records: JobRecords) -> None:
         self._config = config
-        self._log = log
-        self._saved = saved
-        self._learned = learned
+        self._records = records
         self.generation = 0
         self.superseded = ""
         self.last_step = -1
@@ -86,7 +87,6 @@ class CheckpointWriter:
         self._writing: threading.Thread | None = None
         self._unchanged = UnchangedTensors(config.directory)
         self._hurry = threading.Event()  # no part is waited for any more
-        self._last_s: float | None = None  # of the save that is being written
         self._last_part: tuple[int, Location] | None = None  # step and file
 
     def take_over(self, generation: int) -> None:
@@ -176,14 +176,16 @@ class CheckpointWriter:
         except CheckpointError as error:
             if at.step == 0:
                 raise
-            self.failed(at.step, str(error))
+            if share.rank == 0:
+                self.failed(at.step, str(error))
+            else:
+                self._part_failed(at.step, share, str(error))
             return
         capture_s = time.monotonic() - began
         self._hurry.clear()
-        self._last_s = last_s
         self._writing = threading.Thread(
             target=self._write if share.rank == 0 else self._write_part,
-            args=(manifest, self._owner, state, share, capture_s),
+            args=(_Copy(manifest, self._owner, state, share, capture_s, last_s),),
             name="edl-checkpoint",
             daemon=True,
         )
@@ -220,41 +222,27 @@ class CheckpointWriter:
         self.why_failed = reason
         directory = self._config.directory
         disk = "" if isinstance(directory, RemotePath) else mount_point(directory)
-        self._log(CheckpointFailedDetails(str(directory), disk, superseded), step, reason)
+        self._records.log(CheckpointFailedDetails(str(directory), disk, superseded), step, reason)
 
     # --- in the writing thread
 
-    def _write(
-        self,
-        manifest: Manifest,
-        owner: Owner,
-        state: PackedState,
-        share: StateShare,
-        capture_s: float,
-    ) -> None:
-        """Write a checkpoint and remove old ones; a failure is logged.
+    def _write(self, copy: _Copy) -> None:
+        """Write a checkpoint, as rank 0, and remove old ones; a failure is logged.
 
         If a newer ring has claimed the directory, nothing is written, and ``superseded`` is set.
-
-        Args:
-            manifest: the job's position, without what the job has learned, which is added.
-            owner: the ring that saves, which claims the directory again.
-            state: the state to write, or the part of it that this worker writes.
-            share: which part that is; its rank is 0.
-            capture_s: how many seconds the training thread took to copy the state, for the log.
         """
-        began = time.monotonic()
-        directory, step = self._config.directory, manifest.step
+        began, share, state = time.monotonic(), copy.share, copy.state
+        directory, step = self._config.directory, copy.manifest.step
         path = files.path_of(directory, step)
         try:
-            renew(directory, owner)
-            manifest = replace(manifest, learned=self._learned())
-            check = partial(check_run, directory, owner)
+            renew(directory, copy.owner)
+            manifest = replace(copy.manifest, learned=self._records.learned())
+            check = partial(check_run, directory, copy.owner)
             records, besides = self._unchanged.set_aside(step, state, check)
             if not share.is_whole:
-                place = PartPlace.of(directory, step, owner, share.size)
+                place = PartPlace.of(directory, step, copy.owner, share.size)
                 besides += write_part(place.path(0), state, records, check)
-                limit_s = self._parts_limit_s(share.size, time.monotonic() - began)
+                limit_s = parts_limit_s(share.size, time.monotonic() - began, copy.last_s)
                 others = gather_parts(place, state.elsewhere, limit_s, self._hurry)
                 besides += sum(one.size for one in others.values())
                 records = named_parts(place, records, others)
@@ -270,8 +258,8 @@ class CheckpointWriter:
             self.failed(step, str(error), superseded=True)
             return
         except (EdlError, OSError) as error:
-            self.parts_failed = not share.is_whole
-            ends = self._hurry.is_set() or self._last_s is not None
+            self.parts_failed |= not share.is_whole
+            ends = self._hurry.is_set() or copy.last_s is not None
             if isinstance(error, PartMissing) and ends:  # the caller saves all
                 logger.info("the checkpoint of step %d is given up: %s", step, error)
             else:
@@ -279,31 +267,15 @@ class CheckpointWriter:
             return
         write_s = time.monotonic() - began
         self.last_step = step
-        self._saved(str(directory), step)
+        self._records.saved(str(directory), step)
         reason = (
             f"step {step} is in {path}: {size / 1e6:.1f} MB, training paused "
-            f"{1000 * capture_s:.0f} ms, written in {write_s:.2f} s"
+            f"{1000 * copy.capture_s:.0f} ms, written in {write_s:.2f} s"
         )
         logger.info("%s", reason)
-        self._log(CheckpointDetails(str(path), size, capture_s, write_s), step, reason)
+        details = CheckpointDetails(str(path), size, copy.capture_s, write_s)
+        self._records.log(details, step, reason)
         self._remove_old(step)
-
-    def _parts_limit_s(self, size: int, own_s: float) -> float:
-        """Return for how many seconds rank 0 waits for the parts of the other workers.
-
-        Before an end of the job they have the time that is left after the writing of the whole
-        state, should a part not come, but not much longer than rank 0's own part took. If that time
-        does not suffice for the whole state, they have all of it.
-
-        Args:
-            size: how many parts there are.
-            own_s: how long rank 0's own part took, in seconds.
-        """
-        if self._last_s is None:
-            return WAIT_S + WAIT_FACTOR * own_s
-        left_s = self._last_s - own_s
-        spare_s = left_s - LEFT_S - 1.5 * size * own_s
-        return min(spare_s, LAST_WAIT_S + 10 * own_s) if spare_s > 0 else left_s
 
     def _remove_old(self, step: int) -> None:
         """Remove what is not needed after the checkpoint of ``step``; a failure is only logged."""
@@ -315,52 +287,56 @@ class CheckpointWriter:
         except (EdlError, OSError) as error:
             logger.warning("old checkpoints stay: %s", _clause(error, directory))
 
-    def _write_part(
-        self,
-        manifest: Manifest,
-        owner: Owner,
-        state: PackedState,
-        share: StateShare,
-        capture_s: float,
-    ) -> None:
-        """Write this worker's part of a checkpoint, which rank 0 waits for; a failure is logged.
-
-        It is no event of the job: rank 0 records that the part did not come. The arguments are
-        those of :meth:`_write`; the rank of ``share`` is above 0.
-        """
-        began = time.monotonic()
-        directory, step = self._config.directory, manifest.step
-        path = PartPlace.of(directory, step, owner, share.size).path(share.rank)
-        check = partial(check_run, directory, owner)
+    def _write_part(self, copy: _Copy) -> None:
+        """Write this worker's part of a checkpoint, which rank 0 waits for; a failure is logged."""
+        began, share = time.monotonic(), copy.share
+        directory, step = self._config.directory, copy.manifest.step
+        path = PartPlace.of(directory, step, copy.owner, share.size).path(share.rank)
+        check = partial(check_run, directory, copy.owner)
         try:
-            self._remove_last_part()
-            records, size = self._unchanged.set_aside(step, state, check)
+            self._remove_last_part(path)
+            records, size = self._unchanged.set_aside(step, copy.state, check)
             self._last_part = (step, path)
-            size += write_part(path, state, records, check)
+            size += write_part(path, copy.state, records, check)
         except (EdlError, OSError) as error:
-            why = _clause(error, path)
-            logger.warning("part %d of step %d was not written: %s", share.rank + 1, step, why)
+            self._part_failed(step, share, _clause(error, path))
         else:
             logger.info(
                 "part %d of %d of step %d is in %s: %.1f MB, training paused %.0f ms, written in "
                 "%.2f s",
-                *(share.rank + 1, share.size, step, path, size / 1e6, 1000 * capture_s),
+                *(share.rank + 1, share.size, step, path, size / 1e6, 1000 * copy.capture_s),
                 time.monotonic() - began,
             )
 
-    def _remove_last_part(self) -> None:
+    def _part_failed(self, step: int, share: StateShare, why: str) -> None:
+        """Log that a part was not written; rank 0 then records that it did not come.
+
+        Args:
+            step: the number of the step.
+            share: the part.
+            why: the reason, as a clause.
+        """
+        logger.warning("part %d of step %d was not written: %s", share.rank + 1, step, why)
+
+    def _remove_last_part(self, path: Location) -> None:
         """Remove the last part that this worker wrote, if it belongs to no checkpoint.
 
-        Rank 0 does so, too, in the directory that it sees; hosts may not share it.
+        Rank 0 does so, too, in the directory that it sees; hosts may not share it. A part that is
+        about to be written again, after the same step, stays until it is replaced, because rank 0
+        may be about to name it.
+
+        Args:
+            path: the part that this worker is about to write.
 
         Raises:
             CheckpointError: the directory cannot be listed.
             OSError: the file cannot be removed.
         """
         if self._last_part is not None:
-            step, path = self._last_part
-            if files.path_of(path.parent, step).name not in files.names_in(path.parent):
-                path.unlink(missing_ok=True)
+            step, last = self._last_part
+            there = files.names_in(last.parent)
+            if last != path and files.path_of(last.parent, step).name not in there:
+                last.unlink(missing_ok=True)
             self._last_part = None
 
 

@@ -33,7 +33,10 @@ def chaos(
     term: Annotated[list[str] | None, _option(Action.TERM, "SIGTERM: it leaves the job.")] = None,
     freeze: Annotated[
         list[str] | None,
-        _option(Action.FREEZE, "SIGSTOP, and SIGCONT after --for; see EDL_SUSPENDED_S."),
+        _option(
+            Action.FREEZE,
+            "SIGSTOP, and SIGCONT after --for. Its agent kills it after EDL_SUSPENDED_S, 1 s.",
+        ),
     ] = None,
     expire: Annotated[
         list[str] | None, _option(Action.EXPIRE, "ZooKeeper ends its session (edl run --chaos).")

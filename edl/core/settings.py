@@ -58,8 +58,8 @@ def check_settings(values: Any) -> None:
     """Raise an error if a setting has a value that is out of range or an unknown choice.
 
     A setting whose name ends in ``_s`` is a time, which must be positive if no ``least`` is
-    declared. A value of None is never
-    out of range. The first wrong setting, in the order of the fields, is reported.
+    declared. A value of None is never out of range. The first wrong setting, in the order of the
+    fields, is reported.
 
     Args:
         values: an object of a dataclass whose fields are declared by :func:`setting`.

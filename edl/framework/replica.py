@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from edl.core.job.state_share import WHOLE_STATE, RankArray, StateArray, StateShare, divide
@@ -271,35 +271,9 @@ class FrameworkReplica(ABC):
                 workers, such as the statistics of batch normalisation.
         """
         state = self.durable()
-        return self.copied(state if share.is_whole else self._own_part(state, share))
-
-    def _own_part(self, state: dict[str, Any], share: StateShare) -> Any:
-        """Return a copy of ``state`` without arrays and values that other workers save.
-
-        In place of an array there is a ``RankArray``, in place of a value None. All workers divide
-        the state in the same way, because what is divided has the same names and shapes on all.
-
-        Args:
-            state: the result of :meth:`durable`. Its arrays are not copied.
-            share: the part that this worker saves.
-        """
-        equal = {id(value) for value in self.equal_on_all(state)}
-        arrays: list[StateArray] = []
-
-        def note(value: Any, _where: str) -> None:
-            if (size := self.size_of(value)) is not None:
-                arrays.append(StateArray(size, id(value) in equal))
-
-        map_leaves(state, note)
-        ranks = iter(divide(arrays, share.size))
-
-        def own(value: Any, _where: str) -> Any:
-            if self.size_of(value) is None:
-                return value if share.rank == 0 else None
-            rank = next(ranks)
-            return value if rank == share.rank else RankArray(rank)
-
-        return map_leaves(state, own)
+        if not share.is_whole:
+            state = _part_of(state, share, self.equal_on_all(state), self.size_of)
+        return self.copied(state)
 
     def restore(self, state: Any) -> None:
         """Load ``state``, which was read from a checkpoint file, into model, optimizer and objects.
@@ -378,3 +352,40 @@ class FrameworkReplica(ABC):
         given = self.compared_things() if receive is Receive.RESYNC else things
         for name in [name for name in states if name in given]:
             things[name].load_state_dict(states[name])
+
+
+def _part_of(
+    state: dict[str, Any],
+    share: StateShare,
+    equal: Iterable[Any],
+    size_of: Callable[[Any], int | None],
+) -> dict[str, Any]:
+    """Return a copy of ``state`` without the arrays and values that other workers save.
+
+    In place of an array there is a ``RankArray``, in place of a value None. All workers divide the
+    state in the same way, because what is divided has the same names and shapes on all.
+
+    Args:
+        state: what a checkpoint stores. Its arrays are not copied.
+        share: the part that this worker saves.
+        equal: the arrays in ``state`` that are equal on all workers, the objects themselves.
+        size_of: returns the size of an array in bytes, and None for any other value.
+    """
+    is_equal = {id(array) for array in equal}
+    arrays: list[StateArray] = []
+
+    def note(value: Any, _where: str) -> None:
+        if (size := size_of(value)) is not None:
+            arrays.append(StateArray(size, id(value) in is_equal))
+
+    map_leaves(state, note)
+    ranks = iter(divide(arrays, share.size))
+
+    def own(value: Any, _where: str) -> Any:
+        if size_of(value) is None:
+            return value if share.rank == 0 else None
+        rank = next(ranks)
+        return value if rank == share.rank else RankArray(rank)
+
+    part: dict[str, Any] = map_leaves(state, own)
+    return part

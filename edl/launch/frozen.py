@@ -4,7 +4,7 @@ The agent asks only workers whose ZooKeeper session has ended or that were evict
 are on the same host, so the network cannot be the cause: a worker that does not answer is frozen,
 or too overloaded to be of use. The agent's loop has one :class:`UnresponsiveWorkers`. It calls
 ``look()`` after each reading of the job's records, and ``write_stacks()`` before it ends a worker
-that does not answer. ``suspended()``, which reads ``/proc``, is called in each turn of the loop.
+that does not answer. ``look_for_suspended()``, which reads ``/proc``, is called in each turn.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from pathlib import Path
 
 from edl.coordination.job_store import JobStore
 from edl.core.host.process import Process
-from edl.core.host.restart_policy import to_ask
+from edl.core.host.restart_policy import to_ask, waiting_members
+from edl.core.host.supervision import State
 from edl.core.job.liveness import Liveness
 from edl.core.snapshot import Snapshot
-from edl.http.client import ask_all
+from edl.http.client import answering, ask_all
 from edl.launch.record import worker_frozen
 from edl.launch.workers import Workers
 
@@ -98,30 +99,32 @@ class UnresponsiveWorkers:
             for p in processes
         )
 
-    def suspended(self, processes: Sequence[Process], now: float) -> tuple[Process, ...]:
-        """Return ``processes`` in the same order, each with since when it is suspended.
+    def look_for_suspended(self, own: State, snapshot: Snapshot, now: float) -> State:
+        """Note which workers are suspended (SIGSTOP) and, if one is for too long, who waits for it.
 
-        ``suspended_since`` of a running process that the kernel reports as stopped, as after
-        SIGSTOP, keeps its value, or becomes ``now`` if it was None; of all others it is None. A
-        process that a debugger has stopped is not suspended.
+        A process is suspended if the kernel reports it as stopped by a signal; a process that a
+        debugger has stopped is not. Only while one is suspended for too long, other workers are
+        asked over HTTP whether they live; that takes 0.5 s (``ASK_TIMEOUT_S``) at most.
 
         Args:
-            processes: the worker processes of this launcher, ended ones included.
+            own: the launcher's own state, its processes included.
+            snapshot: the job's records.
             now: the launcher's monotonic clock, in seconds.
+
+        Returns:
+            A copy of ``own`` with a new ``suspended_since`` of each process, and with ``waiting``.
         """
-        return tuple(
-            replace(
-                p,
-                suspended_since=None
-                if not self._is_suspended(p)
-                else now
-                if p.suspended_since is None
-                else p.suspended_since,
-            )
-            if p.alive
-            else p
-            for p in processes
-        )
+
+        def since(process: Process) -> float | None:
+            if not process.alive or not self._is_suspended(process):
+                return None
+            return now if process.suspended_since is None else process.suspended_since
+
+        processes = (replace(each, suspended_since=since(each)) for each in own.processes)
+        own = replace(own, processes=tuple(processes))
+        asked = waiting_members(snapshot, own, now)
+        waiting = answering(asked, self._store.nodes.run, ASK_TIMEOUT_S) if asked else frozenset()
+        return replace(own, waiting=waiting)
 
     def _is_suspended(self, process: Process) -> bool:
         """Return whether the kernel reports ``process`` as stopped by a signal."""

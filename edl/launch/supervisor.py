@@ -26,7 +26,6 @@ from edl.coordination.job_store import JobStore
 from edl.coordination.lost_job import LaunchersLostJob
 from edl.core.events import Event
 from edl.core.host.process import Process, exited, script_ended, unstarted
-from edl.core.host.restart_policy import waiting_members
 from edl.core.host.supervision import (
     DisableSlot,
     EndProcess,
@@ -233,7 +232,7 @@ class Supervisor(ABC, Generic[State]):
             self._follow(snapshot, now)
             late = overdue_on(self._own.host, snapshot.desired, time.time())
             self._own = replace(self._own, overdue=late)
-            self._look_for_suspended(snapshot, now)
+            self._own = self._frozen.look_for_suspended(self._own, snapshot, now)
             decision = self._decide(snapshot, now)
             self._act(decision, snapshot, now)
             if decision.exit_code is not None:
@@ -264,17 +263,6 @@ class Supervisor(ABC, Generic[State]):
                 # The worker is dead even if its session lasts: no need to wait for the session.
                 with contextlib.suppress(CoordinationError, UnknownJob):
                     self._store.members.remove(ended.worker)
-
-    def _look_for_suspended(self, snapshot: Snapshot, now: float) -> None:
-        """Note which workers are suspended (SIGSTOP) and, if one is for too long, who waits for it.
-
-        Only then other workers are asked, over HTTP, 0.5 s at most. ``snapshot`` has the job's
-        records; ``now`` is the monotonic clock, in seconds.
-        """
-        own = replace(self._own, processes=self._frozen.suspended(self._own.processes, now))
-        asked = waiting_members(snapshot, own, now)
-        waiting = answering(asked, self._store.nodes.run, ASK_TIMEOUT_S) if asked else frozenset()
-        self._own = replace(own, waiting=waiting)
 
     def _read(self, now: float) -> Snapshot | None:
         """Return the records of the job, or None while this process has no ZooKeeper connection.

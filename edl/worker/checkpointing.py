@@ -18,7 +18,12 @@ from typing import NoReturn
 from edl.checkpoint.format import Checkpoint
 from edl.checkpoint.location import Location, RemotePath, location
 from edl.checkpoint.logged_steps import LoggedSteps
-from edl.checkpoint.saved_state import CheckpointConfig, CheckpointPosition, Durable
+from edl.checkpoint.saved_state import (
+    CheckpointConfig,
+    CheckpointPosition,
+    Durable,
+    JobRecords,
+)
 from edl.checkpoint.store import Checkpoints
 from edl.config import Config
 from edl.core.events import Details, Event, JobFailedDetails, JobStoppedDetails, ResumedDetails
@@ -137,9 +142,9 @@ class Checkpointing:
             or_begin=resume.lower() == RESUME_AUTO,
             sharded=sharded,
         )
-        checkpoints = Checkpoints(
-            settings, self._log_event, self._coordinator.put_saved, self._coordinator.policy.learned
-        )
+        job = self._coordinator
+        records = JobRecords(self._log_event, job.put_saved, job.policy.learned)
+        checkpoints = Checkpoints(settings, records)
         checkpoints.check_directory()
         self._checkpoints = checkpoints
         self._logged = LoggedSteps(directory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,14 +14,14 @@ from safetensors.numpy import load_file
 from test_checkpoints import Start
 
 from edl.checkpoint import format as files
+from edl.checkpoint import parts as parts_module
 from edl.checkpoint import writer
 from edl.checkpoint.location import Location, location
-from edl.checkpoint.saved_state import CheckpointConfig
 from edl.checkpoint.weights import newest
+from edl.core.job import state_share
 from edl.core.job.state_share import WHOLE_STATE, RankArray, StateArray, StateShare, divide
 from edl.errors import CheckpointError
 
-CONFIG = CheckpointConfig(Path("saved"), every_s=300.0, keep=3, job="digits", run="r1")
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 
 
@@ -125,8 +126,8 @@ def test_old_ones_are_removed_with_their_parts(tmp_path: Path) -> None:
 
 def test_a_part_that_does_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 says so, saves the next one alone and at once, and the one after it in parts."""
-    monkeypatch.setattr(writer, "WAIT_S", 0.3)
-    monkeypatch.setattr(writer, "WAIT_FACTOR", 0.0)
+    monkeypatch.setattr(state_share, "WAIT_S", 0.3)
+    monkeypatch.setattr(state_share, "WAIT_FACTOR", 0.0)
     ring = workers(tmp_path, 3)
     saved(ring, 10)
     begin(ring, 20, arrays(20), [0, 2])
@@ -178,7 +179,7 @@ def test_parts_of_another_start_are_never_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job that dies leaves a part of step 20; the job that goes on comes to step 20, too."""
-    monkeypatch.setattr(writer, "WAIT_S", 0.2)
+    monkeypatch.setattr(state_share, "WAIT_S", 0.2)
     old = workers(tmp_path, 2)
     begin(old, 20, arrays(999), [1])
     assert old[1].checkpoints.writer.wait(10)
@@ -236,7 +237,7 @@ def test_a_damaged_part_is_a_sentence_and_the_checkpoint_before_is_used(tmp_path
     with pytest.raises(CheckpointError, match=f"{part.name} is damaged: .* its checksum"):
         files.read_checkpoint(files.path_of(tmp_path, 20))
     again = Start(tmp_path, resume=tmp_path)
-    again.replica = Replica({})  # type: ignore[assignment]
+    again.replica = Replica({})
     assert again.restore() == 10
     part.unlink()
     with pytest.raises(CheckpointError, match=f"needs {part.name}, which is not beside it"):
@@ -245,8 +246,8 @@ def test_a_damaged_part_is_a_sentence_and_the_checkpoint_before_is_used(tmp_path
 
 def test_a_torn_part_is_not_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a file system without a whole rename, such as some behind URLs."""
-    monkeypatch.setattr(writer, "WAIT_S", 0.2)
-    monkeypatch.setattr(writer, "WAIT_FACTOR", 0.0)
+    monkeypatch.setattr(state_share, "WAIT_S", 0.2)
+    monkeypatch.setattr(state_share, "WAIT_FACTOR", 0.0)
     ring = workers(tmp_path, 2)
     begin(ring, 10, arrays(10), [1])
     assert ring[1].checkpoints.writer.wait(10)
@@ -261,7 +262,9 @@ def test_a_torn_part_is_not_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert ring[0].checkpoints.writer.parts_failed
 
 
-def test_a_part_that_is_still_being_written(tmp_path: Path) -> None:
+def test_a_part_that_is_still_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Half of it is seen where a file system shows half a file; rank 0 waits for the rest."""
     ring = workers(tmp_path, 2)
     begin(ring, 10, arrays(10), [1])
@@ -269,8 +272,18 @@ def test_a_part_that_is_still_being_written(tmp_path: Path) -> None:
     (part,) = parts(tmp_path, 10)
     whole = part.read_bytes()
     part.write_bytes(whole[:200])
+    seen = threading.Event()
+
+    def look(path: Location) -> parts_module.Part:
+        try:
+            return part_at(path)
+        finally:
+            seen.set()
+
+    part_at = parts_module.part_at
+    monkeypatch.setattr(parts_module, "part_at", look)
     begin(ring, 10, arrays(10), [0])
-    time.sleep(0.2)
+    assert seen.wait(10)
     assert ring[0].checkpoints.writer.is_writing
     part.write_bytes(whole)
     assert ring[0].checkpoints.writer.wait(10)
@@ -292,7 +305,7 @@ def test_half_written_and_given_up_parts_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A killed worker leaves half a file; a checkpoint that is torn keeps no part but its own."""
-    monkeypatch.setattr(writer, "WAIT_S", 0.1)
+    monkeypatch.setattr(state_share, "WAIT_S", 0.1)
     ring = workers(tmp_path, 2)
     saved(ring, 10)
     (tmp_path / ".part-000000000005-00000000-00002-of-00002.safetensors.1.tmp").touch()
@@ -313,8 +326,8 @@ def test_half_written_and_given_up_parts_go(
 
 def test_hosts_that_share_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each attempt fails; the parts of earlier ones do not fill the disk of the other host."""
-    monkeypatch.setattr(writer, "WAIT_S", 0.05)
-    monkeypatch.setattr(writer, "WAIT_FACTOR", 0.0)
+    monkeypatch.setattr(state_share, "WAIT_S", 0.05)
+    monkeypatch.setattr(state_share, "WAIT_FACTOR", 0.0)
     first, second = workers(tmp_path / "a", 2)[0], workers(tmp_path / "b", 2)[1]
     for step in (10, 20, 30):
         begin([first, second], step, arrays(step), [0, 1])
@@ -363,19 +376,36 @@ def test_old_files_that_cannot_be_removed_are_no_failed_checkpoint(
     assert not ring[0].checkpoints.writer.parts_failed
 
 
-@pytest.mark.parametrize(
-    ("last_s", "own_s", "limit_s"),
-    [
-        (None, 2.0, 36.0),
-        (27.0, 0.5, 10.0),  # a part that has not come by then will not come
-        (27.0, 4.0, 23.0),  # no time for the whole state: all of it is for the parts
-        (27.0, 3.0, 5.0),  # so that the whole state can still be written
-    ],
-)
-def test_how_long_parts_are_waited_for(last_s: float | None, own_s: float, limit_s: float) -> None:
-    one = writer.CheckpointWriter(CONFIG, lambda *_: None, lambda *_: None)
-    one._last_s = last_s
-    assert one._parts_limit_s(4, own_s) == pytest.approx(limit_s)
+def test_a_part_that_is_written_again_after_the_same_step_stays_until_it_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job stops just after a checkpoint in parts: rank 0 may be about to name the first one."""
+    ring = workers(tmp_path, 2)
+    begin(ring, 10, arrays(10), [1])
+    assert ring[1].checkpoints.writer.wait(10)
+    (part,) = parts(tmp_path, 10)
+    removed: list[Path] = []
+    unlink = Path.unlink
+
+    def noted(path: Path, missing_ok: bool = False) -> None:
+        removed.append(path)
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", noted)
+    begin(ring, 10, arrays(10), [1])
+    assert ring[1].checkpoints.writer.wait(10)
+    assert part not in removed
+    assert part.exists()
+
+
+def test_a_part_that_cannot_be_stored_is_no_event_of_the_job(tmp_path: Path) -> None:
+    """Rank 0, which misses the part, records that."""
+    second = workers(tmp_path, 2)[1]
+    second.progress.step = 10
+    wrong: Any = Replica(arrays(10))
+    wrong.capture = lambda _share: {"own": object()}
+    second.checkpoints.save_part(second.at, wrong, StateShare(1, 2))
+    assert reasons(second) == []
 
 
 def test_what_does_not_change_lies_once_beside_the_parts(tmp_path: Path) -> None:
@@ -386,7 +416,7 @@ def test_what_does_not_change_lies_once_beside_the_parts(tmp_path: Path) -> None
     assert all(part.stat().st_size < 200_000 for part in parts(tmp_path, 30))
     same(files.path_of(tmp_path, 30), arrays(30, frozen=2))
     again = Start(tmp_path, run="r2", resume=tmp_path, sharded=True)
-    again.replica = Replica({})  # type: ignore[assignment]
+    again.replica = Replica({})
     assert again.restore() == 30
 
 

@@ -14,7 +14,8 @@ from edl.checkpoint import format as files
 from edl.checkpoint.location import Location
 from edl.checkpoint.owner import Owner, owner_of
 from edl.checkpoint.resumable import check_resumable
-from edl.checkpoint.store import CheckpointConfig, CheckpointPosition, Checkpoints
+from edl.checkpoint.saved_state import CheckpointConfig, CheckpointPosition, JobRecords
+from edl.checkpoint.store import Checkpoints
 from edl.config import Config
 from edl.core.events import CheckpointFailedDetails, Details
 from edl.core.job.signature import Arithmetic
@@ -64,7 +65,7 @@ class Start:
     ) -> None:
         self.logged: list[tuple[str, int, str]] = []
         self.saved: list[int] = []
-        self.replica = Replica()
+        self.replica: Any = Replica()
         self.progress = LoaderProgress()
         self.progress.attach(source, 0)
         config = CheckpointConfig(
@@ -77,9 +78,10 @@ class Start:
             or_begin=or_begin,
             sharded=sharded,
         )
-        self.checkpoints = Checkpoints(
-            config, self._log, lambda _path, step: self.saved.append(step), lambda: LEARNED
+        records = JobRecords(
+            self._log, lambda _path, step: self.saved.append(step), lambda: LEARNED
         )
+        self.checkpoints = Checkpoints(config, records)
         self.checkpoints.check_directory()
 
     def _log(self, details: Details, step: int, reason: str) -> None:

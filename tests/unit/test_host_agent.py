@@ -1064,6 +1064,14 @@ def test_no_suspended_worker_is_killed_if_that_is_switched_off() -> None:
     assert ended(decide_agent(snapshot(2, generation(0, 1)), mine, NOW)) == []
 
 
+@pytest.mark.parametrize("suspended_s", [1.0, 0.0])
+def test_an_evicted_worker_that_is_suspended_only_now_may_end_by_itself(suspended_s: float) -> None:
+    brief = trainer(1, suspended_since=NOW - (0.5 if suspended_s else 100.0))
+    mine = own(trainer(0), brief, limits=replace(LIMITS, suspended_s=suspended_s))
+    facts = snapshot(2, generation(0, 1), evicted={1: "the leader says so"})
+    assert ended(decide_agent(facts, mine, NOW)) == [("t-1", False)]
+
+
 def test_who_is_asked_whether_it_waits_for_a_suspended_worker() -> None:
     """Nobody, before one is suspended for long; then not those that are suspended, too."""
     ring = snapshot(2, generation(0, 1, 2, 3))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.core.job.state_share import LEAST, StateArray, divide
+from edl.core.job.state_share import LEAST, StateArray, divide, parts_limit_s
 
 ARRAYS = st.lists(st.builds(StateArray, st.integers(0, 50 * LEAST), st.booleans()), max_size=40)
 
@@ -55,3 +56,16 @@ def test_what_is_a_workers_own_changes_nothing(
     ranks = divide([one for _, one in mixed], workers)
     here = [rank for rank, (is_equal, _) in zip(ranks, mixed, strict=True) if is_equal]
     assert here == divide([one for one in arrays if one.is_equal], workers)
+
+
+@pytest.mark.parametrize(
+    ("last_s", "own_s", "limit_s"),
+    [
+        (None, 2.0, 36.0),
+        (27.0, 0.5, 10.0),  # a part that has not come by then will not come
+        (27.0, 4.0, 23.0),  # no time for the whole state: all of it is for the parts
+        (27.0, 3.0, 5.0),  # so that the whole state can still be written
+    ],
+)
+def test_how_long_parts_are_waited_for(last_s: float | None, own_s: float, limit_s: float) -> None:
+    assert parts_limit_s(4, own_s, last_s) == pytest.approx(limit_s)

@@ -127,7 +127,7 @@ def _ending_of(
 ) -> EndProcess | None:
     """Return the next signal for ``process``: SIGTERM, or SIGKILL if that did not help, or None.
 
-    A suspended process gets SIGKILL at once, because it does not hear SIGTERM.
+    A process that is suspended for too long gets SIGKILL at once: it does not hear SIGTERM.
     The result is None if the process needs no signal at the time ``now``. A process that ends by
     itself gets no SIGTERM, because that would hide how it has ended; it gets SIGKILL when its exit
     handlers, or the process itself, have exceeded their time limit.
@@ -153,8 +153,7 @@ def _ending_of(
         late = now - process.exited_at >= limits.gone_s
         return EndProcess(process.attempt_id, True, why) if late else None
     if process.ending_since is None:
-        obeys = process.suspended_since is None  # else SIGTERM waits until SIGCONT comes
-        return EndProcess(process.attempt_id, not obeys, reason)
+        return EndProcess(process.attempt_id, _is_suspended(process, limits, now), reason)
     if now - process.ending_since >= patience_s:
         return EndProcess(process.attempt_id, True, f"{reason}; SIGTERM did not help")
     return None
@@ -211,17 +210,24 @@ def suspended(snapshot: Snapshot, own: SupervisorState, now: float) -> tuple[Pro
         own: the launcher's own state, such as its processes and time limits.
         now: the time by the launcher's clock, in seconds.
     """
-    limit_s, members = own.limits.suspended_s, _members(snapshot)
+    members = _members(snapshot)
     return tuple(
         p
         for p in own.living
-        if limit_s
-        and p.suspended_since is not None
-        and now - p.suspended_since >= limit_s
+        if _is_suspended(p, own.limits, now)
         and p.worker in members
         and p.departing is None
         and not is_terminating(p)
     )
+
+
+def _is_suspended(process: Process, limits: SupervisorLimits, now: float) -> bool:
+    """Return whether ``process`` is suspended for ``suspended_s`` or longer; False if that is 0.
+
+    ``limits`` are the launcher's time limits, ``now`` is the time by its clock, in seconds.
+    """
+    since, limit_s = process.suspended_since, limits.suspended_s
+    return since is not None and limit_s > 0 and now - since >= limit_s
 
 
 def _members(snapshot: Snapshot) -> dict[int, RingMember]:

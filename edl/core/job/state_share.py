@@ -1,4 +1,8 @@
-"""Divide the arrays of a job's state between the workers that save it together."""
+"""Divide the arrays of a job's state between the workers that save it together.
+
+:func:`divide` says which worker saves which array, :func:`parts_limit_s` how long rank 0 waits for
+what the others save.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,12 @@ from dataclasses import dataclass
 from heapq import heapreplace
 
 LEAST = 512  # bytes of an array that a worker other than rank 0 writes
+WAIT_S = 30.0  # rank 0 waits so long for the parts of the others, and for each second
+WAIT_FACTOR = 3.0  # that it wrote itself so many more
+LAST_WAIT_S = 5.0  # the same two, before the end of the job
+LAST_WAIT_FACTOR = 10.0
+LEFT_S = 1.0  # so much stays for the whole state then, beside the time to write it
+SLOWER = 1.5  # the whole state takes so many times as long as the parts of all together
 
 
 @dataclass(frozen=True)
@@ -75,3 +85,23 @@ def divide(arrays: Sequence[StateArray], workers: int) -> list[int]:
         ranks[at] = -minus_rank
         heapreplace(loads, (load + arrays[at].size, minus_rank))
     return ranks
+
+
+def parts_limit_s(size: int, own_s: float, last_s: float | None) -> float:
+    """Return for how many seconds rank 0 waits for the parts of the other workers.
+
+    Before the end of the job they have the time that is left after the writing of the whole state,
+    should a part not come, but not much longer than rank 0's own part took. If that time does not
+    suffice for the whole state, they have all of it.
+
+    Args:
+        size: how many parts there are.
+        own_s: how long rank 0's own part took, in seconds.
+        last_s: how many seconds the last checkpoint of the job has, from the beginning of rank 0's
+            part on; None: it is not the last one.
+    """
+    if last_s is None:
+        return WAIT_S + WAIT_FACTOR * own_s
+    left_s = last_s - own_s
+    spare_s = left_s - LEFT_S - SLOWER * size * own_s
+    return min(spare_s, LAST_WAIT_S + LAST_WAIT_FACTOR * own_s) if spare_s > 0 else left_s

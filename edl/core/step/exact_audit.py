@@ -122,12 +122,15 @@ class AuditSteps:
         return batch < self._end
 
     def header(self) -> dict[str, Any]:
-        """Return the window as JSON values, for workers that get the job's state."""
+        """Return which steps are audited, as JSON values, to be sent with the job's state.
+
+        A worker that gets the state gives them to :meth:`take_over`.
+        """
         own = {"left": self.left, "remaining": self._remaining, "end": self._end}
         return {**own, "newcomers": sorted(self.newcomers)}
 
     def take_over(self, header: Mapping[str, Any]) -> None:
-        """Take over the window of the state source, whose :meth:`header` is ``header``."""
+        """Audit the same steps as the state source, whose :meth:`header` is ``header``."""
         self._begins, self.newcomers = False, frozenset(header["newcomers"])
         self.left, self._remaining = int(header["left"]), int(header["remaining"])
         self._end = int(header["end"])
