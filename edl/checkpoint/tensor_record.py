@@ -38,7 +38,7 @@ class TensorRecord:
 
     def __post_init__(self) -> None:
         """Refuse the name of a file elsewhere, which only a forged header can have."""
-        if self.file and not (UNCHANGED.fullmatch(self.file) or PART.fullmatch(self.file)):
+        if self.file and not is_named_by_checkpoints(self.file):
             raise ValueError(f"a file {self.file!r}")
 
     @classmethod
@@ -59,6 +59,20 @@ class TensorRecord:
     def is_unchanged(self, before: TensorRecord | None) -> bool:
         """Return whether the record ``before`` is of an equal tensor, wherever its data lie."""
         return before is not None and replace(before, file=self.file) == self
+
+
+def is_named_by_checkpoints(name: str) -> bool:
+    """Return whether a file of this name has tensors of checkpoints, and is none itself."""
+    return bool(UNCHANGED.fullmatch(name) or PART.fullmatch(name))
+
+
+def check_is_whole(path: Location) -> None:
+    """Raise CheckpointError if ``path`` has the name of a file with some tensors of checkpoints."""
+    if is_named_by_checkpoints(path.name):
+        raise CheckpointError(
+            f"{path} has only some tensors of a checkpoint; give the directory {path.parent}, or a "
+            "file of it that `edl checkpoint list` names"
+        )
 
 
 def named_files(path: Location, records: Mapping[str, TensorRecord]) -> list[Location]:

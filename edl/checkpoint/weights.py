@@ -13,6 +13,7 @@ from edl.checkpoint import format as files
 from edl.checkpoint.format import Checkpoint
 from edl.checkpoint.location import Location
 from edl.checkpoint.safetensors import TYPES, Blob, Layout, read_plain, write_whole
+from edl.checkpoint.tensor_record import check_is_whole
 from edl.errors import CheckpointError, UsageError, some
 
 _TOOLS = {"torch": "pt", "tensorflow": "tf"}  # what other tools read in "format"
@@ -39,9 +40,10 @@ def checkpoint_at(path: Location) -> Checkpoint:
     """Return the checkpoint in the file ``path``, or the newest one if ``path`` is a directory.
 
     Raises:
-        CheckpointError: if the file is no checkpoint or damaged, or if the directory has no intact
-            one.
+        CheckpointError: if the file is no checkpoint, a part of one, or damaged, or if the
+            directory has no intact one.
     """
+    check_is_whole(path)
     return newest(path) if path.is_dir() else files.read_checkpoint(path)
 
 
@@ -60,8 +62,9 @@ def weights(path: Location) -> Mapping[str, Any]:
         name. A file that is no checkpoint has only its tensors.
 
     Raises:
-        CheckpointError: if there is no such file, or it is damaged.
+        CheckpointError: if there is no such file, or it is damaged or a part of a checkpoint.
     """
+    check_is_whole(path)
     if path.is_dir() or files.is_checkpoint(path):
         return _model(checkpoint_at(path))
     return read_plain(path)

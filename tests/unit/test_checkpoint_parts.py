@@ -17,7 +17,7 @@ from edl.checkpoint import format as files
 from edl.checkpoint import parts as parts_module
 from edl.checkpoint import writer
 from edl.checkpoint.location import Location, location
-from edl.checkpoint.weights import newest
+from edl.checkpoint.weights import checkpoint_at, newest, weights
 from edl.core.job import state_share
 from edl.core.job.state_share import WHOLE_STATE, RankArray, StateArray, StateShare, divide
 from edl.errors import CheckpointError
@@ -406,6 +406,19 @@ def test_a_part_that_cannot_be_stored_is_no_event_of_the_job(tmp_path: Path) -> 
     wrong.capture = lambda _share: {"own": object()}
     second.checkpoints.save_part(second.at, wrong, StateShare(1, 2))
     assert reasons(second) == []
+
+
+def test_a_part_is_not_taken_for_the_model(tmp_path: Path) -> None:
+    """It is a safetensors file, and its tensors alone would be read without a word."""
+    ring = workers(tmp_path, 2)
+    for step in (10, 20):
+        saved(ring, step, arrays(step, frozen=2))
+    for path in (parts(tmp_path, 20)[0], next(tmp_path.glob("unchanged-*"))):
+        for read in (weights, checkpoint_at):
+            with pytest.raises(
+                CheckpointError, match=f"only some tensors .* give the .*{tmp_path}"
+            ):
+                read(path)
 
 
 def test_what_does_not_change_lies_once_beside_the_parts(tmp_path: Path) -> None:
