@@ -6,12 +6,11 @@ import ast
 import inspect
 from dataclasses import fields
 from functools import cache
-from pathlib import Path
 from typing import Annotated, Any, get_origin, get_type_hints
 
 import pytest
+from source_trees import ROOT, nodes
 
-import edl
 from edl.core.events import (
     DETAILS,
     Details,
@@ -25,31 +24,24 @@ from edl.core.events import (
 )
 from edl.core.switch_parts import SwitchParts
 
-ROOT = Path(edl.__file__).parent
-
 
 @cache
 def written() -> frozenset[str]:
     """Names of classes that some module of edl uses, other than to ask what an event is."""
     found = set()
-    for path in ROOT.rglob("*.py"):
-        if path == ROOT / "core" / "events.py":
+    for module, all_nodes in nodes().items():
+        if module == "core/events.py":
             continue
-        text = path.read_text(encoding="utf-8")
-        if "edl.core.events" not in text:
+        if "edl.core.events" not in (ROOT / module).read_text(encoding="utf-8"):
             continue
-        tree = ast.parse(text)
         asked = {
             id(node)
-            for call in ast.walk(tree)
+            for call in all_nodes
             if isinstance(call, ast.Call) and ast.unparse(call.func) == "isinstance"
             for node in ast.walk(call)
         }
-        found |= {
-            node.id
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Name) and id(node) not in asked
-        }
+        names = (node for node in all_nodes if isinstance(node, ast.Name))
+        found |= {node.id for node in names if id(node) not in asked}
     return frozenset(found)
 
 

@@ -39,14 +39,9 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
 
 import pytest
-
-import edl
-
-ROOT = Path(edl.__file__).parent
-MODULES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
+from source_trees import MODULES, ROOT, module_of, nodes
 
 BASE = {"errors", "config", "secret_file", "keys", "clock", "failpoints", "horovod_build"}
 BASE |= {"policy_source", "mount_point"}
@@ -155,15 +150,10 @@ def part_of(module: str) -> str:
 
 
 @cache
-def tree_of(module: str) -> ast.Module:
-    return ast.parse((ROOT / module).read_text(), module)
-
-
-@cache
 def nodes_of(module: str) -> tuple[ast.AST, ...]:
     """Return what the rules here look at: imports, calls, attributes and handlers of errors."""
     kinds = (ast.Import, ast.ImportFrom, ast.Call, ast.Attribute, ast.ExceptHandler)
-    return tuple(node for node in ast.walk(tree_of(module)) if isinstance(node, kinds))
+    return tuple(node for node in nodes()[module] if isinstance(node, kinds))
 
 
 @cache
@@ -264,7 +254,7 @@ def test_simulating_needs_no_job() -> None:
 @in_each(m for m in MODULES if part_of(m) not in ("api", "dashboard"))
 def test_the_api_is_imported_when_it_is_served(module: str) -> None:
     """Its packages are an extra, and take half a second; `listening` needs none of them."""
-    for node in tree_of(module).body:
+    for node in module_of(module).body:
         names = [ast.unparse(node)] if isinstance(node, ast.Import | ast.ImportFrom) else []
         for name in names:
             assert "edl.api" not in name or "edl.api.listening" in name, f"edl/{module}: {name}"
@@ -276,7 +266,7 @@ def test_the_library_for_metrics_is_imported_when_they_are_asked_for(module: str
     """It takes 30 ms, which no worker pays at its start."""
     if module != "http/exposition.py":
         assert not any(within(name, "prometheus_client") for name in imports_of(module)), module
-    for node in tree_of(module).body:
+    for node in module_of(module).body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             assert "prometheus_client" not in ast.unparse(node), module
 
@@ -290,7 +280,7 @@ def test_commands_start_without_numpy() -> None:
     while begun:
         module = begun.pop()
         reached.add(module)
-        for node in tree_of(module).body:
+        for node in module_of(module).body:
             names: list[str] = []
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
@@ -305,7 +295,7 @@ def test_edl_discover_repeats_its_answer_with_few_imports() -> None:
     """A horovodrun starts it each second: most of what that costs is to be Python itself."""
     quick = "launch/horovodrun/last_answer.py"
     found = set()
-    for node in (*tree_of("cli/discover.py").body, *tree_of(quick).body):
+    for node in (*module_of("cli/discover.py").body, *module_of(quick).body):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -9,9 +9,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from source_trees import MODULES, module_of, nodes
+from source_trees import ROOT as EDL
 
 ROOT = Path(__file__).resolve().parents[2]
-EDL = ROOT / "edl"
 GLOSSARY = ROOT / "docs" / "explanation" / "concepts.md"
 STANDARD_TERMS = Path(__file__).with_name("standard_terms.txt")
 
@@ -52,19 +53,11 @@ REPLACED = {
 
 
 @cache
-def trees() -> dict[str, ast.Module]:
-    """Return each module of the package by its path in it."""
-    return {
-        str(path.relative_to(EDL)): ast.parse(path.read_text(encoding="utf-8"))
-        for path in sorted(EDL.rglob("*.py"))
-    }
-
-
-@cache
 def classes() -> set[str]:
     """Return the names of all classes."""
-    nodes = (node for tree in trees().values() for node in ast.walk(tree))
-    return {node.name for node in nodes if isinstance(node, ast.ClassDef)}
+    return {
+        node.name for each in nodes().values() for node in each if isinstance(node, ast.ClassDef)
+    }
 
 
 def words(name: str) -> list[str]:
@@ -91,9 +84,9 @@ def glossary() -> list[str]:
 def public_names() -> dict[str, list[str]]:
     """Each public class and function at the top of a module: its name -> the files that have it."""
     found: dict[str, list[str]] = defaultdict(list)
-    for file, tree in trees().items():
+    for file in MODULES:
         kinds = (ast.ClassDef, ast.FunctionDef)
-        names = {node.name for node in tree.body if isinstance(node, kinds)}
+        names = {node.name for node in module_of(file).body if isinstance(node, kinds)}
         for name in names:
             if not name.startswith("_"):
                 found[name].append(file)
@@ -148,8 +141,8 @@ def test_standard_terms_are_in_use_and_in_order() -> None:
 def test_no_replaced_word_comes_back() -> None:
     back = [
         f"{file}: {node.name} ({REPLACED[singular(word)]})"
-        for file, tree in trees().items()
-        for node in ast.walk(tree)
+        for file, each in nodes().items()
+        for node in each
         if isinstance(node, ast.ClassDef | ast.FunctionDef)
         for word in words(node.name)
         if singular(word) in REPLACED
