@@ -38,6 +38,7 @@ from edl.core.snapshot import Snapshot
 from edl.errors import AgentExists, CoordinationError, UnknownJob, UsageError
 from edl.launch.adoption import RunningWorker, has_died, has_died_here
 from edl.launch.borrowed_slots import BorrowedSlots
+from edl.launch.command import missing_module_hint
 from edl.launch.log_reader import last_output
 from edl.launch.output import Output
 from edl.launch.record import no_template
@@ -122,6 +123,7 @@ class Agent(Supervisor[AgentState]):
         )
         command, cwd = job.spec.command, Path(job.spec.cwd)
         wanted = job.spec.settings.template
+        self._search_path = environment.get("PATH")
         self._template = TemplateKeeper(command, cwd, environment, logs, wanted)
         self._no_template_told = False
         launched = Workers(command, cwd, environment, logs, self._template)
@@ -574,8 +576,9 @@ class Agent(Supervisor[AgentState]):
         # The last line of a worker may be a sentence of edl's that was shown before.
         sentence = last.partition(": ")[2].removeprefix("edl: ") if last_words else ""
         self._output.note(f"{end}: {reason}", sentence, f"{end}: {said}")
-        late = failed_late(job, self._own)
-        if late is not None:
+        if hint := missing_module_hint(reason, job.spec.command, self._search_path):
+            self._say(hint)
+        if (late := failed_late(job, self._own)) is not None:
             self._say(f"after that, {late.name} {how(late.exit_code or 1)}")
         return code
 

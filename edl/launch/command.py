@@ -1,6 +1,7 @@
 """Check that the user's command can run on this host, before any worker is started.
 
-The main entry is :func:`check_command`.
+The main entry is :func:`check_command`. When a worker has lacked a module,
+:func:`missing_module_hint` says whether its Python is to blame.
 """
 
 from __future__ import annotations
@@ -56,3 +57,38 @@ def _check_program(path: Path, program: str) -> None:
     if path.is_dir() or not os.access(path, os.X_OK):
         hint = f"; write `python {program}`" if program.endswith(".py") else ""
         raise UsageError(f"{program} is not executable{hint}")
+
+
+def is_own_interpreter(program: str) -> bool:
+    """Return whether ``program``, a path, is the Python interpreter that runs this process.
+
+    An interpreter of another virtual environment is not, even if it is the same file; another name
+    of it in the same directory (``python3``) is.
+    """
+    mine, theirs = Path(sys.executable), Path(program).absolute()
+    same_place = mine.parent.resolve() == theirs.parent.resolve()
+    return same_place and mine.resolve() == theirs.resolve()
+
+
+def missing_module_hint(reason: str, command: Sequence[str], search_path: str | None) -> str:
+    """Return what to do about workers that lack a module, if they run another Python than edl.
+
+    Args:
+        reason: why the job failed, with the last line of a worker's output.
+        command: the program of the workers and its arguments; not empty.
+        search_path: the PATH in which a program without a slash is looked up; None for the PATH of
+            this process.
+
+    Returns:
+        A sentence that names both interpreters; empty if the reason is another one, or if the
+        workers' Python is the one that runs this process.
+    """
+    if "ModuleNotFoundError" not in reason or not is_python(command[0]):
+        return ""
+    found = shutil.which(command[0], path=search_path)
+    if found is None or is_own_interpreter(found):
+        return ""
+    return (
+        f"`{command[0]}` is {found}, but edl runs in {sys.executable}: activate that virtual "
+        f"environment, or write {sys.executable}"
+    )

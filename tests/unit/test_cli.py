@@ -36,7 +36,7 @@ from edl.core.step.step_record import SwitchTimes
 from edl.core.switch_parts import SwitchParts
 from edl.errors import UsageError
 from edl.launch.address import check_own_name, own_address
-from edl.launch.command import check_command
+from edl.launch.command import check_command, missing_module_hint
 from edl.launch.live import LiveLine
 
 SWITCH = Event(
@@ -226,6 +226,17 @@ def test_commands_that_cannot_run(tmp_path: Path) -> None:
         assert text in str(caught.value)
     with pytest.raises(UsageError, match="working directory /nowhere does not exist"):
         check_command([sys.executable, "train.py"], Path("/nowhere"), None)
+
+
+def test_a_module_that_another_python_lacks(tmp_path: Path) -> None:
+    other = tmp_path / "python"
+    other.symlink_to(sys.executable)
+    reason = "all 2 workers exited; the last line of w0: ModuleNotFoundError: No module named 'x'"
+    hint = missing_module_hint(reason, ["python", "train.py"], str(tmp_path))
+    assert hint.startswith(f"`python` is {other}, but edl runs in {sys.executable}: activate")
+    assert not missing_module_hint("ValueError", ["python", "train.py"], str(tmp_path))
+    assert not missing_module_hint(reason, [sys.executable, "train.py"], None)
+    assert not missing_module_hint(reason, ["./train"], str(tmp_path))
 
 
 def test_worker_numbers() -> None:

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Self
 
 from edl.core.host.python_command import Main, PythonCommand, parse_command
+from edl.launch.command import is_own_interpreter
 
 logger = logging.getLogger(__name__)
 
@@ -76,20 +77,9 @@ def why_none(command: Sequence[str], search_path: str | None) -> str:
     if python.main is Main.SCRIPT and python.target.endswith(".pyc"):
         return f"{python.target} is compiled"
     found = shutil.which(python.program, path=search_path)
-    if found is None or not _is_own_interpreter(found):
+    if found is None or not is_own_interpreter(found):
         return f"{python.program} is another interpreter than the launcher's, {sys.executable}"
     return ""
-
-
-def _is_own_interpreter(program: str) -> bool:
-    """Return whether ``program``, a path, is the Python interpreter that runs this process.
-
-    An interpreter of another virtual environment is not, even if it is the same file; another name
-    of it in the same directory (``python3``) is.
-    """
-    mine, theirs = Path(sys.executable), Path(program).absolute()
-    same_place = mine.parent.resolve() == theirs.parent.resolve()
-    return same_place and mine.resolve() == theirs.resolve()
 
 
 class Child:
