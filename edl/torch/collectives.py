@@ -23,11 +23,13 @@ from edl.errors import UsageError
 from edl.framework.broadcast import broadcast_message
 from edl.framework.horovod import call_init
 from edl.framework.horovod_errors import classify_error
+from edl.horovod_build import SLEEPING, applied
 from edl.ring.ring import CollectiveFailed
 from edl.worker.activity import waits
 
-# Pauses between looks whether a collective is done. They grow with the wait, so that it becomes
-# longer by a tenth at most, up to a tenth of Horovod's own cycle (HOROVOD_CYCLE_TIME: 1 ms).
+WAITS_ASLEEP = SLEEPING in applied()  # whether Horovod's own wait leaves the processor to others
+# Else, pauses between looks whether a collective is done. They grow with the wait, so that it
+# becomes longer by a tenth at most, up to a tenth of Horovod's own cycle (1 ms).
 FIRST_PAUSE_S, LONGEST_PAUSE_S, PAUSE_GROWTH = 2e-5, 1e-4, 1.1
 
 # Horovod's binding knows no bfloat16; such gradients travel as float32.
@@ -198,10 +200,11 @@ def finish(handle: int) -> torch.Tensor:
 
 
 def _synchronize(handle: int) -> Any:
-    """Wait for the collective of ``handle`` as ``hvd.synchronize`` does, but sleep between polls.
+    """Wait for the collective of ``handle`` as ``hvd.synchronize`` does, without a busy processor.
 
-    Horovod's own wait (WaitAndClear in torch/mpi_ops_v2.cc) polls without a pause. That keeps a
-    processor busy which Horovod's own threads and the other workers of the machine need.
+    Without edl's patch Horovod's own wait (WaitAndClear in torch/mpi_ops_v2.cc) polls without a
+    pause. That keeps a processor busy which Horovod's own threads and the other workers of the
+    machine need. Then this function polls, and sleeps in between.
 
     Returns:
         The output of the collective; None for a handle that was waited for before.
@@ -209,8 +212,27 @@ def _synchronize(handle: int) -> Any:
     Raises:
         HorovodInternalError: the collective failed.
     """
+    if WAITS_ASLEEP and handle in mpi_ops._handle_map:
+        return _wait_and_clear(handle)
     pause_s = FIRST_PAUSE_S
     while handle in mpi_ops._handle_map and not hvd.poll(handle):
         time.sleep(pause_s)
         pause_s = min(pause_s * PAUSE_GROWTH, LONGEST_PAUSE_S)
     return hvd.synchronize(handle)
+
+
+def _wait_and_clear(handle: int) -> Any:
+    """Do what ``hvd.synchronize`` does, whose own frame stands for a wait of the script's.
+
+    Returns:
+        The output of the collective.
+
+    Raises:
+        HorovodInternalError: the collective failed.
+    """
+    try:
+        mpi_ops.mpi_lib.horovod_torch_wait_and_clear(handle)
+    except RuntimeError as error:
+        mpi_ops._handle_map.pop(handle, None)
+        raise HorovodInternalError(error) from error
+    return mpi_ops._handle_map.pop(handle)[-1]

@@ -1,13 +1,15 @@
 """One process of test_horovod_build.py: reduces tensors of many sizes and types.
 
-Prints one JSON object: whether this process has the memory, a sha256 of all results, and how often
-an idle ring wakes up. Each result must be the sum in the order of the ranks.
+Prints one JSON object: whether this process has the memory, a sha256 of all results, how often an
+idle ring wakes up, and what a wait for rank 0 costs. Each result must be the sum in the order of
+the ranks.
 """
 
 import functools
 import hashlib
 import json
 import resource
+import signal
 import time
 from pathlib import Path
 
@@ -18,6 +20,8 @@ SIZES = (0, 1, 7, 16_383, 131_072, 400_003)  # a block has 131,072 floats
 TYPES = (torch.float32, torch.float64, torch.float16, torch.int32, torch.int64)
 ROUNDS = 2  # slots are used again
 IDLE_S = 0.5
+LATE_S = 1.0  # for which the others wait for rank 0
+ALARM_S = 0.1  # of their wait until a signal comes
 
 
 def values(rank: int, size: int, kind: torch.dtype) -> torch.Tensor:
@@ -46,6 +50,26 @@ def wakes_of_an_idle_ring() -> int:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
     time.sleep(IDLE_S)
     return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before
+
+
+def cost_of_a_wait() -> dict[str, float]:
+    """Return the processor time of a wait for rank 0, and for how long it went on after a signal.
+
+    The keys are "cpu_s" and "after_signal_s", both in seconds; the latter is 0 if Python handled
+    the signal after the wait.
+    """
+    handled: list[float] = []
+    signal.signal(signal.SIGALRM, lambda *_: handled.append(time.monotonic()))
+    hvd.allreduce(torch.ones(1), name="together")
+    if hvd.rank() == 0:
+        time.sleep(LATE_S)
+    else:
+        signal.setitimer(signal.ITIMER_REAL, ALARM_S)
+    before_s = time.process_time()
+    hvd.allreduce(torch.ones(1), name="late")
+    ended = time.monotonic()
+    cpu_s = time.process_time() - before_s
+    return {"cpu_s": cpu_s, "after_signal_s": ended - handled[0] if handled else 0.0}
 
 
 def main() -> None:
@@ -83,10 +107,10 @@ def main() -> None:
         ):
             if not torch.allclose(found, torch.full_like(found, expected), rtol=1e-6):
                 wrong.append(f"{name}: {found[0]} instead of {expected}")
-    wakes = wakes_of_an_idle_ring()
+    wakes, wait = wakes_of_an_idle_ring(), cost_of_a_wait()
     hvd.shutdown()
     gone = not has_memory()
-    said = {"shared": shared, "gone": gone, "wakes": wakes}
+    said = {"shared": shared, "gone": gone, "wakes": wakes, "wait": wait}
     print(json.dumps(said | {"wrong": wrong, "sha256": digest.hexdigest()}))
 
 

@@ -24,6 +24,7 @@ from edl.install import horovod_patches, horovod_wheel
 WORKER = Path(__file__).with_name("horovod_init_worker.py")
 REDUCING_WORKER = Path(__file__).with_name("horovod_reducing_worker.py")
 MOST_WAKES = 300  # of an idle ring in half a second; Gloo's own thread has 50
+MOST_CPU_S = 0.3  # of a wait of one second
 GLOO_TIMEOUT_S = 3
 LONG_GLOO_TIMEOUT_S = 60  # none of a ring's errors may take this long
 DEADLINE_S = 90
@@ -314,6 +315,10 @@ def test_in_shared_memory_the_sum_is_made_in_the_order_of_the_ranks(
         assert (one["shared"], one["gone"], one["wrong"]) == (True, True, [])
         assert int(str(one["wakes"])) < MOST_WAKES, "3,500 with a cycle each millisecond"
     assert len({one["sha256"] for one in found}) == 1
+    for wait in (one["wait"] for one in found[1:]):
+        assert isinstance(wait, dict)
+        assert wait["cpu_s"] < MOST_CPU_S, "a whole second by polls without a pause"
+        assert wait["after_signal_s"] > FULL_S, "signals are handled while it waits"
 
 
 def test_gloo_reduces_if_one_rank_does_not_want_shared_memory(
