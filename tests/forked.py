@@ -217,7 +217,8 @@ def _framework(words: Sequence[str], directory: Path, environment: Mapping[str, 
         return None
     scripts = [Path(directory, word) for word in rest if word.endswith(".py")]
     text = "".join(path.read_text() for path in scripts if path.is_file())
-    return next((name for name in IMPORTS if name and f"edl.{name}" in text), "")
+    package = "horovod" if "--transparent" in rest else "edl"
+    return next((name for name in IMPORTS if name and f"{package}.{name}" in text), "")
 
 
 def _of_edl(words: Sequence[str]) -> Sequence[str]:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 from horovodrun import HOROVODRUN, WORKER, HorovodrunScenario
@@ -34,9 +35,11 @@ def train(out: Path, *words: str) -> list[str]:
 
 def alone(out: Path, *words: str, ranks: int = 4, limit_s: float = 240.0) -> dict[int, str]:
     """Return the digests by epoch of one process without a launcher, which nothing disturbs."""
-    command = [sys.executable, "-m", "edl.transparent", *train(out, *words)]
+    run = "import runpy; runpy.run_module('edl.transparent', run_name='__main__')"
     environment = os.environ | ENVIRONMENT | {"EDL_LOGICAL": str(ranks)}
-    subprocess.run(command, env=environment, check=True, timeout=limit_s, cwd=out)
+    arguments = ["-c", run, *train(out, *words)]
+    done = forked.python("torch", arguments, limit_s, env=environment, cwd=out)
+    assert done.returncode == 0, done.stderr
     return digests(out)
 
 
