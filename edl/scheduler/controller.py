@@ -1,7 +1,7 @@
 """Run a controller of a cluster: it stands for election, and plans while it leads.
 
 One turn of the leader reads the cluster and the runs of its jobs, plans
-(:mod:`edl.core.cluster.plan`), writes the plan in one transaction under its fence, and then carries
+(:mod:`edl.core.cluster.plan`), writes the plan under its fence (``plan_writer``), and then carries
 out the plan's orders. Nothing is kept in memory that the next leader would need. Any step may be
 the last one of this process: the next turn, of whichever controller, does what is left.
 """
@@ -11,29 +11,24 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import partial
 
 from edl.coordination.access import Access
 from edl.coordination.cluster.format import check_format, check_settings
 from edl.coordination.cluster.job_reader import StoredJob
 from edl.coordination.cluster.nodes import open_cluster
-from edl.coordination.cluster.runs import JobViews, cluster_view
-from edl.coordination.cluster.store import ClusterSnapshot, ClusterStore
+from edl.coordination.cluster.runs import JobViews
+from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.cluster.writer import (
     ClusterWriter,
-    allocation_write,
-    assigned_write,
-    byte_count,
     event_write,
     hosts_to_remove,
     jobs_to_remove,
-    life_write,
-    secret_write,
 )
-from edl.coordination.election import Election, Leadership, Write
+from edl.coordination.election import Election, Leadership
 from edl.coordination.fenced_session import FencedSession
 from edl.coordination.session import Session
 from edl.core.cluster.events import ClusterEventKind
@@ -42,16 +37,16 @@ from edl.core.cluster.lease_records import LeaseLimits
 from edl.core.cluster.measured_throughput import MeasuredThroughput, measurements
 from edl.core.cluster.orders import CreateRun, Order
 from edl.core.cluster.plan import ClusterPlan, plan
-from edl.core.cluster.plan_events import PlannedEvent, plan_events
-from edl.core.cluster.plan_parts import plan_parts
+from edl.core.cluster.plan_events import PlannedEvent
 from edl.core.cluster.records import ControllerRecord
-from edl.core.cluster.run_records import RunRecords
 from edl.core.cluster.view import ClusterView
 from edl.errors import CoordinationError, EdlError, LeadershipLost, UnsupportedFormat, UsageError
 from edl.scheduler.fleet.fleet import Fleet
 from edl.scheduler.fleet.fleet_runner import FleetRunner
 from edl.scheduler.fleet.lease_keeper import LeaseKeeper
+from edl.scheduler.leader_records import LeaderRecords
 from edl.scheduler.liveness import LivenessProbe, LivenessServer
+from edl.scheduler.plan_writer import PlanWriter
 from edl.scheduler.policy_runner import PolicyRunner
 from edl.scheduler.reason_writer import ReasonWriter
 from edl.scheduler.run_sessions import RunSessions
@@ -72,11 +67,7 @@ AGAIN_S = 0.5  # between two tries while ZooKeeper is away
 ORDERS_S = 1.0  # of one turn, to carry out orders: something else may be urgent meanwhile
 HOUSEKEEPING_S = 60.0  # between two removals of what is old, and of garbage
 
-TRANSACTION_BYTES = 400_000  # ZooKeeper takes 1 MB, and each write costs more than its values
-TRANSACTION_WRITES = 250  # a busy server must answer within a session's time-out
-
 Say = Callable[[str], None]
-Events = Sequence[PlannedEvent]
 
 
 class Controller:
@@ -287,39 +278,6 @@ class Controller:
             self._say(sentence)
 
 
-@dataclass(frozen=True)
-class LeaderRecords:
-    """The records that the leader has read in one turn.
-
-    Attributes:
-        snapshot: the jobs, hosts and settings of the cluster, with the versions of their nodes.
-        secrets: the secrets of its jobs, by job; a job without one was never started.
-        kept: what former runs have measured, by name of the job.
-        runs: the records of the present or last run, by name of the job.
-        mark: marks the hosts that are not lent any more.
-        views: the views of jobs that former turns have made.
-        unreadable: job -> why the records of its run cannot be read, in a sentence.
-        unread: job -> why its session does not read now, in a sentence. No order is carried out.
-    """
-
-    snapshot: ClusterSnapshot
-    secrets: Mapping[str, str]
-    kept: Mapping[str, MeasuredThroughput]
-    runs: Mapping[str, RunRecords]
-    mark: Callable[[ClusterView], ClusterView]
-    views: JobViews
-    unreadable: Mapping[str, str] = field(default_factory=dict)
-    unread: Mapping[str, str] = field(default_factory=dict)
-
-    @cached_property
-    def view(self) -> ClusterView:
-        """The records that were read, as the :class:`ClusterView` from which a plan is made."""
-        why = self.unreadable, self.unread
-        view = cluster_view(self.snapshot, self.runs, self.kept, *why, self.views)
-        self.views.keep_only({job.name for job in self.snapshot.jobs})
-        return self.mark(view)
-
-
 class ControllerTerm:
     """One term of the leader of a cluster; :meth:`turn` plans once and carries the plan out.
 
@@ -348,6 +306,7 @@ class ControllerTerm:
         self.run_sessions = run_sessions
         self._runs = RunWriter(run_sessions.session_of)
         self._views = JobViews()
+        self._plans = PlanWriter(store, self._writer, say)
         self._reasons = ReasonWriter(self._writer)
         self._tenants = TenantRequests(store, self._writer, wake)
         self._policies = policies
@@ -377,9 +336,10 @@ class ControllerTerm:
         read = self._read()
         now_s = time.time()
         found = self._plan(read, now_s)
-        events = plan_events(read.view, found)
-        if found.writes and not self._write(read, found, events):
+        written = self._plans.write(read, found)
+        if written is None:
             return 0.0  # something has changed: look again
+        found, events = written
         self._tell(events)
         lives = {job.name: job.life for job in read.snapshot.jobs} | dict(found.lives)
         self._runs.count = sum(life.state.has_run for life in lives.values())
@@ -413,7 +373,7 @@ class ControllerTerm:
             self._policies.worked()
         return found
 
-    def _tell(self, events: Events) -> None:
+    def _tell(self, events: Sequence[PlannedEvent]) -> None:
         """Show the events of a plan; if a job changes its state, not the event about its slots."""
         changed = {one.job for one in events if one.kind is ClusterEventKind.STATE}
         for one in events:
@@ -432,60 +392,6 @@ class ControllerTerm:
         why = self.run_sessions.unreadable, self.run_sessions.unread
         return LeaderRecords(snapshot, secrets, kept, runs, mark, self._views, *why)
 
-    def _write(self, read: LeaderRecords, found: ClusterPlan, events: Events) -> bool:
-        """Write the plan ``found`` and its ``events``; return whether all of it was written.
-
-        One transaction has all of it, or several if it is too large. False: a record has changed
-        since ``read`` was read, so that the caller must read and plan again; with several
-        transactions the first ones may be written.
-        """
-        transactions: list[list[Write]] = [[]]
-        size = 0
-        for writes in self._parts(read, found, events):
-            size += byte_count(writes)
-            is_full = len(transactions[-1]) + len(writes) > TRANSACTION_WRITES
-            if transactions[-1] and (is_full or size > TRANSACTION_BYTES):
-                transactions.append([])
-                size = byte_count(writes)
-            transactions[-1] += writes
-        return all(self._writer.commit(one) for one in transactions)
-
-    def _parts(
-        self, read: LeaderRecords, found: ClusterPlan, events: Events
-    ) -> Iterator[list[Write]]:
-        """Yield the writes of a plan, as lists of which each is one transaction, in this order.
-
-        First comes the policy's decision, then the jobs and hosts that change together, with their
-        events, and last the other events, each alone. A job's secret is written before the job is
-        assigned to hosts, which need it.
-
-        Args:
-            read: the records from which the plan was made, with their versions.
-            found: the plan.
-            events: the events of the plan, without time and writer.
-        """
-        paths, snapshot = self._store.paths, read.snapshot
-        jobs = {job.name: job for job in snapshot.jobs}
-        hosts = {host.name: host for host in snapshot.hosts}
-        rest = list(events)
-        if found.allocation is not None:
-            yield [allocation_write(paths, found.allocation, snapshot.allocation_version)]
-        for part in plan_parts(read.view, found):
-            lives = {name: found.lives[name] for name in part.jobs}
-            about = [one for one in rest if one.job in lives]
-            rest = [one for one in rest if one.job not in lives]
-            yield [
-                *(life_write(paths, jobs[name], life) for name, life in lives.items()),
-                *(
-                    secret_write(paths, name)
-                    for name, life in lives.items()
-                    if life.run and name not in read.secrets
-                ),
-                *(assigned_write(paths, hosts[one], found.assigned[one]) for one in part.hosts),
-                *(event_write(paths, self._store.events.new(*one)) for one in about),
-            ]
-        yield from ([event_write(paths, self._store.events.new(*one))] for one in rest)
-
     def _carry_out(self, read: LeaderRecords, found: ClusterPlan) -> None:
         """Carry out the orders of the plan ``found``, one after another, for a limited time.
 
@@ -497,16 +403,13 @@ class ControllerTerm:
             read: the records from which the plan was made.
             found: the plan.
         """
-        jobs, deadline_s = (
-            {job.name: job for job in read.snapshot.jobs},
-            time.monotonic() + ORDERS_S,
-        )
+        deadline_s = time.monotonic() + ORDERS_S
         for order in sorted(found.orders, key=lambda one: bool(self._refused.get(one.job))):
             if time.monotonic() >= deadline_s:
                 return
             if order.job in read.unread:
                 continue
-            job = jobs[order.job]
+            job = read.job_named[order.job]
             refused = self._refusal_of(order, job, read)
             if refused and refused != self._refused.get(job.name):
                 self._say(f"job {job.name}: {type(order).__name__} was refused: {refused}")

@@ -906,7 +906,7 @@ def test_a_job_that_trains_keeps_its_slots_where_its_files_vanish() -> None:
 
 def test_paths_are_asked_for_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """First those of jobs that wait, in the order of the queue; the others when these train."""
-    monkeypatch.setattr("edl.core.cluster.path_questions.MOST_BYTES", 3 * len("/data/0"))
+    monkeypatch.setattr("edl.core.cluster.path_questions.MOST_BYTES", 3 * len('"/data/0",'))
     world = World(8)
     for number in range(5):
         path = f"/data/{number}"

@@ -6,6 +6,7 @@ so a job that needs the same paths as others asks nothing.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 
 from edl.core.cluster.active_jobs import HAS_SLOTS, obstacle
@@ -38,13 +39,17 @@ def wanted_paths(jobs: Iterable[JobView]) -> tuple[str, ...]:
     order = sorted(
         jobs, key=lambda job: (job.life.state in HAS_SLOTS, -job.wanted.priority, job.order)
     )
-    found: dict[str, None] = {}
-    left = MOST_BYTES
-    for job in order:
-        for path in job.manifest.required_paths:
-            if path not in found:
-                left -= len(path)
-                if left < 0:
-                    return tuple(found)
-                found[path] = None
+    return first_paths(
+        dict.fromkeys(path for job in order for path in job.manifest.required_paths), MOST_BYTES
+    )
+
+
+def first_paths(paths: Iterable[str], most_bytes: int) -> tuple[str, ...]:
+    """Return the first of ``paths``: as many as have ``most_bytes`` bytes in a host's record."""
+    found = []
+    for path in paths:
+        most_bytes -= len(json.dumps(path)) + 1  # with a comma
+        if most_bytes < 0:
+            break
+        found.append(path)
     return tuple(found)

@@ -4,14 +4,20 @@ ZooKeeper takes no transaction above 1 MB. The records of one part depend on eac
 devices change and all hosts where they change, and with these hosts all other jobs whose devices
 change there. No record is in two parts, so each is written once, as the plan has made it. If only
 some parts are written, the next plan goes on from there, as after any lost order.
+
+A part that is too large by itself is written with fewer of the paths that its hosts are asked for
+(:func:`asking_less`), or not at all (:func:`without_parts`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
+from edl.core.cluster.path_questions import first_paths
 from edl.core.cluster.plan import ClusterPlan
+from edl.core.cluster.records import HostAssignment
 from edl.core.cluster.view import ClusterView
 
 
@@ -37,16 +43,71 @@ def plan_parts(view: ClusterView, found: ClusterPlan) -> list[PlanPart]:
         groups.add(("job", job))
     for host, after in found.assigned.items():
         groups.add(("host", host))
-        before = view.host_named[host].assigned.jobs
-        for job in {*before, *after.jobs}:
-            if before.get(job) != after.jobs.get(job):
-                groups.join(("host", host), ("job", job))
+        for job in _changed_jobs(view, host, after):
+            groups.join(("host", host), ("job", job))
     parts = []
     for members in groups.all():
         jobs = [name for kind, name in members if kind == "job" and name in found.lives]
         hosts = [name for kind, name in members if kind == "host"]
         parts.append(PlanPart(tuple(sorted(jobs)), tuple(sorted(hosts))))
     return sorted(parts, key=lambda part: (bool(part.hosts), part))
+
+
+def asking_less(found: ClusterPlan, part: PlanPart, most_bytes: int) -> ClusterPlan:
+    """Return ``found`` with fewer paths asked of the hosts of ``part``: the first in the queue.
+
+    The next plan asks for the others again. Meanwhile a job that needs them gets no slots on other
+    hosts than its own, for a turn of the leader.
+
+    Args:
+        found: the plan.
+        part: a part of the plan that is too large to be written.
+        most_bytes: how many bytes the paths may have in the record of each host.
+    """
+    shorter = {
+        host: replace(after, paths=first_paths(after.paths, most_bytes))
+        for host, after in found.assigned.items()
+        if host in part.hosts
+    }
+    return replace(found, assigned={**found.assigned, **shorter})
+
+
+def without_parts(
+    view: ClusterView, found: ClusterPlan, left_out: Iterable[PlanPart]
+) -> ClusterPlan:
+    """Return the plan ``found`` without some of its parts, and without what follows from these.
+
+    A run is told what to do only after the records say so. So the orders about jobs of these parts
+    are left out, too, and the changes of their states.
+
+    Args:
+        view: the cluster from which the plan was made.
+        found: the plan.
+        left_out: the parts that are not written.
+    """
+    hosts = {host for part in left_out for host in part.hosts}
+    jobs = {job for part in left_out for job in part.jobs}
+    for host in hosts:
+        jobs |= _changed_jobs(view, host, found.assigned[host])
+    return replace(
+        found,
+        lives={job: life for job, life in found.lives.items() if job not in jobs},
+        assigned={host: one for host, one in found.assigned.items() if host not in hosts},
+        orders=tuple(order for order in found.orders if order.job not in jobs),
+        changes=tuple(change for change in found.changes if change.job not in jobs),
+    )
+
+
+def _changed_jobs(view: ClusterView, host: str, after: HostAssignment) -> set[str]:
+    """Return the names of the jobs that have other devices on a host after a plan than before.
+
+    Args:
+        view: the cluster from which the plan was made.
+        host: the name of the host.
+        after: what the plan assigns to the host.
+    """
+    before = view.host_named[host].assigned.jobs
+    return {job for job in {*before, *after.jobs} if before.get(job) != after.jobs.get(job)}
 
 
 _Member = tuple[str, str]
