@@ -44,6 +44,20 @@ def test_a_job_that_has_ended_by_itself_is_removed_by_the_first(result: LifeResu
     assert describe_change(Wanted(), once) == said
 
 
+def test_a_finished_job_is_kept_for_those_that_wait_for_it() -> None:
+    finished = stored(replace(ENDED, result=LifeResult.FINISHED), Wanted())
+    after = replace(MANIFEST, name="later", after=("digits",))
+    waits = replace(stored(JobLife(), Wanted()), name="later", manifest=after)
+    assert jobs_to_remove([finished, waits], keep=0) == []
+    started = replace(waits, life=JobLife(started_s=9.0))
+    assert jobs_to_remove([finished, started], keep=0) == [finished]
+    assert jobs_to_remove([finished, replace(waits, life=ENDED)], keep=1) == [finished]
+    failed = stored(replace(ENDED, result=LifeResult.FAILED), Wanted())
+    assert jobs_to_remove([failed, waits], keep=0) == [failed], "it waits for ever, kept or not"
+    deleted_one = replace(finished, wanted=Wanted(Goal.GONE))
+    assert jobs_to_remove([deleted_one, waits]) == [deleted_one], "a user wants that"
+
+
 def test_it_is_too_late_to_want_anything_else() -> None:
     gone = Wanted(Goal.GONE)
     with pytest.raises(UsageError, match="job digits is being deleted; submit it again when it"):

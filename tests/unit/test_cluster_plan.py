@@ -722,6 +722,23 @@ def test_a_job_waits_for_those_that_it_comes_after() -> None:
     assert world.state("b") is QUEUED
 
 
+@pytest.mark.parametrize("goal", [Goal.RUN, Goal.HALT])
+def test_a_job_that_was_started_waits_for_no_earlier_job_again(goal: Goal) -> None:
+    """The records of the earlier job may be gone by now; it has finished once."""
+    world = settled(4, a={"left": 6, "max": 2}, policy="fifo")
+    world.submit("b", left=1e6, min=2, max=4, after=("a",))
+    world.until(lambda: world.state("b") is RUNNING)
+    world.forget("a")
+    if goal is Goal.HALT:
+        world.want("b", Goal.HALT)
+        world.until(lambda: world.state("b") is HALTED)
+        world.want("b", Goal.RUN)
+    else:
+        world.run_fails("b")
+        world.until(lambda: world.state("b") is QUEUED)
+    world.until(lambda: world.state("b") is RUNNING)
+
+
 def test_the_queue_shows_places_by_priority_and_order() -> None:
     world = settled(1, a={"min": 1, "max": 1})
     for name, priority in (("b", 0), ("c", 1), ("d", 0)):

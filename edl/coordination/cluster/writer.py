@@ -109,7 +109,8 @@ def jobs_to_remove(jobs: Sequence[StoredJob], keep: int = ENDED_KEPT) -> list[St
 
     These are all jobs that a user has deleted after their end and, if there are more than ``keep``
     other ended jobs, those of them that ended first. A job that ended because a user deleted it is
-    one of the others until it is deleted once more.
+    one of the others until it is deleted once more. A finished job stays, beyond ``keep``, while a
+    job waits for it (``after``) that was never started, unless a user has deleted it.
 
     Args:
         jobs: All jobs of the cluster.
@@ -122,8 +123,17 @@ def jobs_to_remove(jobs: Sequence[StoredJob], keep: int = ENDED_KEPT) -> list[St
     deleted = {job.name for job in ended if _was_deleted_after_its_end(job)}
     others = [job for job in ended if job.name not in deleted]
     surplus = {job.name for job in others[: max(0, len(others) - keep)]}
-    doomed = deleted | surplus
+    doomed = deleted | (surplus - _waited_for(jobs))
     return [job for job in ended if job.name in doomed]
+
+
+def _waited_for(jobs: Sequence[StoredJob]) -> set[str]:
+    """Return the names of the finished jobs of ``jobs`` that one waits for, never started yet."""
+    waiting = (
+        job for job in jobs if job.life.state is not LifeState.ENDED and not job.life.started_s
+    )
+    names = {name for job in waiting for name in job.manifest.after}
+    return {job.name for job in jobs if job.life.result is LifeResult.FINISHED} & names
 
 
 def hosts_to_remove(hosts: Sequence[HostView], now_s: float) -> list[HostView]:

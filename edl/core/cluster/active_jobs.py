@@ -176,12 +176,9 @@ def obstacle(job: JobView, cluster: ClusterView, now_s: float) -> str | None:
     if job.run_is_foreign:
         hint = f"stop it with `edl stop {job.name}`, or delete this job"
         return f"waits: a job of this name, which the cluster has not started, runs; {hint}"
-    for name in job.manifest.after:
-        first = cluster.by_name.get(name)
-        if first is None:
-            return f"waits for job {name}, which is not there; submit it, or delete this job"
-        if first.life.result is not LifeResult.FINISHED:
-            return f"waits for job {name}, which is {first.life.result or first.life.state}"
+    earlier = _waits_for_earlier(job, cluster)
+    if earlier:
+        return earlier
     missing = [name for name in job.manifest.secrets if name not in cluster.secrets]
     if missing:
         return f"waits for the secret {missing[0]}: `edl secret set {missing[0]}`"
@@ -189,6 +186,23 @@ def obstacle(job: JobView, cluster: ClusterView, now_s: float) -> str | None:
     if wait_s > 0:
         return f"waits {wait_s:.0f} s for its next try: {job.life.reason}"
     return None
+
+
+def _waits_for_earlier(job: JobView, cluster: ClusterView) -> str:
+    """Return which job must finish before ``job`` starts, as a sentence; empty: none.
+
+    It is empty, too, if ``job`` was started before: the other jobs had finished then, and their
+    records may be removed by now.
+    """
+    if job.life.started_s:
+        return ""
+    for name in job.manifest.after:
+        first = cluster.by_name.get(name)
+        if first is None:
+            return f"waits for job {name}, which is not there; submit it, or delete this job"
+        if first.life.result is not LifeResult.FINISHED:
+            return f"waits for job {name}, which is {first.life.result or first.life.state}"
+    return ""
 
 
 @dataclass(frozen=True)
