@@ -23,6 +23,7 @@ cluster.
 from __future__ import annotations
 
 import logging
+import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from edl.coordination.paths import sequence
 from edl.coordination.reads import OnChange, children, delete_node, exists, get
 from edl.coordination.session import Refused, Session
 from edl.coordination.wire import decode, encode
+from edl.coordination.zookeeper_clock import ZooKeeperClock
 from edl.core.record import Record
 from edl.errors import CoordinationError, EdlError, LeadershipLost
 
@@ -377,6 +379,7 @@ class Election:
             data = encode({**self.record, "term": term})
             transaction.set_data(self.leader_path, data, answer[1].version)
 
+        asked_s = time.monotonic()
         try:
             results = self.session.transact("start a term", build)
         except Refused:
@@ -384,7 +387,9 @@ class Election:
         logger.info(
             "%s has won the election %s: it leads in term %d", self.candidate, self.path, term
         )
-        return Leadership(self.session, term, node, self.leader_path, results[1].version)
+        stat = results[1]
+        clock = ZooKeeperClock(stat.mtime / 1000.0, asked_s)
+        return Leadership(self.session, term, node, self.leader_path, stat.version, clock)
 
 
 class Leadership:
@@ -399,18 +404,28 @@ class Leadership:
         node: The path of the leader's own node below the election node.
         leader_path: The path of the leader node.
         leader_version: The version of the leader node since the term started.
+        clock: Set by the time at which ZooKeeper wrote that version.
 
     Attributes:
+        clock: Tells the time by ZooKeeper's clock: for records whose times the next leader, on
+            another host, compares with its own.
         CHECKS: The number of operations of the fence, which come before a leader's writes.
     """
 
     CHECKS: ClassVar[int] = 2
 
     def __init__(
-        self, session: Session, term: int, node: str, leader_path: str, leader_version: int
+        self,
+        session: Session,
+        term: int,
+        node: str,
+        leader_path: str,
+        leader_version: int,
+        clock: ZooKeeperClock,
     ) -> None:
         self.term = term
         self.node = node
+        self.clock = clock
         self._session = session
         self._leader_path = leader_path
         self._leader_version = leader_version

@@ -302,6 +302,8 @@ class ControllerTerm:
         self.number = leadership.term
         self._store = store
         self._say = say
+        # Records have times of former leaders, on other hosts. So no host's own clock counts.
+        self._now_s = store.events.clock = leadership.clock.now_s
         self._writer = ClusterWriter(store, leadership)
         self.run_sessions = run_sessions
         self._runs = RunWriter(run_sessions.session_of)
@@ -334,7 +336,7 @@ class ControllerTerm:
             CoordinationError: ZooKeeper is away; call it again.
         """
         read = self._read()
-        now_s = time.time()
+        now_s = self._now_s()
         found = self._plan(read, now_s)
         written = self._plans.write(read, found)
         if written is None:
@@ -351,13 +353,13 @@ class ControllerTerm:
         if not found.acts:
             self._tidy(read)
         look_s = AGAIN_S if read.unread else LOOK_S
-        return max(0.0, min(look_s, tell_s, found.next_s - time.time()))
+        return max(0.0, min(look_s, tell_s, found.next_s - self._now_s()))
 
     def _plan(self, read: LeaderRecords, now_s: float) -> ClusterPlan:
         """Return the plan that follows from the records ``read`` at the time ``now_s``.
 
         If the cluster's policy is unknown or fails, that is shown once, and the plan lets all jobs
-        keep their slots. ``now_s`` is in seconds since 1970.
+        keep their slots. ``now_s`` is in seconds since 1970, by ZooKeeper's clock.
         """
         settings = read.snapshot.settings
         policy = self._policies.policy(settings)
@@ -467,7 +469,7 @@ class ControllerTerm:
         if time.monotonic() - self._tidied_s >= HOUSEKEEPING_S:
             self._tidied_s = time.monotonic()
             self._writer.trim_events()
-            for host in hosts_to_remove(read.snapshot.hosts, time.time()):
+            for host in hosts_to_remove(read.snapshot.hosts, self._now_s()):
                 self._writer.remove_host(host)
 
     def _removes_run(self, job: str, secret: str) -> bool:

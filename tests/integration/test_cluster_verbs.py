@@ -26,6 +26,7 @@ from edl.coordination.access import Access
 from edl.coordination.cluster.host_registration import HostOwner, HostRegistration
 from edl.coordination.cluster.nodes import create_cluster, open_cluster
 from edl.coordination.cluster.store import ClusterStore
+from edl.coordination.cluster.submission import submit_job
 from edl.coordination.cluster.writer import (
     ClusterWriter,
     assigned_write,
@@ -38,6 +39,7 @@ from edl.coordination.secrets import CLUSTERS, JOBS, keep, new_secret
 from edl.coordination.session import Session
 from edl.core.cluster.job_life import LifeEvent, LifeState
 from edl.core.cluster.job_status import ClusterJobStatus
+from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.records import (
     ClusterRecord,
     ControllerRecord,
@@ -327,6 +329,33 @@ class TestSubmission:
         finally:
             controller.stop()
             thread.join(20.0)
+
+    def test_a_leader_goes_by_zookeepers_clock(
+        self,
+        session: Session,
+        zk_hosts: str,
+        wait_until: Callable[..., None],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """The next leader may be on another machine, whose clock is hours ahead."""
+        assert create_cluster(session, LAB, ClusterRecord())
+        store = ClusterStore(open_cluster(session, LAB))
+        real = time.time
+        monkeypatch.setattr(time, "time", lambda: real() + 7200.0)
+        about = ControllerRecord("one", address="127.0.0.1")
+        controller = Controller(zk_hosts, LAB, about, say=lambda _: None)
+        thread = threading.Thread(target=controller.run)
+        thread.start()
+        try:
+            submit_job(store, JobManifest("digits", ("python", "train.py"), 1, 4))
+            wait_until(lambda: store.leader.reasons().reasons)
+        finally:
+            controller.stop()
+            thread.join(20.0)
+        times = [store.leader.reasons().at_s, store.jobs.get("digits").life.since_s]
+        times += [event.time_s for _, event in store.events.read() if event.by.endswith("one")]
+        assert len(times) == 3  # with the event that the controller leads
+        assert [one for one in times if abs(one - real()) > 600.0] == []
 
 
 class TestReading:

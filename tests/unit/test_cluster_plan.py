@@ -739,6 +739,13 @@ def test_a_job_that_was_started_waits_for_no_earlier_job_again(goal: Goal) -> No
     world.until(lambda: world.state("b") is RUNNING)
 
 
+def test_a_policy_is_asked_though_its_last_decision_is_in_the_future() -> None:
+    world = settled(4, a={"max": 4})
+    world.allocation = replace(world.allocation, at_s=world.now_s + 3600.0)
+    world.turn()
+    assert world.allocation.at_s == world.now_s
+
+
 def test_the_queue_shows_places_by_priority_and_order() -> None:
     world = settled(1, a={"min": 1, "max": 1})
     for name, priority in (("b", 0), ("c", 1), ("d", 0)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from kazoo.client import TransactionRequest
 
@@ -23,11 +23,13 @@ class ClusterEvents(EventLogNodes[ClusterEvent]):
 
     Attributes:
         by: Who writes; it may be changed.
+        clock: Tells the time of a new event, in seconds since 1970; it may be changed.
     """
 
     def __init__(self, nodes: ClusterNodes, by: str = "") -> None:
         super().__init__(nodes, ClusterEvent)
         self.by = by
+        self.clock: Callable[[], float] = time.time
 
     def new(
         self,
@@ -50,7 +52,7 @@ class ClusterEvents(EventLogNodes[ClusterEvent]):
             result: How the job has ended; None: it has not.
             slots: Host -> slots that the job has; None: it is another kind of event.
         """
-        return ClusterEvent(time.time(), kind, reason, job, host, self.by, state, result, slots)
+        return ClusterEvent(self.clock(), kind, reason, job, host, self.by, state, result, slots)
 
     def append_in(self, transaction: TransactionRequest, event: ClusterEvent) -> None:
         """Add to ``transaction`` a write that appends ``event`` to the log."""

@@ -63,8 +63,8 @@ def allocate(
     active, obstacles = find_active_jobs(cluster, table)
     nodes, last = hosts_with_slots(cluster, table), cluster.allocation
     inputs = _digest(active, nodes, cluster, policy, table.now_s)
-    due = table.now_s - last.at_s >= cluster.settings.interval_s
-    if inputs == last.inputs and not due:
+    is_recent = 0.0 <= table.now_s - last.at_s < cluster.settings.interval_s
+    if inputs == last.inputs and is_recent:
         return last, obstacles
     is_held = isinstance(policy, HeldSlots)
     request = AllocationRequest(active, nodes, cluster, policy, table.now_s)

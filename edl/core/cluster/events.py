@@ -49,7 +49,10 @@ class ClusterEvent(Record):
     it is about, who has written it, and for programs what has changed. Each field says its meaning.
     """
 
-    time_s: Annotated[float, "when it was written, by the writer's clock, in seconds since 1970"]
+    time_s: Annotated[
+        float,
+        "when it was written, in seconds since 1970; if a leader wrote it, by ZooKeeper's clock",
+    ]
     kind: Annotated[ClusterEventKind, "the kind of the event"]
     reason: Annotated[str, "what has happened, and why, in a sentence"]
     job: Annotated[str, "the job that it is about; empty: none"] = ""
