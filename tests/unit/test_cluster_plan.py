@@ -813,6 +813,26 @@ def test_a_policy_that_cannot_be_asked_leaves_all_as_it_is_and_lets_hosts_be_dra
     assert world.allocation.held == ""
 
 
+@pytest.mark.parametrize(("slots", "sizes"), [((3, 1, 1), (4,)), ((3, 1), (1, 2, 4))])
+def test_why_a_policy_cannot_be_asked_is_told_also_when_a_host_is_lost(
+    slots: tuple[int, ...], sizes: tuple[int, ...]
+) -> None:
+    """A job with too few slots, or a number that it may not have, is no error of the policy."""
+    world = settled(*slots, a={"min": sizes[0], "max": 4, "sizes": sizes})
+    world.policy = HeldSlots("it is broken")
+    world.submit("b", max=2)
+    world.round()
+    world.machine_dies("h1")
+    world.offer_ends("h1")
+    for _ in range(20):
+        world.round()
+        assert (world.allocation.held, world.allocation.problem) == ("it is broken", "")
+        assert world.reasons["b"].endswith("in the queue: it is broken")
+    assert world.state("a") is (RUNNING if 1 in sizes else QUEUED)
+    why = "a: running -> halting: preempted: has 3 of at least 4 slots, and gets no others: it is"
+    assert any(one.startswith(why) for one in world.story) == (sizes == (4,))
+
+
 def test_many_idle_jobs_change_over_several_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """One transaction has a limit, and submissions have none."""
     monkeypatch.setattr("edl.core.cluster.plan.MOST_IDLE", 10)

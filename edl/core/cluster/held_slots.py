@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edl.core.cluster.state import Allocation, ClusterState
+from edl.core.cluster.stable_placing import trimmed
+from edl.core.cluster.state import Allocation, ClusterState, slot_count
 
 
 @dataclass(frozen=True)
 class HeldSlots:
-    """The cluster policy that changes nothing: each job keeps its slots, and no job gets any.
+    """The cluster policy that changes nothing: each job keeps its slots, and no job gets more.
 
     Attributes:
         why: why the cluster's policy is not asked, as a sentence for the reasons.
@@ -22,9 +23,19 @@ class HeldSlots:
     why: str = ""
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """Return the decision that each job of ``cluster`` keeps exactly the slots that it has."""
-        reasons = {
-            job.name: f"{'keeps its slots' if job.name in cluster.present else 'waits'}: {self.why}"
-            for job in cluster.jobs
-        }
-        return Allocation(dict(cluster.present), reasons, cluster.state)
+        """Return the decision that each job of ``cluster`` keeps the slots that it has.
+
+        A job that has lost slots with a host may have fewer than its fewest, or more than it may
+        have on the hosts that are left. The former keeps none, the latter as many as it may have.
+        """
+        kept, reasons = {}, {}
+        for job in cluster.jobs:
+            present = cluster.present.get(job.name, ())
+            size = slot_count(present)
+            what = "keeps its slots" if size else "waits"
+            if size >= job.min_slots:
+                kept[job.name] = tuple(trimmed(dict(present), job.max_slots).items())
+            elif size:
+                what = f"has {size} of at least {job.min_slots} slots, and gets no others"
+            reasons[job.name] = f"{what}: {self.why}"
+        return Allocation(kept, reasons, cluster.state)
