@@ -234,7 +234,7 @@ class JobManifest(Record):
         tuple[_Name, ...],
         Meta(
             max_length=MOST_ITEMS,
-            description="jobs of the cluster that must have finished before this one starts",
+            description="jobs of the cluster that must have finished before this one first starts",
         ),
     ] = ()
     retries: Annotated[
