@@ -605,8 +605,12 @@ class TestHosts:
         assert writer.commit([assigned_write(store.paths, view, HostAssignment())])
         assert not writer.remove_host(store.snapshot().hosts[0])  # it offers slots
         host.withdraw()
-        store.hosts.set_drained("a", True)
         wait_until(lambda: store.snapshot().hosts[0].offer is None)
+        [view] = store.snapshot().hosts
+        store.hosts.set_drained("a", True)
+        assert not writer.remove_host(view)  # it was drained after it was read
+        assert store.snapshot().hosts[0].drained
+        store.hosts.set_drained("a", False)
         assert writer.remove_host(store.snapshot().hosts[0])
         assert store.snapshot().hosts == ()
         for call in (host.assigned, lambda: host.report(HostReport(7))):
@@ -783,7 +787,7 @@ class TestSnapshot:
 
 
 def test_which_hosts_are_removed() -> None:
-    """Those that have been gone for a day, and have no run that goes on there."""
+    """Those that have been gone for a day, are not drained, and have no run that goes on there."""
     gone, entry = HostAssignment(silent_s=1000.0), {"digits": JobAssignment("r1", (0,))}
     ends = {"digits": JobAssignment("r1", (0,), ends=3)}
     hosts = [
@@ -791,6 +795,7 @@ def test_which_hosts_are_removed() -> None:
         HostView("has something", assigned=replace(gone, jobs=entry)),
         HostView("is not known to be gone"),
         HostView("gone", assigned=gone),
+        HostView("is away for repair", drained=True, assigned=gone),
         HostView("never ended what it had", assigned=replace(gone, jobs=ends)),
     ]
     assert hosts_to_remove(hosts, 1000.0 + GONE_KEPT_S - 1.0) == []

@@ -139,16 +139,18 @@ def _waited_for(jobs: Sequence[StoredJob]) -> set[str]:
 def hosts_to_remove(hosts: Sequence[HostView], now_s: float) -> list[HostView]:
     """Return the hosts whose records are to be removed: they are gone, and no run goes on there.
 
-    What was told to end there may live still, if the machine is only cut off. That does no harm:
-    when `edl host` registers the host again, it ends what nobody has assigned before it starts
-    anything.
+    A drained host stays until it is undrained: a machine that comes back from repair later gets no
+    jobs. What was told to end there may live still, if the machine is only cut off. That does no
+    harm: when `edl host` registers the host again, it ends what nobody has assigned before it
+    starts anything.
 
     Args:
         hosts: all hosts of the cluster.
         now_s: the time, in seconds since 1970.
     """
     gone = [host for host in hosts if host.offer is None and not _has_runs(host)]
-    return [h for h in gone if 0 < h.assigned.silent_s <= now_s - GONE_KEPT_S]
+    silent = [h for h in gone if 0 < h.assigned.silent_s <= now_s - GONE_KEPT_S]
+    return [host for host in silent if not host.drained]
 
 
 def _has_runs(host: HostView) -> bool:
@@ -282,14 +284,17 @@ class ClusterWriter:
         return self.commit([*writes, _deletion(path), event])
 
     def remove_host(self, host: HostView) -> bool:
-        """Remove the records of a host that offers nothing and has no run; log an event.
+        """Remove the records of a host that offers nothing, has no run and is not drained.
+
+        An event is logged.
 
         Args:
             host: The host as it was read.
 
         Returns:
-            True if it was removed; False, with nothing removed, if it offers something now, had a
-            run that was not told to end there, has changed since it was read, or does not exist.
+            True if it was removed; False, with nothing removed, if it offers something or is
+            drained now, had a run that was not told to end there, has changed since it was read,
+            or does not exist.
 
         Raises:
             LeadershipLost: the term is over; nothing was removed.
@@ -297,7 +302,7 @@ class ClusterWriter:
         """
         path, assigned = self.paths.host(host.name), self.paths.assigned(host.name)
         names = self._nodes.read(children(path))[0]
-        if names is None or "offer" in names or _has_runs(host):
+        if names is None or {"offer", "drained"} & set(names) or _has_runs(host):
             return False
         nodes = [f"{path}/{name}" for name in sorted(names)]
         writes = [_deletion(one, host.version if one == assigned else -1) for one in nodes]
