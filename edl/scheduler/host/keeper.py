@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from types import FrameType
 
 from edl.coordination.cluster.format import check_format
@@ -42,7 +43,7 @@ from edl.launch.signals import TO_END, handled
 from edl.scheduler.host.agents import HostAgents, StartOfRun
 from edl.scheduler.host.assigned_runs import NOT_CREATED, AssignedRuns
 from edl.scheduler.host.owner import is_dead
-from edl.scheduler.host.run_processes import find_processes, signal_process
+from edl.scheduler.host.run_processes import find_processes, find_surely, signal_process
 from edl.scheduler.wakeup import Wakeup
 
 logger = logging.getLogger(__name__)
@@ -229,13 +230,11 @@ class HostKeeper:
     def _find(self, assigned: HostAssignment) -> tuple[RunProcess, ...]:
         """Return the processes of the cluster's jobs that live here.
 
-        If the assignment says that a run ends here, and no process of it is found, the search is
-        repeated: a process that a dying one has just started may be missed once.
+        Args:
+            assigned: the jobs and runs that are assigned to the host.
         """
-        found = find_processes(self._mark, self._agents.users)
-        living = {one.of_run for one in found}
-        if any(e.ends and (job, e.run) not in living for job, e in assigned.jobs.items()):
-            found = find_processes(self._mark, self._agents.users)
+        find = partial(find_processes, self._mark, self._agents.users)
+        found = find_surely(find, assigned)
         known = {one.pid for one in found}
         return (*found, *(one for one in self._agents.children() if one.pid not in known))
 

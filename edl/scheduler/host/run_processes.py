@@ -16,10 +16,11 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from edl.core.cluster.host_jobs import ProcessSignal, RunProcess
+from edl.core.cluster.records import HostAssignment
 from edl.keys import derived
 from edl.scheduler.host.job_users import NO_USERS, JobUsers
 
@@ -65,7 +66,7 @@ def find_processes(mark: str, users: JobUsers = NO_USERS) -> tuple[RunProcess, .
     give theirs the same environment.
 
     A process that began after this function did may be missing, together with the process that
-    started it, if that one has ended meanwhile: look twice to be sure that none lives.
+    started it, if that one has ended meanwhile: :func:`find_surely` looks twice.
     """
     found = []
     wanted = f"{RUN_VARIABLE}={mark}/".encode()
@@ -78,6 +79,29 @@ def find_processes(mark: str, users: JobUsers = NO_USERS) -> tuple[RunProcess, .
                     if user is None or (_PROC / name).stat().st_uid == user.uid:
                         found.append(one)
     return tuple(sorted(found, key=lambda one: one.pid))
+
+
+def find_surely(
+    find: Callable[[], Sequence[RunProcess]], assigned: HostAssignment
+) -> tuple[RunProcess, ...]:
+    """Return the living processes of a host; look twice before a run that ends has none.
+
+    A process that a dying one has just started may be missed once. What either look has found is
+    returned: a process that only the first one has found may have started another one meanwhile.
+
+    Args:
+        find: looks, and returns the processes that it finds, such as :func:`find_processes`.
+        assigned: what is assigned to the host, with the runs that end there.
+
+    Returns:
+        The processes, each once, as it was found last, ordered by pid.
+    """
+    found = find()
+    living = {one.of_run for one in found}
+    if any(e.ends and (job, e.run) not in living for job, e in assigned.jobs.items()):
+        both = {one.identity: one for one in (*found, *find())}
+        found = sorted(both.values(), key=lambda one: one.identity)
+    return tuple(found)
 
 
 def start_of(pid: int) -> int | None:
