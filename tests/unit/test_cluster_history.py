@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from edl.client.cluster.history_file import HistoryFile
+from edl.client.cluster.history_file import KEPT_S, HistoryFile
 from edl.core.cluster.events import ClusterEvent, ClusterEventKind
 from edl.core.cluster.history import MISSED, REPLACED, JobHistory, SlotInterval
 from edl.core.cluster.job_life import LifeResult, LifeState
@@ -204,6 +204,29 @@ def test_missed_events_end_what_was_running(file: HistoryFile) -> None:
     assert (b.job, b.ended_s, b.result, b.reason) == ("b", 1022.0, None, MISSED)
     assert (later.job, later.by, later.submitted_s, later.slot_s) == ("b", "", 0.0, 20.0)
     assert later.result is LifeResult.FAILED
+
+
+def test_what_ended_long_ago_is_removed(file: HistoryFile) -> None:
+    log = Log()
+    story(log)
+    log.submitted(30 + KEPT_S, "c")
+    file.fill(log.read)
+    assert [one.job for one in file.jobs(1042.0)] == ["c", "b", "a"]
+    log.submitted(32 + KEPT_S, "d")
+    file.fill(log.read)
+    assert [one.job for one in file.jobs(1042.0)] == ["d", "c", "b"]
+    assert [one.job for one in file.slots(0.0, 2000.0)] == ["b"]
+    assert [one.job for one in file.audit()] == ["c", "d"]
+
+
+def test_a_clock_that_is_years_ahead_removes_nothing(tmp_path: Path) -> None:
+    file, log = HistoryFile(tmp_path / "history.sqlite", clock=lambda: 1042.0), Log()
+    story(log)
+    log.submitted(2 * KEPT_S, "c")
+    file.fill(log.read)
+    assert [one.job for one in file.jobs(1042.0)] == ["c", "b", "a"]
+    assert file.slots(0.0, 2000.0, "a") == A_INTERVALS
+    assert [one.job for one in file.audit()] == ["a", "b", "c"]
 
 
 def test_another_log_begins_another_history(file: HistoryFile) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -67,10 +68,12 @@ class HistoryFile:
 
     Args:
         path: The path of the file, which need not exist.
+        clock: Returns the time, in seconds since 1970.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self._path = path
+        self._clock = clock
 
     def fill(self, read: ReadEvents) -> int:
         """Add what has happened since the last call, and return how many events were new.
@@ -98,7 +101,7 @@ class HistoryFile:
                             _clear(db)
                         elif found.has_gap:
                             _end_all(db)
-                        _add(db, found.events)
+                        _add(db, found.events, self._clock())
                         return len(found.events)
         return 0
 
@@ -325,8 +328,14 @@ def _clear(db: sqlite3.Connection) -> None:
         db.execute(f"DELETE FROM {table}")
 
 
-def _add(db: sqlite3.Connection, events: Sequence[tuple[int, ClusterEvent]]) -> None:
-    """Add what ``events`` say; they follow those that were added before."""
+def _add(db: sqlite3.Connection, events: Sequence[tuple[int, ClusterEvent]], now_s: float) -> None:
+    """Add what ``events`` say, and remove what ended long before the last one of them.
+
+    Args:
+        db: the file.
+        events: the events, each with its number; they follow those that were added before.
+        now_s: the time, in seconds since 1970.
+    """
     if not events:
         return
     rows = db.execute("SELECT record FROM jobs WHERE ended_s = 0").fetchall()
@@ -346,7 +355,7 @@ def _add(db: sqlite3.Connection, events: Sequence[tuple[int, ClusterEvent]]) -> 
     number, event = events[-1]
     db.execute("DELETE FROM log")
     db.execute("INSERT INTO log VALUES (?, ?)", (number, _text(event)))
-    old_s = event.time_s - KEPT_S
+    old_s = min(event.time_s, now_s) - KEPT_S  # the clock of the event's machine may be ahead
     db.execute("DELETE FROM jobs WHERE ended_s > 0 AND ended_s < ?", (old_s,))
     db.execute("DELETE FROM intervals WHERE end_s < ?", (old_s,))
     db.execute("DELETE FROM audit WHERE time_s < ?", (old_s,))
