@@ -20,11 +20,17 @@ class Clock:
 
 
 class Disk:
-    """Files by path; a look at one in ``hanging`` lasts until ``goes_on``."""
+    """Files by path; a look at one in ``hanging`` lasts until ``goes_on``.
+
+    While it is ``slow``, a look lasts until the test lets one of them ``end``.
+    """
 
     def __init__(self) -> None:
         self.there: set[str] = set()
         self.hanging: set[str] = set()
+        self.slow = False
+        self.begun = threading.Semaphore(0)
+        self.end = threading.Semaphore(0)
         self.hangs = threading.Event()
         self.goes_on = threading.Event()
         self.looks: list[str] = []
@@ -34,6 +40,9 @@ class Disk:
         if path in self.hanging:
             self.hangs.set()
             assert self.goes_on.wait(30.0)
+        if self.slow:
+            self.begun.release()
+            assert self.end.acquire(timeout=30.0)
         return path in self.there
 
 
@@ -49,6 +58,7 @@ def disk() -> Iterator[Disk]:
     one = Disk()
     yield one
     one.goes_on.set()
+    one.end.release(100)
 
 
 def answered(probe: PathProbe, *paths: str) -> dict[str, bool]:
@@ -93,8 +103,48 @@ def test_an_old_answer_is_none(clock: Clock, disk: Disk) -> None:
     disk.hanging = {"/a"}
     clock.now_s += AGAIN_S
     assert probe.answers(["/a"]) == {"/a": True}
+    assert disk.hangs.wait(30.0)
     clock.now_s += AGAIN_S
     assert probe.answers(["/a"]) == {}
+
+
+def test_to_wait_for_a_thread_is_no_look_that_hangs(
+    clock: Clock, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With many paths on a slow disk some wait for longer than a look may last."""
+    monkeypatch.setattr(path_probe, "MOST_THREADS", 1)
+    probe, all_there = PathProbe(disk.exists), {"/a": True, "/b": True, "/c": True}
+    disk.there = set(all_there)
+    assert answered(probe, *all_there) == all_there
+    disk.slow = True
+    clock.now_s += AGAIN_S
+    assert probe.answers(all_there) == all_there
+    assert disk.begun.acquire(timeout=30.0)  # /a
+    clock.now_s += AGAIN_S - 1
+    disk.end.release()
+    assert disk.begun.acquire(timeout=30.0)  # /b
+    clock.now_s += AGAIN_S - 1
+    assert probe.answers(all_there) == all_there
+    clock.now_s += 1
+    assert probe.answers(["/b"]) == {}, "its look hangs"
+    assert probe.answers(["/c"]) == {}, "no thread is left that goes on"
+
+
+def test_a_path_that_waits_has_another_thread_started(clock: Clock, disk: Disk) -> None:
+    """Though the looks end one after another."""
+    probe, paths = PathProbe(disk.exists), ["/a", "/b", "/c", "/d"]
+    disk.slow = True
+    probe.answers(paths, wait_s=0.0)
+    assert disk.begun.acquire(timeout=30.0)
+    clock.now_s += 0.6 * HANGS_S
+    disk.end.release()
+    assert disk.begun.acquire(timeout=30.0)
+    probe.answers(paths, wait_s=0.0)
+    assert disk.looks == ["/a", "/b"]
+    clock.now_s += 0.6 * HANGS_S
+    probe.answers(paths, wait_s=0.0)
+    assert disk.begun.acquire(timeout=30.0)
+    assert disk.looks == ["/a", "/b", "/c"]
 
 
 def test_paths_of_jobs_that_are_gone_are_forgotten(clock: Clock, disk: Disk) -> None:

@@ -1,7 +1,8 @@
 """Look whether files are there, without waiting for a file system that does not answer.
 
 A file server that is away makes a look last for ever. So paths are looked up in threads, and a path
-whose look has not ended counts as unknown.
+whose look does not end counts as unknown. One that is slow makes many paths wait for their looks:
+further threads begin, and a path keeps its last answer as long as looks go on.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 AGAIN_S = 5.0  # after which a path is looked up again
-HANGS_S = 1.0  # a look that lasts longer keeps a thread, and others go on in another one
+HANGS_S = 1.0  # a path that waits longer for its look has another thread started
 MOST_THREADS = 16
 FORGOTTEN_S = 60.0  # of a path that nobody asks for
 WAIT_S = 0.3  # for paths that are asked for the first time
@@ -27,12 +28,14 @@ class _Path:
     Attributes:
         is_there: whether it was there at the last look; None: it is not known.
         looked_s: when the last look ended, by the monotonic clock.
-        begun_s: when the present look was asked for; 0: there is none.
+        due_s: when the present look was asked for; 0: there is none.
+        begun_s: when a thread began it; 0: it waits for one.
         asked_s: when somebody last asked for the path.
     """
 
     is_there: bool | None = None
     looked_s: float = 0.0
+    due_s: float = 0.0
     begun_s: float = 0.0
     asked_s: float = 0.0
 
@@ -51,7 +54,9 @@ class _Threads:
 
 
 class PathProbe:
-    """Answers whether paths are there, from looks that are a few seconds old at most.
+    """Answers whether paths are there, from looks of the last seconds.
+
+    On a slow file system they are as old as it takes to look for all paths, in several threads.
 
     Args:
         exists: returns whether a path is there; it may take for ever.
@@ -93,26 +98,32 @@ class PathProbe:
         return self._paths[path].is_there is not None
 
     def _look_again(self, path: str, now_s: float) -> None:
-        """Let ``path`` be looked up, if that was long ago; forget an answer that is too old."""
+        """Let ``path`` be looked up, if that was long ago; forget its answer if a look hangs.
+
+        That is the look for the path itself, or those of all threads while the path waits for one.
+        """
         one = self._paths.setdefault(path, _Path())
         one.asked_s = now_s
-        if not one.begun_s and (one.is_there is None or now_s - one.looked_s >= AGAIN_S):
-            one.begun_s = now_s
+        since_s = one.begun_s or max(one.due_s, self._threads.moved_s)
+        if not one.due_s and (one.is_there is None or now_s - one.looked_s >= AGAIN_S):
+            one.due_s = now_s
             self._due.append(path)
-        elif one.begun_s and now_s - one.begun_s >= AGAIN_S:
+        elif one.due_s and now_s - since_s >= AGAIN_S:
             one.is_there = None
 
     def _forget_others(self, now_s: float) -> None:
         """Forget paths that nobody has asked for in a while, and that are not being looked up."""
         for path, one in list(self._paths.items()):
-            if now_s - one.asked_s > FORGOTTEN_S and not one.begun_s:
+            if now_s - one.asked_s > FORGOTTEN_S and not one.due_s:
                 del self._paths[path]
 
     def _start_thread(self, now_s: float) -> None:
-        """Start a thread if there are looks to do and none of the threads goes on."""
+        """Start a thread if there is none, none goes on, or a path has waited too long for one."""
         threads = self._threads
-        goes_on = threads.count and now_s - threads.moved_s < HANGS_S
-        if self._due and not goes_on and threads.count < MOST_THREADS:
+        if not self._due or threads.count >= MOST_THREADS:
+            return
+        waited_s = now_s - min(threads.moved_s, self._paths[self._due[0]].due_s)
+        if not threads.count or waited_s >= HANGS_S:
             threads.count += 1
             threads.moved_s = now_s
             threading.Thread(target=self._work, name="edl-paths", daemon=True).start()
@@ -127,11 +138,13 @@ class PathProbe:
                     self._threads.count -= 1
                     break
                 path = self._due.popleft()
+                self._paths[path].begun_s = self._threads.moved_s
             is_there = self._exists(path)
             with self._changed:
                 one = self._paths[path]
                 news |= one.is_there is not is_there
-                one.is_there, one.looked_s, one.begun_s = is_there, time.monotonic(), 0.0
+                one.is_there, one.looked_s = is_there, time.monotonic()
+                one.due_s = one.begun_s = 0.0
                 self._changed.notify_all()
         if news:
             self.on_answer()
