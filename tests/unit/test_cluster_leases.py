@@ -131,6 +131,15 @@ def test_hosts_are_asked_for_by_the_slots_that_jobs_ask_for(slots: int, hosts: i
     assert loan.turn().ask == ()
 
 
+def test_with_a_limit_of_none_a_host_is_given_back_though_jobs_need_it() -> None:
+    loan = with_host("a")
+    loan.limits = replace(LIMITS, max_hosts=0, idle_s=0.0)
+    assert loan.turn(1).give_back == (), "a job has slots there"
+    loan.host("n1", "l1")
+    found = loan.turn(1)
+    assert (found.ask, [one.lease for one in found.give_back]) == ((), ["l1"])
+
+
 def test_never_more_than_the_limit_and_never_fewer() -> None:
     loan = Loan(replace(LIMITS, min_hosts=1))
     assert len(loan.turn().ask) == 1

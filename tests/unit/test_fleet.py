@@ -278,6 +278,8 @@ def test_no_secret_is_in_what_an_engine_stores(tmp_path: Path) -> None:
         ({"max_hosts": None}, "needs --max-hosts: how many hosts it may lend"),
         ({"name": "ray", "partition": "low"}, "--partition is for --fleet slurm"),
         ({"min_hosts": 4}, "--min-hosts is 4, and --max-hosts 3"),
+        ({"forget": "slurm"}, "with --fleet slurm name a former engine .* any more: ray$"),
+        ({"forget": "rya"}, "--forget-fleet is 'rya'"),
     ],
 )
 def test_a_wrong_option_is_one_sentence(options: dict[str, Any], sentence: str) -> None:

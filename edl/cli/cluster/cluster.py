@@ -127,8 +127,9 @@ def start(
         int | None,
         typer.Option(
             "--max-hosts",
-            min=1,
-            help="With --fleet: the most borrowed hosts. Required there.",
+            min=0,
+            help="With --fleet: the most borrowed hosts; 0: give back those without a job. "
+            "Required there.",
             show_default=False,
         ),
     ] = None,
@@ -184,6 +185,16 @@ def start(
             show_default=False,
         ),
     ] = None,
+    forget_fleet: Annotated[
+        str | None,
+        typer.Option(
+            "--forget-fleet",
+            metavar="ENGINE",
+            help="With --fleet: a former engine that is gone for good. Jobs leave the hosts that "
+            "it lent, and it is told nothing.",
+            show_default=False,
+        ),
+    ] = None,
     api: Annotated[
         str | None,
         typer.Option(
@@ -218,6 +229,7 @@ def start(
         kind=host_kind or "",
         partition=partition,
         options=fleet_option or (),
+        forget=forget_fleet or "",
     )
     limits = options.limits() if fleet or options != FleetOptions() else None
     api_words = api_command(api, tls_cert, tls_key)

@@ -70,12 +70,14 @@ class LeaseLimits:
 
     Attributes:
         shape: the shape of each host.
-        max_hosts: the most leases at a time.
+        max_hosts: the most leases at a time; 0: no host is asked for, and idle ones are given back.
         min_hosts: so many leases are kept although no job needs them.
         idle_s: a host that no job has had slots of for this time is given back.
         start_s: a lease that runs is given back if its host offers nothing for this time.
         leave_s: within this time a host that is given back must have left; then the engine ends it.
         stray_s: a lease that the records do not know is given back after this time.
+        forget: the name of a former engine that lends nothing any more: its leases are dropped from
+            the records. Empty: none.
     """
 
     shape: Shape
@@ -85,6 +87,7 @@ class LeaseLimits:
     start_s: float = 300.0
     leave_s: float = 60.0
     stray_s: float = 60.0
+    forget: str = ""
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ class FleetOptions:
         kind: the kind of each host.
         partition: Slurm's partition; None: the default one.
         options: options for the engine: those of sbatch, or KEY=VALUE for Ray.
+        forget: the name of a former engine whose leases are forgotten; empty: none.
     """
 
     name: str = ""
@@ -45,6 +46,7 @@ class FleetOptions:
     kind: str = ""
     partition: str | None = None
     options: Sequence[str] = ()
+    forget: str = ""
 
     def limits(self) -> LeaseLimits:
         """Return the limits of the leases.
@@ -70,8 +72,14 @@ class FleetOptions:
             )
         if self.name != "slurm" and self.partition:
             raise UsageError("--partition is for --fleet slurm; leave it out")
+        if self.forget and (self.forget == self.name or self.forget not in FLEETS):
+            others = ", ".join(name for name in FLEETS if name != self.name)
+            raise UsageError(
+                f"--forget-fleet is {self.forget!r}; with --fleet {self.name} name a former engine "
+                f"that lends nothing any more: {others}"
+            )
         shape = Shape(self.slots, self.labels, self.kind)
-        return LeaseLimits(shape, self.max_hosts, self.min_hosts, self.idle_s)
+        return LeaseLimits(shape, self.max_hosts, self.min_hosts, self.idle_s, forget=self.forget)
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,12 @@ from dataclasses import replace
 
 from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.cluster.writer import ClusterWriter, event_write, leases_write
+from edl.core.cluster.engine_change import table_for, without_asking
 from edl.core.cluster.events import ClusterEventKind
 from edl.core.cluster.lease_records import LeaseLimits, LeaseTable
 from edl.core.cluster.leases import (
     LastOffer,
+    LeaseDecision,
     decide_leases,
     own_offers,
     with_leases,
@@ -45,7 +47,7 @@ class LeaseKeeper:
         self._limits = limits
         self._say = say
         self._read: tuple[LeaseTable, int] | None = None  # only this leader writes it now
-        self._away = ""
+        self._obstacle = ""  # why the engine is not asked, as it was said last
         # In memory only: the next leader asks for a host too many if one is silent just then.
         self._offers: dict[str, LastOffer] = {}
 
@@ -60,6 +62,8 @@ class LeaseKeeper:
     def turn(self, view: ClusterView, now_s: float) -> None:
         """Decide about the leases, write the decision, and leave the orders that follow.
 
+        While another engine has leases, only the reason why nothing is asked for is written.
+
         Args:
             view: the cluster as it is after the leader's last writes.
             now_s: the time, in seconds since 1970.
@@ -68,16 +72,21 @@ class LeaseKeeper:
             LeadershipLost: the term is over; nothing was written or ordered.
             CoordinationError: ZooKeeper is away.
         """
-        answer = self._runner.answer
-        if answer.why != self._away:
-            self._say(answer.why or f"{self._runner.name} answers again")
-            self._away = answer.why
+        answer, engine = self._runner.answer, self._runner.name
         table, version = self._table()
-        self._offers = own_offers(view, self._offers, now_s)
-        known = with_offers(view, self._offers)
-        found = decide_leases(table, answer.leases, known, self._limits, now_s)
+        is_former = table.engine != engine
+        if is_former:
+            found = LeaseDecision(without_asking(engine, table))
+        else:
+            self._offers = own_offers(view, self._offers, now_s)
+            known = with_offers(view, self._offers)
+            found = decide_leases(table, answer.leases, known, self._limits, now_s)
+        obstacle = found.table.why if is_former else answer.why
+        if obstacle != self._obstacle:
+            self._say(obstacle or f"{engine} answers again")
+            self._obstacle = obstacle
         if found.table != table:
-            news = [(f"{self._runner.name}: {what}", host) for what, host in found.news]
+            news = [(f"{engine}: {what}", host) for what, host in found.news]
             events = [
                 self._store.events.new(ClusterEventKind.LEASE, what, host=host)
                 for what, host in news
@@ -90,18 +99,20 @@ class LeaseKeeper:
             self._read = (found.table, version + 1)
             for what, _ in news:
                 self._say(what)
+        if is_former:
+            return
         shape = replace(self._limits.shape, avoid=found.avoid)
         self._runner.order(answer.number, found.ask, shape, found.give_back)
 
     def _table(self) -> tuple[LeaseTable, int]:
-        """Return the record of the leases and its version; leases of another engine are left out.
+        """Return the record of the leases and its version.
+
+        It is of another engine if that one has leases that may go on.
 
         Raises:
             CoordinationError: ZooKeeper is away.
         """
         if self._read is None:
             table, version = self._store.leader.leases()
-            if table.engine != self._runner.name:
-                table = replace(LeaseTable(self._runner.name), last=table.last)
-            self._read = (table, version)
+            self._read = (table_for(self._runner.name, table, self._limits.forget), version)
         return self._read
