@@ -62,7 +62,11 @@ class TensorRecord:
 
 
 def is_named_by_checkpoints(name: str) -> bool:
-    """Return whether a file of this name has tensors of checkpoints, and is none itself."""
+    """Return whether ``name`` is that of a file which a checkpoint refers to for some tensors.
+
+    These are the files of unchanged tensors and the parts of a checkpoint; a checkpoint itself has
+    another name.
+    """
     return bool(UNCHANGED.fullmatch(name) or PART.fullmatch(name))
 
 

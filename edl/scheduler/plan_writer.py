@@ -36,7 +36,7 @@ Events = Sequence[PlannedEvent]
 
 
 class PlanWriter:
-    """The writer of a leader's plans during one term.
+    """Writes the plans of a controller that leads, in one term, into the cluster's records.
 
     Args:
         store: The records of the cluster.
@@ -119,7 +119,12 @@ class PlanWriter:
         self._said = said
 
     def _of_decision(self, read: LeaderRecords, found: ClusterPlan) -> Iterator[list[Write]]:
-        """Yield the write of the policy's decision, if the plan changes it."""
+        """Yield the policy's decision as a list of one write; nothing if ``found`` keeps the old.
+
+        Args:
+            read: the records from which the plan was made.
+            found: the plan.
+        """
         if found.allocation is not None:
             version = read.snapshot.allocation_version
             yield [allocation_write(self._store.paths, found.allocation, version)]

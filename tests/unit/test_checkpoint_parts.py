@@ -90,6 +90,14 @@ def parts(directory: Path, step: int) -> list[Path]:
     return sorted(directory.glob(f"part-{step:012d}-*.safetensors"))
 
 
+def part_of_rank_1(ring: Sequence[Start], directory: Path) -> Path:
+    """Let rank 1 write its part after step 10, which rank 0 has not saved yet; return the file."""
+    begin(ring, 10, arrays(10), [1])
+    assert ring[1].checkpoints.writer.wait(10)
+    (part,) = parts(directory, 10)
+    return part
+
+
 def reasons(one: Start) -> list[tuple[str, str]]:
     return [(kind, reason) for kind, _, reason in one.logged]
 
@@ -249,9 +257,7 @@ def test_a_torn_part_is_not_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(state_share, "WAIT_S", 0.2)
     monkeypatch.setattr(state_share, "WAIT_FACTOR", 0.0)
     ring = workers(tmp_path, 2)
-    begin(ring, 10, arrays(10), [1])
-    assert ring[1].checkpoints.writer.wait(10)
-    (part,) = parts(tmp_path, 10)
+    part = part_of_rank_1(ring, tmp_path)
     part.write_bytes(part.read_bytes()[:-1])
     begin(ring, 10, arrays(10), [0])
     assert ring[0].checkpoints.writer.wait(10)
@@ -267,9 +273,7 @@ def test_a_part_that_is_still_being_written(
 ) -> None:
     """Half of it is seen where a file system shows half a file; rank 0 waits for the rest."""
     ring = workers(tmp_path, 2)
-    begin(ring, 10, arrays(10), [1])
-    assert ring[1].checkpoints.writer.wait(10)
-    (part,) = parts(tmp_path, 10)
+    part = part_of_rank_1(ring, tmp_path)
     whole = part.read_bytes()
     part.write_bytes(whole[:200])
     seen = threading.Event()
@@ -381,9 +385,7 @@ def test_a_part_that_is_written_again_after_the_same_step_stays_until_it_is_repl
 ) -> None:
     """The job stops just after a checkpoint in parts: rank 0 may be about to name the first one."""
     ring = workers(tmp_path, 2)
-    begin(ring, 10, arrays(10), [1])
-    assert ring[1].checkpoints.writer.wait(10)
-    (part,) = parts(tmp_path, 10)
+    part = part_of_rank_1(ring, tmp_path)
     removed: list[Path] = []
     unlink = Path.unlink
 

@@ -128,7 +128,13 @@ def jobs_to_remove(jobs: Sequence[StoredJob], keep: int = ENDED_KEPT) -> list[St
 
 
 def _waited_for(jobs: Sequence[StoredJob]) -> set[str]:
-    """Return the names of the finished jobs of ``jobs`` that one waits for, never started yet."""
+    """Return the names of finished jobs that other jobs name in ``after`` and need for their start.
+
+    A job needs them until it is started for the first time.
+
+    Args:
+        jobs: all jobs of the cluster.
+    """
     waiting = (
         job for job in jobs if job.life.state is not LifeState.ENDED and not job.life.started_s
     )

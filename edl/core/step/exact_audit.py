@@ -122,9 +122,10 @@ class AuditSteps:
         return batch < self._end
 
     def header(self) -> dict[str, Any]:
-        """Return which steps are audited, as JSON values, to be sent with the job's state.
+        """Return the state of the audit, as JSON values, to be sent with the job's state.
 
-        A worker that gets the state gives them to :meth:`take_over`.
+        A worker that gets the job's state gives the result unchanged to :meth:`take_over`, and then
+        audits the same steps.
         """
         own = {"left": self.left, "remaining": self._remaining, "end": self._end}
         return {**own, "newcomers": sorted(self.newcomers)}

@@ -118,7 +118,14 @@ class PathProbe:
                 del self._paths[path]
 
     def _start_thread(self, now_s: float) -> None:
-        """Start a thread if there is none, none goes on, or a path has waited too long for one."""
+        """Start one more thread that looks paths up, if paths wait and too few threads get on.
+
+        That is so if there is no thread, or if for HANGS_S no thread has begun or ended a look, or
+        the path that has waited longest has waited for so long. There are at most MOST_THREADS.
+
+        Args:
+            now_s: the time by the monotonic clock, in seconds.
+        """
         threads = self._threads
         if not self._due or threads.count >= MOST_THREADS:
             return
