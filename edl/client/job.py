@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import SupportsIndex
 
-from edl.client import borrowing, draining, migrating, policies, profiling, scaling
+from edl.client import borrowing, draining, ending, migrating, policies, profiling, scaling
 from edl.client.borrowing import Reclaimed
 from edl.client.connection import choose_job, connected
 from edl.client.policies import Explanation
@@ -280,6 +280,52 @@ class Job(SessionClient[JobStore]):
         moving = None if np is None else whole(np)
         with self._store() as store:
             return migrating.migrate(store, from_host, to_host, moving, timeout_s, on_message)
+
+    # --- its end ---
+
+    def stop(self, timeout_s: float | None = None) -> str:
+        """Let the job end after the step that runs; return a sentence about how it has ended.
+
+        Args:
+            timeout_s: the time to wait for the end, in seconds; None for as long as a stop and the
+                last checkpoint may take.
+
+        Raises:
+            TimedOut: the job has not ended in that time; it still ends as soon as it can.
+        """
+        with self._store() as store:
+            return ending.stop(store, timeout_s)
+
+    def preempt(
+        self,
+        within_s: float = ending.PREEMPT_WITHIN_S,
+        timeout_s: float | None = None,
+        on_message: OnMessage = ignore,
+    ) -> str:
+        """Let the job save everything and end within a bound, to go on elsewhere.
+
+        `edl run --resume` lets the job go on from there, perhaps on other hosts.
+
+        Args:
+            within_s: the bound, in seconds, until which the job saves and all its workers end.
+                Workers that run then are killed.
+            timeout_s: the time to wait for the end, in seconds; None for a little more than the
+                bound.
+            on_message: called with a sentence if the bound is probably too short, by the job's
+                last save.
+
+        Returns:
+            A sentence that names the step that is saved, and where.
+
+        Raises:
+            UsageError: the bound is not positive, the job does not run, or it has no checkpoint to
+                go on from. Nothing was changed.
+            RequestError: the last steps were not saved within the bound; the message names the
+                newest complete checkpoint.
+            TimedOut: the job has not ended after ``timeout_s``; it goes on ending.
+        """
+        with self._store() as store:
+            return ending.preempt(store, within_s, timeout_s, on_message)
 
     # --- what is known ---
 

@@ -13,6 +13,7 @@ what these modules do for a job; they import nothing of it.
   and ``desired`` the number of workers that each host shall have.
 - ``registrations``, ``requests``, ``events``, ``profile`` and ``policy`` read and write one kind of
   node each.
+- ``observations`` writes what launchers and clients have observed: how workers and the job ended.
 - ``election`` elects a leader and refuses the writes of a leader whose term is over; ``decisions``
   writes what the leader of a job decides.
 - ``job_copy`` and ``lost_job`` write a job again that ZooKeeper has lost.

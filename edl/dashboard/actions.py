@@ -11,9 +11,10 @@ from typing import Any
 from edl.client import Job
 from edl.client.cluster.client import Cluster
 from edl.client.policies import stands
+from edl.core.duration import seconds
 from edl.errors import UsageError
 
-WAIT_S = 60.0  # for workers or a host to leave; then the page says that it goes on
+WAIT_S = 60.0  # for workers, a host or the job to end; then the page says that it goes on
 SOURCE = "the dashboard"  # of a policy, in messages
 
 Values = Mapping[str, Any]
@@ -123,6 +124,20 @@ def _migrate(job: Job, values: Values) -> str:
     return str(job.migrate(_text(values, "from"), _text(values, "to"), np, WAIT_S))
 
 
+def _preempt(job: Job, values: Values) -> str:
+    """Let the job save within a bound, written like "30s", and end."""
+    within = _text(values, "within")
+    within_s = seconds(within)
+    if not within_s:
+        raise UsageError(f"{within} is no time to save in; write it as 30s, or 2m")
+    return job.preempt(within_s, WAIT_S)
+
+
+def _stop(job: Job, values: Values) -> str:
+    """Let the job end after the step that runs."""
+    return job.stop(WAIT_S)
+
+
 def _set_policy(job: Job, values: Values) -> str:
     """Give the job a policy."""
     return f"policy of {SOURCE}: {stands(job.set_policy(_text(values, 'text'), SOURCE))}"
@@ -145,6 +160,8 @@ JOB_VERBS: Mapping[str, Callable[[Job, Values], str]] = {
     "drain": _drain,
     "drain-host": _drain_host_of_job,
     "migrate": _migrate,
+    "preempt": _preempt,
+    "stop": _stop,
     "policy": _set_policy,
     "policy-off": _switch_policy_off,
     "policy-resume": _resume_policy,

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from edl.coordination.job_store import JobStore
 from edl.coordination.lifecycle import current_run
+from edl.coordination.observations import no_template
 from edl.core.events import Event
 from edl.core.host.agent import AgentLimits, AgentState, decide_agent, with_placement
 from edl.core.host.devices import CUDA, busy_devices, entries
@@ -41,7 +42,6 @@ from edl.launch.borrowed_slots import BorrowedSlots
 from edl.launch.command import missing_module_hint
 from edl.launch.log_reader import last_output
 from edl.launch.output import Output
-from edl.launch.record import no_template
 from edl.launch.stop_without_zookeeper import NOT_TOLD, StopWithoutZooKeeper
 from edl.launch.submitter import written_down
 from edl.launch.supervisor import Supervisor

@@ -17,13 +17,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from edl.coordination.job_store import JobStore
+from edl.coordination.observations import worker_frozen
 from edl.core.host.process import Process
 from edl.core.host.restart_policy import to_ask, waiting_members
 from edl.core.host.supervision import State
 from edl.core.job.liveness import Liveness
 from edl.core.snapshot import Snapshot
 from edl.http.client import answering, ask_all
-from edl.launch.record import worker_frozen
 from edl.launch.workers import Workers
 
 logger = logging.getLogger(__name__)

@@ -24,6 +24,13 @@ from typing import Generic
 
 from edl.coordination.job_store import JobStore
 from edl.coordination.lost_job import LaunchersLostJob
+from edl.coordination.observations import (
+    conclude,
+    slot_disabled,
+    worker_ended,
+    worker_frozen,
+    worker_that_ended,
+)
 from edl.core.events import Event
 from edl.core.host.process import Process, exited, script_ended, unstarted
 from edl.core.host.supervision import (
@@ -42,13 +49,6 @@ from edl.core.snapshot import Snapshot
 from edl.errors import CoordinationError, UnknownJob
 from edl.http.client import answering
 from edl.launch.frozen import ASK_TIMEOUT_S, UnresponsiveWorkers
-from edl.launch.record import (
-    conclude,
-    slot_disabled,
-    worker_ended,
-    worker_frozen,
-    worker_that_ended,
-)
 from edl.launch.signals import TO_END, handled
 from edl.launch.workers import Workers
 

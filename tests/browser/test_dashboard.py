@@ -247,6 +247,17 @@ def test_with_the_second_address_the_page_changes_the_job(
     one.confirm()
     expect(page.get_by_role("status", name="Last action")).to_contain_text("max_np is 3")
     assert one.violations() == []
+
+    preempt = page.get_by_role("form", name="Preempt")
+    preempt.get_by_label("within").fill("1m")
+    preempt.get_by_role("button").click()
+    expect(page.get_by_role("dialog")).to_contain_text("save everything and end within 1m?")
+    one.confirm()
+    expect(page.get_by_role("status", name="Last action")).to_contain_text("has no checkpoint")
+    page.get_by_role("button", name="Stop", exact=True).click()
+    one.confirm()
+    expect(page.get_by_role("status", name="Last action")).to_contain_text("is stopped: edl stop")
+    expect(page.get_by_role("heading", name="Actions")).to_have_count(0)
     page.context.close()
     server.process.terminate()
     assert server.wait(WAIT_S) == 0

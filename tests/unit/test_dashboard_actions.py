@@ -45,6 +45,8 @@ POLICY = JobPolicy("[size]\nrule = 'fit'", "the dashboard")
         ("drain-host", {"host": " b "}, ("drain_host", "b", 60.0), "drain_host is done"),
         ("migrate", {"from": "a", "to": "b"}, ("migrate", "a", "b", None, 60.0), "migrate is done"),
         ("migrate", {"from": "a", "to": "b", "np": 1}, ("migrate", "a", "b", 1, 60.0), "migrate"),
+        ("preempt", {"within": " 2m"}, ("preempt", 120.0, 60.0), "preempt is done"),
+        ("stop", {}, ("stop", 60.0), "stop is done"),
         ("policy-off", {}, ("switch_policy_off",), "the policy is off; the job keeps its size"),
         ("policy-resume", {}, ("resume_policy",), "the policy decides again"),
         ("policy", {"text": "x"}, ("set_policy", "x", "the dashboard"), "policy of the dashboard:"),
@@ -98,7 +100,10 @@ def test_a_deleted_job_that_has_ended_is_removed() -> None:
         ("scale", {"np": 1.5}, "np must be a whole number; give one"),
         ("drain-host", {"host": " "}, "host is missing; give one"),
         ("migrate", {"from": "a"}, "to is missing; give one"),
-        ("stop", {}, "there is no action 'stop'; there are drain, drain-host, migrate, policy,"),
+        ("preempt", {}, "within is missing; give one"),
+        ("preempt", {"within": "soon"}, "soon is no time to save in; write it as 30s, or 2m"),
+        ("preempt", {"within": "0s"}, "0s is no time to save in"),
+        ("logs", {}, "there is no action 'logs'; there are drain, drain-host, migrate, policy,"),
     ],
 )
 def test_an_impossible_action_calls_nothing(verb: str, values: dict[str, Any], why: str) -> None:
@@ -120,6 +125,7 @@ def test_what_a_cluster_would_undo_is_refused_on_its_jobs() -> None:
 def test_no_verb_reads_or_runs_what_a_browser_names() -> None:
     """A verb with a path or a command would let the token read files of the user, or run code."""
     assert set(JOB_VERBS) == {
-        *("scale", "drain", "drain-host", "migrate", "policy", "policy-off", "policy-resume"),
+        *("scale", "drain", "drain-host", "migrate", "preempt", "stop"),
+        *("policy", "policy-off", "policy-resume"),
     }
     assert set(CLUSTER_VERBS) == {"halt", "resume", "delete", "priority", "drain", "undrain"}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from made import changed, make_job
 
-from edl.cli import stop
 from edl.client.draining import drain_host, drain_worker
+from edl.client.ending import preempt, stop
 from edl.client.holding import HeldSize
 from edl.client.migrating import migrate
 from edl.client.profiling import profile
@@ -21,9 +22,11 @@ from edl.coordination.job_store import JobStore
 from edl.coordination.profile import ProfileNode
 from edl.coordination.registrations import HostNodes
 from edl.coordination.requests import RequestNodes
+from edl.core.events import CheckpointDetails
 from edl.core.job.borrowing import NO_LEASE_TERMS, LeaseTerms
 from edl.core.job.desired import DesiredChange, set_desired
 from edl.core.job.device_sets import NO_DEVICES, DeviceSets
+from edl.core.job.ending import HALTED_EXIT, UNSAVED_EXIT
 from edl.core.job.placement import Placement
 from edl.core.job.profile import Curve
 from edl.core.job.profile_hold import ProfileHold
@@ -237,6 +240,9 @@ class Events(EventNodes):
         self.store._call()
         return list(enumerate(self.store.log))[after + 1 :]
 
+    def newest(self, count: int, kinds: Any) -> list[Any]:
+        return self.store.log[-count:]
+
 
 def measure(store: Store, *sizes: int, timeout_s: float = 5.0) -> Curve:
     return profile(store, sizes, 20, timeout_s, lambda _message: None, LIMITS)
@@ -419,21 +425,55 @@ def test_edl_stop_waits_for_zookeeper_and_for_slots_between_two_starts() -> None
     store = Store(state=JobState.STOPPING, reason="edl stop")
     store.now, store.agents, store.edl_workers = {}, (), (SlotRecord("a", 0),)
     store.away = {1, 3, 4}
-    with pytest.raises(TimedOut, match="still there: the edl-worker of slot a:0"):
-        stop.wait_for_end(store, 0.3, limits)
+    with pytest.raises(TimedOut, match="still there: the edl-worker of slot a:0; it goes on"):
+        stop(store, 0.3, limits)
     assert store.job.state is JobState.STOPPING
     store.away = {store.calls + 1}
     with pytest.raises(CoordinationError):
-        stop.ask_to_stop(store, 0.0, limits=limits)
-    store.away = {store.calls + 1}
-    stop.ask_to_stop(store, 5.0, limits=limits)
+        stop(store, 0.0, limits)
     store.edl_workers = ()
-    store.away = {store.calls + 1, store.calls + 4}  # a look, and the end that we write
-    ended = stop.wait_for_end(store, 5.0, limits)
-    assert (ended.state, ended.reason) == (
-        JobState.STOPPED,
-        "edl stop; none of its processes is alive",
+    at = store.calls
+    store.away = {at + 1, at + 3, at + 6}  # the request, a look, and the end that we write
+    assert stop(store, 5.0, limits) == (
+        "job digits is stopped: edl stop; none of its processes is alive"
     )
+    assert store.job.state is JobState.STOPPED
+
+
+def test_a_job_is_preempted_only_if_it_has_something_to_go_on_from() -> None:
+    store = Store()
+    with pytest.raises(UsageError, match="job digits has no checkpoint, so all"):
+        preempt(store, 30.0)
+    with pytest.raises(UsageError, match="a job cannot save within nan s"):
+        preempt(store, float("nan"))
+    assert store.job.state is JobState.RUNNING
+    store.job = changed(JOB, saved_step=8, state=JobState.STOPPED, reason="edl stop")
+    with pytest.raises(UsageError, match="cannot preempt job digits: it is stopped"):
+        preempt(store, 30.0)
+
+
+@pytest.mark.parametrize("exit_code", [HALTED_EXIT, UNSAVED_EXIT])
+def test_a_preempted_job_says_whether_its_last_step_is_saved(exit_code: int) -> None:
+    store = Store(saved_step=8)
+    save = CheckpointDetails("/c/8", 1000, capture_s=0.5, write_s=8.5)
+    store.log = [SimpleNamespace(details=save)]
+    said: list[str] = []
+
+    def end(now: Store) -> None:
+        if now.job.state is JobState.STOPPING:
+            now.job = changed(
+                now.job, state=JobState.STOPPED, exit_code=exit_code, reason=f"{now.job.reason}: so"
+            )
+
+    store.before_look = end
+    sentence = "job digits is stopped: edl preempt --within 2s: so"
+    if exit_code == HALTED_EXIT:
+        assert preempt(store, 2.0, on_message=said.append) == sentence
+    else:
+        with pytest.raises(RequestError, match=sentence):
+            preempt(store, 2.0, on_message=said.append)
+    [warning] = said
+    assert warning.startswith("the newest checkpoint took 9.0 s to save, and a bound of 2 s")
 
 
 # --- holding the size ---

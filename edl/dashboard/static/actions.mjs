@@ -101,8 +101,8 @@ function NumberField({ name, label, ...rest }) {
 
 const number = (text) => Number.parseInt(text, 10);
 
-/** What changes how many workers a job of `edl run` has, and where. */
-function SizeActions({ actions, header, workers }) {
+/** What changes how many workers a job of `edl run` has, and where, and what ends it. */
+function RunActions({ actions, header, workers }) {
   const { job } = header;
   const hosts = [...new Set(workers.rows.map((row) => row.host))].sort();
   const names = workers.rows.map((row) => row.worker);
@@ -115,7 +115,10 @@ function SizeActions({ actions, header, workers }) {
       <${HostField} name="host" label="host" hosts=${hosts} /><//>
     <${ActionForm} label="Migrate" onAsk=${({ from, to, np }) => actions.ask(`Move ${np || "all"} workers of ${job} from ${from} to ${to}?`, "api/actions/migrate", { from, to, np: np ? number(np) : null })}>
       <${HostField} name="from" label="from host" hosts=${hosts} /><${HostField} name="to" label="to host" hosts=${hosts} />
-      <${NumberField} name="np" label="workers" min="1" placeholder="all" /><//>`;
+      <${NumberField} name="np" label="workers" min="1" placeholder="all" /><//>
+    <${ActionForm} label="Preempt" onAsk=${({ within }) => actions.ask(`Let ${job} save everything and end within ${within}? "edl run --resume" lets it go on, here or elsewhere.`, "api/actions/preempt", { within })}>
+      <label class="field">within<input name="within" value="30s" autocomplete="off" required /></label><//>
+    <button type="button" onClick=${() => actions.ask(`Stop ${job} after the step that runs?`, "api/actions/stop")}>Stop</button>`;
 }
 
 /** What a cluster lets a user change of a job: whether it runs, and its priority. */
@@ -141,7 +144,7 @@ export function JobActions({ actions, header, workers, inCluster }) {
       <p class="note">Each asks once more, and then does what the command of the same name does.</p>
       <div class="actions">
         ${inCluster ? html`<${GoalActions} actions=${actions} job=${job} />`
-          : html`<${SizeActions} actions=${actions} header=${header} workers=${workers} />`}
+          : html`<${RunActions} actions=${actions} header=${header} workers=${workers} />`}
         <details><summary>Policy</summary>
           <${ActionForm} label="Set policy" onAsk=${({ text }) => actions.ask(`Give ${job} this policy, in place of the one it has?`, "api/actions/policy", { text })}>
             <label class="field policy">policy, in TOML<textarea name="text" rows="6" required spellcheck="false"></textarea></label><//>

@@ -1,4 +1,4 @@
-"""Write to ZooKeeper what a launcher has observed: the end of the job, and what workers did.
+"""Write what a launcher or a client has observed: the end of the job, and what workers did.
 
 :func:`conclude` records the end of the job; the other functions write one event each, except
 :func:`worker_that_ended`, which reads one. Each writes before it returns, and writes again if it is
