@@ -17,6 +17,7 @@ _JVM = (
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
     "-Dzookeeper.preAllocSize=1024",  # KB; the default reserves 64 MB a log file
+    "-Dzookeeper.nio.numWorkerThreads=0",  # else two more threads handle each request
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
     "-Dorg.slf4j.simpleLogger.showDateTime=true",
 )

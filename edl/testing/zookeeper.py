@@ -29,6 +29,7 @@ from edl import config
 from edl.coordination.server_command import server_command
 
 START_S = 60.0
+# Without forceSync a killed server loses nothing; only the end of the whole machine would.
 CONFIGURATION = """\
 tickTime=500
 initLimit=20
@@ -40,6 +41,7 @@ clientPortAddress={address}
 maxClientCnxns=0
 admin.enableServer=false
 4lw.commands.whitelist=ruok,srvr
+forceSync=no
 """
 
 
