@@ -10,7 +10,6 @@ from typing import Any
 
 import forked
 import pytest
-import torch
 from horovodrun import HOROVODRUN, WORKER, HorovodrunScenario
 from paths import SCRIPTS
 from scenario import scenario
@@ -77,6 +76,8 @@ def test_as_plain_horovod(tmp_path: Path, zk_hosts: str) -> None:
 
     BatchNorm's averages are those of rank 0 there, and the mean over the ranks here.
     """
+    import torch  # not by each process of pytest that only collects
+
     plain, out = tmp_path / "plain", tmp_path / "out"
     launcher = str(Path(sys.executable).with_name("horovodrun"))
     command = [launcher, "--gloo", "-np", "4", sys.executable, *train(plain)]

@@ -1,0 +1,81 @@
+"""Checks what edl remembers of the tf.data pipelines of an unchanged Horovod script."""
+
+import re
+import sys
+
+import numpy as np
+import tensorflow as tf
+
+from edl.core.step.pipeline_order import Batch, Repeat, Shard, Shuffle, Skip, Take
+from edl.errors import UsageError
+from edl.framework import process
+from edl.transparent import input_pipeline
+from edl.transparent.input_pipeline import InputPipelines, recorded, without_shard
+from edl.transparent.script_exchange import ScriptExchange
+
+IMAGES, LABELS = np.arange(24.0).reshape(12, 2), np.arange(12)
+
+
+def slices():
+    return tf.data.Dataset.from_tensor_slices((IMAGES, LABELS))
+
+
+def stages_are_remembered():
+    made = slices().shard(4, 1).shuffle(5, seed=2).repeat().batch(3, drop_remainder=True)
+    made = made.cache().prefetch(2).skip(1).take(tf.constant(7, tf.int64))
+    found = recorded(made)
+    stages = (Shard(4), Shuffle(5, 2), Repeat(), Batch(3, True), Skip(1), Take(7))
+    assert (found.pipeline.total, found.pipeline.stages) == (12, stages), found.pipeline
+    assert len(list(made)) == 7, "TensorFlow's own data set works as before"
+
+
+def functions_of_samples_and_of_batches():
+    def one(x, y):
+        return x, y
+
+    def other(x, y):
+        return x + 1, y
+
+    found = recorded(slices().map(one).batch(2).map(other, num_parallel_calls=2))
+    assert (found.of_samples, found.of_batches) == ((one,), (other,))
+
+
+def the_samples_of_all_ranks_are_evaluated():
+    part = slices().shard(4, 3).batch(12)
+    assert [each.numpy().tolist() for _, each in part] == [[3, 7, 11]]
+    assert [len(each) for _, each in without_shard(part)] == [12]
+    plain = slices().batch(4)
+    assert without_shard(plain) is plain
+    assert without_shard(IMAGES) is IMAGES
+
+
+def what_is_not_known_is_named():
+    for made, what in (
+        (slices().filter(lambda x, y: y > 3).batch(2), "a FilterDataset"),
+        (slices().shard(2, 0).batch(2), "a ShardDataset"),
+        (slices().batch(2).batch(2), "a BatchDataset"),
+        (tf.data.Dataset.range(5).batch(2), "a RangeDataset"),
+        (tf.data.Dataset.zip((slices(), slices())).batch(2), "a ZipDataset"),
+        ([1, 2], "a list"),
+    ):
+        try:
+            InputPipelines(ScriptExchange()).elastic(made, None)
+        except UsageError as error:
+            assert re.search(f"with {what} in it", str(error)), error
+        else:
+            raise AssertionError(f"{what} is taken")
+
+
+def data_that_differ_have_another_digest():
+    def digest(images):
+        return recorded(tf.data.Dataset.from_tensor_slices(images).batch(2)).digest()
+
+    assert digest(IMAGES) == digest(IMAGES.copy())
+    assert len({digest(IMAGES[rank::4]) for rank in range(4)} | {digest(IMAGES)}) == 5
+    assert digest(np.array(["a", "b"])) != digest(np.array(["a", "c"]))
+
+
+process.is_initialized = lambda: True
+input_pipeline.ranks = lambda: 4
+input_pipeline.record_pipelines()
+globals()[sys.argv[1]]()

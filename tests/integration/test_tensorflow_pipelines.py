@@ -1,0 +1,26 @@
+"""What edl remembers of the tf.data pipelines of an unchanged Horovod script.
+
+The checks run in processes that are forked with TensorFlow in them, for its import takes 4 s.
+"""
+
+from __future__ import annotations
+
+import forked
+import pytest
+from paths import SCRIPTS
+
+pytestmark = pytest.mark.integration
+
+CHECKS = (
+    "stages_are_remembered",
+    "functions_of_samples_and_of_batches",
+    "the_samples_of_all_ranks_are_evaluated",
+    "what_is_not_known_is_named",
+    "data_that_differ_have_another_digest",
+)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_pipelines(check: str) -> None:
+    done = forked.python("tensorflow", [SCRIPTS / "input_pipelines.py", check], 120.0)
+    assert done.returncode == 0, done.stderr
