@@ -1,8 +1,9 @@
 """Tell the launcher through two files that a worker has trained its first step (:func:`tell`).
 
-1. An empty file says that the worker has trained a step. The launcher limits the number of starts
-   that end without such a file. It is written at once, even while ZooKeeper cannot be reached: a
-   worker may be killed right after its first step.
+1. A file with the monotonic time, in seconds, says that the worker has trained a step. The launcher
+   limits the number of starts that end without such a file, or soon after that time. It is written
+   at once, even while ZooKeeper cannot be reached: a worker may be killed right after its first
+   step.
 2. A JSON file lists the modules that the worker has imported. The next workers of the job are
    forked from a process that has imported the same modules (:mod:`edl.launch.template`). The list
    is not written before the first step, because PyTorch imports 800 more modules when the first
@@ -17,6 +18,7 @@ import os
 import site
 import sys
 import sysconfig
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,14 +36,14 @@ def tell(trained_file: str, imports_file: str) -> None:
     the call returns.
 
     Args:
-        trained_file: the path of an empty file to create, which says that a step is trained; it may
-            exist. An empty text: no launcher looks for such a file.
+        trained_file: the path of the file to write, which says that a step is trained. An empty
+            text: no launcher looks for such a file.
         imports_file: the path of the file for the list of modules; a file that exists stays as it
             is. An empty text: no launcher needs the list.
     """
     try:
         if trained_file:
-            Path(trained_file).touch()
+            Path(trained_file).write_text(f"{time.monotonic():.3f}")
         if imports_file and not Path(imports_file).exists():
             write_imports(Path(imports_file), config.environment_at_start(), config.environment())
     except OSError as error:  # a full disk

@@ -9,8 +9,9 @@ from __future__ import annotations
 import http.client
 import json
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from edl.core.job.fits import ScriptFits, fits_of
@@ -225,16 +226,7 @@ def ask_all(ports: Mapping[int, tuple[str, int]], timeout_s: float) -> dict[int,
                 return
             answers[worker] = ask(address, port, timeout_s)
 
-    # No ThreadPoolExecutor: it refuses work as soon as the main thread has ended, and until this
-    # process has left the job its daemon may still have to lead.
-    threads = [
-        threading.Thread(target=work, name="edl-ask", daemon=True)
-        for _ in range(min(len(open_), ASK_AT_ONCE))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    _at_once([work] * min(len(open_), ASK_AT_ONCE))
     return {worker: answers.get(worker, Health(Liveness.SILENT)) for worker in ports}
 
 
@@ -285,12 +277,31 @@ def tell_end(key: str, members: Iterable[RingMember], reason: str) -> int:
         if status == 200:
             told.append(member.id)
 
-    threads = [threading.Thread(target=work, args=(member,), daemon=True) for member in members]
-    for thread in threads:
-        thread.start()
+    _at_once([partial(work, member) for member in members])
+    return len(told)
+
+
+def _at_once(calls: Iterable[Callable[[], None]]) -> None:
+    """Run ``calls`` at the same time, each in a thread of its own; return when all have ended.
+
+    The caller runs those for which no thread can be started: at the limit of a user's or
+    container's processes, or, with Python 3.12.0 and 3.12.1, after the end of the main thread.
+    """
+    # No ThreadPoolExecutor: it refuses work as soon as the main thread has ended, and until this
+    # process has left the job its daemon may still have to lead.
+    threads, left = [], []
+    for call in calls:
+        thread = threading.Thread(target=call, name="edl-ask", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            left.append(call)
+        else:
+            threads.append(thread)
+    for call in left:
+        call()
     for thread in threads:
         thread.join()
-    return len(told)
 
 
 def _object(body: bytes) -> Mapping[str, Any]:

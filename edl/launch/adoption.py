@@ -75,9 +75,10 @@ def identity(pid: int) -> str:
     start time counts clock ticks from the start of the machine. A zombie still has a text.
     """
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")  # a name may be cut anywhere
     except OSError:
         return ""
+    fields = text.rpartition(")")[2].split()
     return f"{pid} since {fields[_STARTED]}"
 
 

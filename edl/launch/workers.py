@@ -273,7 +273,8 @@ class Workers:
     def _trained_of(self, attempt_id: str) -> Path:
         """Return the path of the file that a worker creates when it has trained its first step.
 
-        The file is not written again. ``attempt_id`` is the id of the worker's start attempt.
+        It has the monotonic time of that, in seconds, and is not written again. ``attempt_id`` is
+        the id of the worker's start attempt.
         """
         return self._logs / f"{attempt_id}.trained"
 
@@ -299,8 +300,9 @@ class Workers:
                 ends[attempt_id] = end
                 del self._running[attempt_id]
                 _remove_if_empty(self.stacks_of(attempt_id))
-                self._record_of(attempt_id).unlink(missing_ok=True)
-                self._trained_of(attempt_id).unlink(missing_ok=True)
+                for path in (self._record_of(attempt_id), self._trained_of(attempt_id)):
+                    with contextlib.suppress(OSError):  # a disk that fails ends no worker
+                        path.unlink()
         return ends
 
     def _end_of(
@@ -428,14 +430,19 @@ def _put_aside(logs: Path) -> None:
 
 
 def _age_s(path: Path) -> float | None:
-    """Return the time since the file ``path`` was last written, in seconds, at least 0.
+    """Return the time since the monotonic time in the file ``path``, in seconds, at least 0.
 
-    The result is None if the file does not exist or cannot be read.
+    The file's own time would be of another clock if a file server keeps it. The result is None if
+    the file does not exist or cannot be read, and 0 if it has no time.
     """
     try:
-        return max(0.0, time.time() - path.stat().st_mtime)
+        text = path.read_text()
     except OSError:
         return None
+    try:
+        return max(0.0, time.monotonic() - float(text))
+    except ValueError:  # it was being written when its worker was killed
+        return 0.0
 
 
 def _remove_if_empty(path: Path) -> None:
@@ -454,7 +461,10 @@ def _prune(jobs: Path, kept_jobs: int, kept_s: float) -> None:
     """
 
     def newest(directory: Path) -> float:
-        times = [path.lstat().st_mtime for path in (directory, *directory.glob("logs/*.log"))]
+        times = [0.0]
+        with contextlib.suppress(OSError):  # another `edl run` removes what is old, too
+            for path in (directory, *directory.glob("logs/*.log")):
+                times.append(path.lstat().st_mtime)
         return max(times)
 
     aged = sorted(((newest(path), path) for path in jobs.glob("*") if path.is_dir()), reverse=True)
@@ -492,7 +502,7 @@ def script_end(pid: int) -> ScriptEnd | None:
     if there is no such process (any more).
     """
     try:
-        name = Path(f"/proc/{pid}/comm").read_text().strip()
+        name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
     except OSError:
         return None
     return ScriptEnd.read(name)

@@ -66,8 +66,11 @@ class CustomRuleRunner:
                 return Suggestion(
                     now.np, f"{rule} is asked in {counted(due - now.steps, 'step')}", state
                 )
+            try:
+                question = self._question = _RuleCall(rule, now, dict(state), now_s)
+            except RuntimeError:  # the limit of threads: the next call tries again
+                return Suggestion(now.np, f"{rule} is not asked: no thread can be started", state)
             self._asked_at = now.np, now.steps
-            question = self._question = _RuleCall(rule, now, dict(state), now_s)
         if question.over.wait(WAIT_S):
             self._question = None
             if question.error is not None:
@@ -95,6 +98,9 @@ class _RuleCall:
         now: The observation of the job that the function gets.
         state: The state that the function returned the last time; the function may change it.
         now_s: How long the job has trained, in seconds.
+
+    Raises:
+        RuntimeError: no thread can be started.
     """
 
     def __init__(

@@ -61,9 +61,15 @@ class Fitting:
         due = self._fitted_s is None or now_s - self._fitted_s >= EVERY_S
         if not _measured(seen) or not (due or seen.keys() != self._seen.keys()):
             return None
+        thread = threading.Thread(target=self._fit, name="edl-fit", daemon=True)
+        before = self._fitted_s, self._seen
         self._fitted_s, self._seen, self._found = now_s, dict(seen), None
-        self._thread = threading.Thread(target=self._fit, name="edl-fit", daemon=True)
-        self._thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # the limit of threads is reached: the next look tries again
+            self._fitted_s, self._seen = before
+        else:
+            self._thread = thread
         return None
 
     def _fit(self) -> None:

@@ -210,7 +210,11 @@ def _of_library(file: str) -> bool:
 def _short(file: str) -> str:
     """Return the path ``file`` relative to the working directory, or its base name.
 
-    It is the base name if the file does not lie below the working directory.
+    It is the base name if the file does not lie below the working directory, or if that directory
+    was removed.
     """
-    inside = os.path.relpath(file)
+    try:
+        inside = os.path.relpath(file)
+    except FileNotFoundError:
+        inside = ".."
     return os.path.basename(file) if inside.startswith("..") else inside

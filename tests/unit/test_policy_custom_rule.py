@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -49,6 +49,17 @@ def test_it_is_named_in_the_file() -> None:
     assert parse_policy(TEXT, "p.toml").size == RULE
     with pytest.raises(UsageError, match=r"p\.toml, line 3: rule my:own has no 'threshold'"):
         parse_policy('[size]\nrule = "my:own"\nthreshold = 1', "p.toml")
+
+
+def test_without_a_thread_it_is_asked_again(rules: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> NoReturn:
+        raise RuntimeError("can't start new thread")
+
+    rule = CustomRuleRunner(rules("def grow(now, state, s): return now.np + 1, 'why', {}"))
+    with monkeypatch.context() as now:
+        now.setattr(threading.Thread, "start", refuse)
+        assert rule(NOW, {}, 0.0).reason.endswith("is not asked: no thread can be started")
+    assert answered(rule).np == 3
 
 
 def test_it_is_asked_with_what_it_has_noted(rules: Any) -> None:

@@ -7,6 +7,7 @@ and has written a file with the modules that it had imported by then. The main e
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -151,9 +152,10 @@ class TemplateKeeper:
     def remove_imports(self) -> None:
         """Remove the file with the list of imports: it has environment variables of the script.
 
-        Nothing is done if there is no such file.
+        Nothing is done if there is no such file, or if it cannot be removed.
         """
-        self._imports.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._imports.unlink()
 
     def _start(self) -> None:
         if self._imports.exists():

@@ -110,9 +110,10 @@ def start_of(pid: int) -> int | None:
     The result is None if no process has that pid, or if it has ended and was not waited for.
     """
     try:
-        fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        text = (_PROC / str(pid) / "stat").read_text(errors="replace")  # a name may be cut anywhere
     except OSError:
         return None
+    fields = text.rpartition(")")[2].split()
     return None if fields[0] in "ZX" else int(fields[_STARTED])
 
 
