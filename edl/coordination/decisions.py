@@ -4,7 +4,7 @@
 write is fenced by the leader's term: it is refused when the term is over (see ``election``). A
 membership decision is written as a whole: the generation, the desired and assigned numbers of
 workers, evictions, answers to requests and events are one transaction. It is refused if somebody
-else has changed the generation or the desired numbers since the leader read them.
+else has changed the generation, or a record that it would overwrite, since the leader read them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from edl.core.job.decision import MembershipDecision
 from edl.core.job.desired import DesiredChange
 from edl.core.policy.scaling_profile import ScalingProfile
 from edl.core.progress import TrainingStatus
-from edl.core.records import Desired, Generation, JobPolicy, Request
+from edl.core.records import Assigned, Desired, Generation, JobPolicy, Request
 from edl.errors import CoordinationError
 
 ATTEMPTS = 10  # each is lost only to another writer of the same nodes
@@ -79,8 +79,8 @@ class DecisionWriter:
         """Write a membership decision and its events in one transaction.
 
         If the decision changes nothing, neither it nor its events are written. If somebody else has
-        changed the desired numbers of workers since the decision was made, they are not
-        overwritten, and an error is raised.
+        changed the desired workers, their devices or the global batch since the decision was made,
+        nothing of that is overwritten, and an error is raised.
 
         Args:
             decision: The decision, made on a snapshot of the job.
@@ -90,9 +90,10 @@ class DecisionWriter:
             LeadershipLost: the term is over; nothing was written.
             UnknownJob: the job does not exist.
             CoordinationError: the decision's generation does not follow the newest one in
-                ZooKeeper, or the desired numbers have changed, or a request that it grants was
-                withdrawn, or a worker that it evicts has left as agreed (nothing was written:
-                decide again), or ZooKeeper is away (it may have been written or not: read again).
+                ZooKeeper, or the desired or assigned workers that it overwrites have changed, or a
+                request that it grants was withdrawn, or a worker that it evicts has left as agreed
+                (nothing was written: decide again), or ZooKeeper is away (it may have been written
+                or not: read again).
         """
         for _ in range(ATTEMPTS):
             writes = self._writes(decision)
@@ -120,18 +121,29 @@ class DecisionWriter:
         """
         self._leadership.commit([Write(self._nodes.paths.status, status.to_json())])
 
-    def put_policy(self, policy: JobPolicy, event: Event) -> None:
-        """Replace the policy of the job by ``policy``, and log ``event``, in one transaction.
+    def put_policy(self, before: JobPolicy, policy: JobPolicy, event: Event) -> None:
+        """Replace the policy ``before`` of the job by ``policy``, and log ``event``, at once.
+
+        A policy that somebody else has set since ``before`` was read is not overwritten.
 
         Args:
+            before: The policy of the job as the leader has read it.
             policy: The new policy.
             event: The event that reports the change.
 
         Raises:
             LeadershipLost: the term is over, or the job was removed; nothing was written.
-            CoordinationError: ZooKeeper is away (it may have been written or not).
+            UnknownJob: the job does not exist.
+            CoordinationError: the job has another policy than ``before`` (nothing was written:
+                decide again), or ZooKeeper is away (it may have been written or not).
         """
-        write = Write(self._nodes.paths.policy, policy.to_json())
+        path = self._nodes.paths.policy
+        answer = self._nodes.read(get(path))[0]
+        if answer is None:
+            raise self._nodes.unknown()
+        if JobPolicy.from_json(decode(path, answer[0])) != before:
+            raise CoordinationError("the job has another policy meanwhile; decide again")
+        write = Write(path, policy.to_json(), answer[1].version)
         self._leadership.commit([write, self._logged(event)])
 
     def put_learned(self, learned: ScalingProfile) -> None:
@@ -159,8 +171,8 @@ class DecisionWriter:
         Raises:
             UnknownJob: the job does not exist.
             CoordinationError: since the decision was made, somebody else has changed the generation
-                or the desired numbers of workers, or has withdrawn a request that it grants, or a
-                worker that it evicts has left as agreed.
+                or the desired or assigned workers that it overwrites, or has withdrawn a request
+                that it grants, or a worker that it evicts has left as agreed.
         """
         paths = self._nodes.paths
         registered = [paths.member(worker) for worker in sorted(decision.registered)]
@@ -221,15 +233,16 @@ class DecisionWriter:
             assigned: The data and stat of the node ``assigned``, as just read.
 
         Raises:
-            CoordinationError: the desired numbers, or the demands to give slots back, are not those
-                that the change was made from.
+            CoordinationError: one of the records that the change writes is not the one that it was
+                made from.
         """
         if not change:
             return []
         paths = self._nodes.paths
+        # Others may have changed only the devices or the batch, with the numbers as they were.
         now = Desired.from_json(decode(paths.desired, desired[0]))
-        if (now.hosts, now.reclaims) != (change.before.hosts, change.before.reclaims):
-            raise CoordinationError("other workers are desired meanwhile; decide again")
+        if not change.starts_from(now, Assigned.from_json(decode(paths.assigned, assigned[0]))):
+            raise CoordinationError("others have changed the desired workers; decide again")
         writes = [Write(paths.desired, change.desired.to_json(), desired[1].version)]
         if change.assigned is not None:
             writes.append(Write(paths.assigned, change.assigned.to_json(), assigned[1].version))

@@ -193,7 +193,7 @@ class LeaderTerm:
             told = self._event(
                 PolicyDetails(np, np, rate, failed=True), f"the policy is off: {found.failed}"
             )
-            self._decisions.put_policy(off, told)
+            self._decisions.put_policy(snapshot.policy, off, told)
             wake()
             return
         news = [self._event(details, reason) for details, reason in found.news]

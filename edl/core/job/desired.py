@@ -34,6 +34,8 @@ class DesiredChange:
             changes.
         assigned: the record of the assigned workers, to be written together with ``desired``; None:
             it stays as it is, because the launcher assigns by itself or nothing changes.
+        assigned_before: the record of the assigned workers that ``assigned`` replaces; None if
+            ``assigned`` is None.
         devices: the hosts whose devices for the job change, with their new devices, as a clause for
             the event's sentence; empty if none change.
     """
@@ -41,6 +43,7 @@ class DesiredChange:
     before: Desired
     desired: Desired
     assigned: Assigned | None = None
+    assigned_before: Assigned | None = None
     devices: str = ""
 
     def __bool__(self) -> bool:
@@ -53,6 +56,17 @@ class DesiredChange:
         It is False if only the requests to give borrowed slots back, or the job's devices, change.
         """
         return dict(self.desired.hosts) != dict(self.before.hosts)
+
+    def starts_from(self, desired: Desired, assigned: Assigned) -> bool:
+        """Return whether the records that the change would overwrite are still as it found them.
+
+        A record that the change does not write is not compared.
+
+        Args:
+            desired: the present record of the desired workers.
+            assigned: the present record of the assigned workers.
+        """
+        return desired == self.before and self.assigned_before in (None, assigned)
 
     def at(self, at_s: float) -> DesiredChange:
         """Return a copy of this change with the time ``at_s``, in seconds since 1970."""
@@ -122,4 +136,4 @@ def set_desired(
         return DesiredChange(before, after)
     follows = replace(assigned, hosts=after.hosts, devices=granted)
     changed = {host: new for host, new in granted.items() if assigned.devices.get(host) != new}
-    return DesiredChange(before, after, follows, describe_devices(changed))
+    return DesiredChange(before, after, follows, assigned, describe_devices(changed))
