@@ -151,10 +151,10 @@ class HostNodes:
     def put(self, host: Host, is_dead: Callable[[Host], bool] = lambda _: False) -> None:
         """Write the node of the agent that ``host`` describes; it lives as long as this session.
 
-        A node that the same agent (of the same address and process id) wrote before is replaced,
-        and so is that of a dead agent, whose session may not have ended yet. A record with devices
-        is written only while the job may use them all: otherwise an agent that slept could declare
-        a device that another job has got meanwhile.
+        A node that the same agent (see :meth:`Host.is_same_agent`) wrote before is replaced, and so
+        is that of a dead agent, whose session may not have ended yet. A record with devices is
+        written only while the job may use them all: otherwise an agent that slept could declare a
+        device that another job has got meanwhile.
 
         Args:
             host: The record of the agent.
@@ -172,8 +172,7 @@ class HostNodes:
         def ours(values: Mapping[str, Any]) -> bool:
             nonlocal owner
             owner = Host.from_json(values)
-            same = (owner.address, owner.pid) == (host.address, host.pid)
-            return same or is_dead(owner)
+            return owner.is_same_agent(host) or is_dead(owner)
 
         def devices_are_granted() -> Mapping[str, int]:
             if not host.devices:

@@ -263,6 +263,18 @@ class Host(Record):
     machine: str = ""
     metrics_port: int = 0
 
+    def shares_machine(self, other: Host) -> bool:
+        """Return whether two agents have one address and, if both records say it, one machine.
+
+        Containers with their host's network have its address, but each a pid namespace of its own.
+        """
+        known = {self.machine, other.machine} - {""}
+        return self.address == other.address and len(known) < 2
+
+    def is_same_agent(self, other: Host) -> bool:
+        """Return whether this record and ``other`` are of one process, an agent of one host."""
+        return (self.name, self.pid) == (other.name, other.pid) and self.shares_machine(other)
+
 
 @dataclass(frozen=True)
 class SlotRecord(Record):

@@ -161,9 +161,10 @@ class Agent(Supervisor[AgentState]):
         """Wait while ZooKeeper still lists an agent of this host's name that may have died.
 
         It waits at most ``former_s`` (60) s for one that seems to have died on this host, and
-        ``former_sessions`` (2) session time-outs for one at another address, whose machine this
-        host may replace. It returns at once if that one is known to be dead, as registering
-        replaces it, or runs on this host, if ZooKeeper is away, or after SIGINT, SIGTERM or SIGHUP.
+        ``former_sessions`` (2) session time-outs for one at another address or in another
+        container, which this host may replace. It returns at once if that one is known to be dead,
+        as registering replaces it, or runs on this host, if ZooKeeper is away, or after SIGINT,
+        SIGTERM or SIGHUP.
         """
         began, limits = time.monotonic(), self._own.limits
         while not self._signals:
@@ -174,7 +175,7 @@ class Agent(Supervisor[AgentState]):
             former = hosts.get(self._host.name)
             if former is None or has_died_here(former, self._host):
                 return
-            if former.address != self._host.address:
+            if not former.shares_machine(self._host):
                 limit = limits.former_sessions * self._store.session.granted_s
                 who = f"agent {former.pid} at {former.address} if it died, at most {limit:g} s"
             elif has_died(former):
@@ -272,8 +273,7 @@ class Agent(Supervisor[AgentState]):
         self._say_once(self._greeting)
 
     def _look(self, snapshot: Snapshot, now: float) -> None:
-        here = (self._host.name, self._host.pid, self._host.address)
-        if all((host.name, host.pid, host.address) != here for host in snapshot.hosts):
+        if not any(host.is_same_agent(self._host) for host in snapshot.hosts):
             self._put_host()  # raises an error if another run or another agent has its place
         self._show_events(snapshot, now)
         super()._look(snapshot, now)

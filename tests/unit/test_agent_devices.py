@@ -1,9 +1,11 @@
-"""An agent's record of its devices, and the order of its writes and starts: nothing else runs."""
+"""An agent's record, its devices, and the order of its writes and starts: nothing else runs."""
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -132,14 +134,14 @@ class Workers:
 class Case:
     """An agent, turn by turn."""
 
-    def __init__(self, tmp_path: Path) -> None:
+    def __init__(self, tmp_path: Path, host: Host = HERE) -> None:
         self.store = Store()
         self.workers = Workers(self.store.hosts)
         output = SimpleNamespace(follow=lambda *a, **k: None, note=lambda text: None)
         output.finish = lambda attempt_id: ""
         self.agent = Agent(
             cast(Any, self.store),
-            HERE,
+            host,
             JOB,
             cast(Any, output),
             {},
@@ -232,6 +234,25 @@ def test_without_devices_the_record_is_written_once(case: Case) -> None:
     first = case.turn()
     assert case.turn() is first
     assert (first.devices, first.busy, case.workers.starts) == ((), (), [None, None])
+
+
+@pytest.mark.parametrize(("machine", "waits"), [("h (boot, 1)", 1), ("h (boot, 2)", 0), ("", 0)])
+def test_a_container_that_begins_again_waits_for_the_session_of_the_former_one(
+    tmp_path: Path, machine: str, waits: int
+) -> None:
+    """The agent of the former one had the same process id, which says nothing about its life."""
+    here = replace(HERE, pid=os.getpid(), machine="h (boot, 2)")
+    case, waited = Case(tmp_path, here), []
+
+    def wait(timeout_s: float) -> None:
+        waited.append(timeout_s)
+        case.store.hosts.may_have.clear()  # the session ends
+
+    case.store.session.granted_s = 6.0
+    case.store.hosts.may_have = [replace(here, machine=machine)]
+    case.agent._wake = cast(Any, SimpleNamespace(wait=wait))
+    case.agent._await_former()
+    assert len(waited) == waits
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -1,13 +1,20 @@
-"""Which processes are known to be dead, by the machine that they ran on."""
+"""Which processes are known to be dead, or to be others, by the machine that they ran on."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any, cast
 
+import pytest
+
+from edl.coordination.paths import JobPaths
+from edl.coordination.registrations import HostNodes
 from edl.core.records import Host
+from edl.errors import AgentExists
 from edl.launch.adoption import has_died_here
 from edl.launch.machine import machine_name
 
@@ -23,3 +30,38 @@ def test_an_agent_of_this_machine_and_address_whose_process_is_gone() -> None:
     assert not has_died_here(replace(gone, machine="elsewhere"), HERE)
     assert not has_died_here(replace(gone, machine=""), HERE), "of an older edl"
     assert not has_died_here(replace(gone, address="10.0.0.2"), HERE), "another machine, perhaps"
+
+
+class Nodes:
+    """The nodes of a job, of which one, ``there``, is that of an agent."""
+
+    paths = JobPaths("digits")
+
+    def __init__(self, there: Host) -> None:
+        self.there = there
+
+    def put_ephemeral(
+        self, path: str, host: Host, ours: Callable[[Mapping[str, Any]], bool], conditions: object
+    ) -> bool:
+        is_put = ours(self.there.to_json())
+        if is_put:
+            self.there = host
+        return is_put
+
+
+def test_an_agent_in_another_container_keeps_its_node() -> None:
+    """With its host's network, each container has the same address, and process 1."""
+    first = replace(HERE, pid=1, machine="h (boot, 4026532001)")
+    nodes = Nodes(first)
+    hosts = HostNodes(cast(Any, nodes))
+    with pytest.raises(AgentExists, match="'a' of job digits belongs to another agent, process 1"):
+        hosts.put(replace(first, machine="h (boot, 4026532002)"))
+    assert nodes.there == first
+
+
+@pytest.mark.parametrize("before", [HERE, replace(HERE, machine="")], ids=["now", "older edl"])
+def test_an_agent_replaces_its_own_node(before: Host) -> None:
+    nodes = Nodes(before)
+    new = replace(HERE, slots=3)
+    HostNodes(cast(Any, nodes)).put(new)
+    assert nodes.there == new

@@ -73,8 +73,9 @@ class AgentLimits(SupervisorLimits):
     Attributes:
         former_s: how long a new agent waits for the ZooKeeper session of an earlier agent, which
             was killed on this host, to end.
-        former_sessions: the same if the earlier agent of this host's name has another address and
-            may still live; a multiple of this agent's own session timeout.
+        former_sessions: the same if the earlier agent of this host's name has another address, or
+            is in another container, and may still live; a multiple of this agent's own session
+            timeout.
         elsewhere_s: how long an agent of one run stays when the job may use no device of its host
             any more, so that the job's cluster can read in its record that none is in use.
     """
