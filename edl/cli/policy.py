@@ -99,7 +99,8 @@ def _show(found: Explanation, whole: bool, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(_figures(found)))
         return
-    typer.echo(f"policy of {found.policy.source}: {stands(found.policy)}")
+    held_s = found.learned.held_s(found.policy)
+    typer.echo(f"policy of {found.policy.source}: {stands(found.policy, held_s)}")
     if found.says:
         typer.echo(found.says)
     if not whole:

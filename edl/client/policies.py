@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -118,7 +117,7 @@ def resume(store: JobStore) -> JobPolicy:
 
     def on(policy: JobPolicy) -> JobPolicy:
         _check_any(store, policy)
-        if policy.is_on and policy.held_until_s <= time.time():
+        if policy.is_on and not store.policy.learned().held_s(policy):
             raise UsageError(f"the policy of job {store.name} is on, and nobody holds it")
         return replace(policy, off="", held_until_s=0.0)
 
@@ -220,17 +219,20 @@ def _names(node: ast.stmt) -> Iterator[str]:
                     for name in _names(inner))  # fmt: skip
 
 
-def stands(policy: JobPolicy) -> str:
+def stands(policy: JobPolicy, held_s: float = 0.0) -> str:
     """Return whether a policy is in force, as words for the user.
 
     They are "no policy", "off: " with the reason, "on", or "on, held by a person for ... more".
+
+    Args:
+        policy: the policy of a job.
+        held_s: for how many seconds it still keeps a size that a person asked for; 0: for none.
     """
     if not policy.text:
         return "no policy"
     if policy.off:
         return f"off: {policy.off}"
-    left_s = policy.held_until_s - time.time()
-    return f"on, held by a person for {span(left_s)} more" if left_s > 0 else "on"
+    return f"on, held by a person for {span(held_s)} more" if held_s > 0 else "on"
 
 
 def _check_any(store: JobStore, policy: JobPolicy) -> None:

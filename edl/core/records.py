@@ -572,7 +572,9 @@ class JobPolicy(Record):
         hold_s: for how many seconds the policy leaves a size alone that a person has asked for.
         off: why the policy was switched off; empty: it was not.
         held_until_s: until when a size that a person asked for is kept, whatever the policy wants,
-            in seconds since 1970; 0: no size is kept.
+            in seconds since 1970, by the clock of the host where the person asked; 0: no size is
+            kept. Another host's clock may differ, so a leader only sees by it that a hold is new,
+            and counts ``hold_s`` itself (``ScalingProfile.held_s``).
     """
 
     text: str = ""
@@ -589,8 +591,8 @@ class JobPolicy(Record):
     def held(self, now_s: float) -> JobPolicy:
         """Return a copy of this policy as it is after a person has asked for a size.
 
-        The size then stays until ``now_s + hold_s``; ``now_s`` is the time in seconds since 1970. A
-        policy that is off, or empty, is returned unchanged.
+        The size then stays for ``hold_s`` seconds; ``now_s`` is the time in seconds since 1970, by
+        this host's clock. A policy that is off, or empty, is returned unchanged.
         """
         return replace(self, held_until_s=now_s + self.hold_s) if self.is_on else self
 

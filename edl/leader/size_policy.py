@@ -155,7 +155,7 @@ class SizePolicy:
         np, (coming, awaits) = len(generation.members), _coming(snapshot, generation)
         try:
             observation = self._observed(snapshot, learned, left, awaits, wishes)
-            held_s = max(0.0, snapshot.policy.held_until_s - time.time())
+            held_s = learned.held_s(snapshot.policy)
             found = decide_size(
                 rule, observation, learned.state, learned.elapsed_s, held_s, policy.data_wait
             )
@@ -239,8 +239,9 @@ class SizePolicy:
         The profile is the job's throughput by number of workers. A measurement that equals the last
         one is not added again, and time counts only while the job has a ring. A ring goes on until
         the workers of the next generation have met: a measurement counts for the hosts of the ring
-        that made it. ``snapshot`` is the state of the job in ZooKeeper; ``now`` is None if no
-        worker has reported any progress.
+        that made it. If a person has asked for a size since the last turn, the time for which it is
+        kept begins. ``snapshot`` is the state of the job in ZooKeeper; ``now`` is None if no worker
+        has reported any progress.
 
         Returns:
             The new value of :attr:`learned`.
@@ -263,7 +264,7 @@ class SizePolicy:
             if self._at_s is not None:
                 learned = learned.passed(now_s - self._at_s, len(snapshot.generation.members))
             self._at_s = now_s
-        self._learned = learned
+        self._learned = learned = learned.for_hold(snapshot.policy)
         return learned
 
     def _with_profile(self, learned: ScalingProfile) -> ScalingProfile:

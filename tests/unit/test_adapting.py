@@ -222,11 +222,44 @@ def test_another_rule_begins_without_the_notes_of_the_last() -> None:
     assert Leader(learned).trains(replace(one, job=make_job()), 1).decision is None
 
 
-def test_a_persons_word_is_left_alone() -> None:
-    held = JobPolicy(TEXT, "policy.toml", held_until_s=4e9)
-    outcome = Leader().trains(replace(snapshot(2), policy=held), 30)
+def held_for(hold_s: float, ahead_s: float = 0.0) -> JobPolicy:
+    """Return a policy after `edl scale` on a host whose clock is ``ahead_s`` ahead of ours."""
+    return JobPolicy(TEXT, "policy.toml", hold_s).held(time.time() + ahead_s)
+
+
+@pytest.mark.parametrize("ahead_s", [-7200.0, 0.0, 7200.0])
+def test_a_persons_word_is_left_alone_for_its_time_whatever_the_clocks_say(ahead_s: float) -> None:
+    leader, now = Leader(), replace(snapshot(2), policy=held_for(1800.0, ahead_s))
+    outcome = leader.trains(now, 30)
     assert outcome.decision is None
     assert outcome.says.startswith("stays at 2: a person has asked for 2 workers")
+    leader.clock.now_s += 1790.0
+    assert leader.trains(now, 1).says.startswith("stays at 2: a person has asked for 2 workers")
+    leader.clock.now_s += 10.0
+    assert change_of(leader.trains(now, 11)).desired.np == 3
+
+
+def test_the_next_leader_counts_a_persons_hold_on() -> None:
+    leader, now = Leader(), replace(snapshot(2), policy=held_for(1800.0))
+    leader.trains(now, 30)
+    leader.clock.now_s += 1000.0
+    learned = leader.trains(now, 1).learned
+    other = Leader(learned)
+    other.step = leader.step
+    other.clock.now_s += 5000.0
+    assert other.trains(now, 11).says.startswith("stays at 2: a person has asked for 2 workers")
+    other.clock.now_s += 800.0
+    assert change_of(other.trains(now, 11)).desired.np == 3
+
+
+def test_a_persons_second_word_counts_from_then_on() -> None:
+    leader = Leader()
+    leader.trains(replace(snapshot(2), policy=held_for(1800.0)), 1)
+    leader.clock.now_s += 1790.0
+    again = replace(snapshot(2), policy=held_for(1800.0, ahead_s=-7200.0))
+    leader.trains(again, 1)
+    leader.clock.now_s += 1790.0
+    assert leader.trains(again, 1).says.startswith("stays at 2: a person has asked for 2 workers")
 
 
 def test_what_cannot_be_read_is_switched_off_with_the_reason() -> None:
@@ -371,7 +404,7 @@ def test_the_policy_of_a_person_who_holds_the_size_still_replaces() -> None:
     leader = Leader()
     leader.care = TOO_SLOW
     now = snapshot(4, TEXT + CARES, hosts=TWO_HOSTS)
-    now = replace(now, policy=replace(now.policy, held_until_s=4e9))
+    now = replace(now, policy=replace(now.policy, hold_s=1800.0).held(time.time()))
     told = leader.trains(now, 1)
     assert told.says.startswith("stays at 4: a person has asked for 4 workers")
     assert told.decision is not None

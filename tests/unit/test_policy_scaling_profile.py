@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from edl.client.policies import stands
 from edl.core.job.profile import COMMITS, Curve, Point
 from edl.core.policy.observation import (
     CHANGE_S,
@@ -19,6 +20,7 @@ from edl.core.policy.observation import (
 from edl.core.policy.scaling_profile import ScalingProfile
 from edl.core.policy.size_decision import decide_size
 from edl.core.progress import ProgressSample
+from edl.core.records import JobPolicy
 from edl.core.sizes import Sizes
 
 
@@ -137,3 +139,22 @@ def test_what_a_person_has_asked_for_counts_for_a_while() -> None:
     assert decide_size(asks(5), now, {"a": 1}, 7.0, held_s=600.0) == Suggestion(
         3, "stays at 3: a person has asked for 3 workers, which counts for 10 min more", {"a": 1}
     )
+
+
+def test_a_hold_counts_from_when_a_leader_saw_it() -> None:
+    held = JobPolicy("[size]", "policy.toml", 600.0).held(1e9)
+    learned = ScalingProfile(elapsed_s=50.0)
+    assert learned.held_s(JobPolicy("[size]", "policy.toml", 600.0)) == 0.0
+    assert learned.held_s(held) == 600.0, "no leader has seen it yet"
+    seen = learned.for_hold(held)
+    assert seen.for_hold(held) is seen
+    later = ScalingProfile.from_json(seen.passed(400.0, 2).to_json())
+    assert later.held_s(held) == 200.0
+    assert later.passed(201.0, 2).held_s(held) == 0.0
+    assert later.held_s(held.held(5.0)) == 600.0, "another request, on a host whose clock is behind"
+
+
+def test_the_words_for_a_hold_say_how_long_it_still_lasts() -> None:
+    policy = JobPolicy("[size]", "policy.toml", 600.0).held(1e9)
+    assert stands(policy, 120.0) == "on, held by a person for 2 min more"
+    assert stands(policy, 0.0) == "on"

@@ -18,6 +18,7 @@ from edl.core.policy.step_time import StepTime
 from edl.core.policy.stragglers import Times
 from edl.core.progress import ProgressSample
 from edl.core.record import Record
+from edl.core.records import JobPolicy
 from edl.core.sizes import Sizes
 from edl.core.step.batching import Batching
 from edl.core.step.noise_scale import UNKNOWN, NoiseScale
@@ -51,6 +52,8 @@ class ScalingProfile(Record):
         by_batch: pairs (number of workers, measurement), oldest entry first, one for each batch
             size that was measured with that number.
         learning: the loss and the learning rate over the steps.
+        hold: the pair (the ``held_until_s`` of the job's policy that a leader saw last, the
+            ``elapsed_s`` at which a leader first saw it); it tells how much of a hold has passed.
     """
 
     seen: tuple[tuple[int, SizeMeasurement], ...] = ()
@@ -70,6 +73,7 @@ class ScalingProfile(Record):
     step_batches: int = 1
     by_batch: tuple[tuple[int, SizeMeasurement], ...] = ()
     learning: LearningCurve = field(default_factory=LearningCurve)
+    hold: tuple[float, float] = (0.0, 0.0)
 
     def with_reading(
         self, before: ProgressSample | None, now: ProgressSample, hosts: int = 1
@@ -117,6 +121,28 @@ class ScalingProfile(Record):
         If ``text`` differs from the profile's own, the result has the new text and an empty state.
         """
         return self if text == self.text else replace(self, text=text, state={})
+
+    def for_hold(self, policy: JobPolicy) -> ScalingProfile:
+        """Return the profile after a leader has seen ``policy``, whose hold may be a new one.
+
+        A new hold begins at the present ``elapsed_s``; a known one goes on.
+        """
+        if policy.held_until_s == self.hold[0]:
+            return self
+        return replace(self, hold=(policy.held_until_s, self.elapsed_s))
+
+    def held_s(self, policy: JobPolicy) -> float:
+        """Return for how many seconds ``policy`` still keeps a size that a person asked for.
+
+        The hold lasts ``policy.hold_s`` seconds in which the job has workers, from when a leader
+        first saw it; all of them are left if no leader has seen it yet. The clock by which
+        ``held_until_s`` was set does not count. The result is 0 if no size is kept.
+        """
+        if not policy.held_until_s:
+            return 0.0
+        known, since_s = self.hold
+        passed_s = self.elapsed_s - since_s if policy.held_until_s == known else 0.0
+        return max(0.0, policy.hold_s - passed_s)
 
     def with_curve(self, curve: Curve) -> ScalingProfile:
         """Return the profile with the throughputs that `edl profile` has measured, in ``curve``.
