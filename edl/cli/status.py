@@ -252,9 +252,9 @@ def _due(reclaim: Reclaim) -> str:
     """Return a demand for borrowed slots as text, like "2 slots of node7 within 12 s".
 
     The text has the number of slots, the name of their host, and the seconds until the job must
-    have given them back; if that time is over, it ends with "by now". ``reclaim`` is the demand as
-    the job's records have it.
+    have given them back, by this host's clock, but at most the time that the demand left; if that
+    time is over, it ends with "by now". ``reclaim`` is the demand as the job's records have it.
     """
-    left_s = reclaim.by_s - time.time()
+    left_s = min(reclaim.within_s, reclaim.by_s - time.time())
     when = f"within {left_s:.0f} s" if left_s > 0 else "by now"
     return f"{counted(reclaim.slots, 'slot')} of {reclaim.host} {when}"

@@ -121,7 +121,7 @@ def place_run(nodes: JobNodes, devices: DeviceSets, version: int, why: str, batc
     return not writes or nodes.try_write(writes, event)
 
 
-def record_returned(nodes: JobNodes, done: Reclaim) -> None:
+def record_returned(nodes: JobNodes, done: Reclaim, after_s: float) -> None:
     """Remove a demand to give borrowed slots back, which was fulfilled, and log an event.
 
     Nothing is written if the job has no such demand.
@@ -129,6 +129,7 @@ def record_returned(nodes: JobNodes, done: Reclaim) -> None:
     Args:
         nodes: The nodes of the job.
         done: The demand that was fulfilled: the host, the number of its slots, and its times.
+        after_s: For how long the caller has seen the demand, in seconds.
 
     Raises:
         UnknownJob: the job does not exist.
@@ -141,9 +142,9 @@ def record_returned(nodes: JobNodes, done: Reclaim) -> None:
         after = without_reclaimed(before, [done])
         if after == before:
             return {}, None
-        now_s = time.time()
-        details, reason = describe_returned(done, now_s)
-        return {p.desired: after.to_json()}, Event(now_s, *_place(p, found), reason, details)
+        details, reason = describe_returned(done, after_s)
+        event = Event(time.time(), *_place(p, found), reason, details)
+        return {p.desired: after.to_json()}, event
 
     nodes.change_together((p.desired, p.generation, p.status), change)
 

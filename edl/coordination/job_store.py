@@ -399,19 +399,20 @@ class JobStore:
         """
         return desired.set_desired(self.nodes, change, by, why, terms, devices)
 
-    def record_returned(self, done: Reclaim) -> None:
+    def record_returned(self, done: Reclaim, after_s: float) -> None:
         """Remove a demand to give borrowed slots back, which was fulfilled, and log an event.
 
         Nothing is written if the job has no such demand.
 
         Args:
             done: The demand that was fulfilled: the host, the number of its slots, and its times.
+            after_s: For how long the caller has seen the demand, in seconds.
 
         Raises:
             UnknownJob: the job does not exist, or has been started again.
             CoordinationError: ZooKeeper is away, or others keep changing the numbers.
         """
-        desired.record_returned(self.nodes, done)
+        desired.record_returned(self.nodes, done, after_s)
 
     def discover(
         self, slots: Mapping[str, int], first: Placement, min_np: int, max_np: int | None

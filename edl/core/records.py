@@ -151,7 +151,9 @@ class _Placed(Record):
 class Reclaim(Record):
     """A demand that a job give back slots of one host that it has borrowed.
 
-    Times are in seconds since 1970, by the wall clock.
+    Times are in seconds since 1970, by the clock of the host where the demand was made. Another
+    host's clock may differ: nothing is decided by these times, only by :attr:`within_s`, which
+    whoever decides counts from when it first saw the demand (``ReclaimTracker``).
 
     Attributes:
         host: the name of the host.
@@ -164,6 +166,11 @@ class Reclaim(Record):
     slots: int
     asked_s: float
     by_s: float  # until then
+
+    @property
+    def within_s(self) -> float:
+        """The time that the job has to give the slots back, in seconds."""
+        return self.by_s - self.asked_s
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,8 @@ class JobStatus(TrainingStatus):
     ]
     reclaims: Annotated[
         tuple[Reclaim, ...],
-        "what is to be given back: `host`, `slots`, `asked_s` and `by_s` in seconds since 1970",
+        "what is to be given back: `host`, `slots`, `asked_s` and `by_s` in seconds since 1970, by "
+        "the clock of the host where it was asked for",
     ]
     assigned: Annotated[
         Mapping[str, int],

@@ -304,7 +304,7 @@ class Agent(Supervisor[AgentState]):
         self._handle_drain(snapshot)
         self._leave_again(snapshot)
         changed = not self._own.draining and self._borrowed.follow(snapshot)
-        if self._borrowed.record_returned(snapshot, self._own.living) or changed:
+        if self._borrowed.record_returned(snapshot, self._own) or changed:
             self._changed.set()
 
     def _note_devices(self, snapshot: Snapshot) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -20,7 +20,7 @@ from types import FrameType
 from edl.coordination.job_store import JobStore
 from edl.core.duration import seconds
 from edl.core.excerpt import excerpt
-from edl.core.host.process import Process
+from edl.core.host.supervision import SupervisorState
 from edl.core.job.borrowing import (
     NO_LEASE_TERMS,
     LeaseTerms,
@@ -111,15 +111,16 @@ class BorrowedSlots:
         self._slots = said[0]
         return changed
 
-    def record_returned(self, snapshot: Snapshot, living: Iterable[Process]) -> bool:
+    def record_returned(self, snapshot: Snapshot, own: SupervisorState) -> bool:
         """Record in ZooKeeper each request to give back slots of this host that is now fulfilled.
 
         A request is fulfilled when this host has no more workers than the job's records allow.
 
         Args:
             snapshot: the job's records, with the open requests to give slots back.
-            living: the worker processes that run on this host. A process that is not registered
-                with the job still occupies its slot.
+            own: the state of the agent: the worker processes that run on this host, and for how
+                long it has seen each request. A process that is not registered with the job still
+                occupies its slot.
 
         Returns:
             True if at least one request was recorded as fulfilled.
@@ -128,10 +129,10 @@ class BorrowedSlots:
             CoordinationError: ZooKeeper is away; the next call tries the same again.
         """
         members = {member.id for member in snapshot.members}
-        hidden = sum(process.worker not in members for process in living)
-        done = returned(snapshot, self._host, hidden)
+        hidden = sum(process.worker not in members for process in own.living)
+        done = returned(snapshot, own.reclaims_s, self._host, hidden)
         for one in done:
-            self._store.record_returned(one)
+            self._store.record_returned(one, own.reclaims_s.get(one, 0.0))
         return bool(done)
 
     def _read(self) -> tuple[int, float] | None:

@@ -44,7 +44,7 @@ from edl.core.host.supervision import (
     observe,
     without_zookeeper,
 )
-from edl.core.job.borrowing import overdue_on
+from edl.core.job.borrowing import ReclaimTracker, overdue_on
 from edl.core.snapshot import Snapshot
 from edl.errors import CoordinationError, UnknownJob
 from edl.http.client import answering
@@ -92,6 +92,7 @@ class Supervisor(ABC, Generic[State]):
         say = partial(self._say, for_all=True)
         self._lost_job = LaunchersLostJob(store, say, ASK_TIMEOUT_S)
         self._frozen = UnresponsiveWorkers(store, own.host, workers, stack_signal)
+        self._reclaims = ReclaimTracker()
         self._launches = 0
         self._snapshot: Snapshot | None = None
         self._read_at = 0.0
@@ -229,9 +230,10 @@ class Supervisor(ABC, Generic[State]):
             self._handle_signal(snapshot, now)
             if snapshot is None:
                 return self._alone(now)
+            ages_s = self._reclaims.look(snapshot.desired, now)
+            late = overdue_on(self._own.host, ages_s)
+            self._own = replace(self._own, overdue=late, reclaims_s=ages_s)
             self._follow(snapshot, now)
-            late = overdue_on(self._own.host, snapshot.desired, time.time())
-            self._own = replace(self._own, overdue=late)
             self._own = self._frozen.look_for_suspended(self._own, snapshot, now)
             decision = self._decide(snapshot, now)
             self._act(decision, snapshot, now)

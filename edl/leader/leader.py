@@ -29,7 +29,7 @@ from edl.core.events import (
     PolicyDetails,
     StalledDetails,
 )
-from edl.core.job.ages import AgeTracker
+from edl.core.job.ages import Ages, AgeTracker
 from edl.core.job.borrowing import describe_returned, overdue
 from edl.core.job.decision import Limits, MembershipDecision
 from edl.core.job.liveness import USUAL
@@ -155,16 +155,16 @@ class LeaderTerm:
         self._detector.look(snapshot)
         dead, silent = self._detector.dead(snapshot, ages.generation_s)
         dead = self._look_for_stall(snapshot) | dead
-        late = overdue(snapshot, time.time())
+        late = overdue(snapshot, ages.reclaims_s)
         decision = decide(snapshot, self.term, ages, self._limits, dead, silent, late)
         if decision.acts:
             decision = self._completed(decision)
             failpoints.reached("deciding")
-            self._decisions.carry_out(decision, [*self._events_of(decision, snapshot)])
+            self._decisions.carry_out(decision, [*self._events_of(decision, snapshot, ages)])
             failpoints.reached("decided")
             wake()
         else:
-            self._follow_policy(snapshot, wake)
+            self._follow_policy(snapshot, ages, wake)
         paused = self._look_for_pause(snapshot)
         reason = f"{paused}; {decision.reason}" if paused else decision.reason
         if reason != self._reason:
@@ -173,13 +173,14 @@ class LeaderTerm:
         self._put_status(snapshot)
         return math.inf if decision.again_s is None else decision.again_s
 
-    def _follow_policy(self, snapshot: Snapshot, wake: Callable[[], None]) -> None:
+    def _follow_policy(self, snapshot: Snapshot, ages: Ages, wake: Callable[[], None]) -> None:
         """Let the job's policy change the size, the batch or a slow worker, and write the change.
 
         A change of the workers and its events are written before the call returns; the batch goes
         into this worker's next step records; events without a change are only queued. A policy that
-        has failed is switched off in ZooKeeper. ``snapshot`` is the state of the job in ZooKeeper;
-        ``wake``, called after a decision was written, makes the leader take another turn.
+        has failed is switched off in ZooKeeper. ``snapshot`` is the state of the job in ZooKeeper,
+        and ``ages`` says how long its facts have been true; ``wake``, called after a decision was
+        written, makes the leader take another turn.
         """
         report = self._detector.newest_report
         sample, left = report.progress.sample(report.worker), report.progress.left
@@ -199,7 +200,7 @@ class LeaderTerm:
         news = [self._event(details, reason) for details, reason in found.news]
         if found.decision is not None:
             made = self._completed(found.decision)
-            self._decisions.carry_out(made, [*news, *self._events_of(made, snapshot)])
+            self._decisions.carry_out(made, [*news, *self._events_of(made, snapshot, ages)])
             wake()
         else:
             for event in news:
@@ -261,12 +262,15 @@ class LeaderTerm:
         scope = new_scope(decision.generation.number)
         return replace(decision, generation=replace(decision.generation, scope=scope))
 
-    def _events_of(self, decision: MembershipDecision, snapshot: Snapshot) -> Iterator[Event]:
+    def _events_of(
+        self, decision: MembershipDecision, snapshot: Snapshot, ages: Ages
+    ) -> Iterator[Event]:
         """Yield the events that report ``decision`` in the event log; the caller writes them.
 
         They come in the order: the new generation, the change of the desired workers, slots given
         back, evictions by worker id, answers to requests to drain or replace a worker. ``snapshot``
-        is the state of the job in ZooKeeper on which the decision was made.
+        is the state of the job in ZooKeeper on which the decision was made, and ``ages`` says how
+        long its facts have been true.
         """
         if decision.generation is not None:
             new = decision.generation
@@ -291,7 +295,7 @@ class LeaderTerm:
         if decision.change and decision.change.moves:
             yield self._event(decision.change.details, str(decision.change))
         for one in decision.reclaimed:
-            yield self._event(*describe_returned(one, time.time()))
+            yield self._event(*describe_returned(one, ages.reclaims_s.get(one, 0.0)))
         for worker, reason in sorted(decision.evict.items()):
             yield self._event(EvictedDetails(f"w{worker}"), f"w{worker} was evicted: {reason}")
         for answer in decision.answers:

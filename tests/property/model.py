@@ -20,6 +20,7 @@ from edl.core.job.ages import Ages, AgeTracker
 from edl.core.job.borrowing import (
     NO_LEASE_TERMS,
     LeaseTerms,
+    ReclaimTracker,
     borrow,
     overdue,
     reclaim,
@@ -113,6 +114,7 @@ class Model:
     deposed: list[Leader] = field(default_factory=list)  # that do not know it yet
     total_losses: int = 0
     agentless: set[str] = field(default_factory=set)  # hosts whose agent is gone
+    reclaims: ReclaimTracker = field(default_factory=ReclaimTracker)  # of all agents
     cut_off: set[int] = field(default_factory=set)  # workers that do not reach ZooKeeper
 
     # --- reading ---
@@ -384,7 +386,7 @@ class Model:
         if now is None:
             return None
         ages = leader.ages.look(now, self.time)
-        silent, late = frozenset(leader.silent), overdue(now, self.time)
+        silent, late = frozenset(leader.silent), overdue(now, ages.reclaims_s)
         decision = decide(now, leader.term, ages, LIMITS, leader.dead, silent, late)
         assert decision.reason
         assert decision.generation is None or decision.generation.term == leader.term
@@ -547,6 +549,7 @@ class Model:
         """Agents start who is lacking, and note which borrowed slots are free again."""
         if self.ended or self.job.state is not JobState.RUNNING:
             return
+        ages_s = self.reclaims.look(self.wanted, self.time)
         for host in self._offered():
             wanted = self.desired[host]
             replaced = {r.worker for r in self.requests.values() if r.kind == RequestKind.REPLACE}
@@ -560,7 +563,8 @@ class Model:
             for _ in range(wanted - len(here)):
                 self.spawn(host)
             unknown = sum(w.member.host == host and w.id not in self.nodes for w in self.running())
-            self.wanted = without_reclaimed(self.wanted, returned(self.snapshot(), host, unknown))
+            done = returned(self.snapshot(), ages_s, host, unknown)
+            self.wanted = without_reclaimed(self.wanted, done)
 
     def _offered(self) -> list[str]:
         """Return the hosts that have an agent."""

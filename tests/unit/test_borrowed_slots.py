@@ -12,6 +12,7 @@ import pytest
 from made import make_job, wanted
 
 from edl.core.host.process import Process
+from edl.core.host.supervision import SupervisorState
 from edl.core.job.borrowing import LeaseTerms, without_reclaimed
 from edl.core.job.desired import DesiredChange, set_desired
 from edl.core.records import Host, JobState, Member, Reclaim, RequestedBy
@@ -28,7 +29,7 @@ class Store:
     def __init__(self) -> None:
         self.now = Snapshot(SIZES, hosts=(Host("a", 4, "::1"),), **wanted({"a": 2}))
         self.asked: list[str] = []
-        self.settled: list[Reclaim] = []
+        self.settled: list[tuple[Reclaim, float]] = []
 
     def set_desired(
         self, change: Callable[..., Any], by: RequestedBy, why: str, terms: LeaseTerms
@@ -41,8 +42,8 @@ class Store:
         self.now = replace(self.now, desired=made.desired)
         return made
 
-    def record_returned(self, done: Reclaim) -> None:
-        self.settled.append(done)
+    def record_returned(self, done: Reclaim, after_s: float) -> None:
+        self.settled.append((done, after_s))
         self.now = replace(self.now, desired=without_reclaimed(self.now.desired, [done]))
 
 
@@ -160,6 +161,8 @@ def test_slots_are_given_back_when_their_processes_are_gone() -> None:
     agent.store.now = replace(agent.store.now, desired=desired, members=members)
     known = [Process(n, f"t-{n}", 0.0, worker=n) for n in range(2)]
     ending = Process(2, "t-2", 0.0, worker=2)  # it has left ZooKeeper
-    assert not agent.borrowed.record_returned(agent.store.now, [*known, ending])
-    assert agent.borrowed.record_returned(agent.store.now, known)
-    assert agent.store.settled == [due]
+    own = SupervisorState("a", "t", (*known, ending), reclaims_s={due: 12.5})
+    assert not agent.borrowed.record_returned(agent.store.now, own)
+    own = replace(own, processes=tuple(known))
+    assert agent.borrowed.record_returned(agent.store.now, own)
+    assert agent.store.settled == [(due, 12.5)]

@@ -12,10 +12,11 @@ from edl.core.host.agent import AgentState, decide_agent
 from edl.core.host.process import Process
 from edl.core.host.supervision import EndProcess
 from edl.core.job import membership
-from edl.core.job.ages import Ages
+from edl.core.job.ages import Ages, AgeTracker
 from edl.core.job.borrowing import (
     NO_LEASE_TERMS,
     LeaseTerms,
+    ReclaimTracker,
     borrow,
     borrowed_after,
     describe_returned,
@@ -49,6 +50,7 @@ from edl.errors import UsageError
 A, B = Host("a", 4, "127.0.0.1"), Host("b", 2, "127.0.0.1")
 JOB = make_job(min_np=1, max_np=5)
 DUE = Reclaim("a", 2, 100.0, 130.0)
+LATE = {DUE: 28.0}
 
 
 def job_of(desired: dict[str, int], **changes: Any) -> Snapshot:
@@ -216,8 +218,36 @@ def test_a_profile_leaves_what_is_lent() -> None:
 @pytest.mark.parametrize(("within_s", "late_s"), [(30.0, 28.0), (4.0, 2.0), (1.0, 0.5)])
 def test_it_is_late_shortly_before_the_deadline(within_s: float, late_s: float) -> None:
     one = Reclaim("a", 1, 100.0, 100.0 + within_s)
-    assert not is_late(one, 99.9 + late_s)
-    assert is_late(one, 100.0 + late_s)
+    assert not is_late(one, late_s - 0.1)
+    assert is_late(one, late_s)
+
+
+@pytest.mark.parametrize("ahead_s", [-7200.0, 0.0, 7200.0])
+def test_a_deadline_counts_from_the_first_look_whatever_the_clocks_say(ahead_s: float) -> None:
+    """The request was made on a host whose clock is ``ahead_s`` ahead of the leader's."""
+    due = Reclaim("a", 2, 100.0 + ahead_s, 130.0 + ahead_s)
+    members = tuple(member(worker) for worker in range(4))
+    now = owing({"a": 2}, due, generation=ring(0, 1, 2, 3), members=members)
+    tracker = ReclaimTracker()
+    for now_s, late in ((100.0, False), (127.9, False), (128.0, True), (150.0, True)):
+        ages_s = tracker.look(now.desired, now_s)
+        assert set(overdue(now, ages_s)) == ({2, 3} if late else set())
+        assert overdue_on("a", ages_s) is late
+        assert not overdue_on("b", ages_s)
+
+
+def test_a_request_that_is_met_and_made_again_counts_anew() -> None:
+    tracker, asked = ReclaimTracker(), owing({"a": 2}, DUE).desired
+    assert tracker.look(asked, 10.0) == {DUE: 0.0}
+    assert tracker.look(asked, 15.0) == {DUE: 5.0}
+    assert tracker.look(without_reclaimed(asked, [DUE]), 16.0) == {}
+    assert tracker.look(asked, 17.0) == {DUE: 0.0}
+
+
+def test_a_leader_counts_a_deadline_also_while_it_cannot_read() -> None:
+    tracker, now = AgeTracker(0.0), owing({"a": 2}, DUE)
+    tracker.look(now, 5.0)
+    assert tracker.look(now, 65.0).reclaims_s == {DUE: 60.0}
 
 
 def owing(desired: dict[str, int], *reclaims: Reclaim, **changes: Any) -> Snapshot:
@@ -230,26 +260,24 @@ def test_who_leaves_with_the_next_switch_is_overdue() -> None:
         {"a": 2}, DUE, generation=ring(1, 3, before=(0, 1, 2, 3)),
         members=tuple(member(worker, 1) for worker in range(4)),
     )  # fmt: skip
-    assert overdue(now, 127.0) == {}
+    assert overdue(now, {DUE: 27.0}) == {}
     why = "its slot was to be given back within 30 s"
-    assert overdue(now, 128.0) == {0: why, 2: why}
-    assert overdue_on("a", now.desired, 128.0)
-    assert not overdue_on("b", now.desired, 128.0)
+    assert overdue(now, LATE) == {0: why, 2: why}
 
 
 def test_where_no_switch_is_planned_the_highest_ranks_are_overdue() -> None:
     members = tuple(member(worker) for worker in range(4))
     now = owing({"a": 2}, DUE, generation=ring(3, 1, 0, 2), members=members)
-    assert set(overdue(now, 128.0)) == {0, 2}
+    assert set(overdue(now, LATE)) == {0, 2}
     switched = replace(now, generation=ring(3, 1, before=(3, 1, 0, 2)))
-    assert overdue(switched, 128.0) == {}
+    assert overdue(switched, LATE) == {}
 
 
 def test_under_horovodrun_who_is_in_a_slot_beyond_is_overdue() -> None:
     members = tuple(as_ring_member(worker, slot=3 - worker) for worker in range(4))
     now = owing({"a": 2}, DUE, generation=replace(ring(0), members=members))
     now = replace(now, assigned=Assigned({"a": 4}, by_slot=True))
-    assert set(overdue(now, 128.0)) == {0, 1}
+    assert set(overdue(now, LATE)) == {0, 1}
 
 
 def test_who_leaves_anyway_goes_before_who_takes_its_place() -> None:
@@ -257,44 +285,57 @@ def test_who_leaves_anyway_goes_before_who_takes_its_place() -> None:
     due = Reclaim("a", 1, 100.0, 130.0)
     leaves = replace(member(0), stage=Stage.LEAVING)
     now = owing({"a": 1}, due, generation=ring(0, 1), members=(leaves, member(1)))
-    assert set(overdue(now, 128.0)) == {0}
+    assert set(overdue(now, {due: 28.0})) == {0}
     asked = replace(
         now, members=(member(0), member(1)), requests=(Request(RequestKind.REPLACE, 0),)
     )
-    assert set(overdue(asked, 128.0)) == {0}
+    assert set(overdue(asked, {due: 28.0})) == {0}
     comes = replace(ring(0, 1, before=(0,)), joined=(1,))
     entering = replace(now, generation=comes, members=(leaves, member(1, 0)))
-    assert overdue(entering, 128.0) == {}  # it may not have the state yet
+    assert overdue(entering, {due: 28.0}) == {}  # it may not have the state yet
 
 
 def test_who_has_more_time_is_not_overdue() -> None:
     later = Reclaim("a", 1, 110.0, 170.0)
     members = tuple(member(worker) for worker in range(4))
     now = owing({"a": 1}, DUE, later, generation=ring(0, 1, 2, 3), members=members)
-    assert set(overdue(now, 128.0)) == {2, 3}
-    assert set(overdue(now, 168.0)) == {1, 2, 3}
+    assert set(overdue(now, {DUE: 28.0, later: 18.0})) == {2, 3}
+    assert set(overdue(now, {DUE: 68.0, later: 58.0})) == {1, 2, 3}
+
+
+def test_the_order_of_two_deadlines_is_that_of_the_time_that_is_left() -> None:
+    """The shorter request was made on a host whose clock is two hours ahead."""
+    short, long = Reclaim("a", 1, 7300.0, 7330.0), Reclaim("a", 1, 100.0, 700.0)
+    members = tuple(member(worker) for worker in range(4))
+    now = owing({"a": 2}, long, short, generation=ring(0, 1, 2, 3), members=members)
+    assert set(overdue(now, {long: 30.0, short: 28.0})) == {3}
+    left = replace(now, generation=ring(0, 1, 2), members=members[:3])
+    assert returned(left, {long: 30.0, short: 28.0}, "a") == (short,)
+    assert set(overdue(left, {long: 598.0, short: 596.0})) == {2}
 
 
 def test_slots_are_back_when_their_processes_are_gone() -> None:
     gone = owing({"a": 2}, DUE, generation=ring(0, 1), members=(member(0), member(1)))
-    assert returned(gone, "a") == (DUE,)
-    assert returned(gone, "a", hidden=1) == ()  # a process that ZooKeeper does not know any more
-    assert returned(gone, "b") == ()
-    assert returned(gone) == ()  # host a has an agent, which knows better
-    assert returned(replace(gone, hosts=(B,))) == (DUE,)
+    assert returned(gone, {}, "a") == (DUE,)
+    assert (
+        returned(gone, {}, "a", hidden=1) == ()
+    )  # a process that ZooKeeper does not know any more
+    assert returned(gone, {}, "b") == ()
+    assert returned(gone, {}) == ()  # host a has an agent, which knows better
+    assert returned(replace(gone, hosts=(B,)), {}) == (DUE,)
     left = replace(gone, members=(*gone.members, member(2)))
-    assert returned(left, "a") == ()
+    assert returned(left, {}, "a") == ()
     unswitched = replace(
         gone, generation=ring(0, 1, before=(0, 1, 2), number=3), members=gone.members
     )
-    assert returned(unswitched, "a") == ()
+    assert returned(unswitched, {}, "a") == ()
 
 
 def test_the_event_says_how_long_it_took() -> None:
-    details, text = describe_returned(DUE, 101.23)
+    details, text = describe_returned(DUE, 1.23)
     assert text == "2 slots of host a were given back after 1.2 s"
     assert (details.host, details.slots, details.after_s, details.within_s) == ("a", 2, 1.23, 30.0)
-    _, late = describe_returned(DUE, 140.0)
+    _, late = describe_returned(DUE, 40.0)
     assert late.endswith("after 40.0 s, later than the 30 s that were left")
 
 
@@ -318,7 +359,7 @@ def test_a_leader_notes_what_a_host_without_an_agent_has_given_back() -> None:
 def test_a_leader_gives_up_who_is_overdue() -> None:
     members = tuple(member(worker) for worker in range(4))
     now = owing({"a": 2}, DUE, generation=ring(0, 1, 2, 3), members=members)
-    late = overdue(now, 128.0)
+    late = overdue(now, LATE)
     assert set(membership.decide(now, 1, AGES, LIMITS, overdue=late).evict) == {2, 3}
 
 
@@ -326,7 +367,7 @@ def test_a_leader_gives_up_who_is_overdue() -> None:
 def test_a_leader_gives_nobody_up_who_may_be_the_last_with_the_state(how: str) -> None:
     due, members = Reclaim("a", 1, 100.0, 130.0), (member(0), member(1))
     now = owing({"a": 1}, due, generation=ring(0, 1), members=members)
-    late = overdue(now, 128.0)
+    late = overdue(now, {due: 28.0})
     assert set(late) == {1}
     if how == "absent":
         now = replace(now, members=members[1:])

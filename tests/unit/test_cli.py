@@ -29,7 +29,16 @@ from edl.core.event_text import cost
 from edl.core.events import Event, SwitchDetails
 from edl.core.host.python_command import python_script, title
 from edl.core.progress import TrainingStatus
-from edl.core.records import Generation, Host, JobState, Leader, Member, RingMember, Stage
+from edl.core.records import (
+    Generation,
+    Host,
+    JobState,
+    Leader,
+    Member,
+    Reclaim,
+    RingMember,
+    Stage,
+)
 from edl.core.snapshot import Snapshot
 from edl.core.status import JobStatus, job_status
 from edl.core.step.step_record import SwitchTimes
@@ -398,6 +407,21 @@ def test_status_shows_the_devices_of_a_job_that_is_limited_to_some() -> None:
     assert [line.split()[-1] for line in lines[-4:] if line.strip()] == ["0", "3", "-"]
     over = replace(limited, job=replace(limited.job, state=JobState.STOPPED))
     assert job_status(over, "zk").devices == {}
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "when"), [(-7200.0, "by now"), (0.0, "within 30 s"), (7200.0, "within 30 s")]
+)
+def test_status_never_shows_more_time_than_a_demand_left(
+    ahead_s: float, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock of the host that asked may be ahead of ours, or behind."""
+    monkeypatch.setattr("edl.cli.status.time.time", lambda: 1000.0)
+    asked_s = 1000.0 + ahead_s
+    before = snapshot()
+    reclaims = (Reclaim("a", 2, asked_s, asked_s + 30.0),)
+    now = replace(before, desired=replace(before.desired, reclaims=reclaims))
+    assert f"2 slots of a {when}" in shown(status_table(job_status(now, "zk")))
 
 
 def test_status_says_how_many_samples_were_left_out() -> None:

@@ -19,7 +19,7 @@ from typing import Self, TypeVar
 from edl.core.host.process import BACKOFF_MAX_S, Process, seen
 from edl.core.job.gang_start import has_too_few_places
 from edl.core.job.placement import Placement
-from edl.core.records import Job, JobState, Member, RingMember
+from edl.core.records import Job, JobState, Member, Reclaim, RingMember
 from edl.core.snapshot import Snapshot
 
 
@@ -158,6 +158,8 @@ class SupervisorState:
         waiting: the numbers of the workers of the ring that answer on their ports, while a worker
             of this launcher is suspended for too long.
         overdue: whether the time to give back borrowed slots of this host has passed.
+        reclaims_s: for each open demand to give slots back, the time since this launcher first saw
+            it.
         too_few_since: since when a job that has not begun has had too few places on its hosts to
             begin; None: it has enough, or has begun.
     """
@@ -178,6 +180,7 @@ class SupervisorState:
     answering: frozenset[int] = frozenset()
     waiting: frozenset[int] = frozenset()
     overdue: bool = False
+    reclaims_s: Mapping[Reclaim, float] = field(default_factory=dict)
     too_few_since: float | None = None
 
     @property

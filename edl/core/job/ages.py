@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from edl.core.job.borrowing import ReclaimTracker
 from edl.core.job.ring_failure import broke
-from edl.core.records import Generation, Stage
+from edl.core.records import Generation, Reclaim, Stage
 from edl.core.snapshot import Snapshot
 
 AWAY_S = 10.0  # when a look comes later than this, the leader could not read meanwhile
@@ -36,6 +37,8 @@ class Ages:
             generation broke; 0.0 if none did.
         lost_s: the time since the leader first saw that all workers of the ring are evicted, except
             those that were to leave it anyway; 0.0 while one is not.
+        reclaims_s: for each open demand to give slots back, the time since the leader first saw it.
+            Time in which the leader could not read counts here: the slots' owner waits.
     """
 
     leading_s: float = 0.0
@@ -43,6 +46,7 @@ class Ages:
     generation_s: float = 0.0
     broken_s: float = 0.0
     lost_s: float = 0.0
+    reclaims_s: Mapping[Reclaim, float] = field(default_factory=dict)
 
 
 class AgeTracker:
@@ -62,18 +66,21 @@ class AgeTracker:
         self._announced = (0, now_s)  # number of the newest generation, and when it was seen
         self._broken: float | None = None
         self._lost: float | None = None
+        self._reclaims = ReclaimTracker()
 
     def look(self, now: Snapshot, now_s: float) -> Ages:
         """Return the ages of the facts in a new snapshot, and keep what the next call needs of it.
 
         If more than :data:`AWAY_S` (10) seconds have passed since the call before, the leader could
-        not read meanwhile, and the time beyond these 10 seconds is not counted in any age.
+        not read meanwhile, and the time beyond these 10 seconds is not counted in any age but those
+        of ``reclaims_s``.
 
         Args:
             now: the state of the job in ZooKeeper.
             now_s: the time at which it was read, by the leader's clock, in seconds; not before that
                 of the last call.
         """
+        reclaims_s = self._reclaims.look(now.desired, now_s)
         self._away_s += max(0.0, now_s - self._looked_s - AWAY_S)
         self._looked_s = now_s
         now_s -= self._away_s
@@ -99,6 +106,7 @@ class AgeTracker:
             now_s - self._announced[1],
             0.0 if self._broken is None else now_s - self._broken,
             0.0 if self._lost is None else now_s - self._lost,
+            reclaims_s,
         )
 
 

@@ -13,7 +13,7 @@ workers repair the ring and go on without it, and no training progress is lost.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from edl.core.events import ReclaimedDetails
@@ -188,7 +188,30 @@ def reclaims_after(
 # --- the deadline
 
 
-def is_late(reclaim: Reclaim, now_s: float) -> bool:
+class ReclaimTracker:
+    """An object that computes for how long one process has seen each demand to give slots back.
+
+    No host's clock is compared with another's, so a deadline counts from when the process that
+    judges it first saw the demand: it may be later than asked, but is never earlier. A process that
+    starts later, such as a new leader, counts from its own first look.
+    """
+
+    def __init__(self) -> None:
+        self._since: dict[Reclaim, float] = {}
+
+    def look(self, desired: Desired, now_s: float) -> dict[Reclaim, float]:
+        """Return the age of each open demand in seconds, and keep what the next call needs.
+
+        Args:
+            desired: the desired workers, with the open demands to give slots back.
+            now_s: the time at which they were read, by the monotonic clock of this process, in
+                seconds.
+        """
+        self._since = {one: self._since.get(one, now_s) for one in desired.reclaims}
+        return {one: now_s - since_s for one, since_s in self._since.items()}
+
+
+def is_late(reclaim: Reclaim, age_s: float) -> bool:
     """Return whether a deadline to give slots back is so near that the slots' workers are evicted.
 
     They are evicted because a planned switch might end after the deadline. The result is True from
@@ -197,25 +220,24 @@ def is_late(reclaim: Reclaim, now_s: float) -> bool:
 
     Args:
         reclaim: the request to give slots back, with its deadline.
-        now_s: the present time, in seconds since 1970.
+        age_s: for how long the caller has seen the request, in seconds.
     """
-    return now_s >= reclaim.by_s - min(MARGIN_S, (reclaim.by_s - reclaim.asked_s) / 2)
+    return age_s >= reclaim.within_s - min(MARGIN_S, reclaim.within_s / 2)
 
 
-def overdue_on(host: str, desired: Desired, now_s: float) -> bool:
+def overdue_on(host: str, ages_s: Mapping[Reclaim, float]) -> bool:
     """Return whether a request to give back slots of a host is near its deadline, or past it.
 
     Near is as in :func:`is_late`: at most :data:`MARGIN_S` (2) seconds before the deadline.
 
     Args:
         host: the name of the host.
-        desired: the desired workers, with the open requests to give slots back.
-        now_s: the present time, in seconds since 1970.
+        ages_s: for how long the caller has seen each open request, in seconds.
     """
-    return any(one.host == host and is_late(one, now_s) for one in desired.reclaims)
+    return any(one.host == host and is_late(one, age_s) for one, age_s in ages_s.items())
 
 
-def overdue(now: Snapshot, now_s: float) -> dict[int, str]:
+def overdue(now: Snapshot, ages_s: Mapping[Reclaim, float]) -> dict[int, str]:
     """Return the workers to evict because the deadline to give back their borrowed slots is near.
 
     They are the workers of the ring beyond the number that their host may have at the deadline.
@@ -226,12 +248,13 @@ def overdue(now: Snapshot, now_s: float) -> dict[int, str]:
 
     Args:
         now: the state of the job in ZooKeeper.
-        now_s: the present time in seconds since 1970, by the caller's clock.
+        ages_s: for how long the caller has seen each open request to give slots back, in seconds.
 
     Returns:
         The reason of the eviction, by worker id.
     """
-    new, late = now.generation, [one for one in now.desired.reclaims if is_late(one, now_s)]
+    new = now.generation
+    late = [one for one in now.desired.reclaims if is_late(one, ages_s.get(one, 0.0))]
     if new is None or not late:
         return {}
     at = {member.id: member.generation for member in now.members}
@@ -247,13 +270,15 @@ def overdue(now: Snapshot, now_s: float) -> dict[int, str]:
         here.sort(
             key=lambda ring_member: ring_member.id in leaving
         )  # among the others, the highest ranks, or slots, go first
-        why = f"its slot was to be given back within {one.by_s - one.asked_s:g} s"
-        beyond = [ring_member.id for ring_member in here[_allowed(now.desired, one) :]]
+        why = f"its slot was to be given back within {one.within_s:g} s"
+        beyond = [ring_member.id for ring_member in here[_allowed(now.desired, one, ages_s) :]]
         found |= dict.fromkeys((w for w in beyond if come or w not in new.worker_ids), why)
     return found
 
 
-def returned(now: Snapshot, host: str | None = None, hidden: int = 0) -> tuple[Reclaim, ...]:
+def returned(
+    now: Snapshot, ages_s: Mapping[Reclaim, float], host: str | None = None, hidden: int = 0
+) -> tuple[Reclaim, ...]:
     """Return the open requests to give slots back that are fulfilled, in their order.
 
     A request is fulfilled when its host has at most as many workers as are desired there, plus
@@ -262,6 +287,7 @@ def returned(now: Snapshot, host: str | None = None, hidden: int = 0) -> tuple[R
 
     Args:
         now: the state of the job in ZooKeeper.
+        ages_s: for how long the caller has seen each open request, in seconds.
         host: the host of the agent that asks; None: the leader asks, for all hosts without an
             agent.
         hidden: how many further worker processes ``host`` has that ZooKeeper does not list.
@@ -273,11 +299,11 @@ def returned(now: Snapshot, host: str | None = None, hidden: int = 0) -> tuple[R
         one
         for one in now.desired.reclaims
         if (one.host not in agents if host is None else one.host == host)
-        and here[one.host] + hidden <= _allowed(now.desired, one)
+        and here[one.host] + hidden <= _allowed(now.desired, one, ages_s)
     )
 
 
-def _allowed(desired: Desired, reclaim: Reclaim) -> int:
+def _allowed(desired: Desired, reclaim: Reclaim, ages_s: Mapping[Reclaim, float]) -> int:
     """Return how many workers a host may have at the deadline of a request to give slots back.
 
     These are the workers that are desired there, and those whose slots other requests want back by
@@ -286,22 +312,24 @@ def _allowed(desired: Desired, reclaim: Reclaim) -> int:
     Args:
         desired: the desired workers, with the open requests to give slots back.
         reclaim: the request, which names the host and the deadline.
+        ages_s: for how long the caller has seen each open request, in seconds.
     """
-    later = (one for one in desired.reclaims if one.by_s > reclaim.by_s)
+    left_s = {one: one.within_s - ages_s.get(one, 0.0) for one in desired.reclaims}
+    later = (one for one in desired.reclaims if left_s[one] > left_s[reclaim])
     leave_later = sum(one.slots for one in later if one.host == reclaim.host)
     return desired.hosts.get(reclaim.host, 0) + leave_later
 
 
-def describe_returned(one: Reclaim, now_s: float) -> tuple[ReclaimedDetails, str]:
+def describe_returned(one: Reclaim, after_s: float) -> tuple[ReclaimedDetails, str]:
     """Return the event of slots that were given back, as the pair (its details, its sentence).
 
     The sentence says after how many seconds, and whether that was too late.
 
     Args:
         one: the request to give the slots back, which is fulfilled.
-        now_s: the time at which the slots were free, in seconds since 1970.
+        after_s: for how long the caller had seen the request when the slots were free, in seconds.
     """
-    within_s, after_s = one.by_s - one.asked_s, max(0.0, now_s - one.asked_s)
+    within_s = one.within_s
     late = f", later than the {within_s:g} s that were left" if after_s > within_s else ""
     have = verb(one.slots, "was", "were")
     text = (

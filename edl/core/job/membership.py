@@ -87,7 +87,7 @@ def decide(
         decision = replace(decision, evict=evict, registered=frozenset(leavers))
     # Borrowed slots whose workers have left are given back when there is nothing else to decide.
     trains = now.generation is not None and not now.job.state.over
-    done = returned(now) if trains and not decision.acts else ()
+    done = returned(now, ages.reclaims_s) if trains and not decision.acts else ()
     if not done:
         return decision
     noted = DesiredChange(now.desired, without_reclaimed(now.desired, done))
