@@ -151,9 +151,8 @@ class _Placed(Record):
 class Reclaim(Record):
     """A demand that a job give back slots of one host that it has borrowed.
 
-    Times are in seconds since 1970, by the clock of the host where the demand was made. Another
-    host's clock may differ: nothing is decided by these times, only by :attr:`within_s`, which
-    whoever decides counts from when it first saw the demand (``ReclaimTracker``).
+    Times are in seconds since 1970, by the clock of the host that demands. Only :attr:`within_s`
+    decides, from when a process first saw the demand (``ReclaimTracker``): clocks may differ.
 
     Attributes:
         host: the name of the host.
@@ -169,7 +168,7 @@ class Reclaim(Record):
 
     @property
     def within_s(self) -> float:
-        """The time that the job has to give the slots back, in seconds."""
+        """How many seconds the job has to give the slots back."""
         return self.by_s - self.asked_s
 
 
@@ -246,15 +245,13 @@ class Host(Record):
         leaving: whether the agent was asked to leave the job; other processes set this field.
         requested_np: the number of workers that the agent asks for on its host; 0: it asks for
             none, or its request was met.
-        disabled: the number of each slot in which the agent starts no worker any more, as a text ->
-            why.
+        disabled: the number of each slot in which no worker is started any more, as a text -> why.
         devices: the numbers of the devices on which the agent may start workers, sorted: those that
             it has seen in :attr:`Assigned.devices`. Empty if it has seen none. The agent starts no
             worker on a device before this record has it.
-        busy: the numbers of the devices that living processes use, sorted. A device that is neither
-            here nor in ``devices`` is free for other jobs.
-        machine: a name of the machine and the pid namespace of the agent, so that a process there
-            can say whether the agent has died; empty: not known.
+        busy: the numbers of the devices that living processes use, sorted. Other devices that are
+            not in ``devices`` are free for other jobs.
+        machine: a name of the machine and the pid namespace of the agent; empty: not known.
         metrics_port: the port on which the agent serves the metrics of the job; 0: it serves none.
     """
 
@@ -271,10 +268,7 @@ class Host(Record):
     metrics_port: int = 0
 
     def shares_machine(self, other: Host) -> bool:
-        """Return whether two agents have one address and, if both records say it, one machine.
-
-        Containers with their host's network have its address, but each a pid namespace of its own.
-        """
+        """Return whether two agents have one address and, if both say it, one pid namespace."""
         known = {self.machine, other.machine} - {""}
         return self.address == other.address and len(known) < 2
 
@@ -579,9 +573,8 @@ class JobPolicy(Record):
         hold_s: for how many seconds the policy leaves a size alone that a person has asked for.
         off: why the policy was switched off; empty: it was not.
         held_until_s: until when a size that a person asked for is kept, whatever the policy wants,
-            in seconds since 1970, by the clock of the host where the person asked; 0: no size is
-            kept. Another host's clock may differ, so a leader only sees by it that a hold is new,
-            and counts ``hold_s`` itself (``ScalingProfile.held_s``).
+            in seconds since 1970, by the clock of the person's host; 0: no size is kept. A leader
+            only sees by it that a hold is new, and counts ``hold_s`` (``ScalingProfile.held_s``).
     """
 
     text: str = ""
