@@ -160,6 +160,7 @@ class ElasticTrainerMixin(Base):
             options = {
                 "prefetch_factor": args.dataloader_prefetch_factor,
                 "multiprocessing_context": args.dataloader_multiprocessing_context,
+                "persistent_workers": args.dataloader_persistent_workers,
             }
         return edl.torch.DataLoader(
             dataset,

@@ -83,7 +83,8 @@ class DataLoader:
             the same on all workers. None: they decide.
         worker: the :class:`~edl.worker.worker.Worker` to load for; None: that of this process.
         options: all other arguments of ``torch.utils.data.DataLoader``. ``persistent_workers`` is
-            True if it is not given and there are loader processes.
+            True if it is not given and there are loader processes; with False, new ones start in
+            each epoch.
 
     Raises:
         DataError: the dataset is empty.
@@ -138,8 +139,9 @@ class DataLoader:
             if isinstance(stream, StatefulStream):
                 track(**{"edl.DataLoader": stream})
             loaded = _Parsed(stream.parse, is_packed=num_workers > 0)
+        keeps_processes = options.get("persistent_workers", True)
         if num_workers:
-            options.setdefault("persistent_workers", True)
+            options["persistent_workers"] = True  # an epoch has several iterators of the loader
         pack = loaded.pack if isinstance(loaded, _Parsed) else list
         collate = options.get("collate_fn")
         if collate is not None or not draws_nothing(loaded):
@@ -162,6 +164,7 @@ class DataLoader:
                 worker_init_fn=LoaderProcessInit(worker_init_fn),
                 **options,
             ),
+            keeps_processes,
         )
         self._numbers = RandomNumbers(self._worker, torch.initial_seed, torch.manual_seed)
         self._steps = BatchSteps(self._worker, self._feed, _unfinished, end_batch, self._numbers)
@@ -335,6 +338,9 @@ class _LoaderBatchSource:
             gets.
         loader: a function that makes PyTorch's loader; the constructor calls it. Its argument is a
             function that returns the next batch to load, or None if there is none at present.
+        keeps_processes: whether the processes of PyTorch's loader stay from one epoch to the next.
+            If not, they hold the data set as it is when an epoch begins: ``loader`` is called anew
+            for each epoch.
 
     Attributes:
         data: the data of the batch that :meth:`next` has returned last.
@@ -344,10 +350,16 @@ class _LoaderBatchSource:
     """
 
     def __init__(
-        self, worker: Worker, as_sent: Callable[[Batch], Items], loader: Callable[..., Any]
+        self,
+        worker: Worker,
+        as_sent: Callable[[Batch], Items],
+        loader: Callable[..., Any],
+        keeps_processes: bool = True,
     ) -> None:
         self._worker = worker
         self._as_sent = as_sent
+        self._make_loader, self._keeps_processes = loader, keeps_processes
+        self._opened_in: tuple[bool, int] | None = None  # whether in the warm-up, and the epoch
         self._formed: deque[Batch] = deque()
         try:
             self._loader = loader(self._form)
@@ -427,7 +439,15 @@ class _LoaderBatchSource:
         return worker.warming_up or worker.loader.sampler.has_more(worker.loader.ledger)
 
     def _open(self) -> Iterator[Any]:
-        """Start PyTorch's loader with its processes, and return its iterator over batches."""
+        """Start PyTorch's loader with its processes, and return its iterator over batches.
+
+        Processes that have started in this epoch are used again, because the loader is started
+        whenever new leases have come.
+        """
+        epoch = (self._worker.warming_up, self._worker.loader.epoch)
+        if not self._keeps_processes and self._opened_in not in (None, epoch):
+            self._loader = self._make_loader(self._form)
+        self._opened_in = epoch
         if not forks(self._loader):
             return iter(self._loader)
         with holding_sigterm():  # until LoaderProcessInit blocks it

@@ -41,6 +41,7 @@ def training_options(loader: DataLoader[Any]) -> dict[str, Any]:
     _refuse(loader)
     options: dict[str, Any] = {name: getattr(loader, name) for name in PASSED_ON}
     options |= {
+        "persistent_workers": loader.persistent_workers,
         "dataset": loader.dataset,
         "batch_size": loader.batch_size,
         "shuffle": is_shuffled(loader),

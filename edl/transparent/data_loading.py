@@ -42,7 +42,6 @@ OPTIONS = (
     "timeout",
     "multiprocessing_context",
     "generator",
-    "persistent_workers",
     "worker_init_fn",
     "prefetch_factor",
 )
@@ -268,6 +267,7 @@ def _elastic(loader: DataLoader[Any], epochs: ScriptEpochs) -> edl.torch.DataLoa
         loader.dataset,
         loader.batch_size,
         num_workers=loader.num_workers,
+        persistent_workers=loader.persistent_workers,
         order=ReplicaOrder(sampler, loader.batch_size, loader.drop_last, epochs),
         **options,
     )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 from tfrecords import framed
 
 import edl.data
@@ -19,6 +21,7 @@ from edl.core.step.batching import Batching
 from edl.core.step.source import Source
 from edl.errors import UsageError
 from edl.framework.source import refuse_logical
+from edl.torch.loader import _Leases, _LoaderBatchSource
 from edl.worker.worker import Worker
 
 
@@ -151,3 +154,48 @@ def test_who_says_it_twice_is_refused(name: str) -> None:
     sentence = f"edl.DataLoader was given {name}, and the job's policy has a table"
     with pytest.raises(UsageError, match=sentence):
         edl.torch.DataLoader([1.0], worker=cast(Worker, worker), **{name: 8})
+
+
+@pytest.mark.parametrize(("keeps", "made_in"), [(True, [0]), (False, [0, 0, 1])])
+def test_loader_processes_start_anew_in_each_epoch(keeps: bool, made_in: list[int]) -> None:
+    """They start after a newcomer's warm-up and in epoch 1, and not when new leases come."""
+    leases: deque[Any] = deque()
+    sampler = SimpleNamespace(
+        form=lambda _: leases.popleft() if leases else None,
+        has_more=lambda _: bool(leases),
+        warm_up=lambda: [0],
+    )
+    worker = SimpleNamespace(
+        warming_up=True, loader=SimpleNamespace(sampler=sampler, ledger=None, epoch=0)
+    )
+    made: list[int] = []
+
+    def make(form: Any) -> torch.utils.data.DataLoader[Any]:
+        made.append(worker.loader.epoch)
+        batches = cast(Any, _Leases(form, lambda batch: cast(Any, batch)))
+        return torch.utils.data.DataLoader(cast(Any, range(3)), batch_sampler=batches)
+
+    source = _LoaderBatchSource(cast(Worker, worker), lambda batch: cast(Any, batch), make, keeps)
+    assert source.next() == ([0], False)
+    worker.warming_up = False
+    for epoch in (0, 1):
+        source.restart()
+        worker.loader.epoch = epoch
+        for batch in ([1], [2]):
+            leases.append(batch)
+            assert source.next() == (batch, False)
+            assert source.data.tolist() == batch
+    assert made == made_in
+
+
+def test_loader_processes_stay_if_the_script_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[bool] = []
+
+    def noted(*given: Any) -> Any:
+        kept.append(given[-1])
+        return SimpleNamespace(data=None)
+
+    monkeypatch.setattr("edl.torch.loader._LoaderBatchSource", noted)
+    for options in ({}, {"persistent_workers": True}, {"persistent_workers": False}):
+        edl.torch.DataLoader([1.0], worker=cast(Worker, Listener()), num_workers=1, **options)
+    assert kept == [True, True, False]

@@ -24,6 +24,12 @@ def test_a_training_loader_of_pytorch_becomes_options() -> None:
     assert (plain["collate_fn"], plain["num_workers"]) == (list, 0)
 
 
+@pytest.mark.parametrize("keeps", [False, True])
+def test_loader_processes_stay_from_epoch_to_epoch_if_the_script_says_so(keeps: bool) -> None:
+    options = {"num_workers": 1, "persistent_workers": keeps}
+    assert training_options(DataLoader(range(4), **options))["persistent_workers"] is keeps
+
+
 def test_a_training_loader_says_whether_it_shuffles() -> None:
     for options, shuffles in (
         ({"shuffle": True}, True),

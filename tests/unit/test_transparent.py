@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler
 
 from edl.core.host.python_command import parse_command, python_script, title, transparent
 from edl.core.job.script_exchange import answer_of, with_payload
 from edl.errors import UsageError
+from edl.transparent import data_loading
 from edl.transparent.model_search import ModelGroup, is_training, model_with
 from edl.transparent.step_numbers import StepNumbers
 from edl.transparent.training import EpochNumbers, ScriptEpochs
@@ -152,3 +154,17 @@ def test_the_models_of_one_optimizer_are_found() -> None:
     with pytest.raises(UsageError, match="of a module that holds all of them"):
         model_with(torch.optim.SGD([*head.parameters(), nn.Parameter(torch.ones(1))], lr=0.1), None)
     assert list(user.parameters()) == list(head.parameters())
+
+
+@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}])
+def test_loader_processes_stay_as_long_as_the_scripts(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch's default is to start new ones in each epoch; edl's is to keep them."""
+    passed_on: dict[str, Any] = {}
+    monkeypatch.setattr(data_loading, "ranks", lambda: 2)
+    monkeypatch.setattr("edl.torch.DataLoader", lambda *_, **given: passed_on.update(given))
+    sampler: Any = DistributedSampler(cast(Any, range(4)), num_replicas=2, rank=0)
+    given = {"num_workers": 1} | options
+    data_loading._elastic(DataLoader(cast(Any, range(4)), sampler=sampler, **given), ScriptEpochs())
+    assert passed_on["persistent_workers"] is options.get("persistent_workers", False)
