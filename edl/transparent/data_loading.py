@@ -31,6 +31,7 @@ from edl.framework.digest import ByteRange
 from edl.torch import api
 from edl.torch.digest import digests
 from edl.torch.sampler import allow_logical_samplers
+from edl.transparent.averages import ScriptAverages, watch_averages
 from edl.transparent.model_search import is_training
 from edl.transparent.ranks import ranks
 from edl.transparent.training import EpochNumbers, ScriptEpochs, Training
@@ -236,11 +237,12 @@ class ScriptLoaders:
         epochs.name(0, number, loader.sampler.epoch)  # type: ignore[attr-defined]
         inner = _elastic(loader, epochs)
         edl.torch.track(**{"epochs of the script": epochs})
+        edl.torch.track(**{"averages of the weights": averages})
         example = partial(self.example, loader)
         return Training(inner, self.optimizer, epochs, example, plain_length(loader))
 
 
-loaders = ScriptLoaders()
+loaders, averages = ScriptLoaders(), ScriptAverages()
 plain_iterator, plain_length = DataLoader.__iter__, DataLoader.__len__
 
 
@@ -292,6 +294,7 @@ def _divide(sampler: DistributedSampler[Any], replicas: int, rank: int) -> None:
 def replace_loading() -> None:
     """Let data loaders and samplers of PyTorch serve all ranks of the script, from now on."""
     allow_logical_samplers()
+    watch_averages(averages)
     loader: Any = DataLoader
     loader.__iter__, loader.__len__ = _iterate, _length
     loader.edl_numbers_steps = property(loaders.numbers)

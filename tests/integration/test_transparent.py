@@ -148,7 +148,7 @@ def test_workers_die_before_the_training(tmp_path: Path, zk_hosts: str) -> None:
 
 @pytest.mark.long
 def test_a_preempted_job_goes_on_with_other_processes(tmp_path: Path, zk_hosts: str) -> None:
-    words = ("--epochs", "6", "--habits", "schedule,dropout")
+    words = ("--epochs", "6", "--habits", "schedule,dropout,average")
     expected = alone(tmp_path / "alone", *words)
     script = [throttle.SCRIPT, *train(tmp_path / "out", *words)]
     saved = ("--checkpoint-dir", str(tmp_path / "saved"))

@@ -20,6 +20,7 @@ import horovod.torch as hvd
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
@@ -110,6 +111,7 @@ if "unnamed" in HABITS:
     optimizer = hvd.DistributedOptimizer(optimizer)
 else:
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+average: AveragedModel | None = None
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7) if "schedule" in HABITS else None
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 hvd.broadcast_optimizer_state(optimizer, root_rank=0)
@@ -143,6 +145,8 @@ def train(epoch: int) -> int:
                 optimizer.step()
         else:
             optimizer.step()
+        if average is not None:
+            average.update_parameters(model)
         if "test_within" in HABITS and batch == 2:
             test()
             model.train()
@@ -165,6 +169,7 @@ def test() -> float:
 def digest() -> str:
     values = [*model.state_dict().values()]
     values += [each for one in optimizer.state.values() for each in one.values()]
+    values += [] if average is None else average.state_dict().values()
     whole = b"".join(value.numpy().tobytes() for value in values)
     return hashlib.sha256(whole).hexdigest()
 
@@ -172,6 +177,8 @@ def digest() -> str:
 if "first_batch" in HABITS:
     next(iter(train_loader))
 for epoch in range(first, args.epochs):
+    if "average" in HABITS and epoch == 1:
+        average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     trained = train(epoch)
     test()
     if "join" in HABITS:

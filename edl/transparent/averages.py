@@ -1,0 +1,74 @@
+"""Send the script's averages of the weights to newcomers and resumed jobs: :class:`ScriptAverages`.
+
+A script for plain Horovod makes its ``AveragedModel`` (EMA, SWA) in each process, and no call says
+that it belongs to the state of the training.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from torch.optim.swa_utils import AveragedModel
+
+
+class ScriptAverages:
+    """The averages of the weights that a script makes; a part of the job's state.
+
+    They have numbers in the order in which the script makes them, the same on all processes. The
+    state of an average that this process' script has not made yet waits for it: a resumed job gets
+    its state before its script has come to the epoch in which it makes the average.
+
+    Attributes:
+        edl_compared: False; a script may make an average on rank 0 alone.
+    """
+
+    edl_compared = False
+
+    def __init__(self) -> None:
+        self._made: list[weakref.ref[AveragedModel]] = []
+        self._waiting: list[Any] = []  # states of averages that the script has yet to make
+
+    def add(self, average: AveragedModel) -> None:
+        """Add an average that the script has just made; it gets its state in the job, if any."""
+        self._made.append(weakref.ref(average))
+        if self._waiting:
+            _load([average], [self._waiting.pop(0)])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states by number, for :meth:`load_state_dict`; None for a deleted average."""
+        states = [None if one is None else dict(one.state_dict()) for one in self._alive()]
+        return {"states": [*states, *self._waiting]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load the job's averages: ``state`` is a result of :meth:`state_dict`."""
+        states, alive = state["states"], self._alive()
+        _load(alive, states)
+        self._waiting = list(states[len(alive) :])
+
+    def _alive(self) -> list[AveragedModel | None]:
+        return [ref() for ref in self._made]
+
+
+def _load(averages: Sequence[AveragedModel | None], states: Sequence[Any]) -> None:
+    """Load into each average the state with the same index, where there are both."""
+    for average, state in zip(averages, states, strict=False):
+        if average is not None and state is not None:
+            average.load_state_dict(state)
+
+
+def watch_averages(averages: ScriptAverages) -> None:
+    """Add all averages that the script makes from now on to ``averages``; call it once.
+
+    It replaces the constructor of ``AveragedModel``, because PyTorch has no hook for that.
+    """
+    make = AveragedModel.__init__
+
+    @functools.wraps(make)
+    def noted(self: AveragedModel, *given: Any, **named: Any) -> None:
+        make(self, *given, **named)
+        averages.add(self)
+
+    AveragedModel.__init__ = noted  # type: ignore[method-assign]

@@ -1,0 +1,86 @@
+"""Averages of the weights in an unchanged script are a part of the job's state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader, DistributedSampler
+
+from edl.transparent import data_loading
+from edl.transparent.averages import ScriptAverages, watch_averages
+
+
+@pytest.fixture
+def averages(monkeypatch: pytest.MonkeyPatch) -> ScriptAverages:
+    monkeypatch.setattr(AveragedModel, "__init__", AveragedModel.__init__)  # put back afterwards
+    found = ScriptAverages()
+    watch_averages(found)
+    return found
+
+
+def average_of(value: float) -> AveragedModel:
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, value)
+    average = AveragedModel(model)
+    average.update_parameters(model)
+    return average
+
+
+def value_of(average: AveragedModel) -> tuple[float, int]:
+    (weight,) = average.module.parameters()
+    return weight.item(), int(average.n_averaged)
+
+
+def test_a_newcomer_gets_the_averages_of_the_job(averages: ScriptAverages) -> None:
+    theirs = [average_of(value) for value in (1.0, 2.0)]
+    theirs[1].update_parameters(nn.Linear(1, 1))
+    state = averages.state_dict()
+    newcomer = ScriptAverages()
+    mine = [average_of(0.0) for _ in range(2)]
+    for average in mine:
+        newcomer.add(average)
+    newcomer.load_state_dict(state)
+    assert [value_of(one) for one in mine] == [value_of(one) for one in theirs]
+
+
+def test_an_average_that_is_made_later_gets_its_state_then(averages: ScriptAverages) -> None:
+    """Until then the state is sent on; what is made after all those of the job begins anew."""
+    waiting = [dict(average_of(value).state_dict()) for value in (1.0, 2.0)]
+    resumed = ScriptAverages()
+    watch_averages(resumed)
+    resumed.load_state_dict({"states": waiting})
+    assert resumed.state_dict() == {"states": waiting}
+    made = [AveragedModel(nn.Linear(1, 1, bias=False)) for _ in range(3)]
+    assert [value_of(one) for one in made[:2]] == [(1.0, 1), (2.0, 1)]
+    assert value_of(made[2])[1] == 0
+    assert len(resumed.state_dict()["states"]) == 3
+
+
+def test_a_deleted_average_keeps_its_number(averages: ScriptAverages) -> None:
+    made = [average_of(value) for value in (1.0, 2.0)]
+    del made[0]
+    state = averages.state_dict()
+    assert state["states"][0] is None
+    other = ScriptAverages()
+    mine = [average_of(0.0) for _ in range(2)]
+    for average in mine:
+        other.add(average)
+    other.load_state_dict(state)
+    assert [value_of(one)[0] for one in mine] == [0.0, 2.0]
+
+
+def test_the_training_of_a_script_has_its_averages(monkeypatch: pytest.MonkeyPatch) -> None:
+    tracked: dict[str, Any] = {}
+    loaders = data_loading.ScriptLoaders()
+    loaders.optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    monkeypatch.setattr(loaders, "_exchange_early", lambda payload: [payload])
+    monkeypatch.setattr(data_loading, "_elastic", lambda *_: data_loading.edl.torch.DataLoader)
+    monkeypatch.setattr("edl.torch.DataLoader.endless_epochs", lambda: iter(()))
+    monkeypatch.setattr("edl.torch.track", lambda **objects: tracked.update(objects))
+    data: Any = range(4)
+    loaders._begun(DataLoader(data, sampler=DistributedSampler(data, 2, 0)), 0)
+    assert data_loading.averages in tracked.values()
