@@ -239,7 +239,7 @@ class ScriptLoaders:
         edl.torch.track(**{"epochs of the script": epochs})
         edl.torch.track(**{"averages of the weights": averages})
         example = partial(self.example, loader)
-        return Training(inner, self.optimizer, epochs, example, plain_length(loader))
+        return Training(inner, self.optimizer, epochs, example)
 
 
 loaders, averages = ScriptLoaders(), ScriptAverages()

@@ -34,10 +34,11 @@ OTHER_ORDER = (
     "it the same number on all workers, before its loop over the loader"
 )
 LEFT_EARLY = (
-    "the script has left its loop over the training data by a number of batches: a process that "
-    "trains several ranks takes a batch for each in every step; leave the loop by the number of "
-    "enumerate(loader), before the batch is trained, and take batches until the loader ends, "
-    "instead of a number of them (range(len(loader)), itertools.islice)"
+    "the script has left its loop over the training data early, by a number of batches or after "
+    "optimizer.step(): a process that trains several ranks takes a batch for each in every step, "
+    "so the number of updates would depend on the number of processes; leave the loop by the "
+    "number of enumerate(loader), before the batch is trained, and take batches until the loader "
+    "ends, instead of a number of them (range(len(loader)), itertools.islice)"
 )
 
 
@@ -126,7 +127,6 @@ class Training:
         optimizer: the script's optimizer.
         epochs: the script's numbers of the job's epochs.
         example: returns some batch of the training data.
-        steps: the number of steps of an epoch, as under Horovod.
 
     Attributes:
         passes_over: whether the script goes through epochs that the job has behind it.
@@ -138,9 +138,8 @@ class Training:
         optimizer: torch.optim.Optimizer,
         epochs: ScriptEpochs,
         example: Callable[[], Any],
-        steps: int,
     ) -> None:
-        self._loader, self._optimizer, self._steps = loader, optimizer, steps
+        self._loader, self._optimizer = loader, optimizer
         self._numbers, self._load_example = epochs, example
         self._epochs = loader.endless_epochs()
         self._epoch = -1  # the job's, once this process takes part in it
@@ -194,7 +193,7 @@ class Training:
             try:
                 yield batch
             except GeneratorExit:
-                self._left_early = self._is_within_step() or self._is_counted(taken)
+                self._left_early = self._is_within_step() or self._is_after_step(taken)
                 raise
 
     def note_step(self) -> None:
@@ -202,7 +201,7 @@ class Training:
         self._has_stepped = True
 
     def refuse_left_early(self) -> None:
-        """Raise a UsageError if the script has left its last loop by a number of batches.
+        """Raise a UsageError if the script has left its last loop within a step or after an update.
 
         What it trains would then depend on the number of processes.
         """
@@ -215,14 +214,18 @@ class Training:
         taken = engine.batches.pieces - engine.batches.pieces_left
         return engine.is_open and (taken > 1 or self._has_stepped)
 
-    def _is_counted(self, taken: int) -> bool:
-        """Return whether the script has trained as many batches as an epoch has steps, and no more.
+    def _is_after_step(self, taken: int) -> bool:
+        """Return whether steps of the epoch are left, and a step has several of the loop's passes.
+
+        The script has left its loop after an update, and so by something that it counts in each
+        pass. With one pass for each step it leaves after the same step as under Horovod.
 
         Args:
             taken: the number of batches that it has taken in the epoch.
         """
-        is_all = self._has_stepped and taken == self._steps
-        return is_all and self._loader.batch_index + 1 < taken
+        pieces = current_worker().loader.engine.batches.pieces
+        has_several = pieces > 1 or taken > self._loader.batch_index
+        return self._has_stepped and has_several and not self._loader.epoch_is_over
 
     def _come_in(self, number: int) -> Iterator[Any]:
         """Take part in the job, in the epoch to which the script gives ``number``.

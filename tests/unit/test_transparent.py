@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -17,7 +19,7 @@ from edl.errors import UsageError
 from edl.transparent import data_loading
 from edl.transparent.model_search import ModelGroup, is_training, model_with
 from edl.transparent.step_numbers import StepNumbers
-from edl.transparent.training import EpochNumbers, ScriptEpochs
+from edl.transparent.training import EpochNumbers, ScriptEpochs, Training
 
 
 @pytest.mark.parametrize(
@@ -168,3 +170,80 @@ def test_loader_processes_stay_as_long_as_the_scripts(
     given = {"num_workers": 1} | options
     data_loading._elastic(DataLoader(cast(Any, range(4)), sampler=sampler, **given), ScriptEpochs())
     assert passed_on["persistent_workers"] is options.get("persistent_workers", False)
+
+
+class _Steps:
+    """A loader of edl of an epoch with four steps, each of ``pieces`` passes of the loop."""
+
+    def __init__(self, pieces: int) -> None:
+        self.batches = SimpleNamespace(pieces=pieces, pieces_left=0)
+        self.engine = SimpleNamespace(is_open=False, batches=self.batches)
+        self.steps = 0  # made
+
+    @property
+    def batch_index(self) -> int:
+        return self.steps
+
+    @property
+    def epoch_is_over(self) -> bool:
+        return self.steps == 4
+
+    def endless_epochs(self) -> Iterator[int]:
+        yield from itertools.count()
+
+    def __iter__(self) -> Iterator[int]:
+        for self.steps in range(4):
+            for left in reversed(range(self.batches.pieces)):
+                self.engine.is_open, self.batches.pieces_left = True, left
+                yield self.steps
+
+    def update(self) -> None:
+        if self.batches.pieces_left == 0:
+            self.engine.is_open, self.steps = False, self.steps + 1
+
+
+Body = Callable[[int], bool]
+LEFT: dict[str, tuple[Callable[[Iterator[int]], Iterator[int]], Body, Body, set[int]]] = {
+    "islice": (lambda loop: itertools.islice(loop, 2), lambda _: False, lambda _: False, {2}),
+    "break_after_the_update": (iter, lambda _: False, lambda made: made == 2, {2}),
+    "break_within_a_step": (iter, lambda _: False, lambda made: made == 1, {2}),
+    "all": (iter, lambda _: False, lambda _: False, set()),
+    "as_many_as_there_are": (
+        lambda loop: itertools.islice(loop, 8),
+        lambda _: False,
+        lambda _: False,
+        set(),
+    ),
+    "break_before_the_batch_is_trained": (iter, lambda step: step == 2, lambda _: False, set()),
+    "first_batch": (iter, lambda _: True, lambda _: False, set()),
+}
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize("how", LEFT)
+def test_a_loop_that_is_left_by_a_number_of_batches(
+    how: str, pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused where the number of updates depends on the number of processes."""
+    taken, leaves_before, leaves_after, refused_with = LEFT[how]
+    loader = _Steps(pieces)
+    worker = SimpleNamespace(warming_up=False, show_epoch=lambda _: None, loader=loader)
+    monkeypatch.setattr("edl.transparent.training.current_worker", lambda: worker)
+    epochs = ScriptEpochs()
+    epochs.name(0, 0, 0)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    training = Training(cast(Any, loader), optimizer, epochs, lambda: None)
+    loop = taken(training.batches(0, 0))
+    for trained, step in enumerate(loop, start=1):
+        if leaves_before(step):
+            break
+        training.note_step()
+        loader.update()
+        if leaves_after(trained):
+            break
+    del loop
+    if pieces not in refused_with:
+        training.refuse_left_early()
+        return
+    with pytest.raises(UsageError, match="left its loop over the training data early"):
+        training.refuse_left_early()
