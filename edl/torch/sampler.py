@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Iterator, Mapping, Sized
 from typing import Any
 
@@ -29,15 +30,19 @@ def refuse_partial_samplers() -> None:
     the constructor.
     """
     make = DistributedSampler.__init__
+    signature = inspect.signature(make)
 
     @functools.wraps(make)
     def checked(self: DistributedSampler[Any], *given: Any, **named: Any) -> None:
+        if _allows_logical and process.is_initialized():
+            asked = signature.bind(self, *given, **named)
+            _lower_rank(asked.arguments, process.current_worker().logical)
+            make(*asked.args, **asked.kwargs)
+            return
         make(self, *given, **named)
         if not process.is_initialized():
             return
         worker = process.current_worker()
-        if _allows_logical:
-            return
         if self.num_replicas == worker.logical and worker.logical != worker.size:
             raise UsageError(
                 f"a DistributedSampler for {worker.logical} replicas, the number of logical "
@@ -46,6 +51,22 @@ def refuse_partial_samplers() -> None:
             )
 
     DistributedSampler.__init__ = checked  # type: ignore[method-assign]
+
+
+def _lower_rank(asked: dict[str, Any], logical: int) -> None:
+    """Lower the rank of a sampler for all logical workers to the largest that PyTorch takes.
+
+    The rank that a newcomer expects may be the number of logical workers, where each of them has a
+    process already. The sampler gets another rank before it divides an evaluation; the job's order
+    of the training data depends on no rank.
+
+    Args:
+        asked: the arguments of the sampler by name; changed in place.
+        logical: the number of the job's logical workers.
+    """
+    rank = asked.get("rank")
+    if rank is not None and asked.get("num_replicas") == logical:
+        asked["rank"] = min(rank, logical - 1)
 
 
 def allow_logical_samplers() -> None:

@@ -66,6 +66,21 @@ def test_a_share_of_an_evaluation_is_that_of_a_process(monkeypatch: pytest.Monke
     assert DistributedSampler(range(24), 8, 0).num_samples == 3
 
 
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_newcomer_may_have_a_rank_above_those_of_the_script(
+    rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank has a process, so the newcomer's number is that of the ranks."""
+    monkeypatch.setattr(process, "_worker", cast(Worker, SimpleNamespace(logical=2, size=2)))
+    with pytest.raises(ValueError, match="Invalid rank 2"):
+        DistributedSampler(range(4), 2, 2)
+    monkeypatch.setattr("edl.torch.sampler._allows_logical", True)
+    assert DistributedSampler(range(4), num_replicas=2, rank=rank).rank == min(rank, 1)
+    assert DistributedSampler(range(4), 2, rank).rank == min(rank, 1)
+    with pytest.raises(ValueError, match="Invalid rank 3"):
+        DistributedSampler(range(4), 3, 3)
+
+
 def test_a_size_within_the_training_is_that_of_logical_workers(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
