@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from edl.framework.digest import places
+
 _HOOKS = (
     "_optimizer_step_pre_hooks",
     "_optimizer_step_post_hooks",
@@ -105,12 +107,15 @@ def state_of(optimizer: Optimizer) -> dict[str, Any]:
     }
 
 
-def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
+def load_state(optimizer: Optimizer, state: dict[str, Any], exact: bool = True) -> None:
     """Load a state into ``optimizer``; it may share the tensors of ``state`` afterwards.
 
     Args:
         optimizer: the optimizer to change in place.
         state: a state that :func:`state_of` has returned for an optimizer with the same groups.
+        exact: whether each tensor keeps its dtype and type of device, so that the states are equal
+            bit for bit. False: PyTorch converts tensors to the dtype and device of the parameter,
+            as it must be if those of the parameters differ from those at the sender.
 
     Raises:
         ValueError: there are more or fewer groups; the optimizer wraps no other and its groups have
@@ -119,6 +124,8 @@ def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
     inner = inner_optimizers(optimizer)
     if not inner:
         optimizer.load_state_dict(state)
+        if exact:
+            _put_back_converted(optimizer, state)
         return
     theirs = state.get("inner", {})
     if inner.keys() != theirs.keys():
@@ -196,6 +203,34 @@ def _state_dict(optimizer: Optimizer) -> dict[str, Any]:
         return optimizer.state_dict()
     finally:
         optimizer.state = held
+
+
+def _put_back_converted(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """Put back the tensors of ``state`` whose dtype or type of device has changed in the load.
+
+    ``load_state_dict()`` converts every floating tensor but ``step`` to the dtype of its parameter,
+    and moves it to its device. NAdam's ``mu_product`` and ASGD's ``eta`` and ``mu`` are float32
+    whatever the parameter is, and ``mu_product`` is on the CPU.
+
+    Args:
+        optimizer: an optimizer that has just loaded ``state``; it is changed in place.
+        state: the state, as :func:`state_of` returns it.
+    """
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=True):
+        sent = {name: where[key] for name, where, key in places(state["state"].get(number, {}))}
+        for name, where, key in places(optimizer.state.get(parameter, {})):
+            own, theirs = where[key], sent.get(name)
+            if isinstance(where, tuple) or not isinstance(own, torch.Tensor):
+                continue
+            if isinstance(theirs, torch.Tensor) and not same_kind(own, theirs):
+                where[key] = theirs
+
+
+def same_kind(own: torch.Tensor, sent: torch.Tensor) -> bool:
+    """Return whether two tensors have the same dtype and are on devices of the same type."""
+    return (own.dtype, own.device.type) == (sent.dtype, sent.device.type)
 
 
 def _write(optimizer: Optimizer, state: Mapping[str, Any]) -> None:

@@ -28,6 +28,7 @@ from edl.torch.optimizer_state import (
     inner_optimizers,
     load_state,
     named_state,
+    same_kind,
     state_of,
     with_own_options,
 )
@@ -279,6 +280,7 @@ class TorchReplica(FrameworkReplica):
                 f"this worker has {counted(len(self._trained), 'edl.Optimizer')}, and the job "
                 f"{len(state['optimizers'])}"
             )
+        exact = all(same_kind(tensor, state["model"][name]) for name, tensor in mine.items())
         taken = self._trained_names(mine) if receive is Receive.STEP else mine.keys()
         with torch.no_grad():
             for name in taken:
@@ -286,7 +288,7 @@ class TorchReplica(FrameworkReplica):
         for each, theirs, skipped in zip(
             self._trained, state["optimizers"], state["skipped"], strict=True
         ):
-            theirs = self._load_optimizer(each, theirs, receive)
+            theirs = self._load_optimizer(each, theirs, receive, exact)
             each.last_step.skipped = skipped
             if receive is Receive.STEP and inner_optimizers(each.optimizer):
                 came = {name: state["model"][name] for name in taken}
@@ -329,7 +331,9 @@ class TorchReplica(FrameworkReplica):
         load_state(optimizer, state)
 
     @staticmethod
-    def _load_optimizer(each: _Trained, theirs: dict[str, Any], receive: Receive) -> dict[str, Any]:
+    def _load_optimizer(
+        each: _Trained, theirs: dict[str, Any], receive: Receive, exact: bool
+    ) -> dict[str, Any]:
         """Load an optimizer's state from another worker into the same optimizer of this worker.
 
         Args:
@@ -337,6 +341,7 @@ class TorchReplica(FrameworkReplica):
             theirs: the optimizer's state on the other worker; its entry of groups is removed.
             receive: how much to load. After a missed step (``STEP``) the optimizer keeps its own
                 groups and options, such as learning rates; else it gets those of the job.
+            exact: whether the tensors keep their dtypes and types of device.
 
         Returns:
             The loaded state.
@@ -354,7 +359,7 @@ class TorchReplica(FrameworkReplica):
                 for group in theirs["param_groups"]
             ]
             each.groups.follow(groups, options)
-        load_state(own, theirs)
+        load_state(own, theirs, exact)
         return theirs
 
     def durable(self) -> dict[str, Any]:
