@@ -83,6 +83,29 @@ def test_take_and_skip() -> None:
     assert order(9, Repeat(), Batch(2), Take(5), ranks=1).steps == 5
 
 
+@pytest.mark.parametrize(
+    ("stages", "refused"),
+    [
+        ((Shuffle(9, 7, False), Skip(2)), "skip"),
+        ((Shuffle(9, 7, False), Shuffle(9), Shard(1), Take(6)), "take"),
+        ((Repeat(2), Skip(2), Shuffle(9, 7, False), Take(9)), "take"),
+        ((Shuffle(9, 7), Skip(2)), None),  # TensorFlow's parts have common samples, too
+        ((Take(6), Shuffle(9, 7, False)), None),
+        ((Repeat(), Shuffle(9, 7, False), Take(6)), None),  # as steps of an epoch
+        ((Shuffle(9, 7, False), Repeat(), Skip(2), Take(6)), None),
+    ],
+)
+def test_one_part_of_an_order_that_stays_is_refused(
+    stages: tuple[Stage, ...], refused: str | None
+) -> None:
+    """The script evaluates with the other part, which has TensorFlow's order."""
+    if refused is None:
+        assert order(9, *stages, Batch(1), ranks=1).steps
+        return
+    with pytest.raises(UsageError, match=rf"{refused}\(\d\), of .*; divide the arrays before"):
+        order(9, *stages, Batch(1), ranks=1)
+
+
 def test_the_last_batch_may_be_smaller() -> None:
     assert order(7, Batch(3), ranks=2).total == 14
     assert order(7, Batch(3, drop_last=True), ranks=2).total == 12

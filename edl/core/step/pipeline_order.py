@@ -187,6 +187,12 @@ SHORT = (
     "steps_per_epoch is {steps}, and the script's data set has {batches} batches: put repeat() "
     "before its batch(), or leave out steps_per_epoch"
 )
+SPLIT = (
+    "the script trains on a part, by {name}({count}), of a data set in one random order for all "
+    "epochs (reshuffle_each_iteration=False), and edl computes another order than TensorFlow: the "
+    "other part, such as that of the validation, would have samples that are trained; divide the "
+    "arrays before from_tensor_slices, or, if {name} only limits the steps, put repeat() before it"
+)
 NO_BATCHES = "the script's data set has no batch(n): edl needs to know the samples of a batch"
 DIFFERENT = (
     "the ranks have different numbers of batches, from {least} to {most}: give model.fit "
@@ -277,6 +283,24 @@ class Pipeline:
         return [places[0], sizes]
 
 
+def _refuse_split(pipeline: Pipeline) -> None:
+    """Raise UsageError for a pipeline that trains one part of samples in an order that stays.
+
+    The other part has the order of TensorFlow, which is another one. Under TensorFlow, too, two
+    parts have common samples if the Shuffle changes its order. Behind a Repeat, Take and Skip are
+    for the number of steps.
+    """
+    stays = False
+    for stage in pipeline.stages:
+        if isinstance(stage, Shuffle):
+            stays = stays or not stage.changes
+        elif isinstance(stage, Repeat):
+            stays = False
+        elif isinstance(stage, Take | Skip) and stays:
+            name = "take" if isinstance(stage, Take) else "skip"
+            raise UsageError(SPLIT.format(name=name, count=stage.count))
+
+
 def _common(stage: Stage) -> Stage:
     """Return ``stage``; a Shuffle with the same order on all ranks."""
     return replace(stage, of_rank=False) if isinstance(stage, Shuffle) else stage
@@ -297,7 +321,7 @@ class PipelineOrder:
 
     Raises:
         UsageError: the epochs cannot be divided into steps in which all ranks have a batch of the
-            same size.
+            same size; or they are one part, by a Take or a Skip, of a Shuffle that never changes.
     """
 
     def __init__(
@@ -307,6 +331,7 @@ class PipelineOrder:
         steps: int | None,
         seed: int = 0,
     ) -> None:
+        _refuse_split(pipeline)
         self._pipeline, self._ranks, self._seed = pipeline, ranks, seed
         size = pipeline.batch.size
         lengths = [pipeline.length(rank) for rank in range(ranks)]
