@@ -8,7 +8,7 @@ and optimizers call the others. The functions that need no framework are in
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -223,13 +223,17 @@ def model_of(optimizer: torch.optim.Optimizer) -> torch.nn.Module | None:
     return None if _replica is None else _replica.model_of(optimizer)
 
 
-def reduce_in_step() -> None:
-    """Leave gradients as they are until ``optimizer.step()``, as Horovod's optimizer does.
+def reduce_as_horovod(never_none: Iterable[torch.nn.Parameter]) -> None:
+    """Let logical workers reduce gradients as Horovod's optimizer does.
 
-    Without logical workers, and without an ``edl.Optimizer``, nothing happens.
+    Gradients stay as they are until ``optimizer.step()``. Without logical workers, and without an
+    ``edl.Optimizer``, nothing happens.
+
+    Args:
+        never_none: the parameters that get zeros where no logical worker has computed a gradient.
     """
-    if (optimizers := _of_this_job()) is not None:
-        optimizers.wait_for_step = current_worker().logical > 0
+    if (optimizers := _of_this_job()) is not None and current_worker().logical:
+        optimizers.wait_for_step, optimizers.never_none = True, tuple(never_none)
 
 
 def has_optimizer() -> bool:

@@ -141,6 +141,8 @@ class Optimizers:
         wait_for_step: whether gradients stay local until ``optimizer.step()`` or ``synchronize()``,
             as with Horovod's optimizer; else they are reduced at the end of ``backward()``. With
             logical workers only.
+        never_none: the parameters whose gradient is zeros, and not None, in an update of logical
+            workers of which none has computed it.
         scaler: the GradScaler that has scaled a loss last; None: no GradScaler was used.
         backward_end: the watcher for the end of a backward pass, at which the optimizers whose
             gradients it has computed reduce them.
@@ -150,6 +152,7 @@ class Optimizers:
         self.worker = worker
         self.several = False  # no property: it is read once for each parameter
         self.wait_for_step = False
+        self.never_none: tuple[torch.nn.Parameter, ...] = ()
         self.scaler: torch.amp.GradScaler | None = None
         self._reductions: list[OptimizerReduction] = []
         self._computed: list[OptimizerReduction] = []  # in the current backward pass
@@ -402,7 +405,14 @@ class Optimizers:
                 each.begin_piece(numbers.script)
 
     def begin_logical_update(self) -> None:
-        """Seed the random generators for an update of logical workers, whose means are there."""
+        """Prepare for an update of logical workers, whose means are there.
+
+        Gradients of :attr:`never_none` that are None become zeros, and the random generators are
+        seeded.
+        """
+        for parameter in self.never_none:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
         if self._numbers is not None:
             self._numbers.begin_update(self.worker.step)
 

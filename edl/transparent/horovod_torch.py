@@ -51,7 +51,7 @@ from edl.framework.process import (
     local_size,
     shutdown,
 )
-from edl.torch.api import reduce_in_step
+from edl.torch.api import reduce_as_horovod
 from edl.torch.gathering import tensors_of_all
 from edl.torch.objects import exchange_objects
 from edl.torch.value_reduction import reduced
@@ -112,6 +112,9 @@ def DistributedOptimizer(
 ) -> torch.optim.Optimizer:
     """Let ``optimizer`` apply the mean gradient of all ranks; return it.
 
+    With several ranks, a parameter that requires a gradient now gets zeros in a step in which no
+    rank has computed one, as Horovod's optimizer does it: weight decay and momentum change it.
+
     Args:
         optimizer: the optimizer, which is changed in place.
         arguments: the positional arguments of Horovod's ``DistributedOptimizer`` after the first.
@@ -124,8 +127,10 @@ def DistributedOptimizer(
     check_reduction(asked, _horovod, PASSES)
     loaders.model = model_with(optimizer, asked.get("named_parameters"))
     optimizer.register_step_pre_hook(_check_has_batch)
+    listed = [each for group in optimizer.param_groups for each in group["params"]]
+    required = [each for each in listed if each.requires_grad]
     loaders.optimizer = edl.torch.Optimizer(optimizer, loaders.model)
-    reduce_in_step()
+    reduce_as_horovod(required if size() > 1 else ())
     return loaders.optimizer
 
 

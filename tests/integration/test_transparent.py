@@ -70,6 +70,24 @@ def test_a_kill_and_a_join_change_no_bit(tmp_path: Path, zk_hosts: str) -> None:
     assert [line[0] for line in lines(tmp_path / "out")] == ["0", "1", "2"], "no epoch twice"
 
 
+def test_a_layer_without_gradients_decays_as_under_horovod(tmp_path: Path) -> None:
+    """Horovod gives its parameters gradients of zero, if there are several ranks."""
+    import torch
+
+    weights = {}
+    for ranks in (1, 2):
+        out = tmp_path / str(ranks)
+        alone(out, "--habits", "unused,schedule", "--epochs", "1", ranks=ranks)
+        weights[ranks] = torch.load(out / "weights.pt")["4.unused.weight"]
+    assert weights[1].tolist() == [[1.0, 1.0]] * 2
+    expected = torch.nn.Parameter(torch.ones(2, 2))
+    sgd = torch.optim.SGD([expected], lr=0.02, momentum=0.9, weight_decay=0.1)
+    expected.grad = torch.zeros(2, 2)
+    for _ in range(2 * STEPS):
+        sgd.step()
+    assert torch.equal(weights[2], expected.detach())
+
+
 @pytest.mark.long
 def test_as_plain_horovod(tmp_path: Path, zk_hosts: str) -> None:
     """Four ranks of plain Horovod, and three processes that share them, train the same weights.
@@ -80,9 +98,11 @@ def test_as_plain_horovod(tmp_path: Path, zk_hosts: str) -> None:
 
     plain, out = tmp_path / "plain", tmp_path / "out"
     launcher = str(Path(sys.executable).with_name("horovodrun"))
-    command = [launcher, "--gloo", "-np", "4", sys.executable, *train(plain)]
+    words = ("--habits", "unused")
+    command = [launcher, "--gloo", "-np", "4", sys.executable, *train(plain, *words)]
     subprocess.run(command, env=os.environ | ENVIRONMENT, check=True, timeout=240.0, cwd=plain)
-    with started(tmp_path, zk_hosts, *train(out), np=3, max_np=4, options=OPTIONS) as job:
+    script = train(out, *words)
+    with started(tmp_path, zk_hosts, *script, np=3, max_np=4, options=OPTIONS) as job:
         assert job.end() == 0, job.describe("it failed")
     theirs, mine = (torch.load(one / "weights.pt") for one in (plain, out))
     for name, value in theirs.items():

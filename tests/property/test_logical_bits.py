@@ -51,6 +51,8 @@ class Net(torch.nn.Module):
         self.norm = torch.nn.BatchNorm1d(7)
         self.drop = torch.nn.Dropout(0.4)
         self.last = torch.nn.Linear(7, 1)
+        self.unused = torch.nn.Linear(2, 2)
+        torch.nn.init.ones_(self.unused.weight)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         hidden = self.drop(torch.tanh(self.norm(self.first(inputs))))
@@ -103,6 +105,7 @@ class LogicalNet:
     epochs: int = 2
     audits: int = 0
     stray: int = -1  # the id of a worker that computes something else
+    decay: float = 0.0  # of all weights, also those without a gradient
 
     def __call__(self, one: LoopbackWorker) -> None:
         worker = one.worker
@@ -117,8 +120,10 @@ class LogicalNet:
         net = Net()
         model = one.model = NetModel(net)
         worker.attach_replica(model)
-        sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+        sgd = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=self.decay)
         optimizers = Optimizers(worker)
+        if self.decay:
+            optimizers.never_none = tuple(net.parameters())
         listen(sgd, GradientReduction(optimizers, sgd, net, LastStep()))
         numbers = RandomNumbers(worker, lambda: 5, torch.manual_seed)
         feed = CountingBatchSource(worker, self.prefetch_batches)
@@ -137,9 +142,19 @@ class LogicalNet:
                 if worker.warming_up or worker.loader.open:  # between two logical workers
                     continue
                 digests[worker.step] = model.digest()
+                self.check_unused(net.unused, worker.step)
                 if self.exchange_every and worker.step % self.exchange_every == 0:
                     worker.exchange([worker.id])
         one.result = digests
+
+    def check_unused(self, layer: torch.nn.Linear, steps: int) -> None:
+        """Assert that the layer, whose weights were 1, has the weights of so many steps."""
+        alone = torch.nn.Parameter(torch.tensor(1.0))
+        sgd = torch.optim.SGD([alone], lr=0.1, weight_decay=self.decay)
+        alone.grad = torch.tensor(0.0)
+        for _ in range(steps):
+            sgd.step()
+        assert layer.weight.tolist() == [[alone.item()] * 2] * 2
 
     def prove(self, results: Mapping[int, dict[int, str]]) -> None:
         """Assert that each worker had in each step the bits of one worker that nothing disturbs."""
@@ -169,6 +184,11 @@ def undisturbed(script: LogicalNet) -> dict[int, str]:
 def test_any_number_of_workers(size: int) -> None:
     for workers in (1, 4, 8):  # 5 samples of a batch of 4 * 3, and a last one of 1
         Scenario(np=size, script=LogicalNet(29, 3, workers)).run()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_parameter_without_a_gradient_gets_zeros_as_under_horovod(size: int) -> None:
+    Scenario(np=size, script=LogicalNet(29, 3, 4, decay=0.1)).run()
 
 
 def test_steps_that_are_audited() -> None:
@@ -210,6 +230,7 @@ def test_a_newcomer_whose_result_differs_ends_alone(np: int) -> None:
     prefetch=st.integers(0, 2),
     exchange_every=st.integers(0, 2),
     audits=st.sampled_from([0, 1, 100]),
+    decay=st.sampled_from([0.0, 0.1]),
     changes=some(scales(), 0, 3),
     deaths=some(faults("kill", "cut", "fail", "freeze"), 0, 3),
 )
@@ -219,10 +240,13 @@ def test_through_joins_and_deaths(
     prefetch: int,
     exchange_every: int,
     audits: int,
+    decay: float,
     changes: tuple[Change, ...],
     deaths: tuple[Fault, ...],
 ) -> None:
-    script = LogicalNet(prefetch_batches=prefetch, exchange_every=exchange_every, audits=audits)
+    script = LogicalNet(
+        prefetch_batches=prefetch, exchange_every=exchange_every, audits=audits, decay=decay
+    )
     Scenario(seed, np, 1, 5, script, deaths, changes).run()
 
 
