@@ -3,7 +3,8 @@
 The data set that it is given is replaced by edl's (:mod:`edl.transparent.input_pipeline`), and
 ``edl.KerasCallback`` is added. In the script the process of rank 0 often has further callbacks and
 another ``verbose``; the others get these here, so that the next rank 0 goes on with the files of
-the one before. Only rank 0 writes (:mod:`edl.tensorflow.keras_callbacks.writers`).
+the one before. Only rank 0 writes (:mod:`edl.tensorflow.keras_callbacks.writers`), and only rank 0
+calls a callback of the script's own that other processes get here.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import tensorflow as tf
 import edl.tensorflow
 from edl.errors import UsageError
 from edl.framework import process
+from edl.tensorflow.keras_callbacks.writers import mark_as_sent
 from edl.tensorflow.optimizer import is_elastic
 from edl.transparent.input_pipeline import InputPipelines, without_shard
 from edl.transparent.script_exchange import ScriptExchange
@@ -136,14 +138,14 @@ def _taken(own: list[Any], name: str, data: bytes | None, why: str) -> Any:
         why: why it was not sent.
 
     Returns:
-        The callback; None if there is none.
+        The callback; one that rank 0 has sent is marked, so that rank 0 alone calls it.
     """
     for index, callback in enumerate(own):
         if type(callback).__name__ == name:
             return own.pop(index)
     if data is None:
         raise UsageError(NOT_SENT % (name, why))
-    return pickle.loads(data)
+    return mark_as_sent(pickle.loads(data))
 
 
 def replace_fit() -> None:

@@ -70,6 +70,8 @@ def test_any_number_of_processes(tmp_path: Path, zk_hosts: str, name: str) -> No
         with started(directory, zk_hosts, *script, np=size, max_np=4, options=OPTIONS) as job:
             assert job.end(START_S) == 0, job.describe("it failed")
         check(directory / "out", expected)
+        if name == "plain_keras.py":
+            assert (directory / "out" / "epochs").read_text() == "0\n1\n", "rank 0 alone writes"
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -93,6 +95,9 @@ def test_kills_a_join_and_a_leave(tmp_path: Path, zk_hosts: str, name: str) -> N
         job.hurry()
         assert job.end(START_S) == 0, job.describe("it failed")
     check(tmp_path / "out", expected)
+    if name == "plain_keras.py":
+        ended = (tmp_path / "out" / "epochs").read_text().split()
+        assert [*dict.fromkeys(ended)] == ["0", "1", "2", "3", "4"]
     for epoch in range(1, 6):
         assert (tmp_path / "out" / WRITTEN[name].format(epoch=epoch)).exists()
 

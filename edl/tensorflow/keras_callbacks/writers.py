@@ -384,6 +384,9 @@ class _Unsaved:
         return object.__getattribute__(self, "_parts")[0](*arguments, **named)
 
 
+_SENT = "_edl_sent"  # an attribute of a callback
+_BASES = (object, keras.callbacks.Callback, keras.callbacks.LambdaCallback)
+
 WRITERS: list[tuple[type, type[Writer]]] = [
     (keras.callbacks.ModelCheckpoint, Saver),
     (keras.callbacks.CSVLogger, GatedCSV),
@@ -397,10 +400,39 @@ def standing_in(callback: Any, worker: Worker) -> Writer | None:
     """Return a new writer that lets ``callback`` write on rank 0 only, in its place in a ``fit``.
 
     There are writers for ModelCheckpoint, CSVLogger, TensorBoard, RemoteMonitor and the progress
-    bar of Keras, and for classes derived from them. For any other callback None is returned.
-    ``worker`` is this worker.
+    bar of Keras, and for classes derived from them; and for a callback of the script's own that was
+    marked by :func:`mark_as_sent`. For any other callback None is returned.
+
+    Args:
+        callback: a callback of the fit.
+        worker: this worker.
     """
     for kind, writer in WRITERS:
         if isinstance(callback, kind):
             return writer(callback, worker)
-    return None
+    if not getattr(callback, _SENT, False) or _acts_on_training(callback):
+        return None
+    gated = Gated(callback, worker)
+    gated.remembers = True
+    return gated
+
+
+def mark_as_sent(callback: Any) -> Any:
+    """Mark a callback as a copy of one that the script gives to rank 0 only; return the callback.
+
+    So its hooks are called on the worker only that becomes rank 0 later.
+    """
+    setattr(callback, _SENT, True)
+    return callback
+
+
+def _acts_on_training(callback: Any) -> bool:
+    """Return whether a callback is derived from one of Keras' or edl's, such as EarlyStopping.
+
+    These change the training, as all workers must, or write nothing. ``LambdaCallback``, which
+    calls functions of the script, does not count.
+    """
+    packages = {
+        kind.__module__.partition(".")[0] for kind in type(callback).__mro__ if kind not in _BASES
+    }
+    return not packages.isdisjoint(("keras", "edl"))

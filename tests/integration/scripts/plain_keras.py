@@ -1,6 +1,7 @@
 """A Keras script for plain Horovod; it knows nothing of edl.
 
-Each process appends a line `step sha256`, of the weights after each step, to <out>/w<pid>.
+Each process appends a line `step sha256`, of the weights after each step, to <out>/w<pid>. Rank 0
+appends the number of each epoch that has ended to <out>/epochs.
 """
 
 import argparse
@@ -31,6 +32,16 @@ class Diary(tf.keras.callbacks.Callback):
             file.write(f"{step} {digest.hexdigest()}\n")
 
 
+class Epochs(tf.keras.callbacks.Callback):
+    def __init__(self, path):
+        super().__init__()
+        self.path = path
+
+    def on_epoch_end(self, epoch, logs=None):
+        with open(self.path, "a") as file:
+            file.write(f"{epoch}\n")
+
+
 def main():
     hvd.init()
     numbers = np.random.default_rng(0)
@@ -59,6 +70,7 @@ def main():
     ]
     if hvd.rank() == 0:
         callbacks.append(tf.keras.callbacks.ModelCheckpoint(str(args.out / "epoch{epoch}.keras")))
+        callbacks.append(Epochs(str(args.out / "epochs")))
     history = model.fit(
         dataset,
         steps_per_epoch=40 // hvd.size(),

@@ -1,0 +1,75 @@
+"""Checks what other processes do with a callback that only rank 0 of a Keras script has."""
+
+import pickle
+import sys
+from types import SimpleNamespace
+
+import keras
+
+import edl.tensorflow
+from edl.tensorflow.keras_callbacks.writers import Gated, GatedCSV, standing_in
+from edl.transparent import keras_fit
+
+edl.tensorflow.KerasCallback = keras.callbacks.Callback  # it needs a job
+WORKER = SimpleNamespace(rank=1, warming_up=False, step=3)
+
+
+class Diary(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.told = []
+
+    def on_train_begin(self, logs=None):
+        self.told.append("begin")
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.told.append(epoch)
+
+
+class Stopping(keras.callbacks.EarlyStopping):
+    pass
+
+
+def received(*sent, own=()):
+    """Return the callbacks of a process whose rank 0 has sent its own to all."""
+    message = pickle.dumps((0, [keras_fit._packed(each) for each in sent]))
+    script = keras_fit.KerasScript()
+    script.exchanges = SimpleNamespace(known=lambda _: [message, b""])
+    return script._agreed(list(own), 0)[0][:-1]
+
+
+def only_rank_0_calls_a_callback_of_the_script():
+    (sent,) = received(Diary())
+    writer = standing_in(sent, WORKER)
+    assert type(writer) is Gated
+    assert writer.remembers, "newcomers get what it remembers"
+    writer.on_train_begin()
+    writer.on_epoch_end(0, {})
+    writer.met(written=True)
+    writer.on_epoch_end(1, {})
+    assert sent.told == []
+    WORKER.rank = 0  # the one before has died at the end of the epoch
+    writer.met(written=False)
+    writer.on_epoch_end(2, {})
+    assert sent.told == ["begin", 1, 2]
+
+
+def functions_are_those_of_the_script_too():
+    (sent,) = received(keras.callbacks.LambdaCallback())
+    assert type(standing_in(sent, WORKER)) is Gated
+
+
+def what_each_process_has_runs_in_each():
+    own = Diary()
+    (found,) = received(Diary(), own=[own])
+    assert found is own
+    assert standing_in(own, WORKER) is None
+
+
+def what_keras_has_does_its_usual_work():
+    early, log = received(Stopping("val_loss"), keras.callbacks.CSVLogger("log.csv"))
+    assert standing_in(early, WORKER) is None
+    assert type(standing_in(log, WORKER)) is GatedCSV
+
+
+globals()[sys.argv[1]]()

@@ -1,0 +1,25 @@
+"""What other processes do with a callback that only rank 0 of a Keras script has.
+
+The checks run in processes that are forked with TensorFlow in them, for its import takes 4 s.
+"""
+
+from __future__ import annotations
+
+import forked
+import pytest
+from paths import SCRIPTS
+
+pytestmark = pytest.mark.integration
+
+CHECKS = (
+    "only_rank_0_calls_a_callback_of_the_script",
+    "functions_are_those_of_the_script_too",
+    "what_each_process_has_runs_in_each",
+    "what_keras_has_does_its_usual_work",
+)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_sent_callbacks(check: str) -> None:
+    done = forked.python("tensorflow", [SCRIPTS / "sent_callbacks.py", check], 120.0)
+    assert done.returncode == 0, done.stderr
