@@ -58,21 +58,23 @@ def migrate(
         JobEnded: the job ended before the workers had moved.
     """
     now = resizable(store, f"migrate workers of job {store.name}", limits)
-    changed = store.set_desired(
-        partial(move, now, np, source, target),
-        RequestedBy.PERSON,
-        f"edl migrate from {source} to {target}",
-    )
-    after = changed.desired.hosts
-    moved = changed.before.hosts[source] - after[source]
-    asked = Move(
-        store.name, source, target, moved, after, now.generation.number if now.generation else 0
-    )
-    on_message(f"moving {asked}")
+    asked: Move | None = None
     try:
+        changed = store.set_desired(
+            partial(move, now, np, source, target),
+            RequestedBy.PERSON,
+            f"edl migrate from {source} to {target}",
+        )
+        after = changed.desired.hosts
+        moved = changed.before.hosts[source] - after[source]
+        asked = Move(
+            store.name, source, target, moved, after, now.generation.number if now.generation else 0
+        )
+        on_message(f"moving {asked}")
         seen = _wait(store, asked, timeout_s, on_message, limits)
     except KeyboardInterrupt as end:
-        end.add_note(_goes_on(asked))
+        unsure = f"the migration goes on, unless it had not begun: see `edl status {store.name}`"
+        end.add_note(unsure if asked is None else _goes_on(asked))
         raise
     return _outcome(store, asked, seen, limits)
 

@@ -709,6 +709,24 @@ def moved(store: Store, limits: ClientLimits = LIMITS) -> str:
     return str(migrate(store, "a", "b", 1, 5.0, lambda _message: None, limits))
 
 
+class WrittenThenInterrupted(Store):
+    """The server has the new size when Ctrl-C comes, and the client not yet its answer."""
+
+    def set_desired(self, *asked: Any, **more: Any) -> DesiredChange:
+        super().set_desired(*asked, **more)
+        raise KeyboardInterrupt
+
+
+def test_a_migration_that_ctrl_c_may_have_begun_says_so() -> None:
+    store = WrittenThenInterrupted()
+    store.now = {"a": 2, "b": 0}
+    with pytest.raises(KeyboardInterrupt) as interrupted:
+        moved(store)
+    assert interrupted.value.__notes__ == [
+        "the migration goes on, unless it had not begun: see `edl status digits`"
+    ]
+
+
 def test_a_migration_is_done_also_when_its_events_cannot_be_read() -> None:
     store = Store()
     store.away = {4}  # the log
