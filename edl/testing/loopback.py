@@ -146,6 +146,7 @@ class LoopbackJob:
             0: it is measured only where something needs it.
         on_divergence: "end" the job or "resync" workers whose states differ from most others'.
         stragglers: the job's policy for stragglers (slow workers); None: it has none.
+        logical: the number of logical workers; 0: the job has none.
         most_decisions: the run fails if the schedule chooses the next task more often than this.
 
     Attributes:
@@ -172,6 +173,7 @@ class LoopbackJob:
         noise_scale_steps: int = 1,
         on_divergence: str = "end",
         stragglers: Stragglers | None = None,
+        logical: int = 0,
         most_decisions: int = MOST_DECISIONS,
     ) -> None:
         self._script = script
@@ -187,6 +189,7 @@ class LoopbackJob:
                 state_check_steps=state_check_steps,
                 noise_scale_steps=noise_scale_steps,
                 on_divergence=on_divergence,
+                logical=logical,
             ),
         )
         record = Job("loopback", spec)

@@ -54,13 +54,14 @@ class Accumulation:
     Args:
         worker: the worker that this process is.
         reduction: the reduction of the optimizer's gradients, which has the weight of each batch.
-        passes_per_step: how many backward passes make a step. A step that ends after fewer passes
-            sends the gradients accumulated until then.
+        passes_per_step: how many backward passes make a step; with logical workers, how many there
+            are for the batch of each of them. A step that ends after fewer passes sends the
+            gradients accumulated until then.
 
     Attributes:
         passes: how many backward passes have ended, or failed, in all steps so far.
-        expected: whether the script accumulates gradients itself, by ``no_sync()`` or
-            ``backward_passes_per_step``; False before the first of them.
+        expected: whether the script accumulates gradients of several batches itself, by
+            ``no_sync()`` or ``backward_passes_per_step``; False before the first of them.
         is_watched: whether the hooks that weight each addition to a gradient are set.
         counts_passes: whether the script has given the optimizer ``backward_passes_per_step`` > 1.
     """
@@ -70,11 +71,11 @@ class Accumulation:
         self._worker = worker
         self._reduction = reduction
         self._no_sync = False
-        self._per_step = passes_per_step
-        self._left = passes_per_step  # backward passes of this step
+        self._per_step = 1 if worker.logical else passes_per_step
+        self._left = self._per_step  # backward passes of this step
         self._parts: list[Contribution] = []
-        self.counts_passes = self.expected = passes_per_step > 1
-        self.is_watched = self.expected
+        self.counts_passes = passes_per_step > 1
+        self.is_watched = self.expected = self._per_step > 1
         if self.expected:
             worker.loader.engine.late = True
 
@@ -133,7 +134,7 @@ class Accumulation:
         setting = "--logical" if self._worker.loader.engine.logical else "micro_batch"
         if several:
             raise UsageError(f"{setting} is for {ONE_UPDATE}, and it has several optimizers")
-        if self._no_sync or self.expected or self._per_step > 1:
+        if self._no_sync or self.expected:
             raise UsageError(
                 f"{setting} splits batches whose gradients edl adds up, and this script adds up "
                 f"those of several itself; leave out {setting}, or edl.no_sync() and "

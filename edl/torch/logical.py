@@ -49,9 +49,10 @@ ADDED_UP = (
     "the script has called backward() for the batch of a logical worker, and no optimizer.step(): "
     "call it for each batch; to train more samples in a step give more logical workers"
 )
-TWO_PASSES = (
-    "the script has called backward() twice for the batch of a logical worker: call it once, on "
-    "the sum of the losses, and then optimizer.step()"
+TOO_MANY_PASSES = (
+    "the script has called backward() {count} times for the batch of a logical worker: call it "
+    "once, on the sum of the losses, and then optimizer.step(); or, for parts of the batch, as "
+    "often as backward_passes_per_step says, which is {expected}"
 )
 CHANGED = (
     "the gradient of {name} was changed between backward() and optimizer.step(), where it is that "
@@ -104,21 +105,25 @@ class LogicalSums:
         worker: the worker of this process.
         model: the model, whose buffers are those of the step.
         suffix: the end of the names of the collectives, different for each optimizer.
+        passes: how many backward passes the script may make for the batch of a logical worker.
 
     Attributes:
         unstepped: the number of the step in which a logical worker has gradients for which the
             script has not called ``optimizer.step()`` yet; -1: none has.
     """
 
-    def __init__(self, worker: Worker, model: torch.nn.Module, suffix: str) -> None:
+    def __init__(
+        self, worker: Worker, model: torch.nn.Module, suffix: str, passes: int = 1
+    ) -> None:
         self._worker = worker
+        self._passes = passes
         self._suffix = suffix
         self._kept: dict[Gradient, list[tuple[torch.Tensor, float]]] = {}
         self._tensors = Tensors()
         self._step = -1  # the step that they are of
         self._seed = 0
         self._in_piece = False
-        self._has_gradients = False  # of the present logical worker
+        self._passed = 0  # backward passes of the present logical worker
         self._versions: dict[Gradient, tuple[torch.Tensor, int]] = {}  # as backward() left them
         self.unstepped = -1
         self._buffers = LogicalBuffers(model)
@@ -136,7 +141,7 @@ class LogicalSums:
         """
         if self.unstepped == step:
             raise UsageError(ADDED_UP)
-        self._has_gradients = False
+        self._passed = 0
         self._seed = seed % 2**53  # float64 has it exactly
         if step != self._step:
             self._kept.clear()
@@ -145,23 +150,44 @@ class LogicalSums:
         self._audit.begin_pass(step)
         self._in_piece = True
 
-    def end_backward(self, gradients: Sequence[Gradient]) -> None:
+    def end_backward(self, gradients: Sequence[Gradient]) -> bool:
         """Note the end of a backward pass; without logical workers, do nothing.
 
         Args:
             gradients: the records of the optimizer's gradients.
 
+        Returns:
+            Whether the script may make another pass for the batch of the present logical worker.
+
         Raises:
-            UsageError: the pass is the second one of the present logical worker.
+            UsageError: the present logical worker has had all its passes before.
         """
         if not self._worker.loader.engine.logical:
-            return
-        if self._has_gradients:
-            raise UsageError(TWO_PASSES)
-        self._has_gradients = True
+            return False
+        self._passed += 1
+        if self._passed > self._passes:
+            raise UsageError(TOO_MANY_PASSES.format(count=self._passed, expected=self._passes))
         for gradient in gradients:
             if (local := gradient.parameter.grad) is not None:
                 self._versions[gradient] = local, local._version
+        if self._passed == self._passes:
+            return False
+        self.unstepped = self._step
+        return True
+
+    def end_batch(self, gradients: Sequence[Gradient]) -> None:
+        """Note that the script has called ``optimizer.step()``, or what stands for it.
+
+        Without logical workers nothing happens.
+
+        Args:
+            gradients: the records of the optimizer's gradients.
+
+        Raises:
+            UsageError: as :meth:`end_piece` does.
+        """
+        self.unstepped = -1
+        self.end_piece(gradients)
 
     def end_piece(self, gradients: Sequence[Gradient]) -> None:
         """Keep the gradients that a backward pass has computed, and set those of the model to None.

@@ -48,7 +48,8 @@ def Optimizer(
         model: the module whose parameters it trains.
         backward_passes_per_step: how many backward passes come before each ``optimizer.step()``.
             Their gradients are added up before they are sent, as with :func:`edl.torch.no_sync`.
-            After fewer passes ``optimizer.step()`` sends the sums over these passes.
+            After fewer passes ``optimizer.step()`` sends the sums over these passes. With logical
+            workers they are passes over parts of one batch, with a ``step()`` for each batch.
 
     Raises:
         UsageError: ``edl.init()`` was not called; ``optimizer`` is no optimizer of PyTorch, was

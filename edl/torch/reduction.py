@@ -101,7 +101,7 @@ class GradientReduction:
         self.accumulation = Accumulation(self._worker, self._reduction, passes_per_step)
         self._noise = TorchNoise(self._worker, optimizer, optimizers.loss_scale)
         self._suffix = str(self._reduction.number or "")  # the end of the names of collectives
-        self._logical = LogicalSums(self._worker, model, self._suffix)
+        self._logical = LogicalSums(self._worker, model, self._suffix, passes_per_step)
         self._means: Means | None = None  # of logical workers
         optimizers.add(self, is_sharpness_aware(optimizer))
         self._hook_new()
@@ -131,8 +131,7 @@ class GradientReduction:
                 gradient.take_back(number)  # if the last microbatch had no gradient
                 if gradient.computed != number:
                     gradient.refuse_leftover()
-        if self._worker.loader.engine.logical:
-            self._logical.end_piece(self._gradients)
+        self._logical.end_batch(self._gradients)
         self._reduction.reduce()
 
     # --- what the step's engine asks for: see edl.worker.step_driver.Reducer
@@ -469,10 +468,11 @@ class GradientReduction:
         It waits until each is the mean over the global batch, unless the pass only adds them up.
 
         Raises:
-            UsageError: it is the second pass for the batch of one logical worker.
+            UsageError: there are too many passes for the batch of one logical worker.
         """
-        self._logical.end_backward(self._gradients)
-        if self.accumulation.end_pass():
+        if self._logical.end_backward(self._gradients):  # of a part of the batch
+            self.accumulation.break_off()
+        elif self.accumulation.end_pass():
             self._summed_in = self._reduction.step.number
             if self._worker.loader.engine.logical:
                 self._logical.unstepped = self._reduction.step.number
@@ -501,8 +501,7 @@ class GradientReduction:
         If the microbatch had no backward pass, it adds nothing to the gradients of this worker, and
         the step goes on with the next one.
         """
-        self._logical.unstepped = -1
-        self._logical.end_piece(self._gradients)
+        self._logical.end_batch(self._gradients)
         if not self._worker.loader.engine.batches.may_grow:
             self._worker.loader.accumulate()  # this worker leaves the microbatch out
 

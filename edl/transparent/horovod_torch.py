@@ -63,10 +63,6 @@ from edl.transparent.ranks import ranks as size
 
 _SIGNATURE = inspect.signature(_DistributedOptimizer)
 _KINDS = {Average: "mean", Sum: "sum", Min: "min", Max: "max", Product: "product"}
-PASSES = (
-    "backward_passes_per_step above 1 is not there with --transparent: give the loader larger "
-    "batches, or more ranks (--logical)"
-)
 ELASTIC = (
     "--transparent is for scripts of plain Horovod; a script with hvd.elastic needs one changed "
     "import, and no --transparent (docs/guides/horovod-scripts.md)"
@@ -124,12 +120,16 @@ def DistributedOptimizer(
         UsageError: an argument asks for what edl does not do.
     """
     asked = _SIGNATURE.bind(optimizer, *arguments, **named).arguments
-    check_reduction(asked, _horovod, PASSES)
+    check_reduction(asked, _horovod)
     loaders.model = model_with(optimizer, asked.get("named_parameters"))
     optimizer.register_step_pre_hook(_check_has_batch)
     listed = [each for group in optimizer.param_groups for each in group["params"]]
     required = [each for each in listed if each.requires_grad]
-    loaders.optimizer = edl.torch.Optimizer(optimizer, loaders.model)
+    loaders.optimizer = edl.torch.Optimizer(
+        optimizer,
+        loaders.model,
+        backward_passes_per_step=asked.get("backward_passes_per_step", 1),
+    )
     reduce_as_horovod(required if size() > 1 else ())
     return loaders.optimizer
 

@@ -34,7 +34,7 @@ def check_has_ranks() -> None:
         raise UsageError(NO_LOGICAL)
 
 
-def check_reduction(asked: dict[str, Any], horovod: Any, passes: str) -> None:
+def check_reduction(asked: dict[str, Any], horovod: Any, passes: str = "") -> None:
     """Check what a script asks of Horovod's distributed optimizer or tape.
 
     On rank 0 a warning says that compression has no effect.
@@ -42,7 +42,7 @@ def check_reduction(asked: dict[str, Any], horovod: Any, passes: str) -> None:
     Args:
         asked: the arguments that the script has given, by name.
         horovod: Horovod's module, which has ``Average`` and the like.
-        passes: the error message for ``backward_passes_per_step`` above 1.
+        passes: the error message for ``backward_passes_per_step`` above 1; empty: it is allowed.
 
     Raises:
         UsageError: an argument asks for what edl does not do.
@@ -51,7 +51,7 @@ def check_reduction(asked: dict[str, Any], horovod: Any, passes: str) -> None:
     check_collective(asked.get("process_set"), operation, horovod)
     if operation != horovod.Average:
         raise UsageError(SUM)
-    if asked.get("backward_passes_per_step", 1) > 1:
+    if passes and asked.get("backward_passes_per_step", 1) > 1:
         raise UsageError(passes)
     none = horovod.Compression.none
     if asked.get("compression", none) is not none and process.rank() == 0:

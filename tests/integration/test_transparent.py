@@ -98,7 +98,7 @@ def test_as_plain_horovod(tmp_path: Path, zk_hosts: str) -> None:
 
     plain, out = tmp_path / "plain", tmp_path / "out"
     launcher = str(Path(sys.executable).with_name("horovodrun"))
-    words = ("--habits", "unused")
+    words = ("--habits", "unused,passes")
     command = [launcher, "--gloo", "-np", "4", sys.executable, *train(plain, *words)]
     subprocess.run(command, env=os.environ | ENVIRONMENT, check=True, timeout=240.0, cwd=plain)
     script = train(out, *words)
@@ -117,6 +117,7 @@ HABITS = {
     "from_rank_0,join,no_set_epoch": 1,
     "unnamed,drop_last,dropout": 1,
     "break": 1,
+    "passes,clip,dropout": 1,
     "phases,first_batch": 1,
     "seed_by_rank,dropout": 1,
 }

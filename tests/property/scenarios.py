@@ -154,6 +154,7 @@ class Scenario:
             seed=self.seed,
             restart_s=self.restart_s,
             stragglers=self.stragglers,
+            logical=getattr(self.script, "logical", 0),
         )
         for fault in self.faults:
             job.at(fault.worker, fault.point, fault)

@@ -106,6 +106,7 @@ class LogicalNet:
     audits: int = 0
     stray: int = -1  # the id of a worker that computes something else
     decay: float = 0.0  # of all weights, also those without a gradient
+    passes: int = 1  # backward passes for the batch of a logical worker
 
     def __call__(self, one: LoopbackWorker) -> None:
         worker = one.worker
@@ -124,7 +125,7 @@ class LogicalNet:
         optimizers = Optimizers(worker)
         if self.decay:
             optimizers.never_none = tuple(net.parameters())
-        listen(sgd, GradientReduction(optimizers, sgd, net, LastStep()))
+        listen(sgd, GradientReduction(optimizers, sgd, net, LastStep(), self.passes))
         numbers = RandomNumbers(worker, lambda: 5, torch.manual_seed)
         feed = CountingBatchSource(worker, self.prefetch_batches)
         steps = BatchSteps(worker, feed, lambda: "not trained", optimizers.end_batch)
@@ -137,7 +138,8 @@ class LogicalNet:
                 optimizers.begin_piece(numbers)  # the generators are those of all threads
                 sgd.zero_grad()
                 inputs = data[feed.batch.indices] * (1.0 + (worker.id == self.stray) * 1e-4)
-                net(inputs).square().mean().backward()
+                for part in inputs.split(-(-self.batch_size // self.passes)):
+                    (net(part).square().sum() / len(inputs)).backward()
                 sgd.step()
                 if worker.warming_up or worker.loader.open:  # between two logical workers
                     continue
@@ -191,6 +193,12 @@ def test_a_parameter_without_a_gradient_gets_zeros_as_under_horovod(size: int) -
     Scenario(np=size, script=LogicalNet(29, 3, 4, decay=0.1)).run()
 
 
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_batch_in_several_backward_passes(size: int) -> None:
+    """28 samples: the last batch of an epoch has 4 of 6 samples, and so a pass less."""
+    Scenario(np=size, script=LogicalNet(28, 6, 4, passes=3)).run()
+
+
 def test_steps_that_are_audited() -> None:
     """Each logical worker is trained by two workers; an epoch's last batch has two of them."""
     done = Scenario(np=3, script=LogicalNet(29, 3, 4, audits=4)).run()
@@ -230,7 +238,7 @@ def test_a_newcomer_whose_result_differs_ends_alone(np: int) -> None:
     prefetch=st.integers(0, 2),
     exchange_every=st.integers(0, 2),
     audits=st.sampled_from([0, 1, 100]),
-    decay=st.sampled_from([0.0, 0.1]),
+    decay_and_passes=st.sampled_from([(0.0, 1), (0.1, 1), (0.0, 2), (0.1, 2)]),
     changes=some(scales(), 0, 3),
     deaths=some(faults("kill", "cut", "fail", "freeze"), 0, 3),
 )
@@ -240,12 +248,19 @@ def test_through_joins_and_deaths(
     prefetch: int,
     exchange_every: int,
     audits: int,
-    decay: float,
+    decay_and_passes: tuple[float, int],
     changes: tuple[Change, ...],
     deaths: tuple[Fault, ...],
 ) -> None:
+    decay, passes = decay_and_passes
     script = LogicalNet(
-        prefetch_batches=prefetch, exchange_every=exchange_every, audits=audits, decay=decay
+        20 * passes,
+        2 * passes,
+        prefetch_batches=prefetch,
+        exchange_every=exchange_every,
+        audits=audits,
+        decay=decay,
+        passes=passes,
     )
     Scenario(seed, np, 1, 5, script, deaths, changes).run()
 
@@ -253,7 +268,8 @@ def test_through_joins_and_deaths(
 @pytest.mark.parametrize("point", points(1, 100, 5))
 def test_a_death_at_each_point(point: int) -> None:
     for worker in range(3):
-        script = LogicalNet(audits=100 * (point % 2))
+        passes = 1 + point // 2 % 2
+        script = LogicalNet(20 * passes, 2 * passes, audits=100 * (point % 2), passes=passes)
         scenario = Scenario(point % 2, script=script, faults=(Fault(worker, point, "kill"),))
         assert scenario.run().memory.job.state is JobState.FINISHED
 

@@ -114,10 +114,13 @@ if "unused" in HABITS:  # a layer that no forward pass runs: under Horovod its g
 optimizer: Any = torch.optim.SGD(
     model.parameters(), lr=0.01 * hvd.size(), momentum=0.9, weight_decay=decay
 )
+passes = 2 if "passes" in HABITS else 1  # backward passes for a batch, each of a part of it
 if "unnamed" in HABITS:
     optimizer = hvd.DistributedOptimizer(optimizer)
 else:
-    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    optimizer = hvd.DistributedOptimizer(
+        optimizer, named_parameters=model.named_parameters(), backward_passes_per_step=passes
+    )
 average: AveragedModel | None = None
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7) if "schedule" in HABITS else None
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -143,9 +146,10 @@ def train(epoch: int) -> int:
         if scheduler is None:
             adjust_rate(epoch, batch)
         optimizer.zero_grad()
-        loss = functional.cross_entropy(model(images), labels)
-        loss_mean.add(loss)
-        loss.backward()
+        for part, wanted in zip(images.chunk(passes), labels.chunk(passes), strict=True):
+            loss = functional.cross_entropy(model(part), wanted)
+            loss_mean.add(loss)
+            (loss / passes).backward()
         if "clip" in HABITS:
             optimizer.synchronize()
             nn.utils.clip_grad_norm_(model.parameters(), 0.5)
