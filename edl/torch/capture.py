@@ -6,6 +6,7 @@ A :class:`Copier` makes the copies, and :func:`to_tensors` turns them into tenso
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -72,20 +73,24 @@ class Copier:
         return Blob(KIND, dtype, tuple(copy.shape), data, source.device.type)
 
 
-def to_tensors(state: Any) -> Any:
-    """Return a copy of ``state``, nested dicts, lists and tuples, with tensors in place of Blobs.
+def to_tensors(state: Any, *, copy: bool = False) -> Any:
+    """Return nested dicts, lists and tuples like ``state``, with tensors in place of Blobs.
 
     It reverses :meth:`Copier.copy`. A tensor is put on the type of device that it was copied from
-    (for ``cuda`` the current device), or on the CPU if there is no CUDA device here. On the CPU it
-    shares its memory with the :class:`Blob`.
+    (for ``cuda`` the current device), or on the CPU if there is no CUDA device here.
+
+    Args:
+        state: nested dicts, lists and tuples with Blobs.
+        copy: whether each tensor gets memory of its own. If not, a tensor on the CPU shares its
+            memory with the :class:`Blob`, which the next :meth:`Copier.copy` may overwrite.
 
     Raises:
         CheckpointError: an array is of another framework, or of a dtype that this PyTorch lacks.
     """
-    return map_leaves(state, _tensor)
+    return map_leaves(state, partial(_tensor, copy=copy))
 
 
-def _tensor(value: Any, where: str) -> Any:
+def _tensor(value: Any, where: str, copy: bool) -> Any:
     if not isinstance(value, Blob):
         return value
     dtype = getattr(torch, value.dtype, None)
@@ -98,7 +103,7 @@ def _tensor(value: Any, where: str) -> Any:
     else:
         flat = torch.empty(0, dtype=dtype)
     there = value.device if value.device != "cuda" or torch.cuda.is_available() else "cpu"
-    return flat.reshape(value.shape).to(there)
+    return flat.reshape(value.shape).to(there, copy=copy)
 
 
 def check_model(mine: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> None:

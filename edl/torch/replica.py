@@ -391,11 +391,14 @@ class TorchReplica(FrameworkReplica):
     def uncopied(self, state: Any) -> dict[str, Any]:
         """Return ``state``, from a checkpoint, with its arrays as tensors again.
 
+        The tensors share no memory with ``state``: :meth:`load` gives them to the optimizers, and
+        the host memory of a state of this process is used again by the next :meth:`copied`.
+
         Raises:
             CheckpointError: the names or shapes are not those of this script's models, or PyTorch
                 lacks the type of an array.
         """
-        loaded: dict[str, Any] = to_tensors(state)
+        loaded: dict[str, Any] = to_tensors(state, copy=True)
         check_model(self._model_tensors(), loaded["model"])
         return loaded
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from edl.core.host.python_command import parse_command, python_script, title, transparent
 from edl.core.job.script_exchange import answer_of, with_payload
 from edl.errors import UsageError
+from edl.torch.replica import TorchReplica
 from edl.transparent import data_loading
 from edl.transparent.model_search import ModelGroup, is_training, model_with
 from edl.transparent.step_numbers import StepNumbers
@@ -175,7 +177,8 @@ def test_loader_processes_stay_as_long_as_the_scripts(
 class _Steps:
     """A loader of edl of an epoch with four steps, each of ``pieces`` passes of the loop."""
 
-    def __init__(self, pieces: int) -> None:
+    def __init__(self, pieces: int, first_epoch: int = 0) -> None:
+        self._first_epoch = first_epoch  # of the job
         self.batches = SimpleNamespace(pieces=pieces, pieces_left=0)
         self.engine = SimpleNamespace(is_open=False, batches=self.batches)
         self.steps = 0  # made
@@ -189,7 +192,7 @@ class _Steps:
         return self.steps == 4
 
     def endless_epochs(self) -> Iterator[int]:
-        yield from itertools.count()
+        yield from itertools.count(self._first_epoch)
 
     def __iter__(self) -> Iterator[int]:
         for self.steps in range(4):
@@ -247,3 +250,39 @@ def test_a_loop_that_is_left_by_a_number_of_batches(
         return
     with pytest.raises(UsageError, match="left its loop over the training data early"):
         training.refuse_left_early()
+
+
+def test_a_checkpoint_after_an_epoch_was_passed_over_is_a_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The optimizer of a resumed job has no memory of the copy that a checkpoint is written of."""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step() -> None:
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+    step()
+    loader, replica = _Steps(1, first_epoch=1), TorchReplica(model, optimizer)
+    worker = SimpleNamespace(
+        warming_up=False,
+        epoch_of_job=lambda: 1,
+        show_epoch=lambda _: None,
+        replica=replica,
+        loader=loader,
+    )
+    monkeypatch.setattr("edl.transparent.training.current_worker", lambda: worker)
+    epochs = ScriptEpochs()
+    for epoch in range(2):
+        epochs.name(epoch, epoch, epoch)
+    training = Training(cast(Any, loader), optimizer, epochs, lambda: torch.ones(1, 2))
+    for _ in training.batches(0, 0):  # passed over
+        step()
+    next(training.batches(1, 1))
+    momentum = optimizer.state[model.bias]["momentum_buffer"]
+    before = momentum.item()
+    captured = replica.capture()
+    step()
+    saved = captured["optimizers"][0]["state"][1]["momentum_buffer"]
+    assert np.frombuffer(saved.data, np.float32).item() == before != momentum.item()
