@@ -12,7 +12,6 @@ Job and script agree by the script's own number of an epoch, which it gives to
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +20,7 @@ import torch
 import edl.torch
 from edl.errors import UsageError
 from edl.framework.process import current_worker
+from edl.transparent.ranks import ranks
 
 AHEAD = (
     "this worker's script trains epoch {mine} now, and the job is in epoch {job}: a script must "
@@ -188,12 +188,12 @@ class Training:
             assert replica is not None
             replica.restore(self._state)
             self._state = None
-        for taken, batch in zip(itertools.count(1), self._loader, strict=False):
+        for batch in self._loader:
             self._has_stepped = False
             try:
                 yield batch
             except GeneratorExit:
-                self._left_early = self._is_within_step() or self._is_after_step(taken)
+                self._left_early = self._is_left_early()
                 raise
 
     def note_step(self) -> None:
@@ -208,24 +208,17 @@ class Training:
         if self._left_early:
             raise UsageError(LEFT_EARLY)
 
-    def _is_within_step(self) -> bool:
-        """Return whether the batches of some ranks of the open step are trained, and not of all."""
+    def _is_left_early(self) -> bool:
+        """Return whether the script leaves its loop after an update, or within a step.
+
+        It then leaves by something that it counts in each pass of the loop, and a step has as many
+        passes as this process has ranks. After an update the answer depends on the script and its
+        number of ranks alone: a script must not be refused only because a worker has died. With
+        one rank it leaves after the same step as under Horovod.
+        """
         engine = current_worker().loader.engine
         taken = engine.batches.pieces - engine.batches.pieces_left
-        return engine.is_open and (taken > 1 or self._has_stepped)
-
-    def _is_after_step(self, taken: int) -> bool:
-        """Return whether steps of the epoch are left, and a step has several of the loop's passes.
-
-        The script has left its loop after an update, and so by something that it counts in each
-        pass. With one pass for each step it leaves after the same step as under Horovod.
-
-        Args:
-            taken: the number of batches that it has taken in the epoch.
-        """
-        pieces = current_worker().loader.engine.batches.pieces
-        has_several = pieces > 1 or taken > self._loader.batch_index
-        return self._has_stepped and has_several and not self._loader.epoch_is_over
+        return ranks() > 1 and (self._has_stepped or (engine.is_open and taken > 1))
 
     def _come_in(self, number: int) -> Iterator[Any]:
         """Take part in the job, in the epoch to which the script gives ``number``.

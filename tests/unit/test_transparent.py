@@ -206,32 +206,39 @@ class _Steps:
 
 
 Body = Callable[[int], bool]
-LEFT: dict[str, tuple[Callable[[Iterator[int]], Iterator[int]], Body, Body, set[int]]] = {
-    "islice": (lambda loop: itertools.islice(loop, 2), lambda _: False, lambda _: False, {2}),
-    "break_after_the_update": (iter, lambda _: False, lambda made: made == 2, {2}),
-    "break_within_a_step": (iter, lambda _: False, lambda made: made == 1, {2}),
-    "all": (iter, lambda _: False, lambda _: False, set()),
-    "as_many_as_there_are": (
-        lambda loop: itertools.islice(loop, 8),
+LEFT: dict[str, tuple[Callable[[Iterator[int]], Iterator[int]], Body, Body, bool]] = {
+    "islice": (lambda loop: itertools.islice(loop, 2), lambda _: False, lambda _: False, True),
+    "as_many_as_len": (
+        lambda loop: itertools.islice(loop, 4),
         lambda _: False,
         lambda _: False,
-        set(),
+        True,
     ),
-    "break_before_the_batch_is_trained": (iter, lambda step: step == 2, lambda _: False, set()),
-    "first_batch": (iter, lambda _: True, lambda _: False, set()),
+    "break_after_an_update": (iter, lambda _: False, lambda made: made == 2, True),
+    "break_within_a_step": (iter, lambda _: False, lambda made: made == 1, True),
+    "all": (iter, lambda _: False, lambda _: False, False),
+    "more_than_there_are": (
+        lambda loop: itertools.islice(loop, 9),
+        lambda _: False,
+        lambda _: False,
+        False,
+    ),
+    "break_before_the_batch_is_trained": (iter, lambda step: step == 2, lambda _: False, False),
+    "first_batch": (iter, lambda _: True, lambda _: False, False),
 }
 
 
-@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize(("ranks", "pieces"), [(1, 1), (2, 1), (2, 2)])
 @pytest.mark.parametrize("how", LEFT)
 def test_a_loop_that_is_left_by_a_number_of_batches(
-    how: str, pieces: int, monkeypatch: pytest.MonkeyPatch
+    how: str, ranks: int, pieces: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is refused where the number of updates depends on the number of processes."""
-    taken, leaves_before, leaves_after, refused_with = LEFT[how]
+    """It is refused in a job of several ranks, however many of them this process has now."""
+    taken, leaves_before, leaves_after, is_refused = LEFT[how]
     loader = _Steps(pieces)
     worker = SimpleNamespace(warming_up=False, show_epoch=lambda _: None, loader=loader)
     monkeypatch.setattr("edl.transparent.training.current_worker", lambda: worker)
+    monkeypatch.setattr("edl.transparent.training.ranks", lambda: ranks)
     epochs = ScriptEpochs()
     epochs.name(0, 0, 0)
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
@@ -245,7 +252,7 @@ def test_a_loop_that_is_left_by_a_number_of_batches(
         if leaves_after(trained):
             break
     del loop
-    if pieces not in refused_with:
+    if ranks == 1 or not is_refused:
         training.refuse_left_early()
         return
     with pytest.raises(UsageError, match="left its loop over the training data early"):
@@ -273,6 +280,7 @@ def test_a_checkpoint_after_an_epoch_was_passed_over_is_a_copy(
         loader=loader,
     )
     monkeypatch.setattr("edl.transparent.training.current_worker", lambda: worker)
+    monkeypatch.setattr("edl.transparent.training.ranks", lambda: 1)
     epochs = ScriptEpochs()
     for epoch in range(2):
         epochs.name(epoch, epoch, epoch)
