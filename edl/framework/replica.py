@@ -278,7 +278,9 @@ class FrameworkReplica(ABC):
     def restore(self, state: Any) -> None:
         """Load ``state``, which was read from a checkpoint file, into model, optimizer and objects.
 
-        It is the result of :meth:`capture`, perhaps of another process.
+        It is the result of :meth:`capture`, perhaps of another process. A tracked object of edl's
+        own, which a checkpoint of an earlier edl lacks, may have a method
+        ``edl_state_if_missing()``: its result is loaded in place of the state.
 
         Raises:
             CheckpointError: if the state is of another optimizer or model, or has other tracked
@@ -290,10 +292,17 @@ class FrameworkReplica(ABC):
                 f"trains with {self._kind}"
             )
         loaded = self.uncopied(state)
-        if odd := sorted(self.things().keys() ^ loaded["tracked"].keys()):
+        saved = loaded["tracked"]
+        optional = {
+            name: thing.edl_state_if_missing
+            for name, thing in self.things().items()
+            if name not in saved and hasattr(thing, "edl_state_if_missing")
+        }
+        if odd := sorted((self.things().keys() - optional.keys()) ^ saved.keys()):
             raise CheckpointError(
                 f"edl.track: only one of checkpoint and script tracks {', '.join(odd)}"
             )
+        saved |= {name: state_if_missing() for name, state_if_missing in optional.items()}
         try:
             self.load(loaded, Receive.ALL)
         except self.misfits as error:

@@ -8,10 +8,18 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch.optim.swa_utils import AveragedModel
+
+from edl.errors import CheckpointError
+
+NONE_SAVED = (
+    "an earlier edl wrote the checkpoint, and saved no averages of the weights in it, so this "
+    "script's AveragedModel would begin anew: begin the training anew (edl run without --resume), "
+    "or remove the AveragedModel from the script"
+)
 
 
 class ScriptAverages:
@@ -21,18 +29,30 @@ class ScriptAverages:
     state of an average that this process' script has not made yet waits for it: a resumed job gets
     its state before its script has come to the epoch in which it makes the average.
 
+    Args:
+        passes_over: returns whether the script goes through epochs that the job has behind it.
+
     Attributes:
         edl_compared: False; a script may make an average on rank 0 alone.
     """
 
     edl_compared = False
 
-    def __init__(self) -> None:
+    def __init__(self, passes_over: Callable[[], bool] = lambda: False) -> None:
+        self._passes_over = passes_over
+        self._were_saved = True  # in the checkpoint that this process has loaded, if any
         self._made: list[weakref.ref[AveragedModel]] = []
         self._waiting: list[Any] = []  # states of averages that the script has yet to make
 
     def add(self, average: AveragedModel) -> None:
-        """Add an average that the script has just made; it gets its state in the job, if any."""
+        """Add an average that the script has just made; it gets its state in the job, if any.
+
+        Raises:
+            CheckpointError: the average belongs to an epoch before that of the checkpoint from
+                which the job was resumed, which has no averages.
+        """
+        if not self._were_saved and self._passes_over():
+            raise CheckpointError(NONE_SAVED)
         self._made.append(weakref.ref(average))
         if self._waiting:
             _load([average], [self._waiting.pop(0)])
@@ -47,6 +67,17 @@ class ScriptAverages:
         states, alive = state["states"], self._alive()
         _load(alive, states)
         self._waiting = list(states[len(alive) :])
+
+    def edl_state_if_missing(self) -> dict[str, Any]:
+        """Return the state for a job that is resumed from a checkpoint without averages.
+
+        Raises:
+            CheckpointError: the script has made one, which would begin anew.
+        """
+        if any(one is not None for one in self._alive()):
+            raise CheckpointError(NONE_SAVED)
+        self._were_saved = False
+        return {"states": []}
 
     def _alive(self) -> list[AveragedModel | None]:
         return [ref() for ref in self._made]

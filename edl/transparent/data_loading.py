@@ -242,7 +242,8 @@ class ScriptLoaders:
         return Training(inner, self.optimizer, epochs, example)
 
 
-loaders, averages = ScriptLoaders(), ScriptAverages()
+loaders = ScriptLoaders()
+averages = ScriptAverages(lambda: loaders.passes_over)
 plain_iterator, plain_length = DataLoader.__iter__, DataLoader.__len__
 
 

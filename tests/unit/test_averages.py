@@ -10,6 +10,8 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, DistributedSampler
 
+from edl.errors import CheckpointError
+from edl.torch.replica import TorchReplica
 from edl.transparent import data_loading
 from edl.transparent.averages import ScriptAverages, watch_averages
 
@@ -71,6 +73,41 @@ def test_a_deleted_average_keeps_its_number(averages: ScriptAverages) -> None:
         other.add(average)
     other.load_state_dict(state)
     assert [value_of(one)[0] for one in mine] == [0.0, 2.0]
+
+
+def resumed(averages: ScriptAverages) -> None:
+    """Resume a job from a checkpoint of an earlier edl, which saved no averages."""
+    model = nn.Linear(1, 1)
+    replica = TorchReplica(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    checkpoint = replica.capture()
+    replica.track({"averages of the weights": averages})
+    replica.restore(checkpoint)
+
+
+def test_a_checkpoint_without_averages_is_of_a_script_without_them(
+    averages: ScriptAverages,
+) -> None:
+    resumed(averages)
+    assert averages.state_dict() == {"states": []}
+    made = average_of(1.0)
+    assert averages.state_dict() == {"states": [made.state_dict()]}
+
+
+def test_a_script_with_averages_needs_a_checkpoint_with_them(averages: ScriptAverages) -> None:
+    made = average_of(1.0)
+    with pytest.raises(CheckpointError, match="an earlier edl wrote the checkpoint, and saved no"):
+        resumed(averages)
+    assert value_of(made) == (1.0, 1)
+
+
+def test_an_average_from_an_epoch_before_the_checkpoint_is_missed(averages: ScriptAverages) -> None:
+    passes_over = iter([True, False])
+    found = ScriptAverages(lambda: next(passes_over))
+    watch_averages(found)
+    resumed(found)
+    with pytest.raises(CheckpointError, match="an earlier edl wrote the checkpoint, and saved no"):
+        average_of(1.0)
+    assert value_of(average_of(2.0)) == (2.0, 1)
 
 
 def test_the_training_of_a_script_has_its_averages(monkeypatch: pytest.MonkeyPatch) -> None:
