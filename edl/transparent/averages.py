@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch.optim.swa_utils import AveragedModel
 
-from edl.errors import CheckpointError
+from edl.errors import CheckpointError, UsageError
 
 NONE_SAVED = (
     "an earlier edl wrote the checkpoint, and saved no averages of the weights in it, so this "
     "script's AveragedModel would begin anew: begin the training anew (edl run without --resume), "
     "or remove the AveragedModel from the script"
+)
+UNLIKE = (
+    "an AveragedModel of this script is not like the job's: {kind} must have the same parameters "
+    "and buffers when it is made, on all workers and in a resumed job ({why})"
 )
 
 
@@ -50,6 +55,7 @@ class ScriptAverages:
         Raises:
             CheckpointError: the average belongs to an epoch before that of the checkpoint from
                 which the job was resumed, which has no averages.
+            UsageError: the average has other tensors than its state in the job.
         """
         if not self._were_saved and self._passes_over():
             raise CheckpointError(NONE_SAVED)
@@ -63,7 +69,11 @@ class ScriptAverages:
         return {"states": [*states, *self._waiting]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the job's averages: ``state`` is a result of :meth:`state_dict`."""
+        """Load the job's averages: ``state`` is a result of :meth:`state_dict`.
+
+        Raises:
+            UsageError: an average has other tensors than its state in the job.
+        """
         states, alive = state["states"], self._alive()
         _load(alive, states)
         self._waiting = list(states[len(alive) :])
@@ -84,22 +94,58 @@ class ScriptAverages:
 
 
 def _load(averages: Sequence[AveragedModel | None], states: Sequence[Any]) -> None:
-    """Load into each average the state with the same index, where there are both."""
+    """Load into each average the state with the same index, where there are both.
+
+    A buffer that a subclass makes after its construction, as in its first update, is made here.
+
+    Raises:
+        UsageError: an average has other tensors than its state.
+    """
     for average, state in zip(averages, states, strict=False):
-        if average is not None and state is not None:
+        if average is None or state is None:
+            continue
+        mine = average.state_dict()
+        new = {name: value for name, value in state.items() if name not in mine}
+        try:
+            for name, value in new.items():
+                if "." not in name and isinstance(value, torch.Tensor):  # not of a submodule
+                    average.register_buffer(name, value.clone())
             average.load_state_dict(state)
+        except (RuntimeError, KeyError) as error:
+            kind, why = type(average).__name__, " ".join(str(error).split())
+            raise UsageError(UNLIKE.format(kind=kind, why=why)) from error
 
 
 def watch_averages(averages: ScriptAverages) -> None:
     """Add all averages that the script makes from now on to ``averages``; call it once.
 
-    It replaces the constructor of ``AveragedModel``, because PyTorch has no hook for that.
+    It replaces the constructors of ``AveragedModel`` and its subclasses, because PyTorch has no
+    hook for that. An average is added when the constructor of its own class has ended: a subclass
+    makes its own buffers after it has called the constructor of ``AveragedModel``.
     """
-    make = AveragedModel.__init__
 
-    @functools.wraps(make)
-    def noted(self: AveragedModel, *given: Any, **named: Any) -> None:
-        make(self, *given, **named)
-        averages.add(self)
+    def watch(kind: type[AveragedModel]) -> None:
+        make = kind.__init__
 
-    AveragedModel.__init__ = noted  # type: ignore[method-assign]
+        @functools.wraps(make)
+        def noted(self: AveragedModel, *given: Any, **named: Any) -> None:
+            make(self, *given, **named)
+            if type(self).__init__ is noted:
+                averages.add(self)
+
+        kind.__init__ = noted  # type: ignore[method-assign]
+
+    def defined(kind: type[AveragedModel], /, **named: Any) -> None:
+        super(AveragedModel, kind).__init_subclass__(**named)
+        watch(kind)
+
+    for kind in _with_subclasses(AveragedModel):
+        watch(kind)
+    AveragedModel.__init_subclass__ = classmethod(defined)  # type: ignore[assignment]
+
+
+def _with_subclasses(kind: type[AveragedModel]) -> Iterator[type[AveragedModel]]:
+    """Yield a class, and all its subclasses after it."""
+    yield kind
+    for one in kind.__subclasses__():
+        yield from _with_subclasses(one)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from edl.errors import CheckpointError
+from edl.errors import CheckpointError, UsageError
 from edl.torch.replica import TorchReplica
 from edl.transparent import data_loading
 from edl.transparent.averages import ScriptAverages, watch_averages
@@ -18,7 +18,8 @@ from edl.transparent.averages import ScriptAverages, watch_averages
 
 @pytest.fixture
 def averages(monkeypatch: pytest.MonkeyPatch) -> ScriptAverages:
-    monkeypatch.setattr(AveragedModel, "__init__", AveragedModel.__init__)  # put back afterwards
+    for name in ("__init__", "__init_subclass__"):  # put back afterwards
+        monkeypatch.setattr(AveragedModel, name, getattr(AveragedModel, name))
     found = ScriptAverages()
     watch_averages(found)
     return found
@@ -108,6 +109,73 @@ def test_an_average_from_an_epoch_before_the_checkpoint_is_missed(averages: Scri
     with pytest.raises(CheckpointError, match="an earlier edl wrote the checkpoint, and saved no"):
         average_of(1.0)
     assert value_of(average_of(2.0)) == (2.0, 1)
+
+
+class Earlier(AveragedModel):
+    """A subclass that the script has defined before edl watches."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.register_buffer("own", torch.zeros(1))
+
+
+def own_of(kind: type[AveragedModel]) -> float:
+    """Return the own buffer of an average whose state, with 7 in that buffer, waited for it."""
+    saved = kind(nn.Linear(1, 1))
+    saved.update_parameters(nn.Linear(1, 1))
+    saved.own.fill_(7.0)
+    resumed = ScriptAverages()
+    resumed.load_state_dict({"states": [saved.state_dict()]})
+    watch_averages(resumed)
+    made = kind(nn.Linear(1, 1))
+    assert len(resumed.state_dict()["states"]) == 1
+    made.update_parameters(nn.Linear(1, 1))
+    assert made.n_averaged == 2
+    return made.own.item()
+
+
+def test_the_own_buffer_of_a_subclass_comes_back(averages: ScriptAverages) -> None:
+    class Later(AveragedModel):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__(model)
+            self.register_buffer("own", torch.zeros(1))
+
+    class Derived(Later):
+        pass
+
+    assert [own_of(kind) for kind in (Earlier, Later, Derived)] == [7.0, 7.0, 7.0]
+
+
+@pytest.mark.parametrize("first", ["own", "n_averaged"])
+def test_a_buffer_that_the_first_update_makes_comes_back(
+    first: str, averages: ScriptAverages
+) -> None:
+    class Late(AveragedModel):
+        def update_parameters(self, model: nn.Module) -> None:
+            if not hasattr(self, "own") if first == "own" else self.n_averaged == 0:
+                self.register_buffer("own", torch.zeros(1))
+            self.own += 1
+            super().update_parameters(model)
+
+    assert own_of(Late) == 8.0
+    theirs, mine = Late(nn.Linear(1, 1)), Late(nn.Linear(1, 1))
+    theirs.update_parameters(nn.Linear(1, 1))
+    newcomer = ScriptAverages()
+    newcomer.add(mine)
+    newcomer.load_state_dict({"states": [theirs.state_dict()]})
+    theirs.own += 1
+    assert mine.own.item() == 1.0
+
+
+def test_the_state_of_another_average_is_refused_in_a_sentence(averages: ScriptAverages) -> None:
+    resumed = ScriptAverages()
+    resumed.load_state_dict({"states": [AveragedModel(nn.Linear(1, 2)).state_dict()]})
+    watch_averages(resumed)
+    with pytest.raises(
+        UsageError, match=r"is not like the job's: AveragedModel must .*\)$"
+    ) as told:
+        AveragedModel(nn.Linear(1, 1))
+    assert "\n" not in str(told.value)
 
 
 def test_the_training_of_a_script_has_its_averages(monkeypatch: pytest.MonkeyPatch) -> None:
