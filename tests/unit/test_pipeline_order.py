@@ -88,11 +88,17 @@ def test_take_and_skip() -> None:
     [
         ((Shuffle(9, 7, False), Skip(2)), "skip"),
         ((Shuffle(9, 7, False), Shuffle(9), Shard(1), Take(6)), "take"),
-        ((Repeat(2), Skip(2), Shuffle(9, 7, False), Take(9)), "take"),
+        ((Repeat(1), Skip(2), Shuffle(9, 7, False), Repeat(1), Take(6)), "take"),
+        ((Shuffle(9, 7, False), Take(9), Skip(0), Take(8)), "take"),
         ((Shuffle(9, 7), Skip(2)), None),  # TensorFlow's parts have common samples, too
         ((Take(6), Shuffle(9, 7, False)), None),
         ((Repeat(), Shuffle(9, 7, False), Take(6)), None),  # as steps of an epoch
         ((Shuffle(9, 7, False), Repeat(), Skip(2), Take(6)), None),
+        ((Repeat(2), Skip(2), Shuffle(9, 7, False), Take(9)), None),  # samples come twice
+        ((Repeat(), Take(30), Shuffle(9, 7, False), Take(6)), None),
+        ((Shuffle(9, 7, False), Skip(0)), None),  # no other part
+        ((Shuffle(9, 7, False), Take(9)), None),
+        ((Shuffle(9, 7, False), Shard(1), Take(100)), None),
     ],
 )
 def test_one_part_of_an_order_that_stays_is_refused(
@@ -104,6 +110,15 @@ def test_one_part_of_an_order_that_stays_is_refused(
         return
     with pytest.raises(UsageError, match=rf"{refused}\(\d\), of .*; divide the arrays before"):
         order(9, *stages, Batch(1), ranks=1)
+
+
+def test_a_limit_on_the_steps_is_no_part_of_the_samples() -> None:
+    stays = Shuffle(9, 7, False)
+    assert order(8, Repeat(), Batch(2), stays, Take(3), ranks=1).steps == 3
+    assert order(8, stays, Batch(2), Take(4), ranks=1).steps == 4
+    assert order(6, stays, Shard(2), Batch(2), Take(2)).steps == 2
+    with pytest.raises(UsageError, match=r"take\(3\), of"):  # of rank 0, and not of rank 1
+        order(7, stays, Shard(2), Take(3), Batch(1))
 
 
 def test_the_last_batch_may_be_smaller() -> None:

@@ -283,22 +283,36 @@ class Pipeline:
         return [places[0], sizes]
 
 
-def _refuse_split(pipeline: Pipeline) -> None:
+def _refuse_split(pipeline: Pipeline, ranks: int) -> None:
     """Raise UsageError for a pipeline that trains one part of samples in an order that stays.
 
     The other part has the order of TensorFlow, which is another one. Under TensorFlow, too, two
-    parts have common samples if the Shuffle changes its order. Behind a Repeat, Take and Skip are
-    for the number of steps.
+    parts have common samples if the Shuffle changes its order. After a Repeat, wherever it is, the
+    samples come several times: a Take or a Skip is for the number of steps. One that leaves nothing
+    out makes no part.
+
+    Args:
+        pipeline: the script's pipeline.
+        ranks: the number of the script's ranks.
     """
+    lengths = [pipeline._lengths(rank) for rank in range(ranks)]
     stays = False
-    for stage in pipeline.stages:
+    for index, stage in enumerate(pipeline.stages):
+        if isinstance(stage, Repeat) and stage.count != 1:
+            return
         if isinstance(stage, Shuffle):
             stays = stays or not stage.changes
-        elif isinstance(stage, Repeat):
-            stays = False
-        elif isinstance(stage, Take | Skip) and stays:
+        elif isinstance(stage, Take | Skip) and stays and _changes(index, lengths):
             name = "take" if isinstance(stage, Take) else "skip"
             raise UsageError(SPLIT.format(name=name, count=stage.count))
+
+
+def _changes(index: int, lengths: list[list[Length]]) -> bool:
+    """Return whether a rank gets another number of elements from stage ``index`` than before it.
+
+    ``lengths`` are the results of :meth:`Pipeline._lengths`, by rank.
+    """
+    return any(of_rank[index] != of_rank[index + 1] for of_rank in lengths)
 
 
 def _common(stage: Stage) -> Stage:
@@ -331,7 +345,7 @@ class PipelineOrder:
         steps: int | None,
         seed: int = 0,
     ) -> None:
-        _refuse_split(pipeline)
+        _refuse_split(pipeline, ranks)
         self._pipeline, self._ranks, self._seed = pipeline, ranks, seed
         size = pipeline.batch.size
         lengths = [pipeline.length(rank) for rank in range(ranks)]
