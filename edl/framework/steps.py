@@ -29,7 +29,8 @@ class BatchSource(Protocol):
     def restart(self) -> None:
         """Drop the batches in the queue, because this worker's leases have changed.
 
-        Later batches are formed from the new leases. The call is made between two steps.
+        Later batches are formed from the new leases. The call is made between two steps, and before
+        a newcomer joins.
         """
 
     def form_lost_again(self) -> None:
@@ -265,6 +266,7 @@ class BatchSteps:
         self._check_batching()
         if self._worker.warming_up:
             self._warmed_up = False  # it warms up once more in the next fit, if it does not join
+            self._feed.restart()  # while no other worker waits for this one
             self._worker.join()
             self._is_new = True
         self._worker.begin()

@@ -340,7 +340,7 @@ class _LoaderBatchSource:
             function that returns the next batch to load, or None if there is none at present.
         keeps_processes: whether the processes of PyTorch's loader stay from one epoch to the next.
             If not, they hold the data set as it is when an epoch begins: ``loader`` is called anew
-            for each epoch.
+            for each epoch, and after a newcomer's warm-up.
 
     Attributes:
         data: the data of the batch that :meth:`next` has returned last.
@@ -359,7 +359,7 @@ class _LoaderBatchSource:
         self._worker = worker
         self._as_sent = as_sent
         self._make_loader, self._keeps_processes = loader, keeps_processes
-        self._opened_in: tuple[bool, int] | None = None  # whether in the warm-up, and the epoch
+        self._opened_in: int | None = None  # the epoch in which loader processes have started
         self._formed: deque[Batch] = deque()
         try:
             self._loader = loader(self._form)
@@ -373,13 +373,16 @@ class _LoaderBatchSource:
         """Drop all batches that were formed and not handed out: this worker's leases have changed.
 
         If a newcomer's first batch is being loaded, the call waits for it. The next :meth:`next`
-        starts PyTorch's loader anew.
+        starts PyTorch's loader anew. In a warm-up, loader processes end here that do not stay from
+        epoch to epoch: no worker waits for them to end, as it would after the join.
         """
         if self._first is not None:
             self._first.discard()
             self._first = None
         self._arriving = iter(())
         self._formed.clear()
+        if self._worker.warming_up and not self._keeps_processes:
+            self._end_processes()
 
     def form_lost_again(self) -> None:
         """Do nothing, because PyTorch's loader never loses a batch that it was given.
@@ -442,16 +445,21 @@ class _LoaderBatchSource:
         """Start PyTorch's loader with its processes, and return its iterator over batches.
 
         Processes that have started in this epoch are used again, because the loader is started
-        whenever new leases have come.
+        whenever new leases have come. This thread starts them: they end with it (prctl), and a fork
+        may never get a lock that another thread holds.
         """
-        epoch = (self._worker.warming_up, self._worker.loader.epoch)
-        if not self._keeps_processes and self._opened_in not in (None, epoch):
-            self._loader = self._make_loader(self._form)
-        self._opened_in = epoch
+        if not self._keeps_processes and self._opened_in != self._worker.loader.epoch:
+            self._end_processes()
+        self._opened_in = self._worker.loader.epoch
         if not forks(self._loader):
             return iter(self._loader)
         with holding_sigterm():  # until LoaderProcessInit blocks it
             return iter(self._loader)
+
+    def _end_processes(self) -> None:
+        """End the processes of PyTorch's loader, if they have started; it starts new ones later."""
+        if self._opened_in is not None:
+            self._loader, self._opened_in = self._make_loader(self._form), None
 
     @staticmethod
     def _loaded(batches: Iterator[Any]) -> Iterator[Any]:

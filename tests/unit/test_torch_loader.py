@@ -6,6 +6,7 @@ from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from edl.core.step.batching import Batching
 from edl.core.step.source import Source
 from edl.errors import UsageError
 from edl.framework.source import refuse_logical
+from edl.framework.steps import BatchSteps
 from edl.torch.loader import _Leases, _LoaderBatchSource
 from edl.worker.worker import Worker
 
@@ -156,9 +158,14 @@ def test_who_says_it_twice_is_refused(name: str) -> None:
         edl.torch.DataLoader([1.0], worker=cast(Worker, worker), **{name: 8})
 
 
-@pytest.mark.parametrize(("keeps", "made_in"), [(True, [0]), (False, [0, 0, 1])])
-def test_loader_processes_start_anew_in_each_epoch(keeps: bool, made_in: list[int]) -> None:
-    """They start after a newcomer's warm-up and in epoch 1, and not when new leases come."""
+@pytest.mark.parametrize(
+    ("keeps", "made_in"),
+    [(True, [("alone", 0)]), (False, [("alone", 0), ("alone", 0), ("in the ring", 1)])],
+)
+def test_loader_processes_start_anew_in_each_epoch(
+    keeps: bool, made_in: list[tuple[str, int]]
+) -> None:
+    """Those of the warm-up end before a newcomer joins; new leases start no others."""
     leases: deque[Any] = deque()
     sampler = SimpleNamespace(
         form=lambda _: leases.popleft() if leases else None,
@@ -168,15 +175,17 @@ def test_loader_processes_start_anew_in_each_epoch(keeps: bool, made_in: list[in
     worker = SimpleNamespace(
         warming_up=True, loader=SimpleNamespace(sampler=sampler, ledger=None, epoch=0)
     )
-    made: list[int] = []
+    made: list[tuple[str, int]] = []
 
     def make(form: Any) -> torch.utils.data.DataLoader[Any]:
-        made.append(worker.loader.epoch)
+        made.append(("alone" if worker.warming_up else "in the ring", worker.loader.epoch))
         batches = cast(Any, _Leases(form, lambda batch: cast(Any, batch)))
         return torch.utils.data.DataLoader(cast(Any, range(3)), batch_sampler=batches)
 
     source = _LoaderBatchSource(cast(Worker, worker), lambda batch: cast(Any, batch), make, keeps)
+    source.restart()  # before the first batch: no process has started
     assert source.next() == ([0], False)
+    source.restart()  # as before it joins
     worker.warming_up = False
     for epoch in (0, 1):
         source.restart()
@@ -186,6 +195,21 @@ def test_loader_processes_start_anew_in_each_epoch(keeps: bool, made_in: list[in
             assert source.next() == (batch, False)
             assert source.data.tolist() == batch
     assert made == made_in
+
+
+def test_a_newcomer_drops_the_batches_of_its_warm_up_before_it_joins() -> None:
+    """Its loader processes may end then, while no other worker waits for it."""
+    calls = Mock()
+    calls.worker.warming_up = True
+    calls.worker.loader.progress.optimizers = 1
+    steps = BatchSteps(calls.worker, calls.feed, str)
+    steps.enter()
+    made = [name for name, *_ in calls.mock_calls]
+    assert made.index("feed.restart") < made.index("worker.join")
+    calls.reset_mock()
+    calls.worker.warming_up = False
+    steps.enter()
+    assert not calls.feed.restart.called
 
 
 def test_loader_processes_stay_if_the_script_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
