@@ -23,7 +23,7 @@ import tensorflow as tf
 import edl.tensorflow
 from edl.errors import UsageError
 from edl.framework import process
-from edl.tensorflow.keras_callbacks.writers import mark_as_sent
+from edl.tensorflow.keras_callbacks.writers import has_writer, mark_as_sent
 from edl.tensorflow.optimizer import is_elastic
 from edl.transparent.input_pipeline import InputPipelines, without_shard
 from edl.transparent.script_exchange import ScriptExchange
@@ -42,9 +42,11 @@ OWN_CALLBACKS = (
     "all ranks, or of rank 0"
 )
 NOT_SENT = (
-    "the callback %s is on rank 0 only, and cannot be sent to the other processes (%s); make it on "
-    "all ranks: edl lets one of them write"
+    "the callback {name} is on rank 0 only, and cannot be sent to the other processes ({why}); "
+    "make it on all ranks: {then}"
 )
+ONE_WRITES = "edl lets one of them write"
+ALL_ARE_CALLED = "edl calls it on each of them, so let it ask hvd.rank() == 0 before it writes"
 
 
 class KerasScript:
@@ -119,13 +121,21 @@ def _flat(callbacks: Any) -> list[Any]:
 
 
 def _packed(callback: Any) -> tuple[str, bytes | None, str]:
-    """Return the class of ``callback``, its pickle, and why there is none if that is None."""
+    """Return the class of ``callback``, its pickle, and a message in place of a missing pickle.
+
+    The message is the text of the error on a process that the script gives no such callback. It is
+    empty if there is a pickle.
+    """
     name = type(callback).__name__
     try:
         data = cloudpickle.dumps(callback)
+        why = f"{len(data)} bytes"
     except Exception as error:  # noqa: BLE001 - the script's own classes raise what they like
-        return name, None, str(error)
-    return (name, data, "") if len(data) <= MOST else (name, None, f"{len(data)} bytes")
+        data, why = None, str(error)
+    if data is not None and len(data) <= MOST:
+        return name, data, ""
+    then = ONE_WRITES if has_writer(callback) else ALL_ARE_CALLED
+    return name, None, NOT_SENT.format(name=name, why=why, then=then)
 
 
 def _taken(own: list[Any], name: str, data: bytes | None, why: str) -> Any:
@@ -135,7 +145,7 @@ def _taken(own: list[Any], name: str, data: bytes | None, why: str) -> Any:
         own: the callbacks of this process that are not taken yet; the result is removed.
         name: the name of the class.
         data: the pickled callback of rank 0; None: it was not sent.
-        why: why it was not sent.
+        why: the message that says why it was not sent.
 
     Returns:
         The callback; one that rank 0 has sent is marked, so that rank 0 alone calls it.
@@ -144,7 +154,7 @@ def _taken(own: list[Any], name: str, data: bytes | None, why: str) -> Any:
         if type(callback).__name__ == name:
             return own.pop(index)
     if data is None:
-        raise UsageError(NOT_SENT % (name, why))
+        raise UsageError(why)
     return mark_as_sent(pickle.loads(data))
 
 

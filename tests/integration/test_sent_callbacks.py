@@ -16,6 +16,7 @@ CHECKS = (
     "functions_are_those_of_the_script_too",
     "what_each_process_has_runs_in_each",
     "what_keras_has_does_its_usual_work",
+    "what_cannot_be_sent_is_refused_in_true_words",
 )
 
 

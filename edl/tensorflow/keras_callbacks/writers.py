@@ -417,6 +417,11 @@ def standing_in(callback: Any, worker: Worker) -> Writer | None:
     return gated
 
 
+def has_writer(callback: Any) -> bool:
+    """Return whether ``callback``, given to all workers, is let write on rank 0 only."""
+    return isinstance(callback, tuple(kind for kind, _ in WRITERS))
+
+
 def mark_as_sent(callback: Any) -> Any:
     """Mark a callback as a copy of one that the script gives to rank 0 only; return the callback.
 

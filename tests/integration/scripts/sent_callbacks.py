@@ -1,12 +1,15 @@
 """Checks what other processes do with a callback that only rank 0 of a Keras script has."""
 
 import pickle
+import re
 import sys
 from types import SimpleNamespace
 
 import keras
+import pytest
 
 import edl.tensorflow
+from edl.errors import UsageError
 from edl.tensorflow.keras_callbacks.writers import Gated, GatedCSV, standing_in
 from edl.transparent import keras_fit
 
@@ -24,6 +27,18 @@ class Diary(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         self.told.append(epoch)
+
+
+class Plot(Diary):
+    def __init__(self):
+        super().__init__()
+        self.too_large = bytes(keras_fit.MOST)
+
+
+class Archive(keras.callbacks.CSVLogger):
+    def __init__(self, path):
+        super().__init__(path)
+        self.too_large = bytes(keras_fit.MOST)
 
 
 class Stopping(keras.callbacks.EarlyStopping):
@@ -70,6 +85,19 @@ def what_keras_has_does_its_usual_work():
     early, log = received(Stopping("val_loss"), keras.callbacks.CSVLogger("log.csv"))
     assert standing_in(early, WORKER) is None
     assert type(standing_in(log, WORKER)) is GatedCSV
+
+
+def what_cannot_be_sent_is_refused_in_true_words():
+    calls_each = "edl calls it on each of them, so let it ask hvd.rank() == 0 before it writes"
+    for sent, advice in (
+        (Plot(), calls_each),
+        (Archive("log.csv"), "edl lets one of them write"),
+    ):
+        name = type(sent).__name__
+        sentence = f"^the callback {name} is on rank 0 only, .* bytes.; make it on all ranks: "
+        with pytest.raises(UsageError, match=f"{sentence}{re.escape(advice)}$"):
+            received(sent)
+        assert received(sent, own=[sent]) == [sent]
 
 
 globals()[sys.argv[1]]()
