@@ -347,6 +347,7 @@ class TestZookeeper:
         assert (one.tone, one.until_s, one.step) == ("bad", None, 640)
         assert one.at_s == pytest.approx(CREATED + 52.8)
         assert "has not answered this page for 7 seconds: nobody can join or leave" in one.what
+        assert one.what.endswith("that is lost now is not replaced until ZooKeeper answers again.")
         assert "`edl zookeeper status`" in one.advice
         assert one.since == (
             "Training goes on: asked directly, 1 of 2 workers says that step 652 is complete, "
@@ -368,6 +369,30 @@ class TestZookeeper:
         assert "Nothing answers at a:1 and c:1: the machine is down or frozen" in why
         assert "A server at b:1 takes connections, but does not answer" in why
         assert outage_cause("", {}).why.startswith("The ZooKeeper server was stopped")
+
+    @pytest.mark.parametrize(
+        ("way", "wanted", "unwanted"),
+        [
+            (ServerProbe.REFUSED, "Start the server at a:1 again", ("network", "disk", "ping")),
+            (ServerProbe.SILENT, "`ping` its host; start it again or mend the network", ("disk",)),
+            (ServerProbe.OPEN, "its process is stopped, how busy its host is", ("network",)),
+        ],
+    )
+    def test_the_advice_fits_what_its_servers_do(
+        self, way: ServerProbe, wanted: str, unwanted: tuple[str, ...]
+    ) -> None:
+        advice = outage_cause("", {"a:1": way}).advice
+        assert wanted in advice
+        assert not any(word in advice for word in unwanted), advice
+        assert "`edl zookeeper status`" in advice
+        assert "goes on by itself" in advice
+
+    def test_servers_that_differ_have_an_advice_each(self) -> None:
+        probes = {"a:1": ServerProbe.REFUSED, "b:1": ServerProbe.SILENT, "c:1": ServerProbe.REFUSED}
+        advice = outage_cause("", probes).advice
+        assert advice.startswith("Start the server at a:1 and c:1 again")
+        assert "Of b:1: `ping` its host" in advice
+        assert "give it disk space" in outage_cause("", {}).advice, "nothing is known"
 
     def test_a_cause_that_the_page_has_seen_is_said_afterwards(self) -> None:
         log = replace(IncidentLog(), outage_why="It was the disk.", outage_s=CREATED + 58)

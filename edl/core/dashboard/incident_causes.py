@@ -128,11 +128,13 @@ def of_a_loss(spike: LossSpike) -> Cause:
     )
 
 
-OF_ZOOKEEPER_AWAY = (
-    "Let it run again: start the server, give it disk space, or mend the network to it. `edl "
-    "zookeeper status` looks at the one that edl has started, `edl doctor` asks any other one. The "
-    "job needs nothing: it goes on by itself when ZooKeeper answers."
+WHILE_ZOOKEEPER_IS_AWAY = (
+    "`edl zookeeper status` looks at the server that edl has started, `edl doctor` asks any other "
+    "one. The job needs nothing: it goes on by itself when ZooKeeper answers."
 )
+"""The end of each advice about a ZooKeeper that does not answer."""
+
+OF_ZOOKEEPER_AWAY = "Let it run again: start the server, give it disk space, or mend the network."
 
 OF_ZOOKEEPER = Cause(
     "The ZooKeeper server was stopped, overloaded or had no disk space, or the network to it was "

@@ -68,7 +68,7 @@ def outage_incident(
     lasted = counted(max(0, round(lasted_s)), "second")
     what = (
         f"ZooKeeper has not answered this page for {lasted}: nobody can join or leave, and a "
-        "worker that is lost now is not replaced before it is back."
+        "worker that is lost now is not replaced until ZooKeeper answers again."
     )
     return ShownIncident(
         number=NUMBER,

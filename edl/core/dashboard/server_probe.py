@@ -29,12 +29,25 @@ def outage_cause(trouble: str, probes: Mapping[str, ServerProbe]) -> causes.Caus
     if advice:
         why = f"{cause}.".replace("Its ", "The server's ", 1).replace(" its ", " the server's ", 1)
         return causes.Cause(why, f"{advice[:1].upper()}{advice[1:]}")
-    said = " ".join(
-        words.format(listed(names))
-        for way, words in _WORDS.items()
+    why, todo = (_said(words, probes) for words in (_WORDS, _ADVICE))
+    return causes.Cause(
+        why or causes.OF_ZOOKEEPER.why,
+        f"{todo or causes.OF_ZOOKEEPER_AWAY} {causes.WHILE_ZOOKEEPER_IS_AWAY}",
+    )
+
+
+def _said(words: Mapping[ServerProbe, str], probes: Mapping[str, ServerProbe]) -> str:
+    """Return a sentence for each way in which some servers treat a connection, with their names.
+
+    Args:
+        words: way -> the sentence, with {0} for the names.
+        probes: server, as "host:port" -> what it does with a new connection.
+    """
+    return " ".join(
+        sentence.format(listed(names))
+        for way, sentence in words.items()
         if (names := [server for server, one in probes.items() if one is way])
     )
-    return causes.Cause(said or causes.OF_ZOOKEEPER.why, causes.OF_ZOOKEEPER_AWAY)
 
 
 _WORDS = {
@@ -44,4 +57,11 @@ _WORDS = {
     "it is cut.",
     ServerProbe.OPEN: "A server at {0} takes connections, but does not answer: it is stopped or "
     "overloaded, its disk is full, or it does not reach most of the other servers.",
+}
+
+_ADVICE = {
+    ServerProbe.REFUSED: "Start the server at {0} again; its log says why it has ended.",
+    ServerProbe.SILENT: "Of {0}: `ping` its host; start it again or mend the network to it.",
+    ServerProbe.OPEN: "Of {0}: look whether its process is stopped, how busy its host is, whether "
+    "its disk is full (`df -h`), and whether it reaches the other servers.",
 }
