@@ -1,10 +1,14 @@
-"""Read and write durations as people do: "500ms", "5s", "15m", "2h", "1d"; "5" means 5 seconds."""
+"""Read and write durations as people do: "500ms", "5s", "15m", "2h", "1d"; "5" means 5 seconds.
+
+In sentences they are written with words: "4 min 10 s".
+"""
 
 from __future__ import annotations
 
 import re
 
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?) *(ms|s|m|h|d|)")
+_WORDS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 _SECONDS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -23,3 +27,19 @@ def rounded(duration_s: float) -> str:
         if (count := int(duration_s / _SECONDS[unit])) >= 3:
             return f"{count}{unit}"
     return f"{max(0, int(duration_s))}s"
+
+
+def duration_in_words(duration_s: float) -> str:
+    """Return a duration, in seconds, as sentences have it: "8 s", "4 min 10 s", "3 h 5 min".
+
+    It has at most two units, as in ``duration`` of the dashboard's ``format.mjs``, so that all
+    durations on a page have one form. A negative duration is "0 s".
+    """
+    left = max(0, round(duration_s))
+    first = next((at for at, (size, _) in enumerate(_WORDS) if left >= size), len(_WORDS) - 1)
+    parts = []
+    for size, unit in _WORDS[first : first + 2]:
+        count, left = divmod(left, size)
+        if count:
+            parts.append(f"{count} {unit}")
+    return " ".join(parts) or "0 s"

@@ -117,11 +117,13 @@ class JobWatcher(PageWatcher):
             self._notify("warning", f"{error}. The page stays, as it was known last.")
             return
         except CoordinationError as error:
-            self._away_since_s = self._away_since_s or now_s
+            since_s = self._away_since_s = self._away_since_s or now_s
+            now_s = self._clock()  # the answer was waited for
+            self.publish({"now_s": now_s})
             if self._store.session.connected:
-                self._notify("bad", unreadable_in_words(str(error), self._away_since_s, now_s))
+                self._notify("bad", unreadable_in_words(str(error), since_s, now_s))
             else:
-                self._show_outage(str(error), self._away_since_s, now_s)
+                self._show_outage(since_s, now_s)
             return
         self._away_since_s, self._reading = None, reading
         self._over = reading.snapshot.job.state.over
@@ -132,22 +134,24 @@ class JobWatcher(PageWatcher):
             "counts": self._events.counts(),
             "unreadable": self._unreadable,
         }
-        self.publish({**sections, "events": events, "notice": None, "read_s": round(now_s)})
+        read_s = round(now_s)
+        self.publish(
+            {**sections, "events": events, "notice": None, "read_s": read_s, "now_s": read_s}
+        )
 
-    def _show_outage(self, reason: str, since_s: float, now_s: float) -> None:
+    def _show_outage(self, since_s: float, now_s: float) -> None:
         """Say that ZooKeeper does not answer, with an incident that says how far the workers are.
 
         Args:
-            reason: why it does not answer.
             since_s: since when, in seconds since 1970.
             now_s: the present time, in seconds since 1970.
         """
-        trouble, reading = local_trouble(self._store.session.hosts), self._reading
-        text = away_in_words(reason, since_s, now_s)
+        hosts, reading = self._store.session.hosts, self._reading
+        trouble, text = local_trouble(hosts), away_in_words(hosts, since_s, now_s)
         if reading is None or reading.snapshot.job.state.over:
             self._notify("bad", f"{text} {trouble}".rstrip())
             return
-        cause = outage_cause(trouble, self._probe(self._store.session.hosts))
+        cause = outage_cause(trouble, self._probe(hosts))
         self._trace = self._trace.with_outage(cause.why, now_s)
         asked = self._ask(reading.snapshot, self._token)
         step = reading.snapshot.status.step

@@ -174,8 +174,12 @@ def test_zookeeper_goes_and_comes_back(watcher: JobWatcher, store: ShownStore) -
     watcher.turn()
     shown = json.loads(get(app, "/api/page")[2])["sections"]
     assert shown["header"]["job"] == "digits"
-    assert shown["notice"]["text"].startswith("ZooKeeper has not answered for 1 second: no conn")
+    says = shown["notice"]["text"]
+    assert says.startswith("ZooKeeper at 127.0.0.1:2181 has not answered for 2 s. The page asks")
     first, *others = shown["incidents"]
+    assert "has not answered this page for 2 s:" in first["what"]
+    assert shown["now_s"] - first["at_s"] == 2.0, "its age is counted from the present time"
+    assert shown["read_s"] < shown["now_s"], "and not from the last reading"
     assert (first["kind"], first["until_s"], first["step"]) == ("zookeeper_away", None, 1000)
     assert first["why"].startswith("Nothing answers at 127.0.0.1:2181: the machine is down")
     assert "2 of 3 workers say that step 1007 is complete, 7 steps more" in first["since"]
@@ -184,6 +188,7 @@ def test_zookeeper_goes_and_comes_back(watcher: JobWatcher, store: ShownStore) -
     watcher.turn()
     shown = json.loads(get(app, "/api/page")[2])["sections"]
     assert shown["notice"] is None
+    assert shown["now_s"] == shown["read_s"]
     assert shown["incidents"] == others
 
 
@@ -210,7 +215,7 @@ def test_a_record_that_cannot_be_read_is_no_silence_of_zookeeper(
     notice = sections_of(watcher)["notice"]
     assert notice["tone"] == "bad"
     assert notice["text"].startswith(
-        "The job cannot be read: this is not a Job: 'spec'. The page shows what was known 1 second"
+        "The job cannot be read: this is not a Job: 'spec'. The page shows what was known 2 s ago"
     )
 
 
@@ -276,7 +281,7 @@ def test_what_a_page_shows_of_a_deleted_job_is_said_to_be_old(
     assert "zookeeper_away" not in {one["kind"] for one in shown["incidents"]}
     store.error = CoordinationError("no connection to ZooKeeper")
     watcher.turn()  # an outage of its own, which begins now
-    assert "has not answered for 0 seconds" in sections_of(watcher)["notice"]["text"]
+    assert "has not answered for 1 s." in sections_of(watcher)["notice"]["text"]
 
 
 def test_another_start_of_the_job_begins_anew(watcher: JobWatcher, store: ShownStore) -> None:

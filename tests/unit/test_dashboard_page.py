@@ -18,7 +18,7 @@ from edl.core.dashboard.event_page import (
     named_commands,
     shown_event,
 )
-from edl.core.dashboard.job_header import away_in_words, job_header
+from edl.core.dashboard.job_header import away_in_words, job_header, unreadable_in_words
 from edl.core.dashboard.job_page import JobObservation, JobTrace, page_sections
 from edl.core.dashboard.leader_report import LeaderReport, ReportAge, report_age
 from edl.core.dashboard.scaling_curve import scaling_curve
@@ -111,10 +111,12 @@ def test_the_time_left_is_said_while_the_job_trains() -> None:
 
 
 def test_zookeeper_that_is_away() -> None:
-    assert away_in_words("no connection", 100.0, 107.2) == (
-        "ZooKeeper has not answered for 7 seconds: no connection. The page shows what was known "
-        "before."
+    assert away_in_words("a:2181", 100.0, 107.2) == (
+        "ZooKeeper at a:2181 has not answered for 7 s. The page asks it again each second, and "
+        "shows what was known before."
     )
+    assert "has not answered for 1 h 2 min. The" in away_in_words("a:2181", 100.0, 3821.0)
+    assert "shows what was known 7 s ago" in unreadable_in_words("why", 100.0, 107.2)
 
 
 def test_workers_beside_their_median() -> None:

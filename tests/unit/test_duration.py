@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edl.core.duration import rounded, seconds
+from edl.core.duration import duration_in_words, rounded, seconds
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,21 @@ from edl.core.duration import rounded, seconds
 def test_it_is_written_in_its_largest_unit(duration_s: float, text: str) -> None:
     assert rounded(duration_s) == text
     assert (seconds(text) or 0.0) <= max(0.0, duration_s)
+
+
+@pytest.mark.parametrize(
+    ("duration_s", "text"),
+    [
+        (-1.0, "0 s"),
+        (0.4, "0 s"),
+        (2.6, "3 s"),
+        (59.7, "1 min"),
+        (250.0, "4 min 10 s"),
+        (3600.0, "1 h"),
+        (3 * 3600.0 + 300.0, "3 h 5 min"),
+        (2 * 86400.0 + 4 * 3600.0 + 59.0, "2 d 4 h"),
+        (86400.0 + 60.0, "1 d"),
+    ],
+)
+def test_it_is_written_as_the_page_writes_it(duration_s: float, text: str) -> None:
+    assert duration_in_words(duration_s) == text

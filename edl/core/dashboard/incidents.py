@@ -15,6 +15,7 @@ from typing import Any, cast
 from edl.core.dashboard import incident_causes as causes
 from edl.core.dashboard.full_disk import FullDisk, folder_of, is_full
 from edl.core.dashboard.incident import LOST, Incident
+from edl.core.duration import duration_in_words
 from edl.core.event_explanations import EXPLANATIONS, Severity
 from edl.core.event_text import without_step_s
 from edl.core.events import (
@@ -412,7 +413,8 @@ def _away(log: IncidentLog, event: Event, details: ZookeeperBackDetails) -> Inci
     """Fold the end of an outage, of which the page may have seen the cause."""
     is_known = abs(event.time - log.outage_s) < details.away_s + SEEN_S
     why = log.outage_why if log.outage_why and is_known else causes.OF_ZOOKEEPER.why
-    what = f"ZooKeeper did not answer for {details.away_s:.1f} s: nobody could join or leave"
+    away = duration_in_words(details.away_s)
+    what = f"ZooKeeper did not answer for {away}: nobody could join or leave"
     steps, went_on = event.step - details.from_step, f"Training went on, until step {event.step}"
     if details.from_step >= 0 and steps:
         went_on = (

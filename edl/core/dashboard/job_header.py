@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from edl.core.dashboard.leader_report import ReportAge
 from edl.core.dashboard.timeline import GenerationTimeline
+from edl.core.duration import duration_in_words
 from edl.core.plural import counted, verb, workers
 from edl.core.record import Record
 from edl.core.records import JobState, Stage
@@ -197,24 +198,29 @@ def eta_s(status: JobStatus, standing_s: float) -> float | None:
     return None if left_s is None else round(left_s, 1)
 
 
-def away_in_words(reason: str, since_s: float, now_s: float) -> str:
-    """Return a sentence that ZooKeeper does not answer, and what that means for the page.
+def away_in_words(hosts: str, since_s: float, now_s: float) -> str:
+    """Return sentences that ZooKeeper does not answer, and what that means for the page.
 
     Args:
-        reason: why it does not answer.
+        hosts: the servers of ZooKeeper.
         since_s: since when, in seconds since 1970.
         now_s: the present time, in seconds since 1970.
     """
-    age = counted(max(0, round(now_s - since_s)), "second")
-    return f"ZooKeeper has not answered for {age}: {reason}. The page shows what was known before."
+    return (
+        f"ZooKeeper at {hosts} has not answered for {duration_in_words(now_s - since_s)}. The page "
+        "asks it again each second, and shows what was known before."
+    )
 
 
 def unreadable_in_words(reason: str, since_s: float, now_s: float) -> str:
     """Return a sentence that the records of a job cannot be read although ZooKeeper answers.
 
-    The arguments are those of :func:`away_in_words`.
+    Args:
+        reason: why not.
+        since_s: since when, in seconds since 1970.
+        now_s: the present time, in seconds since 1970.
     """
-    age = counted(max(0, round(now_s - since_s)), "second")
+    age = duration_in_words(now_s - since_s)
     return (
         f"The job cannot be read: {reason}. The page shows what was known {age} ago; the workers "
         "train on. If a newer edl runs the job, open the page with that one."

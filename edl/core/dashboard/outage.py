@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from edl.core.dashboard.incident_causes import Cause
 from edl.core.dashboard.shown_incidents import ShownIncident
+from edl.core.duration import duration_in_words
 from edl.core.plural import counted, verb, workers
 from edl.core.record import Record
 
@@ -65,7 +66,7 @@ def outage_incident(
         step: the newest complete step that ZooKeeper has told of.
         asked: what workers have answered directly.
     """
-    lasted = counted(max(0, round(lasted_s)), "second")
+    lasted = duration_in_words(lasted_s)
     what = (
         f"ZooKeeper has not answered this page for {lasted}: nobody can join or leave, and a "
         "worker that is lost now is not replaced until ZooKeeper answers again."

@@ -55,6 +55,11 @@ export function duration(seconds) {
   return parts.join(" ");
 }
 
+/** Return how long ago something was that is `seconds` old: "now", "8 s ago". */
+export function ago(seconds) {
+  return Math.round(seconds) <= 0 ? "now" : `${duration(seconds)} ago`;
+}
+
 /** Return the local time of day of a point in time, with its day if it is not that of `now`. */
 export function clock(at, now) {
   const time = new Date(1000 * at);

@@ -47,7 +47,7 @@ function onSelect(band) {
 }
 
 function Page() {
-  const { header, incidents, learning, timeline, workers, speed, ledger, scaling, events: kept, read_s: now } = page.sections;
+  const { header, incidents, learning, timeline, workers, speed, ledger, scaling, events: kept, read_s: now, now_s: present } = page.sections;
   if (!header) {
     return html`<main class="ask"><${Notices} page=${page} /><p class="loading">Waiting for the job…</p>
       ${inCluster && html`<a href=${clusterAddress(page.token)}>← The cluster</a>`}</main>`;
@@ -59,7 +59,7 @@ function Page() {
     <${Header} header=${header} now=${now} stale=${page.isStale} />
     ${!isReport && html`<${ActionStatus} actions=${actions} />`}
     <main>
-      <${Incidents} incidents=${incidents} now=${now} />
+      <${Incidents} incidents=${incidents} now=${present} />
       <${Generations} timeline=${timeline} now=${now} chosen=${state.chosen} cost=${state.cost} onSelect=${onSelect} />
       <${Workers} workers=${workers} />
       ${!isReport && html`<${JobActions} actions=${actions} header=${header} workers=${workers} inCluster=${inCluster} />`}

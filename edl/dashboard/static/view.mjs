@@ -5,7 +5,7 @@ import { html } from "./html.mjs";
 import { Chart, axis, colour, stacked, timeAxis } from "./charts.mjs";
 import { Details, Timeline } from "./timeline.mjs";
 import { Word, WordList } from "./words.mjs";
-import { brief, bytes, clock, counted, duration, number, percent, whole } from "./format.mjs";
+import { ago, brief, bytes, clock, counted, duration, number, percent, whole } from "./format.mjs";
 
 const PARTS = [["compute_s", "compute"], ["data_s", "data"], ["reduce_s", "reduce"], ["wait_s", "wait"]];
 const TONES = [["bad", "Failures"], ["warning", "Warnings"], ["change", "Changes"], ["plain", "Other"]];
@@ -60,7 +60,7 @@ export function Incidents({ incidents, now }) {
       <ol class="incidents">${incidents.map((one) => html`
         <li key=${one.number} class="tone-${one.tone}">
           <p class="when"><time datetime=${new Date(1000 * one.at_s).toISOString()}>${clock(one.at_s, now)}</time>
-            <small>${duration(now - one.at_s)} ago, step ${whole(one.step)}</small>
+            <small>${ago(now - one.at_s)}, step ${whole(one.step)}</small>
             ${one.until_s !== null && html`<small>over at ${clock(one.until_s, now)}, after ${duration(one.until_s - one.at_s)}</small>`}</p>
           <div>
             <p class="what"><strong>${one.what}</strong></p>
@@ -220,7 +220,7 @@ export function Ledger({ ledger, now }) {
         ${ledger.untrained > 0 && html`<div><dt>left out by the script</dt><dd>${whole(ledger.untrained)}</dd></div>`}
         <div><dt>until the end</dt><dd>${ledger.left === null ? "not known" : counted(ledger.left, "sample")}</dd></div>
         <div><dt>checkpoint</dt><dd>${ledger.saved_step < 0 ? "none" : `step ${whole(ledger.saved_step)}`}
-          ${work.saved_at_s > 0 && html` <small>${duration(now - work.saved_at_s)} ago, ${bytes(work.bytes)}, paused ${brief(work.capture_s)}</small>`}</dd></div>
+          ${work.saved_at_s > 0 && html` <small>${ago(now - work.saved_at_s)}, ${bytes(work.bytes)}, paused ${brief(work.capture_s)}</small>`}</dd></div>
         ${work.resumed > 0 && html`<div><dt>resumed</dt><dd>${counted(work.resumed, "time")}${work.lost_steps > 0 ? `, ${counted(work.lost_steps, "step")} trained again` : ""}</dd></div>`}
       </dl>
     <//>`;

@@ -1,0 +1,57 @@
+"""The ages in a job's page, in headless Chromium: of an invented job, in the file of a report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pages import opened
+from playwright.sync_api import Browser, Page, expect
+from shown_job import CREATED, ShownStore
+
+from edl.core.dashboard.outage import WorkerReports
+from edl.core.dashboard.server_probe import ServerProbe
+from edl.dashboard.job_watcher import JobWatcher
+from edl.dashboard.report import report_page
+from edl.errors import CoordinationError
+
+pytestmark = [pytest.mark.integration, pytest.mark.long]
+
+
+def page_of_an_outage(browser: Browser, directory: Path, lasted_s: float) -> Page:
+    """Return the page of a job whose ZooKeeper has not answered for ``lasted_s`` seconds."""
+    store: Any = ShownStore()
+    now = [CREATED + 600.0]
+    watcher = JobWatcher(
+        store,
+        clock=lambda: now[0],
+        ask=lambda snapshot, run: WorkerReports(3, 3, snapshot.status.step + 7),
+        probe=lambda hosts: {hosts: ServerProbe.REFUSED},
+    )
+    watcher.turn()
+    store.error = CoordinationError("no connection to ZooKeeper")
+    watcher.turn()
+    now[0] += lasted_s
+    watcher.turn()
+    file = directory / "report.html"
+    file.write_text(report_page(watcher))
+    return opened(browser, file.as_uri(), viewport={"width": 1280, "height": 900}).page
+
+
+def test_the_durations_of_an_outage_agree(browser: Browser, tmp_path: Path) -> None:
+    page = page_of_an_outage(browser, tmp_path, 3.0)
+    entry = page.locator(".incidents li").first
+    expect(entry).to_contain_text("has not answered this page for 3 s")
+    expect(entry).to_contain_text("3 s ago, step 1,000")
+    expect(page.locator(".notice")).to_contain_text("has not answered for 3 s")
+    expect(page.get_by_role("status")).to_contain_text("at ")
+    page.context.close()
+
+
+def test_what_happens_now_has_no_age_of_0_s(browser: Browser, tmp_path: Path) -> None:
+    page = page_of_an_outage(browser, tmp_path, 0.2)
+    expect(page.locator(".incidents li").first.locator("small").first).to_have_text(
+        "now, step 1,000"
+    )
+    page.context.close()
