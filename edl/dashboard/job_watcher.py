@@ -18,7 +18,12 @@ from edl.coordination.local_server import local_trouble
 from edl.coordination.reads import ignore_changes
 from edl.core.dashboard.event_page import EventBuffer, EventChoice, ShownEvent, shown_event
 from edl.core.dashboard.job_header import away_in_words, unreadable_in_words
-from edl.core.dashboard.job_page import JobObservation, JobTrace, page_sections
+from edl.core.dashboard.job_page import (
+    JobObservation,
+    JobTrace,
+    page_sections,
+    timeline_section,
+)
 from edl.core.dashboard.leader_report import LeaderReport, report_age
 from edl.core.dashboard.outage import WorkerReports, outage_incident
 from edl.core.dashboard.server_probe import ServerProbe, outage_cause
@@ -158,13 +163,20 @@ class JobWatcher(PageWatcher):
         lasts = outage_incident(cause, now_s - since_s, now_s, step, asked)
         self._notify("bad", f"{text} Only the first entry of what happened is new.", lasts)
 
-    def _notify(self, tone: str, text: str, *incidents: ShownIncident) -> None:
-        """Say in the page that it is old, and why; ``incidents`` come before those of events."""
+    def _notify(self, tone: str, text: str, outage: ShownIncident | None = None) -> None:
+        """Say in the page that it is old, and why.
+
+        ``outage`` is the incident of a ZooKeeper that does not answer, of which no event tells; it
+        comes first, and is marked in the time line.
+        """
         if self._reading is not None:
             reading = self._reading
             status = job_status(reading.snapshot, reading.zookeeper)
             known = shown_incidents(self._trace.incidents, status, 0.0)
-            self.publish({"incidents": [*incidents, *known]})
+            timeline = self._trace.timeline
+            if outage is not None:
+                known, timeline = [outage, *known], timeline.with_outage(outage.at_s)
+            self.publish({"incidents": known, "timeline": timeline_section(timeline)})
         self.notify(tone, text)
 
     def _read(self, now_s: float) -> JobObservation:

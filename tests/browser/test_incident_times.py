@@ -17,6 +17,7 @@ from edl.dashboard.report import report_page
 from edl.errors import CoordinationError
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
+AT_S = "(at) => new Date(1000 * at).toLocaleTimeString('en-GB')"
 
 
 def page_of_an_outage(browser: Browser, directory: Path, lasted_s: float) -> Page:
@@ -45,7 +46,9 @@ def test_the_durations_of_an_outage_agree(browser: Browser, tmp_path: Path) -> N
     expect(entry).to_contain_text("has not answered this page for 3 s")
     expect(entry).to_contain_text("3 s ago, step 1,000")
     expect(page.locator(".notice")).to_contain_text("has not answered for 3 s")
-    expect(page.get_by_role("status")).to_contain_text("at ")
+    mark = page.locator(".timeline .mark.tone-bad").last
+    expect(mark).to_contain_text("zookeeper away: ZooKeeper does not answer")
+    expect(page.locator(".timeline .time.end")).to_have_text(page.evaluate(AT_S, CREATED + 603.0))
     page.context.close()
 
 

@@ -184,12 +184,16 @@ def test_zookeeper_goes_and_comes_back(watcher: JobWatcher, store: ShownStore) -
     assert first["why"].startswith("Nothing answers at 127.0.0.1:2181: the machine is down")
     assert "2 of 3 workers say that step 1007 is complete, 7 steps more" in first["since"]
     assert others == sections_before["incidents"]
+    *marks, mark = shown["timeline"]["marks"]
+    assert (mark["kind"], mark["at_s"]) == ("zookeeper_away", first["at_s"])
+    assert marks == sections_before["timeline"]["marks"]
     store.error = None
     watcher.turn()
     shown = json.loads(get(app, "/api/page")[2])["sections"]
     assert shown["notice"] is None
     assert shown["now_s"] == shown["read_s"]
     assert shown["incidents"] == others
+    assert shown["timeline"]["marks"] == marks
 
 
 def test_a_leader_that_stops_to_report_is_noticed_whatever_its_clock_says(
@@ -279,6 +283,7 @@ def test_what_a_page_shows_of_a_deleted_job_is_said_to_be_old(
     shown = sections_of(watcher)
     assert (shown["header"]["words"], shown["notice"]["stale"]) == ("training", True)
     assert "zookeeper_away" not in {one["kind"] for one in shown["incidents"]}
+    assert "zookeeper_away" not in {one["kind"] for one in shown["timeline"]["marks"]}
     store.error = CoordinationError("no connection to ZooKeeper")
     watcher.turn()  # an outage of its own, which begins now
     assert "has not answered for 1 s." in sections_of(watcher)["notice"]["text"]

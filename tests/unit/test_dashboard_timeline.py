@@ -14,6 +14,7 @@ from edl.core.events import (
     LeaderDetails,
     PausedDetails,
     SwitchDetails,
+    ZookeeperBackDetails,
 )
 from edl.core.switch_parts import SwitchParts
 
@@ -53,6 +54,22 @@ def test_a_change_of_the_leader_is_marked_and_the_first_leader_is_not() -> None:
     (mark,) = found.marks
     assert (mark.kind, mark.tone) == ("leader", "change")
     assert mark.reason == "w1 leads; before, w0 led"
+
+
+def test_an_outage_of_zookeeper_is_marked_where_it_began() -> None:
+    begun = folded(generation(0, 1, ("w0",)))
+    lasts = begun.with_outage(CREATED + 50.0)
+    (mark,) = lasts.marks
+    assert (mark.at_s, mark.kind, mark.tone) == (CREATED + 50.0, "zookeeper_away", "bad")
+    assert (mark.generation, mark.reason) == (1, "ZooKeeper does not answer")
+    over = begun.with_event(event(55, CheckpointFailedDetails(), 1, 5)).with_event(
+        event(60, ZookeeperBackDetails(10.0, 4), 1, 9)
+    )
+    assert [(one.kind, one.tone, one.at_s - CREATED) for one in over.marks] == [
+        ("zookeeper_away", "warning", 50.0),
+        ("checkpoint_failed", "bad", 55.0),
+    ], "in the order of time"
+    assert over.marks[0].reason == "ZooKeeper did not answer for 10 s"
 
 
 def test_a_start_costs_nothing_for_there_was_nothing_to_hold_up() -> None:

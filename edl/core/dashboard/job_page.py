@@ -127,13 +127,7 @@ def page_sections(reading: JobObservation, trace: JobTrace) -> dict[str, Any]:
     return {
         "header": replace(header, words=words, tone=tone),
         "incidents": incidents,
-        "timeline": {
-            "bands": timeline.bands,
-            "marks": timeline.marks,
-            "began_s": timeline.began_s,
-            "ended_s": timeline.ended_s,
-            "is_cut": timeline.is_cut,
-        },
+        "timeline": timeline_section(timeline),
         "workers": worker_table(status, reading.learned.times),
         "speed": trace.speed.columns() | {"period_s": trace.speed.period_s},
         "learning": learning_charts(reading.learned.learning, timeline),
@@ -141,4 +135,15 @@ def page_sections(reading: JobObservation, trace: JobTrace) -> dict[str, Any]:
         "scaling": scaling_curve(
             reading.snapshot, reading.learned, reading.profile, header.samples_per_s
         ),
+    }
+
+
+def timeline_section(timeline: GenerationTimeline) -> dict[str, Any]:
+    """Return the section ``timeline`` of a job's page: what the browser draws of ``timeline``."""
+    return {
+        "bands": timeline.bands,
+        "marks": timeline.marks,
+        "began_s": timeline.began_s,
+        "ended_s": timeline.ended_s,
+        "is_cut": timeline.is_cut,
     }

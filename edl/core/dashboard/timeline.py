@@ -22,8 +22,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from edl.core.dashboard.event_page import tone_of
+from edl.core.duration import duration_in_words
 from edl.core.event_text import kind_of_change, without_step_s
-from edl.core.events import Event, EventKind, GenerationDetails, LeaderDetails, SwitchDetails
+from edl.core.events import (
+    Event,
+    EventKind,
+    GenerationDetails,
+    LeaderDetails,
+    SwitchDetails,
+    ZookeeperBackDetails,
+)
 from edl.core.record import Record
 from edl.core.switch_parts import SwitchParts
 
@@ -46,11 +54,12 @@ MARKED = frozenset(
         EventKind.SLOT_DISABLED,
         EventKind.LOG_FAILED,
         EventKind.CHECKPOINT_FAILED,
-        EventKind.ZOOKEEPER_BACK,
         EventKind.JOB_FAILED,
     }
 )
-"""The kinds of events that the time line marks, beside the switches."""
+"""The kinds of events that the time line marks when they were logged, beside the switches."""
+
+AWAY = "zookeeper_away"  # the kind of the mark of an outage, which stands where that began
 
 ENDS = frozenset(
     {
@@ -114,8 +123,8 @@ class TimelineMark(Record):
     """An event that the time line shows as a mark.
 
     Attributes:
-        at_s: when it was logged, in seconds since 1970.
-        kind: the kind of the event.
+        at_s: when it was logged, in seconds since 1970; of an outage of ZooKeeper, when that began.
+        kind: the kind of the event; :data:`AWAY` of an outage of ZooKeeper.
         tone: how serious it is, as :func:`edl.core.dashboard.event_page.tone_of` says.
         generation: the generation that it is about.
         reason: what has happened, and why.
@@ -172,7 +181,7 @@ class GenerationTimeline(Record):
 
     Attributes:
         bands: the generations, the oldest first, without gaps in their numbers.
-        marks: the newest events that are marked, the oldest first.
+        marks: the newest events and outages that are marked, the oldest first.
         switches: the newest switches, the oldest first.
         began_s: when the first generation began, in seconds since 1970; 0: there is none. Of a log
             whose oldest events are gone, from when on everything is known.
@@ -218,7 +227,21 @@ class GenerationTimeline(Record):
             return new._with_generation(event, event.details)
         if isinstance(event.details, SwitchDetails):
             return new._with_switch(event, event.details)
+        if isinstance(event.details, ZookeeperBackDetails):
+            away_s, tone = event.details.away_s, tone_of(event.kind)
+            reason = f"ZooKeeper did not answer for {duration_in_words(away_s)}"
+            mark = TimelineMark(event.time - away_s, AWAY, tone, event.generation, reason)
+            return new._with_mark(mark)
         return new
+
+    def with_outage(self, since_s: float) -> GenerationTimeline:
+        """Return the time line with a mark for an outage of ZooKeeper that lasts.
+
+        No event tells of it yet. ``since_s`` is when it began, in seconds since 1970.
+        """
+        generation = self.bands[-1].last if self.bands else 0
+        reason = "ZooKeeper does not answer"
+        return self._with_mark(TimelineMark(since_s, AWAY, "bad", generation, reason))
 
     def goodput(self, now_s: float, standing_s: float = 0.0) -> float | None:
         """Return the fraction of the time since the first generation that was not lost, 0 to 1.
@@ -250,8 +273,15 @@ class GenerationTimeline(Record):
     def _marked(self, event: Event, reason: str) -> GenerationTimeline:
         """Return the time line with a mark for ``event``, which says ``reason``."""
         tone = tone_of(event.kind)
-        mark = TimelineMark(event.time, str(event.kind), tone, event.generation, reason)
-        return replace(self, marks=(*self.marks, mark)[-MOST_MARKS:])
+        return self._with_mark(
+            TimelineMark(event.time, str(event.kind), tone, event.generation, reason)
+        )
+
+    def _with_mark(self, mark: TimelineMark) -> GenerationTimeline:
+        """Return the time line with ``mark`` at its place in the order of time."""
+        later = sum(one.at_s > mark.at_s for one in self.marks)
+        at = len(self.marks) - later
+        return replace(self, marks=(*self.marks[:at], mark, *self.marks[at:])[-MOST_MARKS:])
 
     def _led(self, event: Event, worker: str) -> GenerationTimeline:
         """Return the time line with ``worker`` as the leader, and a mark if another one led."""

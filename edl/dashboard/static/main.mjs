@@ -60,7 +60,7 @@ function Page() {
     ${!isReport && html`<${ActionStatus} actions=${actions} />`}
     <main>
       <${Incidents} incidents=${incidents} now=${present} />
-      <${Generations} timeline=${timeline} now=${now} chosen=${state.chosen} cost=${state.cost} onSelect=${onSelect} />
+      <${Generations} timeline=${timeline} now=${present} chosen=${state.chosen} cost=${state.cost} onSelect=${onSelect} />
       <${Workers} workers=${workers} />
       ${!isReport && html`<${JobActions} actions=${actions} header=${header} workers=${workers} inCluster=${inCluster} />`}
       <${Speed} speed=${speed} />
