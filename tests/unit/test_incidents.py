@@ -351,7 +351,7 @@ class TestZookeeper:
         assert "`edl zookeeper status`" in one.advice
         assert one.since == (
             "Training goes on: asked directly, 1 of 2 workers says that step 652 is complete, "
-            "12 steps more than ZooKeeper has told."
+            "12 steps more than ZooKeeper has told: the header still shows step 640."
         )
         assert "No server runs at a:2181: the machine refuses connections" in one.why
 

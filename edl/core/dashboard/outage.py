@@ -106,5 +106,5 @@ def _since(step: int, asked: WorkerReports) -> str:
         return f"Asked directly, {said} that no step has completed since step {asked.step}."
     return (
         f"Training goes on: asked directly, {said} that step {asked.step} is complete, "
-        f"{counted(more, 'step')} more than ZooKeeper has told."
+        f"{counted(more, 'step')} more than ZooKeeper has told: the header still shows step {step}."
     )

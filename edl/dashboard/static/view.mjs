@@ -40,7 +40,7 @@ export function Header({ header: now, now: at, stale }) {
         <${Fact} name="workers" more="${limits}${wanted}">${over ? "0" : now.np}<//>
         <${Fact} name=${html`<${Word} name="leader" />`} more=${html`<${Word} name="term" /> ${now.term}${now.led_s > 0 && `, since ${clock(now.led_s, at)}`}`}>${now.leader ?? "–"}<//>
         <${Fact} name=${html`<${Word} name="generation" />`} more=${html`of the <${Word} name="ring" />`}>${now.generation}<//>
-        <${Fact} name=${html`<${Word} name="step" />`} more="epoch ${now.epoch}">${whole(now.step)}<//>
+        <${Fact} name=${html`<${Word} name="step" />`} more="epoch ${now.epoch}${stale ? `, at ${clock(at)}` : ""}">${whole(now.step)}<//>
         <${Fact} name=${html`<${Word} name="samples/s" />`} more="over the last 3 s${now.median_step_s ? `; ${brief(now.median_step_s)} a step` : ""}">${over ? "–" : number(now.samples_per_s)}<//>
         <${Fact} name=${html`<${Word} name="goodput" />`} more=${`${duration(now.lost_s)} lost${now.is_cut ? ` since ${clock(now.since_s, at)}` : ""}`}>${percent(now.goodput)}<//>
         <${Fact} name=${over ? "lasted" : "time left"} more=${over ? (now.is_cut ? "at least" : "") : now.eta_s === null ? "nobody knows" : `until ${clock(at + now.eta_s, at)}`}>
