@@ -29,6 +29,7 @@ from edl.core.dashboard.outage import WorkerReports, outage_incident
 from edl.core.dashboard.server_probe import ServerProbe, outage_cause
 from edl.core.dashboard.shown_incidents import ShownIncident, shown_incidents
 from edl.core.dashboard.timeline import SwitchLoss
+from edl.core.dashboard.worker_table import worker_table
 from edl.core.job.profile import Curve
 from edl.core.policy.scaling_profile import ScalingProfile
 from edl.core.snapshot import Snapshot
@@ -172,7 +173,8 @@ class JobWatcher(PageWatcher):
         if self._reading is not None:
             reading = self._reading
             status = job_status(reading.snapshot, reading.zookeeper)
-            known = shown_incidents(self._trace.incidents, status, 0.0)
+            rows = worker_table(status, reading.learned.times).rows
+            known = shown_incidents(self._trace.incidents, status, 0.0, rows)
             timeline = self._trace.timeline
             if outage is not None:
                 known, timeline = [outage, *known], timeline.with_outage(outage.at_s)

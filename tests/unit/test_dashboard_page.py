@@ -124,7 +124,8 @@ def test_workers_beside_their_median() -> None:
     slow = table.rows[1]
     assert (slow.worker, slow.wait_s, slow.reduce_s) == ("w1", 0.0, pytest.approx(0.02))
     assert slow.speed == pytest.approx(0.16 / 0.252)
-    assert slow.note == "slow: 0.63 of the usual speed"
+    assert (slow.is_slow, slow.note) == (True, "slow: 0.63 of the usual speed")
+    assert not table.rows[0].is_slow
     assert table.rows[0].wait_s == pytest.approx(0.1)
     assert table.step_s == pytest.approx(0.272)
     assert (table.own_s, table.rows[0].leads, table.hosts) == (
@@ -134,6 +135,15 @@ def test_workers_beside_their_median() -> None:
     )
     gone = worker_table(job_status(snapshot((0,)), "zk"), learned((7, 8)).times)
     assert (gone.timed, gone.own_s, gone.rows[0].compute_s) == (0, None, None)
+
+
+def test_the_worker_that_the_others_wait_for_is_marked_before_its_times_are_known() -> None:
+    same = tuple(replace(one, compute_s=0.1, data_s=0.0) for one in learned().times)
+    now = replace(job_status(snapshot(), "zk"), slowest="w1")
+    for times in (same, ()):
+        rows = worker_table(now, times).rows
+        assert [row.is_slow for row in rows] == [False, True, False]
+        assert rows[1].note == "slow: the others wait for it"
 
 
 def test_of_a_thousand_workers_the_unusual_ones_are_shown() -> None:

@@ -18,6 +18,7 @@ from edl.core.dashboard.shown_incidents import (
     shown_incidents,
     with_a_wrong_loss,
 )
+from edl.core.dashboard.worker_table import worker_table
 from edl.core.events import (
     CheckpointDetails,
     CheckpointFailedDetails,
@@ -37,6 +38,7 @@ from edl.core.events import (
     ZookeeperBackDetails,
 )
 from edl.core.learning_curve import LossSpike
+from edl.core.policy.stragglers import Times
 from edl.core.status import JobStatus, job_status
 
 HOSTS = {"w0": "node0", "w1": "node1", "w2": "node0", "w3": "node1"}
@@ -215,6 +217,33 @@ class TestASlowWorker:
     def test_it_says_when_that_is_over(self) -> None:
         (one,) = told(self.SLOW)
         assert (one.tone, one.since) == ("over", "No worker waits for it now.")
+
+    @staticmethod
+    def beside(*times: tuple[float, float]) -> str:
+        """Return what followed, when the workers' (samples, own time) are ``times``."""
+        now = status()
+        timed = [Times(n, "", samples, own_s) for n, (samples, own_s) in enumerate(times)]
+        log = IncidentLog().with_hosts(HOSTS).with_event(TestASlowWorker.SLOW)
+        (one,) = shown_incidents(log, now, 0.0, worker_table(now, timed).rows)
+        assert (one.tone == "over") == bool(one.since)
+        return one.since
+
+    def test_it_is_over_only_when_the_table_of_workers_shows_that_too(self) -> None:
+        assert self.beside((32, 0.044), (32, 0.244)) == "", "as measured, the other waits for it"
+        assert self.beside((32, 0.04), (32, 0.25), (32, 0.04)) == ""
+        assert self.beside((32, 0.044), (32, 0.045)) == "No worker waits for it now."
+        assert self.beside() == "No worker waits for it now.", "there is nothing in the table"
+        assert self.beside((32, 0.044)) == "No worker waits for it now."
+
+    def test_that_it_is_slow_in_the_table_and_why_nobody_waits_is_said(self) -> None:
+        assert self.beside((32, 0.1), (32, 0.16), (32, 0.1)) == (
+            "It is still slow (0.62 of the usual speed), but takes only 1.6 times as long as the "
+            "others."
+        )
+        assert self.beside((32, 0.1), (10, 0.11), (32, 0.1)) == (
+            "It is still slow (0.28 of the usual speed), but with its smaller batch it takes only "
+            "1.1 times as long as the others."
+        )
 
     def test_a_worker_that_was_lost_since_is_not_waited_for(self) -> None:
         now = status(slowest="w1")

@@ -121,14 +121,16 @@ def page_sections(reading: JobObservation, trace: JobTrace) -> dict[str, Any]:
     """
     status = job_status(reading.snapshot, reading.zookeeper)
     timeline = trace.timeline
-    incidents = shown_incidents(trace.incidents, status, standstill_s(status, reading.report))
+    table = worker_table(status, reading.learned.times)
+    standing_s = standstill_s(status, reading.report)
+    incidents = shown_incidents(trace.incidents, status, standing_s, table.rows)
     header = job_header(status, timeline, reading.report, reading.at_s)
     words, tone = with_a_wrong_loss(header.words, header.tone, incidents)
     return {
         "header": replace(header, words=words, tone=tone),
         "incidents": incidents,
         "timeline": timeline_section(timeline),
-        "workers": worker_table(status, reading.learned.times),
+        "workers": table,
         "speed": trace.speed.columns() | {"period_s": trace.speed.period_s},
         "learning": learning_charts(reading.learned.learning, timeline),
         "ledger": ledger_summary(reading.snapshot, trace.work),

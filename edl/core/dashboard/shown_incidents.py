@@ -5,15 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from edl.core.dashboard.full_disk import listed
 from edl.core.dashboard.incident import LOST, Incident
 from edl.core.dashboard.incidents import IncidentLog
+from edl.core.dashboard.worker_table import WorkerRow
 from edl.core.plural import counted, verb, workers
 from edl.core.record import Record
+from edl.core.slow_worker import holds_up
 from edl.core.status import JobStatus
 
 SHOWN = 8
+SMALLER = 0.95  # of the others' batch: a smaller one is no accident of its rounding
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,9 @@ class ShownIncident(Record):
     since: str
 
 
-def shown_incidents(log: IncidentLog, status: JobStatus, standing_s: float) -> list[ShownIncident]:
+def shown_incidents(
+    log: IncidentLog, status: JobStatus, standing_s: float, rows: Sequence[WorkerRow] = ()
+) -> list[ShownIncident]:
     """Return the incidents of a job as its page tells them, the newest first.
 
     Of more than :data:`SHOWN` they are those that are not over, and the newest others.
@@ -55,15 +61,25 @@ def shown_incidents(log: IncidentLog, status: JobStatus, standing_s: float) -> l
         log: the incidents.
         status: the present status of the job, which says what is over by now.
         standing_s: for how long no step has completed that should have, in seconds.
+        rows: the table of workers that the page shows beside them.
     """
     lost = {worker for one in log.incidents if one.kind in LOST for worker in one.workers}
-    found = [_shown(one, status, standing_s, lost) for one in log.incidents]
+    found = [_shown(one, status, standing_s, lost, rows) for one in log.incidents]
     found.sort(key=lambda one: (one.tone == "over", -one.at_s))
     return sorted(found[:SHOWN], key=lambda one: -one.at_s)
 
 
-def _shown(one: Incident, status: JobStatus, standing_s: float, lost: set[str]) -> ShownIncident:
-    """Return ``one`` with what the present status adds to it; ``lost`` are the workers lost."""
+def _shown(
+    one: Incident,
+    status: JobStatus,
+    standing_s: float,
+    lost: set[str],
+    rows: Sequence[WorkerRow],
+) -> ShownIncident:
+    """Return ``one`` with what the present status adds to it; ``lost`` are the workers lost.
+
+    The other arguments are those of :func:`shown_incidents`.
+    """
     followed, is_over = list(one.followed), one.is_over
     runs = not status.state.over
     if one.kind in ("slow_worker", "log_failed") and not is_over:
@@ -74,8 +90,9 @@ def _shown(one: Incident, status: JobStatus, standing_s: float, lost: set[str]) 
             are = verb(len(concerned), "is", "are")
             followed.append(f"{listed(concerned)} {are} not in the job any more.")
         elif one.kind == "slow_worker" and runs and status.slowest not in one.workers:
-            followed.append("No worker waits for it now.")
-            gone = True
+            said = _no_longer_waited_for(one.workers[0], rows)
+            followed += [said] if said else []
+            gone = bool(said)
         is_over = gone or (one.kind == "slow_worker" and not runs)
     if one.kind == "stalled" and runs and status.step > one.step and not standing_s:
         followed.append(f"Steps complete again: the job is at step {status.step}.")
@@ -99,6 +116,28 @@ def _shown(one: Incident, status: JobStatus, standing_s: float, lost: set[str]) 
         why=one.why,
         advice=_named(one.advice, status.job),
         since=" ".join(followed),
+    )
+
+
+def _no_longer_waited_for(worker: str, rows: Sequence[WorkerRow]) -> str:
+    """Return that the others do not wait for ``worker`` any more; empty: by ``rows`` they do.
+
+    The table of workers is measured less often than the workers report whom they wait for. So an
+    incident is over when both say so, and where the table marks the worker as slow for another
+    reason, the sentence names it.
+    """
+    own = {row.worker: row for row in rows if row.own_s is not None}
+    row, others = own.pop(worker, None), list(own.values())
+    if row is None or not others or row.speed is None or not row.is_slow:
+        return "No worker waits for it now."
+    own_s, others_s = row.own_s or 0.0, median(one.own_s or 0.0 for one in others)
+    if holds_up(own_s, others_s):
+        return ""
+    less = (row.samples or 0.0) < SMALLER * median(one.samples or 0.0 for one in others)
+    batch = "with its smaller batch it " if less else ""
+    return (
+        f"It is still slow ({row.speed:.2f} of the usual speed), but {batch}takes only "
+        f"{own_s / max(others_s, 1e-9):.1f} times as long as the others."
     )
 
 

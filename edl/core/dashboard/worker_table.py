@@ -42,6 +42,8 @@ class WorkerRow(Record):
         reduce_s: reducing the gradients.
         wait_s: waiting for slower workers.
         speed: its samples in a second of its own time, relative to the median.
+        is_slow: whether it is marked as slow: its ``speed`` is below :data:`SLOW_BELOW`, or the
+            workers report that they wait for it, which they do sooner.
         note: what is unusual about it, in a few words; empty: nothing.
     """
 
@@ -59,7 +61,14 @@ class WorkerRow(Record):
     reduce_s: float | None = None
     wait_s: float | None = None
     speed: float | None = None
+    is_slow: bool = False
     note: str = ""
+
+    @property
+    def own_s(self) -> float | None:
+        """Computing and loading in a step, in seconds; None: not known."""
+        known = self.compute_s is not None and self.data_s is not None
+        return (self.compute_s or 0.0) + (self.data_s or 0.0) if known else None
 
 
 @dataclass(frozen=True)
@@ -149,7 +158,8 @@ def _row(
         stage=str(member.stage),
         leads=member.id == status.leader,
         pid=member.pid,
-        note=_note(member, None),
+        is_slow=member.id == status.slowest,
+        note=_note(member, None, member.id == status.slowest),
     )
     if times is None or member.rank is None:
         return row
@@ -161,15 +171,19 @@ def _row(
         "reduce_s": least_s,
         "wait_s": max(0.0, times.reduce_s - least_s),
         "speed": speed,
-        "note": _note(member, speed),
+        "is_slow": row.is_slow or (speed is not None and speed < SLOW_BELOW),
+        "note": _note(member, speed, row.is_slow),
     }
     return WorkerRow(**{**vars(row), **measured})
 
 
-def _note(member: MemberStatus, speed: float | None) -> str:
+def _note(member: MemberStatus, speed: float | None, is_slowest: bool) -> str:
     """Return what is unusual about a worker, in a few words; empty if nothing is.
 
-    ``speed`` is its speed relative to the median; None: not known.
+    Args:
+        member: the worker.
+        speed: its speed relative to the median; None: not known.
+        is_slowest: whether the workers report that they wait for it.
     """
     if member.stage == Stage.PREPARING:
         return "starts and warms up; the others train on"
@@ -183,10 +197,9 @@ def _note(member: MemberStatus, speed: float | None) -> str:
         return "not in the newest ring"
     if speed is not None and speed < SLOW_BELOW:
         return f"slow: {speed:.2f} of the usual speed"
-    return ""
+    return "slow: the others wait for it" if is_slowest else ""
 
 
 def _unusual(row: WorkerRow) -> tuple[bool, float, str]:
     """Return the key by which rows are chosen if there are too many: the unusual ones first."""
-    own_s = (row.compute_s or 0.0) + (row.data_s or 0.0)
-    return (not row.note, -own_s, row.worker)
+    return (not row.note, -(row.own_s or 0.0), row.worker)

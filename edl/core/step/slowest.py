@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from edl.core.slow_worker import holds_up
 from edl.core.step.step_record import StepRecords
 
-FACTOR = 2.0  # a slow worker takes this many times as long as the others
-LEAST_S = 0.01  # and this much longer; a smaller difference is the noise of a busy host
 OF_STEPS = 50  # newest steps that are looked at
 EVERY = 10  # steps between two looks
 
@@ -96,8 +95,8 @@ class Slowest:
 def slow(workers: Sequence[int], compute_us: npt.NDArray[np.int64]) -> SlowestWorker | None:
     """Return the worker with the longest median step, with its times, if it is slow; else None.
 
-    A worker is slow if its median takes at least :data:`FACTOR` (2) times as long as the median of
-    the others' medians, and at least :data:`LEAST_S` (0.01) seconds longer.
+    Whether it is slow, :func:`edl.core.slow_worker.holds_up` decides by its median time, and by the
+    median of the others' medians.
 
     Args:
         workers: the ids of the workers, in rank order; at least two.
@@ -108,6 +107,4 @@ def slow(workers: Sequence[int], compute_us: npt.NDArray[np.int64]) -> SlowestWo
     at = int(usual_s.argmax())
     others_s = float(np.median(np.delete(usual_s, at)))
     own_s = float(usual_s[at])
-    if own_s < FACTOR * others_s or own_s - others_s < LEAST_S:
-        return None
-    return SlowestWorker(workers[at], own_s, others_s)
+    return SlowestWorker(workers[at], own_s, others_s) if holds_up(own_s, others_s) else None

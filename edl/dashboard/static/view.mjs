@@ -134,7 +134,7 @@ export function Workers({ workers }) {
             const own = known ? row.compute_s + row.data_s : null;
             const said = PARTS.map(([key, name]) => `${name} ${brief(row[key])}`).join(", ");
             return html`
-              <tr key=${row.worker} class="stage-${row.stage} ${row.speed !== null && row.speed < 0.8 ? "slow" : ""}">
+              <tr key=${row.worker} class="stage-${row.stage} ${row.is_slow ? "slow" : ""}">
                 <th scope="row">${row.worker}${row.leads ? html` <span class="badge">leads</span>` : ""}</th>
                 <td>${row.rank ?? "–"}</td><td>${row.host}<span class="muted">:${row.slot}</span></td>
                 ${devices && html`<td class="num">${row.device ?? "–"}</td>`}
