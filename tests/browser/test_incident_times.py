@@ -1,7 +1,8 @@
-"""The ages in a job's page, in headless Chromium: of an invented job, in the file of a report."""
+"""The ages and times in a job's page in headless Chromium, of an invented job, as a report."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,18 @@ def test_the_durations_of_an_outage_agree(browser: Browser, tmp_path: Path) -> N
     mark = page.locator(".timeline .mark.tone-bad").last
     expect(mark).to_contain_text("zookeeper away: ZooKeeper does not answer")
     expect(page.locator(".timeline .time.end")).to_have_text(page.evaluate(AT_S, CREATED + 603.0))
+    page.context.close()
+
+
+def test_the_two_times_of_a_step_have_names(browser: Browser, tmp_path: Path) -> None:
+    page = page_of_an_outage(browser, tmp_path, 3.0)
+    name = page.locator(".stats abbr", has_text=re.compile("^step time$"))
+    expect(name).to_have_attribute("title", re.compile("waiting for others included"))
+    expect(page.locator(".stats")).to_contain_text("over the last 3 s; step time 210 ms")
+    name = page.locator("table.workers abbr", has_text=re.compile("^own time$"))
+    expect(name).to_have_attribute("title", re.compile("without reducing and waiting for others"))
+    expect(page.locator("#workers-title + .note")).to_contain_text("older than the header")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1280
     page.context.close()
 
 

@@ -31,6 +31,11 @@ from edl.core.policy.stragglers import Times
 from edl.core.records import JobState, Stage
 from edl.core.snapshot import Snapshot
 from edl.core.status import job_status
+from edl.dashboard.job_watcher import LEARNED_S
+from edl.dashboard.static_files import static_files
+from edl.leader.size_policy import KEEP_S
+from edl.worker.ring_watch import EVERY
+from edl.worker.step_timer import MEDIAN_OF_STEPS
 
 NOW = CREATED + 600.0
 FRESH = ReportAge(0.5)
@@ -144,6 +149,14 @@ def test_the_worker_that_the_others_wait_for_is_marked_before_its_times_are_know
         rows = worker_table(now, times).rows
         assert [row.is_slow for row in rows] == [False, True, False]
         assert rows[1].note == "slow: the others wait for it"
+
+
+def test_the_page_says_how_old_the_times_of_the_workers_are() -> None:
+    texts = static_files()
+    view, words = (texts[name].content.decode() for name in ("view.mjs", "words.mjs"))
+    said = f"Means over {EVERY} steps, up to {KEEP_S + LEARNED_S:.0f} s older than the header"
+    assert said in view
+    assert f"the median of the last {MEDIAN_OF_STEPS} steps" in words, "a step time of the header"
 
 
 def test_of_a_thousand_workers_the_unusual_ones_are_shown() -> None:

@@ -41,7 +41,7 @@ export function Header({ header: now, now: at, stale }) {
         <${Fact} name=${html`<${Word} name="leader" />`} more=${html`<${Word} name="term" /> ${now.term}${now.led_s > 0 && `, since ${clock(now.led_s, at)}`}`}>${now.leader ?? "–"}<//>
         <${Fact} name=${html`<${Word} name="generation" />`} more=${html`of the <${Word} name="ring" />`}>${now.generation}<//>
         <${Fact} name=${html`<${Word} name="step" />`} more="epoch ${now.epoch}${stale ? `, at ${clock(at)}` : ""}">${whole(now.step)}<//>
-        <${Fact} name=${html`<${Word} name="samples/s" />`} more="over the last 3 s${now.median_step_s ? `; ${brief(now.median_step_s)} a step` : ""}">${over ? "–" : number(now.samples_per_s)}<//>
+        <${Fact} name=${html`<${Word} name="samples/s" />`} more=${html`over the last 3 s${now.median_step_s > 0 && html`; <${Word} name="step time" /> ${brief(now.median_step_s)}`}`}>${over ? "–" : number(now.samples_per_s)}<//>
         <${Fact} name=${html`<${Word} name="goodput" />`} more=${`${duration(now.lost_s)} lost${now.is_cut ? ` since ${clock(now.since_s, at)}` : ""}`}>${percent(now.goodput)}<//>
         <${Fact} name=${over ? "lasted" : "time left"} more=${over ? (now.is_cut ? "at least" : "") : now.eta_s === null ? "nobody knows" : `until ${clock(at + now.eta_s, at)}`}>
           ${over ? duration(now.ended_s === null ? null : now.ended_s - now.since_s) : duration(now.eta_s)}<//>
@@ -115,7 +115,7 @@ export function Workers({ workers }) {
   const few = workers.rows.length < workers.total ? `; ${workers.rows.length} of them shown, the unusual and the slow ones` : "";
   const note = workers.total
     ? `${stages || "none"}, on ${counted(workers.host_count, "host")}${few}. ${workers.timed
-      ? `A full bar is a step; the line is the median of computing and loading, ${brief(workers.own_s)}.`
+      ? `A full bar is a step; the line is the median of computing and loading, ${brief(workers.own_s)}. Means over 10 steps, up to 15 s older than the header.`
       : "Where their time goes is known when edl's loaders feed the script, after some steps."}`
     : "No worker is there now.";
   const devices = workers.rows.some((row) => row.device !== null);

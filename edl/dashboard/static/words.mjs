@@ -10,8 +10,9 @@ const MEANINGS = {
   switch: "The change from one ring to the next. Training stands still for as long as it takes, most often less than a second.",
   step: "One update of the model, by all workers together.",
   "samples/s": "The samples that all workers together have trained in a second: the mean over the last 3 seconds.",
+  "step time": "From the end of a step to the end of the next one, reducing and waiting for others included: the median of the last 50 steps of one worker. It is newer than what the table of workers has.",
   goodput: "The part of the time since the first ring in which nothing held the training up: no switch, no pause with too few workers, and no stand-still that lasts now. 100 % is the best.",
-  "own time": "The time in which a worker computes and loads its data in a step, without reducing and waiting for others.",
+  "own time": "The time in which a worker computes and loads its data in a step, without reducing and waiting for others. Of the slowest worker it is nearly the step time; the others wait.",
   ledger: "The workers' own record of which samples are trained in this epoch.",
 };
 
