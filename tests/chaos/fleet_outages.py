@@ -35,6 +35,7 @@ from edl.testing.throttle import Throttle
 
 STEP_S, BATCH, SAMPLES = 0.5, 4, 960
 MORE = 1.5  # so many times the steps that the time has
+START_S = 120.0  # until slots begin to move, on a busy machine
 WAIT_S = 300.0
 OUTAGE_S = 60.0  # a longer one ends, though slots have not moved yet
 TROUBLES = {
@@ -67,7 +68,7 @@ class Outages:
         self._end = lab.directory / "end"
         self._events: list[Event] = []
         self._seen = -1
-        steps = MORE * self._seconds / STEP_S
+        steps = MORE * (START_S + self._seconds) / STEP_S
         self._epochs = max(2, round(steps * BATCH * self._slots / SAMPLES))
 
     def run(self) -> None:
