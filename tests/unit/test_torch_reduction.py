@@ -50,7 +50,7 @@ class Worker:
         self.ring = SimpleNamespace(alone=False, place=SimpleNamespace(rank=0))
         self.timer = SimpleNamespace(wait=lambda: None)
         self.warming_up = self.has_state = False
-        self.optimizers, self.generation = 0, 1
+        self.optimizers, self.generation, self.logical = 0, 1, 0
         self.engine = StepEngine()
         self.driver = StepDriver(self.engine, self)
         self.other_samples, self.other_is_void = BATCH, False
