@@ -21,6 +21,7 @@ from edl.framework.horovod_absent import absent
 from edl.framework.state import Trackable, map_leaves
 from edl.ring.ring import Ring
 from edl.torch.digest import digests, size_of
+from edl.torch.optimizer_state import lay_out_state
 from edl.torch.replica import rates_of
 from edl.torch.sampler import ElasticSampler
 from edl.torch.transfer import exchange
@@ -98,12 +99,15 @@ class TorchState(State):
             if isinstance(value, Plain):
                 setattr(self, name, value.value)
                 continue
+            thing = getattr(self, name)
             try:
-                getattr(self, name).load_state_dict(value)
+                thing.load_state_dict(value)
             except (AttributeError, ValueError, KeyError, RuntimeError) as error:
                 raise UsageError(
                     f"the state.{name} of this worker is not like the job's: {error}"
                 ) from error
+            if isinstance(thing, torch.optim.Optimizer):
+                lay_out_state(thing)
 
     def _copied(self, values: dict[str, Any]) -> dict[str, Any]:
         used = 0

@@ -85,16 +85,19 @@ class Tensors:
     def means(self, rows: Sequence[Summands], sums: torch.Tensor) -> list[torch.Tensor]:
         """Return the mean of each row, in the memory of its first summand if that fits.
 
-        Integers are rounded. ``sums`` is changed.
+        A mean has its target's order in memory. Integers are rounded. ``sums`` is changed.
         """
         found = [_mean_memory(row) for row in rows]
         flats = [_flat(mean) for mean in found]
         if is_launched(sums.device):
             _divide_together(rows, sums, flats)
-            return found
-        totals = sums.split_with_sizes([flat.numel() for flat in flats])
-        for row, flat, total in zip(rows, flats, totals, strict=True):
-            divide_into(flat, total, row.divisor, whole=not flat.is_floating_point())
+        else:
+            totals = sums.split_with_sizes([flat.numel() for flat in flats])
+            for row, flat, total in zip(rows, flats, totals, strict=True):
+                divide_into(flat, total, row.divisor, whole=not flat.is_floating_point())
+        for mean, flat in zip(found, flats, strict=True):
+            if not mean.is_contiguous():  # then its elements in one dimension are a copy
+                _real(mean).copy_(flat.view(_real(mean).shape))
         return found
 
     def _sums(self, size: int, rows: Sequence[Summands]) -> torch.Tensor:
@@ -272,13 +275,18 @@ def _with_summands(
 
 
 def _mean_memory(row: Summands) -> torch.Tensor:
-    """Return the first summand of a row; new memory if the mean does not fit, or it is the base."""
+    """Return the first summand of a row; new memory if the mean does not fit, or it is the base.
+
+    The mean fits if the summand has the type of the target and its order in memory.
+    """
     target = row.target
-    first = row.own[0][0] if row.own else None
-    mean: torch.Tensor = torch.empty_like(target) if first is None or first is row.base else first
-    if mean.dtype != target.dtype or not mean.is_contiguous():
-        mean = torch.empty(target.shape, dtype=target.dtype, device=target.device)
-    return mean
+    first: torch.Tensor | None = row.own[0][0] if row.own else None
+    if first is row.base or (first is not None and first.dtype != target.dtype):
+        first = None
+    if first is not None and first.is_contiguous() and target.is_contiguous():
+        return first
+    new = torch.empty_like(target)
+    return first if first is not None and first.stride() == new.stride() else new
 
 
 def _size(target: torch.Tensor) -> int:
@@ -292,7 +300,7 @@ def _real(values: torch.Tensor) -> torch.Tensor:
 
 
 def _flat(values: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as real numbers in one dimension."""
+    """Return a tensor as real numbers in one dimension; a copy if it is not row-major."""
     return _real(values).reshape(-1)
 
 

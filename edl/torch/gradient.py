@@ -13,6 +13,7 @@ import torch
 
 from edl.errors import UsageError
 from edl.torch.accumulation import Contribution
+from edl.torch.layout import laid_out_like
 
 
 @dataclass(slots=True)
@@ -171,6 +172,19 @@ class Gradient:
                 "gradients when backward() has returned, for example before optimizer.step(): "
                 "they are the mean over all workers then"
             )
+
+    def mean_of(self, average: torch.Tensor) -> torch.Tensor:
+        """Return ``average``, which was received, as the gradient that the parameter is to have.
+
+        It has the dtype of the local gradient, or of the parameter where there is none, and the
+        parameter's order in memory. It is ``average`` itself if that has both, as it has with a
+        row-major parameter whose gradients were sent in their own dtype.
+        """
+        parameter, local = self.parameter, self.parameter.grad
+        dtype = parameter.dtype if local is None else local.dtype
+        if parameter.is_contiguous():
+            return average.to(dtype)
+        return laid_out_like(parameter, average, dtype)
 
     # --- microbatches
 

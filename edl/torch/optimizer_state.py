@@ -19,6 +19,7 @@ import torch
 from torch.optim import Optimizer
 
 from edl.framework.digest import places
+from edl.torch.layout import laid_out_like
 
 _HOOKS = (
     "_optimizer_step_pre_hooks",
@@ -110,6 +111,8 @@ def state_of(optimizer: Optimizer) -> dict[str, Any]:
 def load_state(optimizer: Optimizer, state: dict[str, Any], exact: bool = True) -> None:
     """Load a state into ``optimizer``; it may share the tensors of ``state`` afterwards.
 
+    Tensors with the shape of their parameter get its order in memory.
+
     Args:
         optimizer: the optimizer to change in place.
         state: a state that :func:`state_of` has returned for an optimizer with the same groups.
@@ -126,6 +129,7 @@ def load_state(optimizer: Optimizer, state: dict[str, Any], exact: bool = True) 
         optimizer.load_state_dict(state)
         if exact:
             _put_back_converted(optimizer, state)
+        lay_out_state(optimizer)
         return
     theirs = state.get("inner", {})
     if inner.keys() != theirs.keys():
@@ -133,7 +137,28 @@ def load_state(optimizer: Optimizer, state: dict[str, Any], exact: bool = True) 
     _write(optimizer, state)
     for name, one in inner.items():
         _write(one, theirs[name])
+        lay_out_state(one)
+    lay_out_state(optimizer)
     vars(optimizer).update(state["attributes"])
+
+
+def lay_out_state(optimizer: Optimizer) -> None:
+    """Give each tensor with the shape of its parameter that parameter's order in memory.
+
+    So PyTorch's optimizers make them, and so their fused kernels need them.
+
+    Args:
+        optimizer: the optimizer whose state is changed in place.
+    """
+    for parameter, held in getattr(optimizer, "state", {}).items():
+        if not isinstance(parameter, torch.Tensor) or not isinstance(held, dict):
+            continue
+        for _, where, key in places(held):
+            own = where[key]
+            if isinstance(where, tuple) or not isinstance(own, torch.Tensor):
+                continue
+            if own.shape == parameter.shape and own.layout is torch.strided:
+                where[key] = laid_out_like(parameter, own, own.dtype)
 
 
 def with_own_options(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:

@@ -185,7 +185,7 @@ def _weighted(gradient: Gradient, reduction: StepReduction) -> torch.Tensor:
     dtype = parameter.dtype if local is None else local.dtype
     wire = WIRE_DTYPE.get(dtype, dtype)
     if local is None or weight == 0.0:  # 0 * inf would be nan
-        return torch.zeros(parameter.shape, dtype=wire, device=parameter.device)
+        return torch.zeros_like(parameter, dtype=wire).contiguous()
     if local.requires_grad:  # backward(create_graph=True)
         local = local.detach()
     weighted = local if weight == 1.0 else local * weight

@@ -6,7 +6,7 @@ average, see :mod:`edl.core.step.weighting`: if all workers train full batches, 
 nothing is multiplied. The local gradient is never written to before the step is complete, so that a
 survivor of a broken ring can send it again (promise 5 of docs/explanation/guarantees.md). After the
 step its memory receives the next average. So a parameter needs memory for two gradients, and no
-gradient is copied.
+gradient is copied, unless its parameter is not row-major.
 
 When ``backward()`` returns, each gradient is the mean over the global batch. So what scripts do
 with gradients then (clipping, loss scaling, looking for overflow) they do with the job's gradients.
@@ -558,9 +558,7 @@ class GradientReduction:
                 gradient.parameter.grad = None  # what a worker without samples has computed
         for gradient, average in averaged:
             parameter, gradient.pending = gradient.parameter, None
-            local = parameter.grad
-            dtype = parameter.dtype if local is None else local.dtype
-            mean = average.to(dtype)
+            local, mean = parameter.grad, gradient.mean_of(average)
             # The next average is received in the memory of this gradient, if the layout fits.
             spare = local if mean is average else average
             if several:

@@ -12,6 +12,7 @@ from edl.config import Config
 from edl.core.step.batching import Batching
 from edl.core.step.source import Source
 from edl.errors import UsageError
+from edl.framework.state import map_leaves
 from edl.torch.elastic import TorchState
 from edl.worker.job_of_one import JobOfOne
 from edl.worker.progress import Receive
@@ -95,6 +96,22 @@ def test_schedulers_keep_their_identity(parts: Any) -> None:
     assert state.scheduler is scheduler
     assert scheduler.get_last_lr() == [0.05]
     assert optimizer.param_groups[0]["lr"] == 0.05
+
+
+def test_a_received_state_lies_in_memory_as_its_parameter() -> None:
+    """A fused optimizer goes through the memory of both, and a sent state has lost its strides."""
+    model = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3, 4, 4)).sum().backward()
+    optimizer.step()
+    state = TorchState(model, optimizer)
+    state._put(
+        map_leaves(
+            state._values(),
+            lambda leaf, _: leaf.contiguous() if isinstance(leaf, torch.Tensor) else leaf,
+        )
+    )
+    assert optimizer.state[model.weight]["exp_avg"].stride() == model.weight.stride()
 
 
 def test_a_derived_class_may_save_what_its_constructor_makes_later() -> None:

@@ -12,6 +12,7 @@ import torch
 from edl.core.step.exact_audit import AuditSteps
 from edl.core.step.weighting import Averaging, Weights
 from edl.errors import UsageError
+from edl.framework.exact_mean import Summands, exact_means
 from edl.torch import exact_tensors, logical_buffers
 from edl.torch.gradient import Gradient
 from edl.torch.logical import LogicalSums
@@ -150,6 +151,23 @@ def test_the_mean_of_a_buffer_does_not_depend_on_who_has_which_pass() -> None:
         largest = max(each.base.abs().max().item() for each in rows[:1])
         means.append(largest)
     assert means == [1000.0, 1000.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+@pytest.mark.parametrize("is_alike", [True, False])
+def test_a_mean_lies_in_memory_as_its_parameter(is_alike: bool, dtype: torch.dtype) -> None:
+    """As the gradient of PyTorch, whose memory it takes."""
+    numbers = torch.arange(6.0).view(3, 2).to(dtype)
+    parameter = torch.nn.Parameter(torch.zeros(2, 3, dtype=dtype).T)
+    own = [(numbers.clone(), 1.0) for _ in range(2)]
+    if is_alike:
+        own = [(numbers.T.contiguous().T, 1.0) for _ in range(2)]
+    (mean,) = exact_means(
+        [Summands(parameter, own, 1.0)], 2, [], exact_tensors.Tensors(), lambda alone, _: alone
+    )
+    assert torch.equal(mean, 2 * numbers)
+    assert mean.stride() == parameter.stride()
+    assert (mean is own[0][0]) == is_alike
 
 
 class Several(torch.nn.Module):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import optim
 
+from edl.torch.capture import Copier, to_tensors
 from edl.torch.optimizer_state import load_state, state_of
 from edl.torch.replica import TorchReplica
 from edl.worker.progress import Receive
@@ -78,3 +79,35 @@ def test_a_number_that_was_on_the_cpu_stays_there() -> None:
     assert mine["exp_avg"].device.type == "meta"
     assert mine["mu_product"].device.type == "cpu"
     assert mine["mu_product"].item() == 0.75
+
+
+class Halving(optim.Optimizer):
+    """A wrapper, such as Lookahead."""
+
+    def __init__(self, inner: optim.Optimizer) -> None:
+        self.inner = inner
+        self.param_groups, self.state = inner.param_groups, inner.state
+
+    def step(self) -> None:  # type: ignore[override]
+        self.inner.step()
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_loaded_state_lies_in_memory_as_its_parameter(wrapped: bool) -> None:
+    """A fused optimizer goes through the memory of both, and a sent state has lost its strides."""
+    nets = [torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last) for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    inner = [optim.AdamW(net.parameters(), lr=0.1, fused=True) for net in nets]
+    optimizers = [Halving(each) for each in inner] if wrapped else inner
+    images = torch.randn(5, 3, 8, 8).to(memory_format=torch.channels_last)
+    nets[0](images).square().mean().backward()
+    inner[0].step()
+    nets[1].load_state_dict(nets[0].state_dict())
+    load_state(optimizers[1], to_tensors(Copier().copy(state_of(optimizers[0])), copy=True))
+    for net, each in zip(nets, inner, strict=True):
+        each.zero_grad()
+        net(images).square().mean().backward()
+        each.step()
+    assert torch.equal(nets[0].weight, nets[1].weight)
+    for name, own in inner[1].state[nets[1].weight].items():
+        assert own.stride() == inner[0].state[nets[0].weight][name].stride()

@@ -350,19 +350,32 @@ def test_parameters_that_are_trained_later(worker: Worker) -> None:
     assert job.gradients() == {"a": 1.0, "b": None, "c": 2.0}
 
 
-def test_other_layouts_of_memory(worker: Worker) -> None:
+@pytest.mark.parametrize("kernel", [1, 2])
+def test_other_layouts_of_memory(kernel: int, worker: Worker) -> None:
     """Horovod writes rows; a gradient of another layout must not receive them."""
-    model = torch.nn.Conv2d(2, 3, 2, bias=False).to(memory_format=torch.channels_last)
+    model = torch.nn.Conv2d(2, 3, kernel, bias=False).to(memory_format=torch.channels_last)
     sgd = torch.optim.SGD(model.parameters(), lr=0.0)
     reduction = GradientReduction(optimizers_of(worker), sgd, model, LastStep())
     images = torch.randn(2, 2, 4, 4).to(memory_format=torch.channels_last)
-    for _ in range(3):
+    for samples in (0, 2, 2, 2):
         sgd.zero_grad()
-        worker.begin(present=ones(1))
+        worker.begin(samples, present=ones(1))
         (local,) = torch.autograd.grad(model(images).square().sum(), [model.weight])
         model(images).square().sum().backward()
-        assert torch.equal(model.weight.grad, local / 2)  # type: ignore[arg-type]
+        mean = model.weight.grad
+        assert mean is not None
+        assert torch.equal(mean, local * samples / 4)
+        # A fused optimizer goes through the memory of both.
+        assert mean.stride() == model.weight.stride()
         reduction.end_step(skipped=False)
+
+
+def test_the_mean_of_a_row_major_gradient_is_not_copied(worker: Worker) -> None:
+    job = Job(worker, "a")
+    worker.begin(present=ones(1), a=ones(1))
+    job.a.backward()
+    received = {name: output for _, output, name in worker._flights}
+    assert job.a.grad is received["edl.gradient.a"]
 
 
 def test_a_graph_of_gradients_is_none_of_the_jobs(worker: Worker) -> None:
