@@ -15,7 +15,7 @@ from edl.core.job.state_share import WHOLE_STATE, RankArray, StateArray, StateSh
 from edl.core.step.state_check import WHOLE, StateGroup
 from edl.errors import CheckpointError, UsageError
 from edl.framework.digest import ByteRange, StateArrays
-from edl.framework.state import Arrays, Trackable, exchange_state, map_leaves
+from edl.framework.state import Arrays, Trackable, exchange_state, load_into, map_leaves
 from edl.framework.tracked_copies import TrackedCopies
 from edl.ring.ring import Ring
 from edl.worker.progress import Receive
@@ -360,7 +360,7 @@ class FrameworkReplica(ABC):
             raise UsageError(f"edl.track: only some workers track {', '.join(odd)}")
         given = self.compared_things() if receive is Receive.RESYNC else things
         for name in [name for name in states if name in given]:
-            things[name].load_state_dict(states[name])
+            load_into(things[name], states[name])
 
 
 def _part_of(

@@ -59,6 +59,15 @@ class Trackable(Protocol):
         """
 
 
+def load_into(thing: Trackable, state: Any) -> None:
+    """Load ``state``, which is of the present job, into the tracked object ``thing``.
+
+    An object of edl's own may have a method ``edl_load_state_dict``, which is called in place of
+    ``load_state_dict``: scripts call the latter with states of other jobs.
+    """
+    getattr(thing, "edl_load_state_dict", thing.load_state_dict)(state)
+
+
 class Arrays(Protocol[Array]):
     """The interface by which a framework recognises its arrays in a state, and sends them.
 

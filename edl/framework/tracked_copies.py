@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edl.framework.digest import PLAIN, places
-from edl.framework.state import Trackable, map_leaves
+from edl.framework.state import Trackable, load_into, map_leaves
 
 LARGEST_BYTES = 2**20  # of a state that is copied in each step
 MOST_VALUES = 1000  # numbers and arrays in it: a history of losses costs more than a step
@@ -78,7 +78,7 @@ class TrackedCopies:
         received, self._received = self._received, {}
         for name, state in received.get(place, {}).items():
             if name in things:
-                things[name].load_state_dict(state)
+                load_into(things[name], state)
         states = {
             name: thing.state_dict() for name, thing in things.items() if name not in self._large
         }

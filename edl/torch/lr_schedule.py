@@ -20,9 +20,15 @@ from edl.framework.process import current_worker
 from edl.schedules import Constant, Scaling, Schedule
 from edl.torch.closures import Arguments, after_closure
 from edl.torch.optimizer_state import stepping
-from edl.torch.schedulers import counts_samples, schedulers_of, step_count
+from edl.torch.schedulers import (
+    counts_samples,
+    schedulers_of,
+    step_count,
+    steps_before_samples,
+)
 from edl.worker.loader_steps import Update
 
+BEFORE = "edl_steps_before"  # a key in the state of an InSamples
 UNSCALED = {"Rprop", "ASGD", "Adafactor"}  # their rate is no factor of the update
 
 
@@ -199,7 +205,8 @@ class InSamples:
 
     :func:`in_samples` makes it. Right before each update edl calls ``scheduler.step()`` until the
     scheduler has made one step for each ``batch`` samples that the job has trained before that
-    update. The steps that it had made when it was wrapped come in addition.
+    update. The steps that it had made when it was wrapped, or got by a loaded state, come in
+    addition.
 
     Args:
         scheduler: the scheduler that counts steps.
@@ -226,16 +233,16 @@ class InSamples:
         self.scheduler = scheduler
         self.batch = batch
         self.epoch = epoch
-        self._begun = step_count(scheduler)
-        counts_samples(scheduler)
+        counts_samples(scheduler, step_count(scheduler))
         before_each_update(scheduler.optimizer, self._advance, "edl.in_samples")
 
     def steps_of(self, samples: int) -> int:
         """Return how many steps the scheduler has made when the job has trained ``samples``."""
+        before = steps_before_samples(self.scheduler)
         if self.epoch is None:
-            return self._begun + samples // self.batch
+            return before + samples // self.batch
         epochs, rest = divmod(samples, self.epoch)
-        return self._begun + epochs * -(-self.epoch // self.batch) + rest // self.batch
+        return before + epochs * -(-self.epoch // self.batch) + rest // self.batch
 
     def _advance(self, update: Update) -> None:
         while step_count(self.scheduler) < self.steps_of(update.before):
@@ -249,12 +256,26 @@ class InSamples:
         return self.scheduler.get_last_lr()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the wrapped scheduler."""
-        return self.scheduler.state_dict()
+        """Return the state of the wrapped scheduler, and its steps before the job's samples."""
+        return {**self.scheduler.state_dict(), BEFORE: steps_before_samples(self.scheduler)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load ``state``, a result of :meth:`state_dict`, into the wrapped scheduler."""
-        self.scheduler.load_state_dict(state)
+        """Load ``state``, of this or another scheduler of the kind, into the wrapped scheduler.
+
+        The scheduler then goes on from the step in ``state``, with the samples trained from now on.
+        """
+        by_samples = step_count(self.scheduler) - steps_before_samples(self.scheduler)
+        self._load(state)
+        counts_samples(self.scheduler, step_count(self.scheduler) - by_samples)
+
+    def edl_load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load ``state``, whose steps were made by the samples of this job, if it is tracked."""
+        before = state.get(BEFORE, steps_before_samples(self.scheduler))  # not in old checkpoints
+        self._load(state)
+        counts_samples(self.scheduler, before)
+
+    def _load(self, state: dict[str, Any]) -> None:
+        self.scheduler.load_state_dict({n: value for n, value in state.items() if n != BEFORE})
 
 
 def in_samples(scheduler: LRScheduler, batch: int) -> InSamples:

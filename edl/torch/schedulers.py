@@ -34,7 +34,8 @@ STAYS = "edl: stays with each worker"  # takes the place of a value that cannot 
 
 _made: list[weakref.ref[LRScheduler]] = []
 _warned_of: weakref.WeakSet[LRScheduler] = weakref.WeakSet()
-_counting_samples: weakref.WeakSet[LRScheduler] = weakref.WeakSet()
+# By scheduler that counts samples: the steps that it had made before the job's first sample.
+_counting_samples: weakref.WeakKeyDictionary[LRScheduler, int] = weakref.WeakKeyDictionary()
 
 
 def watch_schedulers(skips: Callable[[], bool]) -> None:
@@ -101,15 +102,20 @@ class Schedulers:
     def states(self, but: Collection[Any]) -> list[dict[str, Any]]:
         """Return a list with a dict for each scheduler, in the order of their creation.
 
-        A dict has ``kind``, the name of the class, and ``state``, the scheduler's state. Values in
-        it that cannot be sent, such as functions, are replaced by a marker.
+        A dict has ``kind``, the name of the class, ``state``, the scheduler's state, and
+        ``steps_before``, see :func:`steps_before_samples`. Values in the state that cannot be sent,
+        such as functions, are replaced by a marker.
 
         Args:
             but: schedulers to leave out, because they are tracked by name; other objects in it are
                 ignored.
         """
         return [
-            {"kind": type(scheduler).__name__, "state": _portable(scheduler.state_dict())}
+            {
+                "kind": type(scheduler).__name__,
+                "state": _portable(scheduler.state_dict()),
+                "steps_before": steps_before_samples(scheduler),
+            }
             for scheduler in self._mine(but)
         ]
 
@@ -119,7 +125,8 @@ class Schedulers:
         If there are several of a class, the newest state goes into the newest scheduler, and so on.
 
         Args:
-            states: what :meth:`states` has returned on another worker.
+            states: what :meth:`states` has returned on another worker. An earlier edl, which has
+                written a checkpoint, gave no ``steps_before``.
             but: schedulers to leave out, because they are tracked by name; other objects in it are
                 ignored.
 
@@ -132,6 +139,8 @@ class Schedulers:
             if fits:
                 mine.remove(fits[-1])
                 _load(fits[-1], theirs["state"])
+                if fits[-1] in _counting_samples and "steps_before" in theirs:
+                    counts_samples(fits[-1], theirs["steps_before"])
             else:
                 unfit.append(theirs["kind"])
         return unfit[::-1]
@@ -170,9 +179,9 @@ def warn_of_counted_steps(epochs: int) -> None:
             steps.
     """
     for scheduler in _alive():
-        if not isinstance(scheduler, OneCycleLR) or scheduler in _warned_of | _counting_samples:
+        if not isinstance(scheduler, OneCycleLR) or scheduler.total_steps <= epochs:
             continue
-        if scheduler.total_steps <= epochs:
+        if scheduler in _warned_of or scheduler in _counting_samples:
             continue
         _warned_of.add(scheduler)
         logger.warning(
@@ -184,9 +193,23 @@ def warn_of_counted_steps(epochs: int) -> None:
         )
 
 
-def counts_samples(scheduler: LRScheduler) -> None:
-    """Exempt ``scheduler`` from the warnings of this module, because it counts samples."""
-    _counting_samples.add(scheduler)
+def counts_samples(scheduler: LRScheduler, steps_before: int = 0) -> None:
+    """Exempt ``scheduler`` from the warnings of this module, because it counts samples.
+
+    Args:
+        scheduler: the scheduler.
+        steps_before: what :func:`steps_before_samples` is to return for it.
+    """
+    _counting_samples[scheduler] = steps_before
+
+
+def steps_before_samples(scheduler: LRScheduler) -> int:
+    """Return how many steps ``scheduler`` had made before the job's first sample.
+
+    It is 0 for a scheduler that does not count samples. It is part of the job's state: a script may
+    have loaded another state, with another number of steps, before it joined or was resumed.
+    """
+    return _counting_samples.get(scheduler, 0)
 
 
 def warn_of_a_changed_batch(before: int, now: int, epochs: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,8 +18,10 @@ from edl.schedules import Constant, Linear, Scaling
 from edl.testing.noise import known_noise
 from edl.torch import lr_schedule, schedulers
 from edl.torch.lr_schedule import InSamples, LRSchedule, in_samples
+from edl.torch.replica import TorchReplica
 from edl.torch.schedulers import Schedulers
 from edl.worker.loader_steps import Update
+from edl.worker.progress import Receive
 
 LINEAR = Linear(peak_lr=1.0, total=100)
 
@@ -135,6 +138,89 @@ def test_a_scheduler_that_has_made_steps_goes_on_from_there(job: Job) -> None:
     scheduler.step()
     in_samples(scheduler, batch=20)
     assert [job.train(sgd, 20)[0] for _ in range(4)] == [1.0, 0.5, 0.5, 0.25]
+
+
+@pytest.mark.parametrize("is_chain", [False, True])
+def test_a_state_may_be_loaded_before_or_after_it_is_wrapped(is_chain: bool, job: Job) -> None:
+    """After it with Accelerate, whose load_state() comes after prepare()."""
+
+    def made(sgd: torch.optim.SGD) -> lr.LRScheduler:
+        half = lr.StepLR(sgd, step_size=2, gamma=0.5)
+        return lr.ChainedScheduler([half]) if is_chain else half
+
+    old = elastic_sgd(rate=1.0)
+    scheduler = in_samples(made(old), batch=20)
+    for _ in range(4):
+        job.train(old, 20)
+    state = scheduler.state_dict()
+    before, after = elastic_sgd(rate=1.0), elastic_sgd(rate=1.0)
+    loaded, wrapped = made(before), in_samples(made(after), batch=20)
+    loaded.load_state_dict(state)
+    in_samples(loaded, batch=20)
+    wrapped.load_state_dict(state)
+    for sgd in (before, after):
+        sgd.param_groups[0]["lr"] = old.param_groups[0]["lr"]
+        job.trained = 0
+        assert [job.train(sgd, 20)[0] for _ in range(4)] == [0.5, 0.25, 0.25, 0.125]
+
+
+def test_a_state_that_is_put_back_in_the_loop_is_gone_on_from(job: Job) -> None:
+    sgd = elastic_sgd(rate=1.0)
+    scheduler = in_samples(lr.LambdaLR(sgd, lambda step: 1.0 - step / 16), batch=20)
+    rates = [job.train(sgd, 20)[0] for _ in range(3)]
+    state = copy.deepcopy(scheduler.state_dict())
+    scheduler.load_state_dict(state)
+    rates += [job.train(sgd, 20)[0] for _ in range(3)]
+    assert rates == [1.0 - step / 16 for step in range(6)]
+    scheduler.load_state_dict(state)
+    assert job.train(sgd, 20)[0] == 1.0 - 3 / 16
+
+
+@pytest.mark.parametrize("is_of_old_edl", [False, True])
+def test_a_tracked_one_goes_on_where_the_job_is(is_of_old_edl: bool, job: Job) -> None:
+    """The state of the job has the same samples, which the steps are of already."""
+
+    def script() -> tuple[torch.optim.SGD, dict[str, InSamples]]:
+        sgd = elastic_sgd(rate=1.0)
+        schedule = lr.LambdaLR(sgd, lambda step: 1.0 - step / 16)
+        return sgd, {"schedule": in_samples(schedule, batch=20)}
+
+    (sgd, mine), (newcomer, theirs) = script(), script()
+    for _ in range(3):
+        job.train(sgd, 20)
+    state = copy.deepcopy(mine["schedule"].state_dict())
+    if is_of_old_edl:
+        del state["edl_steps_before"]
+    replica = TorchReplica(torch.nn.Module(), newcomer)
+    replica.track(theirs)
+    replica.load_things({"schedule": state}, Receive.ALL)
+    assert job.train(newcomer, 20) == [1.0 - 3 / 16]
+
+
+@pytest.mark.parametrize("is_of_old_edl", [False, True])
+def test_steps_of_a_file_of_the_script_are_not_counted_twice(is_of_old_edl: bool, job: Job) -> None:
+    """The script loads it on a newcomer, and in a resumed job, before the job's state comes."""
+
+    def script(state: dict[str, Any] | None) -> tuple[torch.optim.SGD, Schedulers]:
+        sgd, follows = elastic_sgd(rate=1.0), Schedulers()
+        follows.add(sgd)
+        scheduler = lr.LambdaLR(sgd, lambda step: 1.0 - step / 16)
+        if state is not None:
+            scheduler.load_state_dict(state)
+        wrapped.append(in_samples(scheduler, batch=20))
+        return sgd, follows
+
+    wrapped: list[InSamples] = []
+    sgd, follows = script(None)
+    for _ in range(3):
+        job.train(sgd, 20)
+    states = copy.deepcopy(follows.states(()))
+    if is_of_old_edl:
+        del states[0]["steps_before"]
+    newcomer, theirs = script(None if is_of_old_edl else wrapped[0].state_dict())
+    newcomer.load_state_dict(sgd.state_dict())
+    assert theirs.load(states, ()) == []
+    assert job.train(newcomer, 20) == [1.0 - 3 / 16]
 
 
 def test_a_chain_of_pytorchs_counts_them_too(job: Job) -> None:
