@@ -273,25 +273,23 @@ def _load(scheduler: LRScheduler, state: dict[str, Any]) -> None:
     """Load ``state``, made by :func:`_portable` on another worker, into ``scheduler``.
 
     Values for which ``state`` has a marker, because they could not be sent, stay as they are here.
-    A Counter (MultiStepLR has one) has become a dict when it was sent, and becomes a Counter again.
     """
-    whole = _overlaid(scheduler.state_dict(), state)
-    own = vars(scheduler)
-    counters = {name: Counter(whole[name]) for name in whole if type(own.get(name)) is Counter}
-    scheduler.load_state_dict({**whole, **counters})
+    scheduler.load_state_dict(_overlaid(scheduler.state_dict(), state))
 
 
 def _overlaid(mine: Any, theirs: Any) -> Any:
     """Return ``theirs``, with values of ``mine`` in the place of markers for values not sent.
 
-    Lists of different lengths are not mixed: the result is that of ``theirs``.
+    Lists of different lengths are not mixed: the result is that of ``theirs``. A Counter
+    (MultiStepLR has one) has become a dict when it was sent, and becomes a Counter again.
 
     Args:
         mine: the state of this worker's scheduler, in nested dicts and lists.
         theirs: the state from another worker, in the same form.
     """
     if isinstance(mine, dict) and isinstance(theirs, dict):
-        return {name: _overlaid(mine.get(name), value) for name, value in theirs.items()}
+        values = {name: _overlaid(mine.get(name), value) for name, value in theirs.items()}
+        return Counter(values) if isinstance(mine, Counter) else values
     lists = isinstance(mine, list | tuple) and isinstance(theirs, list | tuple)
     if lists and len(mine) == len(theirs):
         return type(theirs)(map(_overlaid, mine, theirs))

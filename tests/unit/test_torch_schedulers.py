@@ -59,6 +59,9 @@ KINDS: dict[str, Make] = {
     "SequentialLR": lambda sgd: lr.SequentialLR(
         sgd, [lr.ConstantLR(sgd), lr.ExponentialLR(sgd, 0.9)], [3]
     ),
+    "SequentialLR of MultiStepLR": lambda sgd: lr.SequentialLR(
+        sgd, [lr.LinearLR(sgd, total_iters=7), lr.MultiStepLR(sgd, [1, 4, 4])], [7]
+    ),
     "ChainedScheduler": lambda sgd: lr.ChainedScheduler(
         [lr.ConstantLR(sgd), lr.ExponentialLR(sgd, 0.9)]
     ),
