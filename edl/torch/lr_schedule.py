@@ -92,6 +92,12 @@ class LRSchedule(LRScheduler):
         """Return the present learning rate of each parameter group."""
         return [group["lr"] for group in self.optimizer.param_groups]
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, without the schedules, which each worker's script gives."""
+        state = super().state_dict()
+        del state["schedules"]
+        return state
+
     def _set(self, update: Update) -> None:
         """Set the rate of each parameter group for ``update``, the record of the next update.
 

@@ -280,17 +280,32 @@ def _load(scheduler: LRScheduler, state: dict[str, Any]) -> None:
 def _overlaid(mine: Any, theirs: Any) -> Any:
     """Return ``theirs``, with values of ``mine`` in the place of markers for values not sent.
 
-    Lists of different lengths are not mixed: the result is that of ``theirs``. A Counter
-    (MultiStepLR has one) has become a dict when it was sent, and becomes a Counter again.
+    Lists of different lengths are not mixed: the result is that of ``theirs``, or that of ``mine``
+    if ``theirs`` has a marker. An entry of a dict that has a marker, and that ``mine`` lacks, is
+    left out. A Counter (MultiStepLR has one) has become a dict when it was sent, and becomes a
+    Counter again.
 
     Args:
         mine: the state of this worker's scheduler, in nested dicts and lists.
         theirs: the state from another worker, in the same form.
     """
     if isinstance(mine, dict) and isinstance(theirs, dict):
-        values = {name: _overlaid(mine.get(name), value) for name, value in theirs.items()}
+        values = {
+            name: _overlaid(mine.get(name), value)
+            for name, value in theirs.items()
+            if name in mine or not _has_marker(value)
+        }
         return Counter(values) if isinstance(mine, Counter) else values
     lists = isinstance(mine, list | tuple) and isinstance(theirs, list | tuple)
     if lists and len(mine) == len(theirs):
         return type(theirs)(map(_overlaid, mine, theirs))
-    return mine if isinstance(theirs, str) and theirs == STAYS else theirs
+    return mine if _has_marker(theirs) else theirs
+
+
+def _has_marker(state: Any) -> bool:
+    """Return whether ``state`` is the marker of a value that was not sent, or has one inside."""
+    if isinstance(state, dict):
+        return any(map(_has_marker, state.values()))
+    if isinstance(state, list | tuple):
+        return any(map(_has_marker, state))
+    return isinstance(state, str) and state == STAYS

@@ -19,7 +19,7 @@ from edl.testing.noise import known_noise
 from edl.torch import lr_schedule, schedulers
 from edl.torch.lr_schedule import InSamples, LRSchedule, in_samples
 from edl.torch.replica import TorchReplica
-from edl.torch.schedulers import Schedulers
+from edl.torch.schedulers import STAYS, Schedulers
 from edl.worker.loader_steps import Update
 from edl.worker.progress import Receive
 
@@ -386,6 +386,29 @@ def test_a_group_that_is_added_has_the_schedule_of_all_or_is_refused(job: Job) -
     assert job.train(sgd, 10) == [pytest.approx(0.9)] * 2
     with pytest.raises(UsageError, match=r"has 2 parameter groups by now, and .* 1 schedules"):
         job.train(other, 10)
+
+
+@pytest.mark.parametrize("has_markers", [False, True])
+def test_a_group_that_the_job_has_added_comes_to_newcomers(has_markers: bool, job: Job) -> None:
+    """They make the scheduler before that line. ``has_markers``: of a checkpoint of old edl."""
+
+    def added(sgd: torch.optim.SGD) -> None:
+        sgd.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))], "lr": 1.0})
+
+    sgd, newcomer = elastic_sgd(), elastic_sgd()
+    schedules = [LRSchedule(each, LINEAR) for each in (sgd, newcomer)]
+    added(sgd)
+    assert job.train(sgd, 10) == [pytest.approx(0.9)] * 2
+    mine, theirs = Schedulers(), Schedulers()
+    mine.add(sgd)
+    theirs.add(newcomer)
+    states = copy.deepcopy(mine.states(()))
+    if has_markers:
+        states[0]["state"]["schedules"] = (STAYS, STAYS)
+    added(newcomer)  # by the job's state
+    theirs.load(states, ())
+    assert job.train(newcomer, 10) == [pytest.approx(0.8)] * 2
+    assert schedules[1].schedules == (LINEAR, LINEAR)
 
 
 def test_a_group_that_is_removed_is_refused(job: Job) -> None:
