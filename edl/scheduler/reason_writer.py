@@ -6,7 +6,7 @@ node ``reasons``, from which `edl list` and `edl show` read them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from edl.coordination.cluster.writer import ClusterWriter, byte_count, reasons_write
@@ -17,6 +17,26 @@ from edl.core.cluster.records import JobReasons
 EVERY_S = 1.0  # the shortest time between two writes
 MOST_CHARACTERS = 300  # of a reason; they are cut shorter if the record would be too large
 MOST_BYTES = 500_000  # of the record: ZooKeeper takes 1 MB
+
+
+def cut_reasons(reasons: Mapping[str, str], characters: int = MOST_CHARACTERS) -> Mapping[str, str]:
+    """Return the beginning of each of ``reasons``, by job, with at most so many ``characters``."""
+    return {job: why[:characters] for job, why in reasons.items()}
+
+
+def fitting_write(write: Callable[[Mapping[str, str]], Write], reasons: Mapping[str, str]) -> Write:
+    """Return the write of a record with ``reasons``, cut so short that ZooKeeper takes them.
+
+    Args:
+        write: returns the write of the record with the reasons that it is called with.
+        reasons: job -> why it has what it has.
+    """
+    characters = MOST_CHARACTERS
+    while True:
+        found = write(cut_reasons(reasons, characters))
+        if byte_count([found]) <= MOST_BYTES or not characters:
+            return found
+        characters //= 2
 
 
 class ReasonWriter:
@@ -56,23 +76,18 @@ class ReasonWriter:
             CoordinationError: ZooKeeper is away.
         """
         living = {job: life for job, life in lives.items() if life.state is not LifeState.ENDED}
-        cut = {job: why[:MOST_CHARACTERS] for job, why in reasons.items() if job in living}
+        cut = cut_reasons({job: why for job, why in reasons.items() if job in living})
         newest_s = max((life.since_s for life in living.values()), default=0.0)
         told = (cut, dict(surplus))
         if told == self._told and newest_s <= self._at_s:
             return float("inf")
         if 0.0 <= now_s - self._at_s < EVERY_S:
             return self._at_s + EVERY_S - now_s
-        self._writer.commit([self._write(now_s, cut, surplus)])
+        paths = self._writer.paths
+
+        def write(fitting: Mapping[str, str]) -> Write:
+            return reasons_write(paths, JobReasons(now_s, fitting, dict(surplus)))
+
+        self._writer.commit([fitting_write(write, cut)])
         self._told, self._at_s = told, now_s
         return float("inf")
-
-    def _write(self, now_s: float, reasons: Mapping[str, str], surplus: Mapping[str, int]) -> Write:
-        """Return the write of ``reasons``, cut so short that ZooKeeper takes them."""
-        characters = MOST_CHARACTERS
-        while True:
-            found = reasons_write(self._writer.paths, JobReasons(now_s, reasons, dict(surplus)))
-            if byte_count([found]) <= MOST_BYTES or not characters:
-                return found
-            characters //= 2
-            reasons = {job: why[:characters] for job, why in reasons.items()}

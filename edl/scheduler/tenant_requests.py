@@ -44,6 +44,7 @@ from edl.core.cluster.tenants import (
 )
 from edl.core.cluster.view import HostView
 from edl.errors import CoordinationError, LeadershipLost, UnknownJob, UsageError
+from edl.scheduler.reason_writer import cut_reasons, fitting_write
 
 logger = logging.getLogger(__name__)
 
@@ -154,7 +155,7 @@ class TenantRequests:
         except RequestLost:
             self._stuck.add(entry)
         except CoordinationError as error:
-            self._nodes.read(exists(self._paths.cluster))  # raises an error if ZooKeeper is away
+            self._check_answers()
             self._failures[entry] += 1
             if self._failures[entry] < ATTEMPTS:
                 return
@@ -327,12 +328,15 @@ class TenantRequests:
         lives: Mapping[str, JobLife],
         now_s: float,
     ) -> float:
-        """Write what each tenant is told, if it has changed; return when to call this again."""
+        """Write what each tenant is told, if it has changed; return when to call this again.
+
+        Whatever a tenant's jobs say, only the end of the term, or of ZooKeeper, is an error.
+        """
         living = [job for job, life in lives.items() if life.state is not LifeState.ENDED]
         offers = {host.name: host.offer for host in hosts if host.offer is not None}
         places = {name: (one.address, one.port) for name, one in offers.items() if one.port}
-        left_s = float("inf")
-        for tenant, view in views(living, tenants, found.reasons, found.surplus, now_s).items():
+        left_s, reasons = float("inf"), cut_reasons(found.reasons)
+        for tenant, view in views(living, tenants, reasons, found.surplus, now_s).items():
             at_s, told = self._told.get(tenant, (0.0, TenantView()))
             view = replace(view, hosts=places)
             newest_s = max((lives[job].since_s for job in view.reasons), default=0.0)
@@ -341,6 +345,33 @@ class TenantRequests:
             if 0.0 <= now_s - at_s < EVERY_S:
                 left_s = min(left_s, at_s + EVERY_S - now_s)
                 continue
-            self._writer.commit([Write(self._paths.tenant_view(tenant), view.to_json())])
-            self._told[tenant] = now_s, view
+            self._told[tenant] = now_s, view if self._write_view(tenant, view) else told
         return left_s
+
+    def _write_view(self, tenant: str, view: TenantView) -> bool:
+        """Write what a tenant is told; return whether that succeeds while ZooKeeper answers.
+
+        The reasons are cut so short that they fit.
+
+        Raises:
+            LeadershipLost: the term is over.
+            CoordinationError: ZooKeeper is away.
+        """
+        path = self._paths.tenant_view(tenant)
+
+        def write(fitting: Mapping[str, str]) -> Write:
+            return Write(path, replace(view, reasons=fitting).to_json())
+
+        try:
+            self._writer.commit([fitting_write(write, view.reasons)])
+        except LeadershipLost:
+            raise
+        except CoordinationError:
+            self._check_answers()
+            logger.exception("what tenant %s is to be told cannot be written", tenant)
+            return False
+        return True
+
+    def _check_answers(self) -> None:
+        """Raise a CoordinationError if ZooKeeper is away."""
+        self._nodes.read(exists(self._paths.cluster))

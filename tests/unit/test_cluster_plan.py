@@ -15,6 +15,7 @@ from edl.core.cluster.plan import ClusterPlan, plan
 from edl.core.cluster.records import Goal, HostReport
 from edl.core.cluster.state import Allocation, ClusterState
 from edl.core.cluster.view import AgentView
+from edl.core.excerpt import CHARS
 from edl.core.records import JobState
 
 QUEUED, STARTING, RUNNING = LifeState.QUEUED, LifeState.STARTING, LifeState.RUNNING
@@ -104,6 +105,19 @@ def test_a_job_that_fails_too_often_ends() -> None:
     assert (life.state, life.result, life.exit_code) == (ENDED, LifeResult.FAILED, 1)
     assert life.reason == "it has failed 2 times, the last time: no such file: data.npz"
     world.until(lambda: not list(world.entries()))
+
+
+def test_a_long_reason_of_a_run_is_shortened() -> None:
+    """A run's own processes write it, as long as they like; the job's record must fit a node."""
+    world = World(2)
+    world.submit("a", max=2, retries=0)
+    world.until(lambda: world.state("a") is RUNNING)
+    world.run_fails("a", "x" * 400_000)
+    world.round()
+    reason = world.jobs["a"].life.reason
+    assert world.state("a") is ENDED
+    assert reason.startswith("it has failed: xxx")
+    assert len(reason) <= CHARS
 
 
 def test_a_run_is_created_again_by_the_next_leader_and_is_the_same() -> None:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from edl.core.cluster.job_life import JobLife, LifeEvent, LifeState
 from edl.core.cluster.records import ClusterRecord, Goal
 from edl.core.cluster.view import JobView, RunView
+from edl.core.excerpt import excerpt
 from edl.core.plural import counted
 from edl.core.records import JobState
 
@@ -72,6 +73,9 @@ def due_event(
 def life_after(due: PendingEvent, job: JobView, now_s: float) -> JobLife:
     """Return the new record of a job's life, to be written after the event ``due``.
 
+    The event's reason may repeat what the job's own processes have written, and is shortened as in
+    the event log: the record must fit into a node of ZooKeeper.
+
     Args:
         due: the event, as :func:`due_event` returns it.
         job: the job, with the record of its life before the event.
@@ -83,7 +87,7 @@ def life_after(due: PendingEvent, job: JobView, now_s: float) -> JobLife:
     run = job.present_run
     if run is not None and run.state.over:
         changes["exit_code"] = run.exit_code
-    return job.life.after(due.event, due.reason, now_s, **changes)
+    return job.life.after(due.event, excerpt(due.reason), now_s, **changes)
 
 
 # --- one function for each state

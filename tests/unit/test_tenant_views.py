@@ -1,0 +1,65 @@
+"""What the leader of a cluster writes for its tenants, whatever their jobs say."""
+
+from __future__ import annotations
+
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+from edl.coordination.cluster.paths import ClusterPaths
+from edl.coordination.cluster.writer import MOST_BYTES, byte_count
+from edl.core.cluster.job_life import JobLife
+from edl.core.cluster.plan import ClusterPlan
+from edl.core.cluster.tenants import TenantView
+from edl.errors import CoordinationError
+from edl.scheduler.tenant_requests import TenantRequests
+
+P = ClusterPaths("lab")
+
+
+class Cluster:
+    """A cluster whose tenants ask for nothing; it refuses what ``ClusterWriter.commit`` does.
+
+    ``refused`` are the tenants whose views fail for another reason, ``told`` what is written.
+    """
+
+    def __init__(self, *tenants: str, refused: tuple[str, ...] = ()) -> None:
+        self.refused = {P.tenant_view(name) for name in refused}
+        self.told: dict[str, TenantView] = {}
+        nodes: Any = SimpleNamespace(read=lambda *reads: [() for _ in reads])
+        records: Any = SimpleNamespace(records=lambda wake: dict.fromkeys(tenants))
+        store: Any = SimpleNamespace(nodes=nodes, paths=P, tenants=records)
+        writer: Any = self
+        self.requests = TenantRequests(store, writer, lambda: None)
+
+    def commit(self, writes: Any) -> bool:
+        (write,) = writes
+        if byte_count(writes) > MOST_BYTES or write.path in self.refused:
+            raise CoordinationError("too many bytes")
+        self.told[write.path] = TenantView.from_json(write.value)
+        return True
+
+    def serve(self, reasons: dict[str, str], now_s: float = 10.0) -> float:
+        """Serve the tenants, of whose jobs each waits for one of the ``reasons``."""
+        lives = dict.fromkeys(reasons, JobLife(since_s=5.0))
+        return self.requests.serve((), ClusterPlan(reasons=reasons), lives, now_s)
+
+
+def test_long_reasons_of_a_tenant_do_not_end_the_turn() -> None:
+    cluster = Cluster("ann")
+    chance = Random(0)
+    reasons = {f"ann.job-{n}": chance.randbytes(4000).hex() for n in range(300)}
+    cluster.serve(reasons)
+    told = cluster.told[P.tenant_view("ann")].reasons
+    assert told.keys() == reasons.keys()
+    assert all(reasons[job].startswith(why) and why for job, why in told.items())
+
+
+def test_a_view_that_cannot_be_written_leaves_the_other_tenants_theirs() -> None:
+    cluster = Cluster("ann", "bob", refused=("ann",))
+    reasons = {"ann.a": "why", "bob.b": "why"}
+    cluster.serve(reasons)
+    assert cluster.told.keys() == {P.tenant_view("bob")}
+    cluster.refused.clear()
+    cluster.serve(reasons, now_s=20.0)
+    assert cluster.told[P.tenant_view("ann")].reasons == {"ann.a": "why"}
