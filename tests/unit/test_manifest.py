@@ -67,7 +67,7 @@ def test_the_long_one_of_the_docs() -> None:
     assert manifest.hints.samples_per_s == {1: 410.0, 4: 1530.0, 8: 2900.0}
     assert manifest.settings == JobSettings(stall_limit_s=120.0)
     assert JobManifest.from_json(json.loads(json.dumps(manifest.to_json()))) == manifest
-    assert checked_manifest(manifest) is manifest
+    assert checked_manifest(manifest) == manifest
 
 
 def test_it_may_be_json() -> None:
@@ -278,6 +278,16 @@ def test_one_that_a_program_has_made(changes: dict[str, Any], sentence: str) -> 
     with pytest.raises(ManifestError) as caught:
         checked_manifest(JobManifest(**values))
     assert str(caught.value).startswith(sentence)
+
+
+def test_lists_that_a_program_has_given_become_tuples_as_a_reader_has_them() -> None:
+    """Else a submission that is sent again, with the same key, is another manifest."""
+    command: Any = ["python", "train.py"]
+    after: Any = ["prepare"]
+    given = JobManifest("digits", command, 1, 4, after=after)
+    checked = checked_manifest(given)
+    assert checked == JobManifest("digits", ("python", "train.py"), 1, 4, after=("prepare",))
+    assert JobManifest.from_json(json.loads(json.dumps(given.to_json()))) == checked
 
 
 # --- its file

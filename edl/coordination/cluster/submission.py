@@ -83,7 +83,7 @@ def submit_job(
     if key is not None and not key.strip():
         raise UsageError("the key is empty; choose a text that no other submission has")
     store.nodes.check_session()
-    checked_manifest(manifest)
+    manifest = checked_manifest(manifest)
     submission = _Submission(store, manifest, key if key is not None else uuid.uuid4().hex, owner)
     answer_lost = False
     for _ in range(ATTEMPTS):

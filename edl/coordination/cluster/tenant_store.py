@@ -157,10 +157,8 @@ class TenantJobs(ClusterJobs):
         """
         if key is not None and not key.strip():
             raise UsageError("the key is empty; choose a text that no other submission has")
-        checked_manifest(manifest)
-        request = TenantRequest(
-            uuid.uuid4().hex, TenantVerb.SUBMIT, manifest=manifest.to_json(), key=key or ""
-        )
+        asked = checked_manifest(manifest).to_json()
+        request = TenantRequest(uuid.uuid4().hex, TenantVerb.SUBMIT, manifest=asked, key=key or "")
         return self._ask(request)
 
     def change_wanted(self, job: str, change: Callable[[Wanted], Wanted]) -> Wanted:

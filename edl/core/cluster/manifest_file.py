@@ -119,13 +119,15 @@ def _check_size(size: int, source: str) -> None:
 
 
 def checked_manifest(manifest: JobManifest) -> JobManifest:
-    """Return ``manifest``, which a program has made, if all its values are allowed.
+    """Return ``manifest``, which a program has made, as it is read from its record.
+
+    Lists become tuples, so that the same manifest, submitted again, is equal to the one before.
 
     Raises:
         ManifestError: a value has the wrong type, is out of range, or contradicts another one.
     """
     try:
-        msgspec.convert(msgspec.to_builtins(manifest), JobManifest)
+        manifest = msgspec.convert(msgspec.to_builtins(manifest), JobManifest)
     except (msgspec.ValidationError, TypeError) as error:
         raise ManifestError("", 0, f"this is not a manifest: {error}") from None
     _check_size(len(msgspec.json.encode(manifest)) // _JSON_PER_YAML, "this manifest")
