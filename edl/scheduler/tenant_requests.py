@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from edl.coordination.cluster.nodes import ClusterNodes
 from edl.coordination.cluster.request_nodes import RequestLost, RequestNodes
 from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.cluster.submission import submit_job
@@ -130,7 +131,7 @@ class TenantRequests:
         """Log once a minute that requests of a tenant wait; return for how many seconds."""
         rate = self._rates[tenant]
         if not rate.is_logged:
-            store = ClusterStore(self._nodes, by=f"tenant {tenant}")
+            store = self._store_of(tenant, self._nodes)
             reason = (
                 f"tenant {tenant} has asked for {MOST_A_MINUTE} changes within a minute, which is "
                 "the most; its other requests wait for the next minute"
@@ -245,7 +246,7 @@ class TenantRequests:
         try:
             job, change = self._change(tenant, about, request)
             nodes = RequestNodes(self._nodes, self._writer, answer(job))
-            change(ClusterStore(nodes, by=f"tenant {tenant}"))
+            change(self._store_of(tenant, nodes))
         except UnknownJob:  # the message would name others' jobs
             return f"tenant {tenant} has no job {request.job}"
         except UsageError as error:
@@ -314,9 +315,15 @@ class TenantRequests:
         self._refusals[tenant] += 1
         if self._refusals[tenant] > REFUSALS_LOGGED:
             return []
-        store = ClusterStore(self._nodes, by=f"tenant {tenant}")
+        store = self._store_of(tenant, self._nodes)
         reason = shown(f"a request of tenant {tenant} was refused: {why}")
         return [event_write(self._paths, store.events.new(ClusterEventKind.TENANT, reason))]
+
+    def _store_of(self, tenant: str, nodes: ClusterNodes) -> ClusterStore:
+        """Return a store whose events say that ``tenant`` has asked, at the time of the leader."""
+        found = ClusterStore(nodes, by=f"tenant {tenant}")
+        found.events.clock = self._store.events.clock
+        return found
 
     # --- what tenants are told
 

@@ -267,6 +267,39 @@ def test_clocks_that_differ_make_no_negative_time(file: HistoryFile) -> None:
     assert file.jobs(1100.0)[0].slot_s == 0.0
 
 
+@pytest.mark.parametrize("ahead_s", [-3600.0, 3600.0])
+def test_the_clock_of_a_user_is_not_the_leaders(file: HistoryFile, ahead_s: float) -> None:
+    log = Log(start_s=10_000.0)
+    log.submitted(0 + ahead_s, "a")
+    log.state(1, "a", LifeState.STARTING)
+    log.slots(1, "a", h0=2)
+    log.state(61, "a", LifeState.ENDED, LifeResult.FINISHED)
+    log.slots(61, "a")
+    log.submitted(62 + ahead_s, "b")
+    log.state(63, "b", LifeState.STARTING)
+    log.slots(63, "b", h0=2)
+    log.submitted(73 + ahead_s, "b")  # its end was never logged
+    file.fill(log.read)
+    assert file.slots(0.0, 20_000.0) == (SlotInterval(0, "a", "h0", 2, 10_001.0, 10_061.0),)
+    [a] = file.jobs(20_000.0, "a")
+    assert (a.started_s, a.ended_s, a.slot_s) == (10_001.0, 10_061.0, 120.0)
+    assert a.submitted_s == min(10_000.0 + ahead_s, a.started_s)
+    _, b = file.jobs(20_000.0, "b")
+    assert (b.ended_s, b.slot_s, b.reason) == (10_063.0, 0.0, REPLACED)
+
+
+def test_missed_events_of_a_job_that_was_only_submitted(file: HistoryFile) -> None:
+    log = Log()
+    log.submitted(0, "a")
+    file.fill(log.read)
+    log.submitted(9, "x")
+    log.submitted(10, "b")
+    log.events = log.events[-1:]
+    file.fill(log.read)
+    [a] = file.jobs(1100.0, "a")
+    assert (a.submitted_s, a.ended_s, a.reason) == (1000.0, 1000.0, MISSED)
+
+
 def test_events_of_an_older_edl_say_nothing(file: HistoryFile) -> None:
     log = Log()
     log.submitted(0, "a")

@@ -14,6 +14,8 @@ history does not depend on how many events are read at a time. The rules:
 3. The clocks of two leaders may differ. An event that is earlier than the one before it, about the
    same job, counts as if it were of the same time: no interval is negative, and none of a job on
    one host overlap.
+4. A submission has the time of its submitter's clock. It neither delays what the leader writes
+   afterwards nor ends an interval, and is shown as no later than the job's next state.
 """
 
 from __future__ import annotations
@@ -81,7 +83,11 @@ class AuditEntry(Record):
     """A request of a user: who asked for what, when, about which job or host."""
 
     number: Annotated[int, "number of the event"]
-    time_s: Annotated[float, "when, in seconds since 1970, by the clock of the user's machine"]
+    time_s: Annotated[
+        float,
+        "when, in seconds since 1970, by the clock of the user's machine; if a tenant has asked, "
+        "by ZooKeeper's",
+    ]
     by: Annotated[str, "who"]
     kind: Annotated[ClusterEventKind, "the kind of the event"]
     job: Annotated[str, "the job that it is about; empty: none"]
@@ -104,7 +110,7 @@ class JobHistoryState(Record):
     Attributes:
         history: what is known of it; its slot-seconds are those of the intervals that have ended.
         hosts: host -> the slots that it has there.
-        last_s: the time of the last event about it.
+        last_s: the time of the last event about it that a leader has written; 0: there is none.
     """
 
     history: JobHistory
@@ -161,10 +167,10 @@ def replayed(before: JobHistoryState | None, number: int, event: ClusterEvent) -
         )
     if event.kind is ClusterEventKind.SUBMITTED:
         new = JobHistory(number, event.job, event.by, event.time_s, reason=event.reason)
-        jobs = (JobHistoryState(new, last_s=event.time_s),)
+        jobs = (JobHistoryState(new),)
         if before is None:
             return EventOutcome(jobs, (), audit)
-        lost = ended(before, event.time_s, REPLACED)
+        lost = missed(before, REPLACED)
         return EventOutcome((*lost.jobs, *jobs), lost.intervals, audit)
     if event.state is not None:
         return _with_state(_known(before, number, event), event, event.state)
@@ -190,9 +196,14 @@ def ended(job: JobHistoryState, now_s: float, reason: str) -> EventOutcome:
     return EventOutcome((replace(now, history=over),), intervals)
 
 
-def missed(job: JobHistoryState) -> EventOutcome:
-    """Return what is added for a job of which events may be missing: it ends with its last one."""
-    return ended(job, job.last_s, MISSED)
+def missed(job: JobHistoryState, reason: str = MISSED) -> EventOutcome:
+    """Return what is added for a job of which events may be missing: it ends with its last one.
+
+    Args:
+        job: the job.
+        reason: why nothing more is known of it.
+    """
+    return ended(job, job.last_s or job.history.submitted_s, reason)
 
 
 def _known(before: JobHistoryState | None, number: int, event: ClusterEvent) -> JobHistoryState:
@@ -213,6 +224,7 @@ def _with_state(job: JobHistoryState, event: ClusterEvent, state: LifeState) -> 
         reason=event.reason,
         result=event.result,
         runs=now.history.runs + starts,
+        submitted_s=min(now.history.submitted_s, now.last_s),
         started_s=now.history.started_s or (now.last_s if starts else 0.0),
         ended_s=now.last_s if ends else 0.0,
     )

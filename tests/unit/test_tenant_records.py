@@ -1,4 +1,4 @@
-"""What the leader of a cluster writes for its tenants, whatever their jobs say."""
+"""What the leader of a cluster writes for and of its tenants, whatever they have written."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from edl.coordination.cluster.paths import ClusterPaths
 from edl.coordination.cluster.writer import MOST_BYTES, byte_count
+from edl.core.cluster.events import ClusterEvent
 from edl.core.cluster.job_life import JobLife
 from edl.core.cluster.plan import ClusterPlan
 from edl.core.cluster.tenants import TenantView
@@ -18,22 +19,32 @@ P = ClusterPaths("lab")
 
 
 class Cluster:
-    """A cluster whose tenants ask for nothing; it refuses what ``ClusterWriter.commit`` does.
+    """A cluster with tenants; it refuses what ``ClusterWriter.commit`` does.
 
-    ``refused`` are the tenants whose views fail for another reason, ``told`` what is written.
+    ``refused`` are the tenants whose views fail for another reason, ``inbox`` the nodes in the
+    inbox of each tenant, ``told`` and ``events`` what is written.
     """
 
-    def __init__(self, *tenants: str, refused: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, *tenants: str, refused: tuple[str, ...] = (), inbox: tuple[str, ...] = ()
+    ) -> None:
         self.refused = {P.tenant_view(name) for name in refused}
         self.told: dict[str, TenantView] = {}
-        nodes: Any = SimpleNamespace(read=lambda *reads: [() for _ in reads])
-        records: Any = SimpleNamespace(records=lambda wake: dict.fromkeys(tenants))
-        store: Any = SimpleNamespace(nodes=nodes, paths=P, tenants=records)
+        self.events: list[ClusterEvent] = []
+        nodes: Any = SimpleNamespace(read=lambda *reads: [inbox for _ in reads], paths=P)
+        records: Any = SimpleNamespace(
+            records=lambda wake: dict.fromkeys(tenants), key=lambda name, about: "key"
+        )
+        events = SimpleNamespace(clock=lambda: 4711.0)
+        store: Any = SimpleNamespace(nodes=nodes, paths=P, tenants=records, events=events)
         writer: Any = self
         self.requests = TenantRequests(store, writer, lambda: None)
 
     def commit(self, writes: Any) -> bool:
-        (write,) = writes
+        *_, write = writes
+        if write.sequence:
+            self.events.append(ClusterEvent.from_json(write.value))
+            return True
         if byte_count(writes) > MOST_BYTES or write.path in self.refused:
             raise CoordinationError("too many bytes")
         self.told[write.path] = TenantView.from_json(write.value)
@@ -63,3 +74,11 @@ def test_a_view_that_cannot_be_written_leaves_the_other_tenants_theirs() -> None
     cluster.refused.clear()
     cluster.serve(reasons, now_s=20.0)
     assert cluster.told[P.tenant_view("ann")].reasons == {"ann.a": "why"}
+
+
+def test_an_event_of_a_tenant_has_the_time_of_the_leader() -> None:
+    """The events of one job are of one clock, whoever has submitted it."""
+    cluster = Cluster("ann", inbox=("foo",))
+    cluster.serve({})
+    [event] = cluster.events
+    assert (event.by, event.time_s) == ("tenant ann", 4711.0)
