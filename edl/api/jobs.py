@@ -111,9 +111,22 @@ async def hints(request: Request, caller: By, job: Job) -> Response:
 
 
 @router.delete("/jobs/{job}", responses=answer_schemas(Wanted))
-async def delete(request: Request, caller: By, job: Job) -> Response:
+async def delete(
+    request: Request,
+    caller: By,
+    job: Job,
+    submitted_s: Annotated[
+        float | None,
+        Query(
+            description="Only the job that was submitted then, as its status says, and only if it "
+            "was not deleted before: so the request may be sent again.",
+            ge=0,
+        ),
+    ] = None,
+) -> Response:
     """End a job for good, with a checkpoint; remove the records of one that has ended."""
-    return answer(request, await pool_of(request).ask(caller.by, lambda one: one.delete(job)))
+    found = await pool_of(request).ask(caller.by, lambda one: one.delete(job, submitted_s))
+    return answer(request, found)
 
 
 @router.post("/jobs/{job}/halt", responses=answer_schemas(Wanted))

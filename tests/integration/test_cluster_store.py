@@ -382,6 +382,17 @@ class TestWanted:
         with pytest.raises(UsageError, match="job digits is being deleted; submit it again when"):
             store.jobs.change_wanted("digits", lambda wanted: replace(wanted, goal=Goal.RUN))
 
+    def test_a_deletion_that_is_sent_again_ends_no_other_job(self, store: ClusterStore) -> None:
+        submit_job(store, manifest())
+        seen_s = store.jobs.get("digits").submitted_s
+        assert store.jobs.delete("digits", seen_s) == Wanted(Goal.GONE)
+        end(store, lead(store), "digits", LifeEvent.DELETE)
+        assert store.jobs.delete("digits", seen_s) == Wanted(Goal.GONE), "the records stay"
+        submit_job(store, manifest())
+        with pytest.raises(UnknownJob, match="a new one of that name has taken its place"):
+            store.jobs.delete("digits", seen_s)
+        assert store.jobs.get("digits").wanted == Wanted()
+
     def test_the_policy_can_be_changed(self, store: ClusterStore) -> None:
         for _ in range(2):
             store.settings.change(lambda now: replace(now, policy="jsa", parameters={"a": 1}))

@@ -18,6 +18,7 @@ import docs_tables
 import pytest
 
 from edl.core.cluster.manifest import JobManifest
+from edl.core.cluster.records import Goal, Wanted
 from edl.errors import (
     AccessDenied,
     ConfigError,
@@ -229,6 +230,14 @@ def test_a_manifest_in_yaml_has_lines() -> None:
     wrong = api.signed("POST", "/v1/jobs", text + b"mx: 4\n", kind="application/yaml").value
     assert (wrong["line"], wrong["key"]) == (6, "mx")
     assert api.signed("POST", "/v1/jobs", text, kind="text/plain").status == 422
+
+
+def test_a_deletion_may_name_the_time_of_the_submission() -> None:
+    api = Api(FakePool(Wanted(Goal.GONE)))
+    assert api.signed("DELETE", "/v1/jobs/digits").status == 200
+    assert api.signed("DELETE", "/v1/jobs/digits?submitted_s=1764336000.123").status == 200
+    assert api.signed("DELETE", "/v1/jobs/digits?submitted_s=nan").status == 422
+    assert api.pool.calls == [("delete", ("digits", None)), ("delete", ("digits", 1764336000.123))]
 
 
 def test_limits_and_paths() -> None:

@@ -35,6 +35,13 @@ def test_a_job_that_is_deleted_ends_and_one_that_has_ended_is_removed() -> None:
     assert describe_change(first, again) == "its records are to be removed"
 
 
+def test_a_deletion_that_may_be_a_repeated_one_leaves_the_records_of_the_first() -> None:
+    first = deleted(Wanted(priority=3), JobLife(LifeState.RUNNING), once=True)
+    assert first == Wanted(Goal.GONE, 3)
+    assert deleted(first, ENDED, once=True) == first
+    assert deleted(Wanted(), ENDED, once=True) == Wanted(Goal.GONE, removed=True)
+
+
 @pytest.mark.parametrize("result", [LifeResult.FINISHED, LifeResult.FAILED])
 def test_a_job_that_has_ended_by_itself_is_removed_by_the_first(result: LifeResult) -> None:
     life = replace(ENDED, result=result)

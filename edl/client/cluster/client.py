@@ -265,7 +265,7 @@ class Cluster(SessionClient[ClusterStore]):
         """
         return self._want(job, lambda before: replace(before, goal=Goal.RUN))
 
-    def delete(self, job: str) -> Wanted:
+    def delete(self, job: str, submitted_s: float | None = None) -> Wanted:
         """End a job for good, or remove the records of one that has ended.
 
         The call does not wait for the end. A job that trains stops with a checkpoint first.
@@ -273,15 +273,18 @@ class Cluster(SessionClient[ClusterStore]):
 
         Args:
             job: the name of the job.
+            submitted_s: when the job was submitted, as its status says. The call may then be
+                repeated: a job that was deleted before stays as it is, and so does another job that
+                has got its name. None: the job that has the name, whichever it is.
 
         Returns:
             What users want of the job after the change: the goal GONE, and its priority.
 
         Raises:
-            UnknownJob: the cluster has no such job.
+            UnknownJob: the cluster has no such job, or one that was submitted at another time.
         """
         with self._store() as store:
-            return store.jobs.delete(job)
+            return store.jobs.delete(job, submitted_s)
 
     def priority(self, job: str, priority: int) -> Wanted:
         """Change the priority of a job; jobs of a higher one get slots first.

@@ -18,7 +18,13 @@ from edl.core.cluster.goals import check_change, deleted, describe_change
 from edl.core.cluster.job_life import JobLife
 from edl.core.cluster.measured_throughput import MeasuredThroughput
 from edl.core.cluster.records import Wanted
-from edl.errors import UnknownCluster
+from edl.errors import UnknownCluster, UnknownJob
+
+
+def check_submission(job: StoredJob, submitted_s: float) -> None:
+    """Raise an UnknownJob if ``job`` was submitted at another time than ``submitted_s``."""
+    if job.submitted_s != submitted_s:
+        raise UnknownJob(job.name, (job.name,))
 
 
 class ClusterJobs:
@@ -124,19 +130,33 @@ class ClusterJobs:
         """
         return self._change_wanted(job, lambda before, _: change(before))
 
-    def delete(self, job: str) -> Wanted:
+    def delete(self, job: str, submitted_s: float | None = None) -> Wanted:
         """Let ``job`` end for good or, if it has ended, let its records be removed.
 
-        The change is logged. A repeated call does no harm.
+        The change is logged. A call that may have to be repeated names ``submitted_s``. Without it,
+        a repeated call removes the records of the job that the first one has ended, or ends another
+        job that has got its name.
+
+        Args:
+            job: The name of the job.
+            submitted_s: When the job meant was submitted, as its :class:`StoredJob` says. Nothing
+                changes if it was deleted before, ended or not. None: the job that has the name,
+                whichever it is.
 
         Returns:
             What is wanted of the job afterwards; ``removed`` says whether its records will go.
 
         Raises:
-            UnknownJob: the cluster has no such job.
+            UnknownJob: the cluster has no such job, or one that was submitted at another time.
             CoordinationError: ZooKeeper is away, or others keep changing the job.
         """
-        return self._change_wanted(job, deleted)
+
+        def change(before: Wanted, life: JobLife) -> Wanted:
+            if submitted_s is not None:
+                check_submission(self.get(job), submitted_s)
+            return deleted(before, life, once=submitted_s is not None)
+
+        return self._change_wanted(job, change)
 
     def _change_wanted(self, job: str, change: Callable[[Wanted, JobLife], Wanted]) -> Wanted:
         """Change what users want of ``job``, as :meth:`change_wanted` does.

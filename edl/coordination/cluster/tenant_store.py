@@ -15,7 +15,7 @@ from edl.coordination.access import Access
 from edl.coordination.cluster.events import ClusterEvents
 from edl.coordination.cluster.hosts import ClusterHosts
 from edl.coordination.cluster.job_reader import JobReader, StoredJob
-from edl.coordination.cluster.jobs import ClusterJobs
+from edl.coordination.cluster.jobs import ClusterJobs, check_submission
 from edl.coordination.cluster.leader import ClusterLeader
 from edl.coordination.cluster.nodes import ClusterNodes, cluster_names
 from edl.coordination.cluster.paths import ClusterPaths
@@ -182,14 +182,23 @@ class TenantJobs(ClusterJobs):
             self._ask(request)
         return self.get(stored.name).wanted
 
-    def delete(self, job: str) -> Wanted:
+    def delete(self, job: str, submitted_s: float | None = None) -> Wanted:
         """Ask the leader to delete ``job``; return what is wanted of it then.
 
+        Args:
+            job: The name of the job.
+            submitted_s: When the job meant was submitted; nothing is asked for if it was deleted
+                before. None: the job that has the name, whichever it is.
+
         Raises:
-            UnknownJob: the tenant has no such job.
+            UnknownJob: the tenant has no such job, or one that was submitted at another time.
             CoordinationError: ZooKeeper is away, or no controller has answered in time.
         """
         stored = self.get(job)
+        if submitted_s is not None:
+            check_submission(stored, submitted_s)
+            if stored.wanted.goal is Goal.GONE:
+                return stored.wanted
         self._ask(TenantRequest(uuid.uuid4().hex, TenantVerb.DELETE, job=stored.name))
         try:
             return self.get(stored.name).wanted

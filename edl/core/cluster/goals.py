@@ -9,7 +9,7 @@ from edl.core.cluster.records import Goal, Wanted
 from edl.errors import UsageError
 
 
-def deleted(before: Wanted, life: JobLife) -> Wanted:
+def deleted(before: Wanted, life: JobLife, once: bool = False) -> Wanted:
     """Return what is wanted of a job that a user deletes: that it is gone.
 
     If it has ended, its records are to be removed, too.
@@ -17,7 +17,11 @@ def deleted(before: Wanted, life: JobLife) -> Wanted:
     Args:
         before: what is wanted now.
         life: the state of the job.
+        once: whether nothing changes for a job that a user has deleted before: the request may be a
+            repeated one, and the job may have ended because of the first.
     """
+    if once and before.goal is Goal.GONE:
+        return before
     removed = before.removed or life.state is LifeState.ENDED
     return replace(before, goal=Goal.GONE, removed=removed)
 
