@@ -572,6 +572,19 @@ def test_an_idle_host_is_given_back_after_a_time_and_told_once() -> None:
     assert found.news == (("l1 has been given back", "n1"),)
 
 
+def test_an_idle_host_is_given_back_though_the_clock_was_set_back() -> None:
+    loan = with_host("a")
+    loan.jobs.clear()
+    loan.host("n1", "l1")
+    loan.turn()
+    loan.table = replace(loan.table, not_before_s=loan.now_s + 300.0)
+    loan.now_s -= 600.0  # of the next leader
+    loan.turn()
+    assert loan.table.not_before_s == loan.now_s + 300.0
+    assert loan.turn(29).give_back == ()
+    assert loan.turn(1).give_back == (ReleaseHost("l1", 60.0),)
+
+
 def test_a_host_that_jobs_need_or_have_is_not_given_back() -> None:
     loan = with_host("a")
     assert loan.turn(1000).give_back == (), "a has slots there"

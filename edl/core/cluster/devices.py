@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from edl.core.cluster.records import HostAssignment, JobAssignment
+from edl.core.cluster.times_ahead import assignment_by
 from edl.core.cluster.view import HostView, RunView
 
 
@@ -34,7 +35,9 @@ class DeviceTable:
     def __init__(self, hosts: Sequence[HostView], now_s: float) -> None:
         self.hosts = {host.name: host for host in hosts}
         self.now_s = now_s
-        self._jobs = {host.name: dict(host.assigned.jobs) for host in hosts}
+        records = {host.name: assignment_by(now_s, host.assigned) for host in hosts}
+        self._jobs = {name: dict(record.jobs) for name, record in records.items()}
+        self._silent_s = {name: record.silent_s for name, record in records.items()}
         self._paths = {host.name: host.assigned.paths for host in hosts}
         self._hosts_of: dict[str, set[str]] = {}
         for host, job, _ in self.all_entries():
@@ -241,7 +244,7 @@ class DeviceTable:
         for name, host in self.hosts.items():
             silent_s = 0.0
             if host.offer is None and host.version >= 0:
-                silent_s = host.assigned.silent_s or self.now_s
+                silent_s = self._silent_s[name] or self.now_s
             new = HostAssignment(self._jobs[name], silent_s, self._paths[name])
             if new != host.assigned:
                 found[name] = new

@@ -9,6 +9,7 @@ from edl.core.cluster.devices import DeviceTable
 from edl.core.cluster.job_life import JobLife, LifeEvent, LifeState
 from edl.core.cluster.life_events import RunHosts
 from edl.core.cluster.orders import Order
+from edl.core.cluster.times_ahead import allocation_by, life_by
 from edl.core.cluster.view import ClusterView, JobView
 
 
@@ -62,7 +63,11 @@ class Draft:
             host.name for host in cluster.hosts if host.is_lost(now_s, self.settings.lost_after_s)
         )
         self.jobs: dict[str, JobView] = {job.name: job for job in cluster.jobs}
-        self.allocation = cluster.allocation
+        for job in cluster.jobs:
+            life = life_by(now_s, job.life, self.settings.limit_s)
+            if life is not job.life:
+                self.live_on(job, life)
+        self.allocation = allocation_by(now_s, cluster.allocation)
         self.waits: dict[str, str] = {}
         self.orders: list[Order] = []
         self.changes: list[JobChange] = []

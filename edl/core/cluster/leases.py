@@ -43,6 +43,7 @@ from edl.core.cluster.lease_records import (
 )
 from edl.core.cluster.missing_paths import missing_paths
 from edl.core.cluster.records import FORMAT, HostOffer
+from edl.core.cluster.times_ahead import leases_by
 from edl.core.cluster.view import ClusterView, HostView
 from edl.core.cluster.wanted_hosts import wanted_hosts
 from edl.core.plural import counted
@@ -105,6 +106,7 @@ def decide_leases(
     """
     if answer is None:
         return LeaseDecision(table)
+    table = leases_by(now_s, table, MOST_REST_S)
     draft = _Draft(table, answer, cluster, limits, now_s)
     for name, record in table.leases.items():
         draft.advance(name, record)

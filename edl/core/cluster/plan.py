@@ -108,7 +108,7 @@ def plan(cluster: ClusterView, policy: ClusterPolicy, now_s: float) -> ClusterPl
     advance_lives(draft)
     end_runs(draft)
     ask_about_paths(draft)
-    now = replace(cluster, jobs=tuple(draft.jobs.values()))
+    now = replace(cluster, jobs=tuple(draft.jobs.values()), allocation=draft.allocation)
     draft.allocation, draft.waits = allocate(now, policy, draft.table)
     give_back(draft)
     take_devices(draft)
