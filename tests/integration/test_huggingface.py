@@ -75,7 +75,9 @@ def counted(job: Scenario, directory: Path) -> list[dict[str, Any]]:
 def test_a_join_a_leave_and_a_death(
     accumulate: int, num_workers: int, python: Path, tmp_path: Path, zk_hosts: str
 ) -> None:
-    how = settings(python, num_workers=num_workers, more=["--accumulate", str(accumulate)])
+    throttled = Throttle(0.3, 40 // accumulate, 3.0 / accumulate)  # of each batch of a step
+    more = ["--accumulate", str(accumulate)]
+    how = settings(python, num_workers=num_workers, throttled=throttled, more=more)
     with scenario(tmp_path, zk_hosts, np=2, max_np=3, **how) as job:
         job.join_leave_and_die()
         reports = job.prove(workers=2)
