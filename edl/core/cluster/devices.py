@@ -102,13 +102,14 @@ class DeviceTable:
         """Return how many devices of ``host`` should have been given back ``after_s`` seconds ago.
 
         These are the devices that runs were told that long ago, or earlier, to give back, and all
-        of runs that were told then to end there.
+        of runs that were told then to end there. Devices that the host does not offer do not count.
         """
-        return sum(
-            len(entry.devices if entry.ends else entry.leaving)
-            for entry in self._jobs[host].values()
-            if self.now_s - entry.changed_s >= after_s
-        )
+        offer = self.hosts[host].offer
+        late = [e for e in self._jobs[host].values() if self.now_s - e.changed_s >= after_s]
+        devices = {
+            one for entry in late for one in (entry.devices if entry.ends else entry.leaving)
+        }
+        return len(devices if offer is None else devices.intersection(offer.numbers))
 
     def capacity(self, host: str, after_s: float) -> int:
         """Return how many slots of ``host`` a policy can count on.
@@ -149,13 +150,15 @@ class DeviceTable:
     def reclaim(self, host: str, job: str, count: int, run: RunView) -> None:
         """Mark all but ``count`` devices of a run on a host as to be given back; unmark the others.
 
-        It keeps devices that the host offers, that were not marked before, that the run's record
-        has, and that are busy, in this order; then the lowest numbers.
+        It keeps only devices that the host offers, if it offers any: those that were not marked
+        before, that the run's record has, and that are busy, in this order; then the lowest
+        numbers.
 
         Args:
             host: the name of the host, on which the job must have devices.
             job: the name of the job.
-            count: how many devices the run keeps.
+            count: how many devices the run keeps; fewer are kept if fewer of its devices are
+                offered.
             run: the run, as it was read.
         """
         entry = self._jobs[host][job]
@@ -163,13 +166,12 @@ class DeviceTable:
         offer = self.hosts[host].offer
         offered = entry.devices if offer is None else offer.numbers
 
-        def rank(device: int) -> tuple[bool, bool, bool, bool, int]:
+        def rank(device: int) -> tuple[bool, bool, bool, int]:
             marked = device in entry.leaving
-            idle = device not in busy
-            return device not in offered, marked, device not in assigned, idle, device
+            return marked, device not in assigned, device not in busy, device
 
-        order = sorted(entry.devices, key=rank)
-        leaving = tuple(sorted(order[count:]))
+        kept = sorted(set(entry.devices).intersection(offered), key=rank)[:count]
+        leaving = tuple(sorted(set(entry.devices).difference(kept)))
         if leaving != entry.leaving:
             self._put(host, job, replace(entry, leaving=leaving))
 
