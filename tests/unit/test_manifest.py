@@ -271,6 +271,8 @@ def test_a_byte_order_mark_is_no_part_of_it() -> None:
         ({"max": "4"}, "this is not a manifest: Expected `int`, got `str` - at `$.max`"),
         ({"name": "a b"}, "this is not a manifest: Expected `str` matching regex"),
         ({"command": ("x" * 10**6,)}, "this manifest: it has more than 65536 bytes"),
+        ({"command": ("x", "a\0")}, "the character '\\x00' is not allowed; remove it"),
+        ({"env": {"A": "b\0c"}}, "the character '\\x00' is not allowed; remove it"),
     ],
 )
 def test_one_that_a_program_has_made(changes: dict[str, Any], sentence: str) -> None:
@@ -364,6 +366,7 @@ def test_the_values_of_a_program_are_those_of_a_file(
         ({"command": {"python"}}, "command is of type set; give texts, numbers, lists and"),
         ({"command": "python x"}, "command is a text; write a list: command: [python, x]"),
         ({"batch": {"min": 1}}, "batch.max is missing"),
+        ({"env": {"A": "b\0c"}}, "the character '\\x00' is not allowed; remove it"),
         ({"env": {"A": {"B": {"C": {"D": {"E": {"F": {"G": {"H": {}}}}}}}}}}, "env.A... is nested"),
     ],
 )

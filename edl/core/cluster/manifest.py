@@ -22,6 +22,7 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta
 
 from edl.core import names
+from edl.core.cluster.control_characters import first_control_character
 from edl.core.job_spec import JobSettings, JobSpec
 from edl.core.record import Record
 from edl.core.sizes import Sizes
@@ -429,6 +430,28 @@ def _names(manifest: JobManifest) -> Iterator[ManifestProblem]:
             yield ManifestProblem(("env", variable), why)
 
 
+def _characters(manifest: JobManifest) -> Iterator[ManifestProblem]:
+    """Yield each text of ``manifest`` with a character that no process can be started with."""
+    for key, text in _texts(manifest.to_json(), ()):
+        if found := first_control_character(text):
+            yield ManifestProblem(key, f"the character {found[0]!a} is not allowed; remove it")
+
+
+def _texts(
+    value: object, key: tuple[str | int, ...]
+) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Yield each text in a value of JSON, keys of mappings too, with its key under ``key``."""
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, Mapping):
+        for name, one in value.items():
+            yield (*key, name), name
+            yield from _texts(one, (*key, name))
+    elif isinstance(value, list | tuple):
+        for number, one in enumerate(value):
+            yield from _texts(one, (*key, number))
+
+
 def _values(manifest: JobManifest) -> Iterator[ManifestProblem]:
     """Yield what is wrong with the command, the batches and the settings of ``manifest``."""
     if not manifest.command[0]:
@@ -445,4 +468,9 @@ def _values(manifest: JobManifest) -> Iterator[ManifestProblem]:
         yield ManifestProblem(("settings", "resume"), f"{why}; leave it out")
 
 
-_CHECKS: tuple[Callable[[JobManifest], Iterator[ManifestProblem]], ...] = (_sizes, _names, _values)
+_CHECKS: tuple[Callable[[JobManifest], Iterator[ManifestProblem]], ...] = (
+    _characters,
+    _sizes,
+    _names,
+    _values,
+)

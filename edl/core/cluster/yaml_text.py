@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from edl.core.cluster.control_characters import first_control_character
 from edl.errors import ManifestError
 
 KEY_CHARS = 128  # of a key; longer than names are
@@ -24,7 +25,6 @@ DEPTH = 8  # levels of lists and mappings within each other; a manifest has thre
 
 Scalar = str | int | float | bool | None
 
-_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x80-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
 _INT = re.compile(r"[-+]?[0-9]{1,18}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _WORDS: dict[str, Scalar] = {"": None, "~": None, "null": None, "Null": None, "NULL": None}
@@ -84,9 +84,10 @@ def parse_yaml(text: str, source: str) -> YamlValue:
             does not allow, gives a key twice, uses an anchor, an alias or a tag, or is nested
             deeper than ``DEPTH`` levels.
     """
-    if found := _CONTROL.search(text):
-        line = text.count("\n", 0, found.start()) + 1
-        raise ManifestError(source, line, f"the character {found[0]!a} is not allowed; remove it")
+    if found := first_control_character(text):
+        character, place = found
+        line = text.count("\n", 0, place) + 1
+        raise ManifestError(source, line, f"the character {character!a} is not allowed; remove it")
     builder = _Builder(source)
     try:
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
@@ -217,7 +218,7 @@ class _Builder:
         if getattr(event, "tag", None) is not None:
             what = f"the tag {event.tag} is not used here; leave it out, or quote the text"
             raise self._error(line, what)
-        if found := _CONTROL.search(getattr(event, "value", "")):  # an escape such as "\0"
+        if found := first_control_character(getattr(event, "value", "")):  # an escape: "\0"
             raise self._error(line, f"the character {found[0]!a} is not allowed; remove it")
 
     def _error(self, line: int, sentence: str) -> ManifestError:

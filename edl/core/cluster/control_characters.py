@@ -1,0 +1,18 @@
+"""Find the characters that no text of a manifest may have."""
+
+from __future__ import annotations
+
+import re
+
+_NOT_ALLOWED = "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x80-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]"
+_FIRST = re.compile(_NOT_ALLOWED)
+
+
+def first_control_character(text: str) -> tuple[str, int] | None:
+    """Return the first character of ``text`` that YAML does not allow, and its index.
+
+    These are control characters, which no command and no environment variable of a process can
+    have (NUL) or should have, and halves of surrogate pairs. None: there is none.
+    """
+    found = _FIRST.search(text)
+    return None if found is None else (found[0], found.start())
