@@ -14,7 +14,8 @@ from edl.launch.parent import die_with_parent
 
 GPUS = Path("/proc/driver/nvidia/gpus")  # a directory for each GPU, where there is NVIDIA's driver
 STABLE_S = 60.0  # a process that lived for so long is started again at once
-MOST_PAUSE_S = 30.0  # between its end and its next start
+FIRST_PAUSE_S = 1.0  # between its end and its next start
+MOST_PAUSE_S = 30.0
 LEAVE_S = 60.0  # for the host's jobs to leave it, before it is killed
 
 
@@ -68,10 +69,10 @@ class BackgroundProcess:
     def _keep(self) -> None:
         """Start the process, and again whenever it ends, until :meth:`end`; runs in the thread.
 
-        The pause before a start is 1 s, and doubles up to ``MOST_PAUSE_S`` s while the process ends
-        soon after its start. Each end is shown to the user.
+        The pause before a start is ``FIRST_PAUSE_S`` s. It doubles up to ``MOST_PAUSE_S`` s while
+        the process ends soon after its start, or cannot be started. Each end is shown to the user.
         """
-        pause_s = 1.0
+        pause_s = FIRST_PAUSE_S
         while not self._ending.is_set():
             began_s = time.monotonic()
             with self._changing:
@@ -79,20 +80,29 @@ class BackgroundProcess:
                     return
                 # Another `edl host` adopts what it has started, but cannot come while it lives; nor
                 # can another API listen.
-                self._process = subprocess.Popen(
-                    self._command,
-                    stdin=subprocess.DEVNULL,
-                    start_new_session=True,
-                    preexec_fn=die_with_parent,
-                )
-            code = self._process.wait()
+                self._process, end = self._started()
+            if self._process is not None:
+                end = f"has ended with {self._process.wait()}"
             if self._ending.is_set():
                 return
             if time.monotonic() - began_s >= STABLE_S:
-                pause_s = 1.0
-            self._say(f"{self._what} has ended with {code}; it is started again in {pause_s:g} s")
+                pause_s = FIRST_PAUSE_S
+            self._say(f"{self._what} {end}; it is started again in {pause_s:g} s")
             self._ending.wait(pause_s)
             pause_s = min(MOST_PAUSE_S, 2 * pause_s)
+
+    def _started(self) -> tuple[subprocess.Popen[bytes] | None, str]:
+        """Return the process, started just now; or None, and why it cannot be started."""
+        try:
+            process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            return None, f"cannot be started: {error}"
+        return process, ""
 
 
 def slots_here(visible: str | None) -> int | None:
