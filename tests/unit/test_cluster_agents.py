@@ -106,3 +106,13 @@ def test_one_that_cannot_be_started_is_told(agents: HostAgents) -> None:
     found = agents.look(ASSIGNED, [], 5.0)["j"]
     assert found.reason == "the agent cannot be started: No space left on device"
     assert found.failures == 1
+
+
+def test_a_log_that_cannot_be_looked_at_is_none(
+    agents: HostAgents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stale(path: Path) -> bool:
+        raise OSError(116, "Stale file handle")
+
+    monkeypatch.setattr(Path, "exists", stale)
+    assert agents.look(ASSIGNED, [], 5.0) == {}

@@ -163,3 +163,20 @@ def test_what_is_there(tmp_path: Path) -> None:
     for name, there in {"": True, "file": True, "file/": False, "no": False, "link": False}.items():
         assert exists_here(f"{tmp_path}/{name}") is there
     assert exists_here(f"{tmp_path}/{'x' * 5000}") is False
+
+
+def test_a_thread_that_cannot_be_started_is_started_later(
+    disk: Disk, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    disk.there = {"/a"}
+    probe, told = PathProbe(disk.exists), threading.Semaphore(0)
+    probe.on_answer = told.release
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        assert probe.answers(["/a"], 0.0) == {}
+    assert probe.answers(["/a"], 0.0) in ({}, {"/a": True})
+    assert told.acquire(timeout=30.0)
+    assert probe.answers(["/a"], 0.0) == {"/a": True}

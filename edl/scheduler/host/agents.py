@@ -158,6 +158,7 @@ class HostAgents:
         Raises:
             OSError: the process cannot be started, or its log or a secret cannot be written, or the
                 job has no user here and must have one.
+            ValueError: its environment has a text that no process can have.
         """
         job, run = start.manifest.name, start.run
         user = self.users.require(job)
@@ -198,7 +199,9 @@ class HostAgents:
         self._known[job] = _RunningAgent(run, time.monotonic(), child)
         self._watch(child.pid)
 
-    def failed_to_start(self, job: str, run: str, error: OSError, now_s: float) -> None:
+    def failed_to_start(
+        self, job: str, run: str, error: OSError | ValueError, now_s: float
+    ) -> None:
         """Note that the agent of a run could not be started; the next one comes after a pause.
 
         Args:
@@ -207,7 +210,7 @@ class HostAgents:
             error: the error of the start; the host's report shows it.
             now_s: the time of the failure, in seconds of the monotonic clock.
         """
-        reason = f"the agent cannot be started: {error.strerror or error}"
+        reason = f"the agent cannot be started: {getattr(error, 'strerror', None) or error}"
         ended = LastAgent(run, None, reason, ended_s=now_s)
         self._ended[job] = after_end(self._ended.get(job), ended, 0.0)
 
@@ -253,9 +256,7 @@ class HostAgents:
         for job, entry in assigned.jobs.items():
             last = self._ended.get(job)
             is_new = job not in self._known and (last is None or last.run != entry.run)
-            if (
-                is_new and self._places.of_agent(job, entry.run).exists()
-            ):  # of an earlier `edl host`
+            if is_new and self._places.has_log(job, entry.run):  # of an earlier `edl host`
                 self._ended[job] = self._end_of(job, entry.run, None, now_s)
         self._ended = {job: one for job, one in self._ended.items() if job in assigned.jobs}
         return self._ended

@@ -144,7 +144,8 @@ class HostKeeper:
         """Read, decide and act again and again, with waits in between, until the host has left.
 
         While ZooKeeper does not answer, this is said once, and tried again; a host that is to leave
-        may then end without it.
+        may then end without it. No other error of a turn ends the host either, because its jobs
+        would end with it: the error is logged.
 
         Raises:
             HostTaken: another process keeps a host of this name.
@@ -163,6 +164,8 @@ class HostKeeper:
                 self._note_away(str(error))
                 if self._leaves_alone(time.monotonic()):
                     return
+            except Exception:
+                logger.exception("the host could not do all of its work; it tries again")
             self._wake.wait(wait_s)
 
     def _turn(self, now_s: float) -> float | None:
@@ -300,7 +303,7 @@ class HostKeeper:
         for job in decision.starts:
             try:
                 self._agents.start(starts[job])
-            except OSError as error:
+            except (OSError, ValueError) as error:  # a text that no process can have is the latter
                 self._agents.failed_to_start(job, starts[job].run, error, now_s)
 
     # --- to come and to go

@@ -38,6 +38,13 @@ class LogPlaces:
         """Return the path of the log of a run's agents; the file need not exist."""
         return self.agents / f"{job}-{run}.log"
 
+    def has_log(self, job: str, run: str) -> bool:
+        """Return whether a run has had an agent here, by its log; False if that cannot be seen."""
+        try:
+            return self.of_agent(job, run).exists()
+        except OSError:  # such as a stale handle of a file server
+            return False
+
     def of_workers(self, job: str) -> Path:
         """Return the directory of the logs of a job's workers; it need not exist."""
         user = self.users.find(job)

@@ -7,6 +7,7 @@ further threads begin, and a path keeps its last answer as long as looks go on.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -121,7 +122,8 @@ class PathProbe:
         """Start one more thread that looks paths up, if paths wait and too few threads get on.
 
         That is so if there is no thread, or if for HANGS_S no thread has begun or ended a look, or
-        the path that has waited longest has waited for so long. There are at most MOST_THREADS.
+        the path that has waited longest has waited for so long. There are at most MOST_THREADS. If
+        the system gives no thread now, a later call tries again.
 
         Args:
             now_s: the time by the monotonic clock, in seconds.
@@ -131,9 +133,11 @@ class PathProbe:
             return
         waited_s = now_s - min(threads.moved_s, self._paths[self._due[0]].due_s)
         if not threads.count or waited_s >= HANGS_S:
-            threads.count += 1
-            threads.moved_s = now_s
-            threading.Thread(target=self._work, name="edl-paths", daemon=True).start()
+            thread = threading.Thread(target=self._work, name="edl-paths", daemon=True)
+            with contextlib.suppress(RuntimeError):
+                thread.start()  # it waits for the lock that is held here
+                threads.count += 1
+                threads.moved_s = now_s
 
     def _work(self) -> None:
         """Look paths up, until none is left."""
