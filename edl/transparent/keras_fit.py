@@ -60,8 +60,12 @@ class KerasScript:
     def __init__(self) -> None:
         self.exchanges = ScriptExchange()
         self.pipelines = InputPipelines(self.exchanges)
-        self._shown: Any = None  # of the callbacks of the last fit
+        # of the last fit: the callbacks and what was sent of each; what this process gave to it
+        self._found: list[Any] = []
+        self._sent: list[tuple[str, bytes | None, str]] = []
+        self._given: Any = None
         self._answer = b""
+        self._had_all = True  # the callbacks of rank 0 were this process's own
 
     def arguments(self, given: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments with which Keras' ``fit`` trains as a worker of the job.
@@ -83,25 +87,37 @@ class KerasScript:
     def _agreed(self, callbacks: Any, verbose: Any) -> tuple[list[Any], Any]:
         """Return the callbacks of rank 0 of this ``fit``, and its ``verbose``.
 
-        Where this process has a callback of the same class, that one is taken.
+        Where this process has a callback of the same class, that one is taken. If the script has
+        not given this process the callbacks of rank 0 in the last fit, and gives it the same
+        classes in this one, it may be a new rank 0 that the script takes for another rank. Then the
+        callbacks of the last fit stay.
 
         Args:
             callbacks: those that the script gives this process's ``fit``; None: none.
             verbose: its ``verbose``.
         """
         own = _flat(callbacks)
-        shown = verbose, [type(one).__name__ for one in own]
-        message = b"" if shown == self._shown else pickle.dumps((verbose, [*map(_packed, own)]))
-        self._shown = shown
-        answer = self.exchanges.known(message)[0]
+        given = verbose, [type(one).__name__ for one in own]
+        goes_on = not self._had_all and given == self._given
+        sent = [self._packed_again(one) or _packed(one) for one in own]
+        answer = self.exchanges.known(b"" if goes_on else pickle.dumps((verbose, sent)))[0]
         self.exchanges.has_trained = True
-        self._answer = answer or self._answer  # of a fit with other callbacks, or of one before
-        verbose, packed = pickle.loads(self._answer)
-        found = [_taken(own, name, data, why) for name, data, why in packed]
+        self._answer = answer or self._answer
+        verbose, self._sent = pickle.loads(self._answer)
+        self._given = given
+        self._had_all = given == (verbose, [name for name, _, _ in self._sent])
+        self._found = [_taken(own, name, data, why) for name, data, why in self._sent]
         if own:
             raise UsageError(OWN_CALLBACKS.format(name=type(own[0]).__name__))
-        there = [one for one in found if one is not None]
-        return [*there, edl.tensorflow.KerasCallback()], verbose
+        return [*self._found, edl.tensorflow.KerasCallback()], verbose
+
+    def _packed_again(self, callback: Any) -> tuple[str, bytes | None, str] | None:
+        """Return what was sent of ``callback`` in the last fit; None: it was not in the last fit.
+
+        The callback itself cannot be sent again, since ``fit`` has put the model into it.
+        """
+        pairs = zip(self._found, self._sent, strict=True)
+        return next((sent for found, sent in pairs if found is callback), None)
 
 
 script = KerasScript()

@@ -17,6 +17,8 @@ CHECKS = (
     "what_each_process_has_runs_in_each",
     "what_keras_has_does_its_usual_work",
     "what_cannot_be_sent_is_refused_in_true_words",
+    "a_further_fit_has_the_callbacks_that_rank_0_gives_to_it",
+    "the_callbacks_of_rank_0_outlive_its_process",
 )
 
 

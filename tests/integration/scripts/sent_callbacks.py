@@ -100,4 +100,37 @@ def what_cannot_be_sent_is_refused_in_true_words():
         assert received(sent, own=[sent]) == [sent]
 
 
+def fits(*given, others=()):
+    """Return the callbacks of a process in each fit, and its script; rank 0 gives ``given``."""
+    first, other = keras_fit.KerasScript(), keras_fit.KerasScript()
+    sent, found = [], []
+    first.exchanges = SimpleNamespace(known=lambda own: [sent.append(own) or own])
+    other.exchanges = SimpleNamespace(known=lambda _: [sent[-1]])
+    for callbacks in given:
+        first._agreed(callbacks, 0)
+        found.append(other._agreed([*others], 0)[0][:-1])
+        for callback in callbacks:
+            callback.of_model = bytes(keras_fit.MOST)  # set by fit, and too large to be sent
+    return found, other
+
+
+def a_further_fit_has_the_callbacks_that_rank_0_gives_to_it():
+    model_files = ["head.keras", "full.keras", "full.keras"]
+    head, full = (keras.callbacks.ModelCheckpoint(path) for path in model_files[:2])
+    log = keras.callbacks.CSVLogger("log.csv")
+    found, _ = fits([head, log], [full, log], [full, log])
+    assert [saver.filepath for saver, _ in found] == model_files
+    assert [type(second) for _, second in found] == [keras.callbacks.CSVLogger] * 3
+
+
+def the_callbacks_of_rank_0_outlive_its_process():
+    """Check a next rank 0 whose script has asked for its rank at its beginning only."""
+    saver = keras.callbacks.ModelCheckpoint("model.keras")
+    _, successor = fits([saver, Diary()], others=[Diary()])
+    successor.exchanges = SimpleNamespace(known=lambda own: [own])
+    again = Diary()
+    taken, own, _ = successor._agreed([again], 0)[0]
+    assert (taken.filepath, own) == ("model.keras", again)
+
+
 globals()[sys.argv[1]]()
