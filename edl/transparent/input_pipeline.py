@@ -106,6 +106,26 @@ def without_shard(dataset: Any) -> Any:
     return dataset if found is None or found.whole is None else found.whole
 
 
+def undivided(dataset: Any, steps: int | None) -> tuple[Any, int | None]:
+    """Return a data set to evaluate, and its steps, with the samples of all ranks.
+
+    Args:
+        dataset: the data that the script evaluates on each rank, any object.
+        steps: the number of batches that each rank takes of it; None: all.
+
+    Returns:
+        The arguments, unless the script has divided the data set among the ranks. Then they are the
+        data set with the samples of all ranks, and the number of batches that all ranks take
+        together, at most as many as there are.
+    """
+    whole = without_shard(dataset)
+    if whole is dataset or steps is None:
+        return whole, steps
+    batches = int(whole.cardinality())  # negative: infinite or unknown
+    steps *= ranks()
+    return whole, min(steps, batches) if batches >= 0 else steps
+
+
 class InputPipelines:
     """The data sets of this process's script, of which one is trained.
 

@@ -25,7 +25,7 @@ from edl.errors import UsageError
 from edl.framework import process
 from edl.tensorflow.keras_callbacks.writers import has_writer, mark_as_sent
 from edl.tensorflow.optimizer import is_elastic
-from edl.transparent.input_pipeline import InputPipelines, without_shard
+from edl.transparent.input_pipeline import InputPipelines, undivided
 from edl.transparent.script_exchange import ScriptExchange
 
 logger = logging.getLogger(__name__)
@@ -79,10 +79,10 @@ class KerasScript:
         if given.get("y") is not None or not isinstance(given.get("x"), tf.data.Dataset):
             raise UsageError(ARRAYS)
         data = self.pipelines.elastic(given["x"], given.pop("steps_per_epoch", None))
-        validation = without_shard(given.get("validation_data"))
+        validation, steps = undivided(given.get("validation_data"), given.get("validation_steps"))
         callbacks, verbose = self._agreed(given.get("callbacks"), given.get("verbose", "auto"))
         own = {"x": data, "callbacks": callbacks, "verbose": verbose}
-        return {**given, **own, "validation_data": validation}
+        return {**given, **own, "validation_data": validation, "validation_steps": steps}
 
     def _agreed(self, callbacks: Any, verbose: Any) -> tuple[list[Any], Any]:
         """Return the callbacks of rank 0 of this ``fit``, and its ``verbose``.
@@ -204,9 +204,13 @@ def _training(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 def _evaluating(plain: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method in place of ``evaluate`` that takes the data of all ranks."""
+    signature = inspect.signature(plain)
 
     @functools.wraps(plain)
-    def evaluate(self: Any, x: Any = None, *arguments: Any, **named: Any) -> Any:
-        return plain(self, without_shard(x), *arguments, **named)
+    def evaluate(self: Any, *arguments: Any, **named: Any) -> Any:
+        asked = signature.bind(self, *arguments, **named)
+        given = asked.arguments
+        given["x"], given["steps"] = undivided(given.get("x"), given.get("steps"))
+        return plain(*asked.args, **asked.kwargs)
 
     return evaluate

@@ -15,6 +15,8 @@ CHECKS = (
     "stages_are_remembered",
     "functions_of_samples_and_of_batches",
     "the_samples_of_all_ranks_are_evaluated",
+    "steps_of_an_evaluation_are_those_of_all_ranks",
+    "fit_and_evaluate_have_the_steps_of_all_ranks",
     "what_is_not_known_is_named",
     "data_that_differ_have_another_digest",
 )

@@ -1,7 +1,9 @@
 """Checks what edl remembers of the tf.data pipelines of an unchanged Horovod script."""
 
 import sys
+from types import SimpleNamespace
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,8 +11,8 @@ import tensorflow as tf
 from edl.core.step.pipeline_order import Batch, Repeat, Shard, Shuffle, Skip, Take
 from edl.errors import UsageError
 from edl.framework import process
-from edl.transparent import input_pipeline
-from edl.transparent.input_pipeline import InputPipelines, recorded, without_shard
+from edl.transparent import input_pipeline, keras_fit
+from edl.transparent.input_pipeline import InputPipelines, recorded, undivided, without_shard
 from edl.transparent.script_exchange import ScriptExchange
 
 IMAGES, LABELS = np.arange(24.0).reshape(12, 2), np.arange(12)
@@ -47,6 +49,39 @@ def the_samples_of_all_ranks_are_evaluated():
     plain = slices().batch(4)
     assert without_shard(plain) is plain
     assert without_shard(IMAGES) is IMAGES
+
+
+def steps_of_an_evaluation_are_those_of_all_ranks():
+    part = slices().shard(4, 1)
+    for dataset, steps, expected in (
+        (part.batch(1), 2, 8),
+        (part.batch(2), 2, 6),  # batches of 2 and 1 samples on each rank; 6 of 2 samples in all
+        (part.repeat().batch(2), 2, 8),
+        (part.batch(1), None, None),
+        (slices().batch(2), 3, 3),
+    ):
+        assert undivided(dataset, steps) == (without_shard(dataset), expected)
+    assert undivided((IMAGES, LABELS), 2) == ((IMAGES, LABELS), 2)
+
+
+def fit_and_evaluate_have_the_steps_of_all_ranks():
+    part = slices().shard(4, 1).batch(1)
+    given = {"x": slices().batch(2), "validation_data": part, "validation_steps": 2}
+    script = keras_fit.KerasScript()
+    script.pipelines = SimpleNamespace(elastic=lambda x, steps: x)
+    script._agreed = lambda callbacks, verbose: ([], verbose)
+    arguments = script.arguments(given)
+    assert arguments["validation_data"] is without_shard(part)
+    assert arguments["validation_steps"] == 8
+    keras_fit.replace_fit()
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(loss="mse")
+    batches = []
+    count = keras.callbacks.LambdaCallback(on_test_batch_end=lambda batch, logs: batches.append(1))
+    model.evaluate(part, steps=2, verbose=0, callbacks=[count])
+    model.evaluate(part, None, None, 0, None, 2, [count])
+    model.evaluate(x=part, verbose=0, callbacks=[count])
+    assert len(batches) == 8 + 8 + 12
 
 
 def what_is_not_known_is_named():
