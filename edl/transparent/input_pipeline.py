@@ -265,6 +265,17 @@ _STAGES: dict[str, Callable[..., Stage | None]] = {
 }
 
 
+def _take_of_all(whole: Any, count: Any, name: Any = None) -> Any:
+    """Return what all ranks take of ``whole``, if each takes ``count`` elements of its part."""
+    return PLAIN["take"](whole, _number(count) * ranks())
+
+
+def _skip_of_all(whole: Any, count: Any, name: Any = None) -> Any:
+    """Return what all ranks leave of ``whole``, if each skips ``count`` elements of its part."""
+    return PLAIN["skip"](whole, _number(count) * ranks())
+
+
+_COUNTING: dict[str, Callable[..., Any]] = {"take": _take_of_all, "skip": _skip_of_all}
 RECORDED = (*_STAGES, *_SAME, "map")
 
 
@@ -293,6 +304,7 @@ def _noted(before: Recorded, name: str, arguments: Any, named: Any) -> Recorded 
 def _recording(name: str) -> Callable[..., Any]:
     """Return a method in place of ``tf.data.Dataset``'s method ``name`` that notes the call."""
     plain = PLAIN[name]
+    of_all = _COUNTING.get(name, plain)
 
     @functools.wraps(plain)
     def method(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -300,7 +312,7 @@ def _recording(name: str) -> Callable[..., Any]:
         if before is None:
             return plain(self, *arguments, **named)
         noted = _noted(before, name, arguments, named)
-        whole = None if before.whole is None else plain(before.whole, *arguments, **named)
+        whole = None if before.whole is None else of_all(before.whole, *arguments, **named)
         if name == "shard" and noted is not None:
             whole = self if before.whole is None else before.whole
             made = plain(self, *_within(*arguments, **named))

@@ -46,6 +46,9 @@ def the_samples_of_all_ranks_are_evaluated():
     part = slices().shard(4, 3).batch(12)
     assert [each.numpy().tolist() for _, each in part] == [[3, 7, 11]]
     assert [len(each) for _, each in without_shard(part)] == [12]
+    part = slices().shard(4, 3).skip(1).take(1).batch(4)
+    assert [each.numpy().tolist() for _, each in part] == [[7]]
+    assert [each.numpy().tolist() for _, each in without_shard(part)] == [[4, 5, 6, 7]]
     plain = slices().batch(4)
     assert without_shard(plain) is plain
     assert without_shard(IMAGES) is IMAGES
