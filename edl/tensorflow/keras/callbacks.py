@@ -101,7 +101,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         staircase: True: set the rate once an epoch; False: before each batch, with ``epoch`` plus
             the fraction of the epoch that is done.
         steps_per_epoch: the number of batches of an epoch, to compute those fractions; None: it is
-            read from ``fit``.
+            read from ``fit`` before each batch, since it changes with the number of workers.
     """
 
     def __init__(
@@ -126,17 +126,13 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         self._epoch = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Read the number of batches of an epoch from ``fit``, if it is needed and was not given.
-
-        It is needed for ``staircase=False`` only.
+        """Check that the number of batches of an epoch is known, with ``staircase=False``.
 
         Raises:
-            ValueError: ``fit`` does not know the number.
+            ValueError: the number was not given, and ``fit`` does not know it.
         """
-        if not self.staircase and self.steps_per_epoch is None:
-            self.steps_per_epoch = self.params.get("steps")
-            if not self.steps_per_epoch:
-                raise ValueError(f"{type(self).__name__} needs steps_per_epoch")
+        if not (self.staircase or self.steps_per_epoch or self.params.get("steps")):
+            raise ValueError(f"{type(self).__name__} needs steps_per_epoch")
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Keep the number of the epoch, ``epoch``, from which the learning rate is computed."""
@@ -151,8 +147,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         if self._epoch < self.start_epoch or ended:
             return
         if not self.staircase:
-            assert self.steps_per_epoch is not None
-            self._set(self._epoch + batch / self.steps_per_epoch)
+            done = min(batch, self._steps - 1)  # a join may leave the epoch fewer steps than these
+            self._set(self._epoch + done / self._steps)
         elif batch == 0:
             self._set(self._epoch)
 
@@ -160,6 +156,11 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         """Add the present learning rate to ``logs`` as ``lr``; do nothing if ``logs`` is None."""
         if logs is not None:
             logs["lr"] = float(self.model.optimizer.learning_rate)
+
+    @property
+    def _steps(self) -> int:
+        """The number of batches of an epoch: the given one, or that of the present workers."""
+        return int(self.steps_per_epoch or self.params["steps"])
 
     def _set(self, epoch: float) -> None:
         """Set the optimizer's learning rate to ``initial_lr * multiplier(epoch)``.
@@ -174,12 +175,14 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
     Before each batch the rate is set on a straight line from about ``initial_lr / size``, size
     being the present number of workers, to ``initial_lr``, the rate for all workers together (Goyal
-    et al., "Accurate, Large Minibatch SGD", 2017, section 2.2). After the warm-up it is left alone.
+    et al., "Accurate, Large Minibatch SGD", 2017, section 2.2). It is ``initial_lr`` at the end of
+    the last epoch of the warm-up, and left alone afterwards.
 
     Args:
         initial_lr: the learning rate that is reached.
         warmup_epochs: the number of epochs until it is reached, which may be a fraction.
-        steps_per_epoch: the number of batches of an epoch; None: ``fit`` has to know it.
+        steps_per_epoch: the number of batches of an epoch; None: ``fit`` has to know it, and it is
+            read before each batch.
         verbose: if it is above 0, rank 0 prints the rate that was reached.
     """
 
@@ -191,8 +194,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         verbose: int = 0,
     ) -> None:
         def multiplier(epoch: float) -> float:
-            assert self.steps_per_epoch is not None
-            size, done = _ranks(), epoch + 1 / self.steps_per_epoch
+            size, done = _ranks(), epoch + 1 / self._steps
             return min(1.0, (done * (size - 1) / warmup_epochs + 1) / size)
 
         super().__init__(
@@ -207,11 +209,16 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Add the learning rate to ``logs`` as ``lr``.
 
-        At the end of the last epoch of the warm-up, rank 0 prints it if ``verbose`` is above 0.
+        At the end of the last epoch of the warm-up the rate is set to ``initial_lr``, which it has
+        not reached if the epoch had fewer steps than ``steps_per_epoch``; and rank 0 prints it if
+        ``verbose`` is above 0.
         """
-        super().on_epoch_end(epoch, logs)
         assert self.end_epoch is not None
-        if epoch == self.end_epoch - 1 and self.verbose > 0 and process.rank() == 0:
+        is_last = epoch == self.end_epoch - 1
+        if is_last:
+            self.model.optimizer.learning_rate.assign(self.initial_lr)
+        super().on_epoch_end(epoch, logs)
+        if is_last and self.verbose > 0 and process.rank() == 0:
             rate = float(self.model.optimizer.learning_rate)
             print(f"\nEpoch {epoch + 1}: the learning rate is warm: {rate:g}.")
 

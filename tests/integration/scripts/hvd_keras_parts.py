@@ -89,6 +89,36 @@ rates.clear()
 fit(3, hvd.callbacks.LearningRateWarmupCallback(0.8, warmup_epochs=1.5), watch)
 assert (np.diff(rates[: STEPS + STEPS // 2]) > 0).all()
 assert np.isclose(rates[2 * STEPS - 1 :], 0.8).all()
+
+
+def warmed_up(epochs, **given):
+    """Return the rates of a warm-up of 0.8 in epochs of (workers, steps) at each batch."""
+    warmup = hvd.callbacks.LearningRateWarmupCallback(0.8, warmup_epochs=len(epochs), **given)
+    warmup.set_model(model)
+    warmup.set_params({"steps": epochs[0][0][1]})
+    warmup.on_train_begin()
+    model.optimizer.learning_rate = 1.0
+    found, logs = [], {}
+    for epoch, batches in enumerate(epochs):
+        warmup.on_epoch_begin(epoch)
+        for batch, (workers, steps) in enumerate(batches):
+            callbacks._ranks, warmup.params["steps"] = lambda workers=workers: workers, steps
+            warmup.on_train_batch_begin(batch)
+            found.append(float(model.optimizer.learning_rate))
+        warmup.on_epoch_end(epoch, logs)
+    assert logs["lr"] == float(model.optimizer.learning_rate)
+    return [*found, logs["lr"]]
+
+
+# Workers that join or leave change the number of steps of an epoch.
+many, few = [(8, 4)] * 4, [(2, 16)] * 16
+for warm in (warmed_up([few, many, many]), warmed_up([many, few, few])):
+    assert warm[-3] < 0.795
+    assert np.isclose(warm[-2:], 0.8).all()
+within = warmed_up([few[:10] + many[:1], many])
+assert np.isclose(within[10], 0.8 * (7 / 2 + 1) / 8), "an epoch's end, and no further"
+assert np.isclose(warmed_up([few, many], steps_per_epoch=16)[-1], 0.8)
+model.optimizer.learning_rate = 0.8
 rates.clear()
 schedule = hvd.callbacks.LearningRateScheduleCallback(0.1, 0.5, start_epoch=1)
 assert fit(3, schedule, watch) == [STEPS] * 3
