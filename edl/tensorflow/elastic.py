@@ -24,7 +24,7 @@ from edl.framework.horovod_absent import absent
 from edl.framework.state import Trackable, few, map_leaves
 from edl.ring.ring import Ring
 from edl.tensorflow.digest import digests, size_of
-from edl.tensorflow.lr_schedule import present_rate
+from edl.tensorflow.lr_schedule import present_rates
 from edl.tensorflow.transfer import array_of, exchange
 from edl.tensorflow.variables import (
     EagerAccess,
@@ -213,15 +213,15 @@ class TensorFlowKerasState(_VariablesState):
         }
 
     def learning_rates(self) -> dict[str, float]:
-        """Return ``{"learning rate": rate}`` with the optimizer's present rate.
+        """Return the optimizer's present rate, with the name "learning rate".
 
-        The dict is empty if edl cannot read the rate: if it is a tensor or a function, or in a
-        graph a schedule of Keras'.
+        Those in a MultiOptimizer have a name each. A rate is left out if edl cannot read it: if it
+        is a tensor or a function, or in a graph a schedule of Keras'.
         """
-        rate = present_rate(self.optimizer)
-        if isinstance(rate, tf.Variable):
-            (rate,) = self._access.read([rate])
-        return {} if rate is None else {"learning rate": float(rate)}
+        rates = present_rates([self.optimizer])
+        variables = {name: rate for name, rate in rates.items() if isinstance(rate, tf.Variable)}
+        read = zip(variables, self._access.read([*variables.values()]), strict=True)
+        return {name: float(rate) for name, rate in {**rates, **dict(read)}.items()}
 
 
 class TensorFlowState(_VariablesState):

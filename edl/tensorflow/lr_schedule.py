@@ -162,13 +162,20 @@ def follow_policy(optimizer: Any, several: bool) -> None:
         several: whether the script has other optimizers, too.
 
     Raises:
-        UsageError: the optimizer has a schedule already, or is none of Keras'; or the policy has a
-            schedule and the script several optimizers.
+        UsageError: the optimizer has a schedule already, is none of Keras', or is a MultiOptimizer;
+            or the policy has a schedule and the script several optimizers.
     """
     policy = current_worker().follows()
     if policy is None or policy.learning_rate is None:
         return
-    table, one = policy.learning_rate, [*with_inner(optimizer)][-1]
+    table, wrapped = policy.learning_rate, [*with_inner(optimizer)]
+    one = wrapped[-1]
+    if any(map(_is_multiple, wrapped)):
+        raise UsageError(
+            "the job's policy has a [learning_rate], which one optimizer follows, and a "
+            "MultiOptimizer has several; leave that table out, and give edl.LRSchedule to each "
+            "of them"
+        )
     if not isinstance(one, keras.optimizers.Optimizer):
         raise UsageError(
             f"the job's policy has a [learning_rate], which optimizers of Keras follow, and this "
@@ -202,8 +209,8 @@ def check_scaling(optimizer: Any) -> None:
     """Raise an error if ``optimizer`` has a scaling of its rate that its updates do not follow.
 
     The scaling is that of an :class:`LRSchedule`, by which the rate follows the global batch. An
-    optimizer without a scaling is never refused. The optimizer in a LossScaleOptimizer is checked,
-    too.
+    optimizer without a scaling is never refused. The optimizers in a LossScaleOptimizer and in a
+    MultiOptimizer are checked, too.
 
     Raises:
         UsageError: the optimizer is Ftrl or Adafactor, whose updates are not proportional to the
@@ -255,31 +262,43 @@ def warn_of_a_changed_batch(optimizers: Sequence[Any], before: int, now: int) ->
 def last_rates(optimizer: Any) -> list[float]:
     """Return the last update's learning rate of each :class:`LRSchedule` in ``optimizer``.
 
-    One may be in ``optimizer`` itself, or in the optimizer that a LossScaleOptimizer wraps; if
-    neither has one, the list is empty. Workers compare these rates, which no variable holds.
+    One may be in ``optimizer`` itself, or in an optimizer that a LossScaleOptimizer or a
+    MultiOptimizer wraps; if none has one, the list is empty. Workers compare these rates, which no
+    variable holds.
     """
     rates = (getattr(one, "_learning_rate", None) for one in with_inner(optimizer))
     return [rate.last() for rate in rates if isinstance(rate, LRSchedule)]
 
 
-def present_rate(optimizer: Any) -> Any:
-    """Return the present learning rate of ``optimizer``: a number or a ``tf.Variable``.
+def present_rates(optimizers: Sequence[Any]) -> dict[str, Any]:
+    """Return the present learning rates of ``optimizers``, numbers or ``tf.Variable``, by name.
 
-    For an :class:`LRSchedule` it is the rate of the last update. None is returned if the rate is
-    unknown: a tensor or a function, and in a graph a schedule of Keras'.
+    In place of a LossScaleOptimizer or a MultiOptimizer the optimizers count that it wraps. The
+    name is "learning rate", or "learning rate of optimizer 0" and so on if there are several. For
+    an :class:`LRSchedule` the rate is that of the last update. An optimizer is left out if its rate
+    is unknown: a tensor or a function, and in a graph a schedule of Keras'.
     """
-    for one in with_inner(optimizer):
-        rate = getattr(one, "_learning_rate", None)
-        if rate is None:
-            rate = getattr(one, "_lr", None)  # of some of tf.compat.v1.train
-        if isinstance(rate, LRSchedule):
-            return rate.last()
-        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-            return float(rate(one.iterations)) if tf.executing_eagerly() else None
-        rate = plain(rate)
-        if isinstance(rate, (int, float, tf.Variable)):
-            return rate
-    return None
+    each = (one for optimizer in optimizers for one in with_inner(optimizer))
+    updating = [one for one in each if not (_is_multiple(one) or _within(one))]
+    several = len(updating) > 1
+    found = {
+        f"learning rate of optimizer {number}" if several else "learning rate": _present_rate(one)
+        for number, one in enumerate(updating)
+    }
+    return {name: rate for name, rate in found.items() if rate is not None}
+
+
+def _present_rate(one: Any) -> Any:
+    """Return the present learning rate of the optimizer ``one``; None: it is unknown."""
+    rate = getattr(one, "_learning_rate", None)
+    if rate is None:
+        rate = getattr(one, "_lr", None)  # of some of tf.compat.v1.train
+    if isinstance(rate, LRSchedule):
+        return rate.last()
+    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        return float(rate(one.iterations)) if tf.executing_eagerly() else None
+    rate = plain(rate)
+    return rate if isinstance(rate, (int, float, tf.Variable)) else None
 
 
 def check_alone(optimizers: Sequence[Any]) -> None:
@@ -320,11 +339,12 @@ def momentums_within(one: Any) -> list[Any]:
     """Return the momentum variables of the optimizer ``one`` that contain the learning rate.
 
     The list is empty for optimizers other than Keras' SGD and RMSprop, and for these without a
-    momentum.
+    momentum or without variables.
     """
     if not isinstance(one, _WITHIN):
         return []
-    found = one.momentums if isinstance(one, keras.optimizers.SGD) else one._momentums
+    name = "momentums" if isinstance(one, keras.optimizers.SGD) else "_momentums"
+    found = getattr(one, name, ())  # an optimizer without variables lacks them
     return [momentum for momentum in found if momentum is not None]
 
 
@@ -345,10 +365,27 @@ def _is_scaled(optimizer: Any) -> bool:
 
 
 def with_inner(optimizer: Any) -> Iterator[Any]:
-    """Yield ``optimizer``, and the optimizer that it wraps if it is a LossScaleOptimizer."""
+    """Yield ``optimizer``, and all optimizers that it wraps.
+
+    A LossScaleOptimizer wraps one. A MultiOptimizer wraps several, which it may get only when it is
+    built.
+    """
     yield optimizer
-    if (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
-        yield inner
+    for one in _within(optimizer):
+        yield from with_inner(one)
+
+
+def _within(optimizer: Any) -> list[Any]:
+    """Return the optimizers that ``optimizer`` itself wraps."""
+    if _is_multiple(optimizer):
+        return [*optimizer.optimizers]
+    inner = getattr(optimizer, "inner_optimizer", None)
+    return [] if inner is None else [inner]
+
+
+def _is_multiple(optimizer: Any) -> bool:
+    """Return whether ``optimizer`` is a MultiOptimizer, which earlier versions of Keras lack."""
+    return hasattr(optimizer, "optimizers")
 
 
 def asked(ask: Any) -> Any:

@@ -139,6 +139,7 @@ def _keras_apply(optimizer: Any, reduction: GradientReduction) -> None:
         with tf.init_scope():  # not in the branch below
             if not optimizer.built:
                 optimizer.build(variables)
+            check_scaling(optimizer)  # a MultiOptimizer may have got others when it was built
         means, proceed = for_update(list(grads), variables, reduction)
         # In each step, with an update or without, for a ramp goes on. A graph must not read the
         # momentum before a repair has brought it from others.

@@ -39,7 +39,7 @@ from edl.tensorflow.logical_random import LogicalSeeder, seeded
 from edl.tensorflow.lr_schedule import (
     check_alone,
     last_rates,
-    present_rate,
+    present_rates,
     warn_of_a_changed_batch,
 )
 from edl.tensorflow.random_numbers import Seeder, is_seed, last_seed
@@ -452,18 +452,8 @@ class Training:
         return self._optimizer_variables()
 
     def _learning_rates(self) -> dict[str, Any]:
-        """Return the present learning rates of all optimizers, numbers or variables, by name.
-
-        The name is "learning rate", or "learning rate of optimizer 0" and so on if there are
-        several. Optimizers whose rate is unknown are left out.
-        """
-        several = len(self._trained) > 1
-        named = (
-            (f"learning rate of optimizer {number}" if several else "learning rate", each.optimizer)
-            for number, each in enumerate(self._trained)
-        )
-        found = {name: present_rate(optimizer) for name, optimizer in named}
-        return {name: rate for name, rate in found.items() if rate is not None}
+        """Return the present learning rates of all optimizers, numbers or variables, by name."""
+        return present_rates([each.optimizer for each in self._trained])
 
     def _rates(self) -> list[float]:
         """Return the last update's learning rate of each ``edl.LRSchedule``, by optimizer.

@@ -1740,6 +1740,67 @@ for odd, said in (
 """,
         "",
     ),
+    "rates by the global batch of a MultiOptimizer": (
+        """
+import logging
+from edl import errors as edl_errors
+edl.init()
+heard = []
+class Heard(logging.Handler):
+    def emit(self, record): heard.append(record.getMessage())
+logging.getLogger("edl").addHandler(Heard())
+def several(first, other):
+    of = keras.optimizers.OptimizerMap(first, {".*bias": other})
+    return keras.optimizers.MultiOptimizer(of)
+model, ds, worker = network(), edl.Dataset(data, 2), edl.current_worker()
+scaling = edl.schedules.Scaling(batch=1, ramp=2)  # k is 2
+rate = edl.LRSchedule(edl.schedules.Constant(peak_lr=0.5), scaling)
+try: edl.Optimizer(several(sgd, keras.optimizers.Ftrl(rate)), model)
+except edl_errors.UsageError as error: assert "the learning rate of Ftrl" in str(error), error
+else: raise AssertionError("Ftrl")
+falling = keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 9))
+scaled = keras.optimizers.SGD(rate, momentum=0.5)
+opt = edl.Optimizer(several(scaled, falling), model)
+kernel, _ = model.trainable_variables
+@tf.function
+def step():
+    with tf.GradientTape() as tape: loss = tf.reduce_sum(model(np.ones((1, 1), np.float32)))
+    of = model.trainable_variables
+    opt.apply_gradients(zip(tape.gradient(loss, of), of))
+mean, expected, factors = 0.0, float(kernel[0, 0]), [2.0, 2.0, 2.0, 2.0, 2.0, 3.0, 4.0, 4.0]
+for epoch in ds.epochs(2):
+    for number, _ in enumerate(ds):
+        factor = factors[4 * epoch + number]
+        step()
+        mean = 0.5 * mean + 1.0
+        expected -= 0.5 * factor * mean
+        assert abs(float(kernel[0, 0]) - expected) < 1e-5, (epoch, number)
+    worker.loader.progress.step_batches = 2
+rates = worker.replica.learning_rates()
+assert list(rates) == ["learning rate of optimizer 0", "learning rate of optimizer 1"], rates
+assert abs(rates["learning rate of optimizer 0"] - float(falling.learning_rate)) < 1e-9, rates
+assert rates["learning rate of optimizer 1"] == rate.last(), rates
+assert "learning_rate.0" in worker.replica.digests(), "a newcomer's rate is compared"
+worker._switched(1, 2)
+assert "CosineDecay counts updates" in heard[-1], heard
+""",
+        "",
+    ),
+    "the rate of what a LossScaleOptimizer wraps": (
+        """
+edl.init()
+model, ds = network(), edl.Dataset(data, 4)
+opt = edl.Optimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.25)), model)
+for _ in ds.epochs(1):
+    for _ in ds:
+        with tf.GradientTape() as tape: loss = opt.scale_loss(tf.reduce_sum(model(data[0])))
+        of = model.trainable_variables
+        opt.apply_gradients(zip(tape.gradient(loss, of), of))
+rates = edl.current_worker().replica.learning_rates()
+assert rates == {"learning rate": 0.25}, rates
+""",
+        "",
+    ),
     "what of a ramp is compared": (
         """
 edl.init()
@@ -1970,6 +2031,11 @@ WRONG_USES |= {
         POLICY + "rate = edl.LRSchedule(edl.schedules.Constant(peak_lr=1.0))\n"
         "edl.Optimizer(keras.optimizers.SGD(rate), network())",
         "the job's policy has a [learning_rate], and the script a LRSchedule",
+    ),
+    "a rate of the policy and a MultiOptimizer": (
+        POLICY + "of = keras.optimizers.OptimizerMap(sgd)\n"
+        "edl.Optimizer(keras.optimizers.MultiOptimizer(of), network())",
+        "the job's policy has a [learning_rate], which one optimizer follows",
     ),
     "a rate of the policy beside a callback": (
         POLICY + "ds = edl.Dataset(data, 4); model = network(edl.Optimizer(sgd))\n"
