@@ -118,8 +118,7 @@ class Fits:
             NewcomerDiffers: this worker is a newcomer whose state differs; the others go on.
         """
         self._worker.fits.compare_states()
-        ledger = self._worker.loader.ledger
-        until = max(self._before, ledger.epoch + int(ledger.finished or ledger.done > 0))
+        until = max(self._before, self._worker.loader.ledger.epochs_begun)
         epochs = [] if history is None else [int(epoch) for epoch in history.epoch]
         numbers = {} if history is None else _as_numbers(history.history)
         self.done = (*self.done, DoneFit(until, epochs, numbers))

@@ -63,6 +63,12 @@ class FitProgress:
         """The number of fits (calls of Keras' ``fit``) that the script has begun or passed over."""
         return self._shared.fits.begun
 
+    @property
+    def has_trained(self) -> bool:
+        """Whether the job has trained samples in the present fit, or after it, on any worker."""
+        done = self._loader.progress.fits
+        return self._loader.ledger.epochs_begun > (done[-1].until if done else 0)
+
     def of_job(self) -> ScriptFits:
         """Return the fits (calls of ``fit``) that the script of another worker has done and begun.
 

@@ -49,6 +49,16 @@ def test_an_empty_dataset_is_refused(total: int) -> None:
         start_epoch(total, 0)
 
 
+def test_an_epoch_has_begun_with_its_first_sample() -> None:
+    ledger = grant(start_epoch(100, 3), [(0, 4)], POLICY)
+    assert ledger.epochs_begun == 3
+    ledger = trained(ledger, row(0, 4, 0))
+    assert ledger.epochs_begun == 4
+    while not ledger.finished:
+        ledger = trained(grant(ledger, [(0, 4)], POLICY), row(0, 4, ledger.held_by(0)[0][0]))
+    assert ledger.epochs_begun == 4
+
+
 # --- leases ---
 
 

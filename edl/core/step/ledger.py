@@ -170,6 +170,11 @@ class Ledger:
         """Whether the epoch is over: no position is free, leased or in ``current``."""
         return not self.free and not self.leases and not self.current
 
+    @property
+    def epochs_begun(self) -> int:
+        """The number of epochs, from the job's first, of which samples are done."""
+        return self.epoch + int(self.finished or self.done > 0)
+
     def held_by(self, worker: int) -> tuple[Span, ...]:
         """Return the spans that are leased to ``worker``, in the order in which it trains them.
 

@@ -11,6 +11,7 @@ them if rank 0 dies before it does.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -158,14 +159,14 @@ class Gated(Writer):
         """Call the callback's ``on_train_begin`` on this worker, unless a call before has done it.
 
         The first call of this method sets the callback's model, and calls in this order:
-        :meth:`resume`, if the job has made updates before; the callback's ``on_train_begin``;
+        :meth:`resume`, if the job has trained in this fit; the callback's ``on_train_begin``;
         :meth:`began`; and the callback's ``on_epoch_begin``, if an epoch has begun on this worker
         and not ended. Later calls do nothing. The caller has checked that this worker has rank 0.
         """
         if self._begun:
             return
         self._begun = True
-        if self._worker.step > 0:
+        if self._worker.fits.has_trained:
             self.resume()
         self.callback.set_model(self.model)
         self.callback.on_train_begin()
@@ -176,7 +177,7 @@ class Gated(Writer):
     def resume(self) -> None:
         """Prepare the callback to append to files of other workers or runs; here do nothing.
 
-        Called before ``on_train_begin``, in a job that has made updates.
+        Called before ``on_train_begin``, if the job has trained in this fit.
         """
 
     def began(self) -> None:
@@ -201,7 +202,27 @@ for _name in _HOOKS:
 
 
 class GatedCSV(Gated):
-    """A writer for ``CSVLogger``, whose file gets one line for each epoch, even if rank 0 dies."""
+    """A writer for ``CSVLogger``, whose file gets one line for each epoch, even if rank 0 dies.
+
+    Args:
+        callback: Keras' ``CSVLogger``, which writes the file.
+        worker: the worker that this process is, which knows whether it has rank 0.
+    """
+
+    def __init__(self, callback: Any, worker: Worker) -> None:
+        super().__init__(callback, worker)
+        self._appends = callback.append  # as the script says
+        self._length = 0  # bytes that the file had before this fit
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Keep the length of the file to which the script lets the callback append.
+
+        Of a newcomer it is the length when its own call of ``fit`` begins.
+        """
+        super().on_train_begin(logs)
+        if self._appends:
+            with contextlib.suppress(OSError):
+                self._length = os.path.getsize(self.callback.filename)
 
     def resume(self) -> None:
         """Let the callback append to its file, from which an incomplete last line is removed.
@@ -214,17 +235,25 @@ class GatedCSV(Gated):
             text = file.read()
             file.truncate(text.rfind(b"\n") + 1)  # half a line of one that was killed
 
+    def began(self) -> None:
+        """Let a further fit of the same callback append only if the script says so."""
+        self.callback.append = self._appends
+
     def _has_written(self) -> bool:
         """Return whether the last whole line of the callback's file is about the last epoch.
 
-        That is the one that :meth:`on_epoch_end` has kept. It is False if there is no such file.
+        That is the one that :meth:`on_epoch_end` has kept. It is False if there is no such file, or
+        if the file has only what was in it before this fit.
         """
         assert self._unwritten is not None
         try:
             with open(self.callback.filename, "rb") as file:
-                last = file.read().rpartition(b"\n")[0].rpartition(b"\n")[2]
+                text = file.read()
         except OSError:
             return False
+        if len(text) <= self._length:
+            return False
+        last = text.rpartition(b"\n")[0].rpartition(b"\n")[2]
         return last.split(self.callback.sep.encode())[0] == str(self._unwritten[0]).encode()
 
 

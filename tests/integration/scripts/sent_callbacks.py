@@ -14,7 +14,7 @@ from edl.tensorflow.keras_callbacks.writers import Gated, GatedCSV, standing_in
 from edl.transparent import keras_fit
 
 edl.tensorflow.KerasCallback = keras.callbacks.Callback  # it needs a job
-WORKER = SimpleNamespace(rank=1, warming_up=False, step=3)
+WORKER = SimpleNamespace(rank=1, warming_up=False, fits=SimpleNamespace(has_trained=True))
 
 
 class Diary(keras.callbacks.Callback):
