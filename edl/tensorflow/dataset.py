@@ -41,6 +41,16 @@ from edl.tensorflow.tape import as_it_is
 _KEEPS_ORDER = ("map", "prefetch", "with_options")
 _LOOKS_ON = ("as_numpy_iterator", "cardinality", "fingerprint", "options")
 
+OUTSIDE = (
+    "an edl.Dataset is for training: give callbacks=[edl.KerasCallback()] to model.fit, so that a "
+    "newcomer can start in the job's current epoch, or iterate it inside `for epoch in "
+    "dataset.epochs(n):`. To evaluate or predict, use arrays or a tf.data.Dataset"
+)
+INSIDE_FIT = (
+    "fit takes the batches of the edl.Dataset, each for one step of the job, and its callbacks and "
+    "train_step cannot iterate it: to evaluate or predict, use arrays or a tf.data.Dataset"
+)
+
 
 class _Readers(threading.local):
     """A flag of each thread: whether the thread may read an :class:`ElasticDataset` at the moment.
@@ -247,21 +257,21 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         own iterator, and :class:`edl.tensorflow.KerasCallback` begins the steps.
 
         Raises:
-            UsageError: the data set is iterated outside of ``fit`` and of ``dataset.epochs()``, all
-                samples of the epoch are trained already, or the call is inside of a ``tf.function``
-                or a graph.
+            UsageError: the data set is iterated outside of ``fit`` and of ``dataset.epochs()``, or
+                in ``fit`` by something else than ``fit`` itself, such as ``model.evaluate`` in a
+                callback; all samples of the epoch are trained already; or the call is inside of a
+                ``tf.function`` or a graph.
         """
         now = training.current()
         _check_outside()
         if now.fitting:
+            if not now.feed.fit_iterates:  # it would wait for ever, as only fit begins steps
+                raise UsageError(INSIDE_FIT)
+            now.feed.fit_iterates = False
             raw = self._raw()
             now.feed.watch(raw)
             return raw
-        now.steps.check_may_iterate(
-            "an edl.Dataset is for training: give callbacks=[edl.KerasCallback()] to model.fit, so "
-            "that a newcomer can start in the job's current epoch, or iterate it inside `for epoch "
-            "in dataset.epochs(n):`. To evaluate or predict, use arrays or a tf.data.Dataset"
-        )
+        now.steps.check_may_iterate(OUTSIDE)
         return self._batches(now)
 
     def _raw(self) -> Iterator[Any]:

@@ -67,6 +67,8 @@ class PipelineBatchSource:
         ahead: how many batches are formed before the steps that train them. With 0, ``tf.data`` has
             read no batch in advance when workers join or leave.
         trial: whether ``tf.data`` has taken a batch before :meth:`next` was called first.
+        fit_iterates: whether Keras' ``fit`` begins to iterate over the batches next. The iterator
+            that the data set returns then is the only one that may take batches in this epoch.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -86,6 +88,7 @@ class PipelineBatchSource:
         self._repeats = False  # the data of the warm-up, for a step that counts for nothing
         self._warm_up: Any = None  # the data of that
         self.trial = False  # a batch was read before any step had begun
+        self.fit_iterates = False  # its next iterator is the one of Keras' fit
 
     @property
     def is_trial(self) -> bool:

@@ -466,7 +466,7 @@ class _LastCallback(keras.callbacks.Callback):
         """Restore the copy of the job's state that :meth:`before_epoch` has kept, and drop it.
 
         It is called when all other callbacks have begun the epoch. If no copy was kept, only the
-        number of the epoch is recorded for newcomers.
+        number of the epoch is recorded for newcomers. ``fit`` may iterate the data set now, once.
         """
         entered, self._entered = self._entered, None
         if entered is not None:
@@ -474,6 +474,7 @@ class _LastCallback(keras.callbacks.Callback):
             self._training.replica.load(entered, Receive.ALL)
             self.states.received = {}
         self.states.begun = epoch
+        self._training.feed.fit_iterates = True
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Set ``stop_training`` after the step in which the job ends the epoch or the training.
@@ -540,6 +541,7 @@ class _LastCallback(keras.callbacks.Callback):
         """Train a newcomer's first batch alone before it joins the ring; this builds the graph."""
         now = self._training
         now.steps.warm_up()
+        now.feed.fit_iterates = True
         arriving = iter(now.newest_dataset)
         try:
             if now.begin_step():

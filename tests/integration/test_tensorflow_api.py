@@ -427,6 +427,18 @@ for _ in ds.epochs(1):
         FIT + "model.fit(ds, validation_data=ds, callbacks=[edl.KerasCallback()], **quietly)",
         "validation_data is the edl.Dataset that is trained on",
     ),
+    "an evaluation of what is trained, by a callback": (
+        FIT + "look = lambda *_, **__: model.evaluate(ds)\n"
+        "look = keras.callbacks.LambdaCallback(on_epoch_end=look)\n"
+        "model.fit(ds, callbacks=[look, edl.KerasCallback()], **quietly)",
+        "fit takes the batches of the edl.Dataset, each for one step of the job",
+    ),
+    "a batch that a callback takes in a fit": (
+        FIT + "look = lambda *_, **__: next(iter(ds))\n"
+        "look = keras.callbacks.LambdaCallback(on_train_batch_end=look)\n"
+        "model.fit(ds, callbacks=[look, edl.KerasCallback()], **quietly)",
+        "fit takes the batches of the edl.Dataset, each for one step of the job",
+    ),
     "steps_per_epoch": (
         FIT + "model.fit(ds, steps_per_epoch=2, callbacks=[edl.KerasCallback()], **quietly)",
         "leave out steps_per_epoch",
