@@ -46,7 +46,7 @@ from edl.errors import UsageError
 from edl.framework.batch_number import batch_in_epoch
 from edl.framework.steps import asked_length, end_batch
 from edl.tensorflow import training
-from edl.tensorflow.fit_arguments import check_arguments, refuse_steered
+from edl.tensorflow.fit_arguments import check_arguments, check_compiled, refuse_steered
 from edl.tensorflow.fits import PassedOver, history_among
 from edl.tensorflow.keras_callbacks.agreement import end_row, job_metrics, met, metrics_row
 from edl.tensorflow.keras_callbacks.memory import NAME, CallbackStates
@@ -55,8 +55,6 @@ from edl.tensorflow.keras_callbacks.order import watch_lists, with_progress
 from edl.tensorflow.keras_callbacks.writers import GatedProgress, Writer, standing_in
 from edl.tensorflow.lr_tuner import check_callbacks
 from edl.tensorflow.model_build import build_model
-from edl.tensorflow.optimizer import is_elastic
-from edl.tensorflow.xla import turn_off_xla
 from edl.worker.progress import Receive
 
 logger = logging.getLogger(__name__)
@@ -149,7 +147,7 @@ class KerasCallback(keras.callbacks.Callback):
             UsageError: the model or one of the callbacks cannot work in a job.
         """
         now, worker = self._training, self._training.worker
-        _check_compiled(model, now)
+        check_compiled(model, now)
         now.fit_with(model)
         if worker.warming_up and now.newest_dataset is not None:
             done, history = worker.fits.of_job().done, history_among(others)
@@ -553,31 +551,6 @@ class _LastCallback(keras.callbacks.Callback):
 
 def _is_number(value: Any) -> bool:
     return np.ndim(value) == 0
-
-
-def _check_compiled(model: Any, now: training.Training) -> None:
-    """Refuse a compiled ``model`` that edl cannot train, and turn off XLA in it.
-
-    ``now`` holds the data source, the optimizers and the open step of this process. With several
-    optimizers the one given to ``compile`` may be any, as ``train_step`` applies them.
-
-    Raises:
-        UsageError: the model's optimizer is no ``edl.Optimizer``, or the model was compiled with
-            ``steps_per_execution`` other than 1.
-    """
-    optimizer = model.optimizer
-    if not is_elastic(optimizer) and not now.reduction.several:  # which its train_step applies
-        inner = getattr(optimizer, "inner_optimizer", None)
-        what = (
-            "wrap the whole of it: edl.Optimizer(keras.optimizers.LossScaleOptimizer(...)), which "
-            "Keras puts around the optimizer by itself under mixed_float16"
-            if is_elastic(inner)
-            else f"compile(optimizer=edl.Optimizer({type(optimizer).__name__}(...)))"
-        )
-        raise UsageError(f"the model is compiled with an optimizer that edl does not know: {what}")
-    if getattr(model, "steps_per_execution", 1) != 1:
-        raise UsageError("edl counts every step: compile the model with steps_per_execution=1")
-    turn_off_xla(model)
 
 
 def _build_all(now: training.Training, model: Any) -> None:

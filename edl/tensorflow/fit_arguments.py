@@ -1,8 +1,8 @@
-"""Check the arguments of ``model.fit`` from its callbacks, before it trains a wrong step.
+"""Check the arguments and the model of ``fit`` from its callbacks, before it trains a wrong step.
 
-:func:`check_arguments` does it. Keras tells its callbacks neither the data nor the number of steps,
-so they are read from the frame of the call of ``fit`` on the stack. If there is no such frame,
-nothing is checked.
+:func:`check_arguments` and :func:`check_compiled` do it. Keras tells its callbacks neither the data
+nor the number of steps, so they are read from the frame of the call of ``fit`` on the stack. If
+there is no such frame, no argument is checked.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ import keras
 import tensorflow as tf
 
 from edl.errors import UsageError
+from edl.tensorflow import training
 from edl.tensorflow.dataset import ElasticDataset
+from edl.tensorflow.optimizer import is_elastic
+from edl.tensorflow.xla import turn_off_xla
 
 _READ = ("x", "validation_data", "steps_per_epoch", "initial_epoch")
 
@@ -38,6 +41,31 @@ def refuse_steered(callbacks: Iterable[Any]) -> None:
         if isinstance(each, kinds) and not str(each.monitor).startswith("val_"):
             name = type(each).__name__
             raise UsageError(STEERED.format(name=name, monitor=each.monitor))
+
+
+def check_compiled(model: Any, now: training.Training) -> None:
+    """Refuse a compiled ``model`` that edl cannot train, and turn off XLA in it.
+
+    ``now`` holds the data source, the optimizers and the open step of this process. With several
+    optimizers the one given to ``compile`` may be any, as ``train_step`` applies them.
+
+    Raises:
+        UsageError: the model's optimizer is no ``edl.Optimizer``, or the model was compiled with
+            ``steps_per_execution`` other than 1.
+    """
+    optimizer = model.optimizer
+    if not is_elastic(optimizer) and not now.reduction.several:  # which its train_step applies
+        inner = getattr(optimizer, "inner_optimizer", None)
+        what = (
+            "wrap the whole of it: edl.Optimizer(keras.optimizers.LossScaleOptimizer(...)), which "
+            "Keras puts around the optimizer by itself under mixed_float16"
+            if is_elastic(inner)
+            else f"compile(optimizer=edl.Optimizer({type(optimizer).__name__}(...)))"
+        )
+        raise UsageError(f"the model is compiled with an optimizer that edl does not know: {what}")
+    if getattr(model, "steps_per_execution", 1) != 1:
+        raise UsageError("edl counts every step: compile the model with steps_per_execution=1")
+    turn_off_xla(model)
 
 
 def check_arguments(model: Any) -> int:
