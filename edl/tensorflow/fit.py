@@ -24,7 +24,7 @@ A callback is called before and after each batch, so it can do what the loop of
                                                             to the job; after the last batch,
                                                             metrics become the job's
   ``on_epoch_end``       other numbers become the job's     all agree whether to stop
-  ``on_train_end``       ends the fit in the job
+  ``on_train_end``       compares the workers' states       ends the fit in the job, and saves
   =====================  =================================  =====================================
 
 A script may call ``fit`` again, with a model of which more is unfrozen, or with another optimizer:
@@ -338,25 +338,22 @@ class KerasCallback(keras.callbacks.Callback):
             logs.update({**self._whole, **job_metrics(rows, list(numbers))})
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Compare the states of all workers, and record this call of ``fit`` as done in the job.
+        """Compare the states of all workers, as the other callbacks are about to end the ``fit``.
 
         All workers call it, and each waits for all. On a newcomer that has skipped the fit, because
-        the job had done it before, nothing is compared, and the job's numbers are written into
-        Keras' ``History``.
+        the job had done it before, nothing is compared.
 
         Raises:
             StateDiffers: the workers' states differ, also after a resync, and the job ends.
             NewcomerDiffers: this worker is a newcomer whose state differs; the others go on.
         """
-        now = self._training
+        now, loader = self._training, self._training.worker.loader
         now.fitting, self.model._initial_epoch = False, None
         if self.last.passed:
-            now.fits.pass_over(self.last.passed, self.last.history)
             return
-        stopped = bool(now.worker.loader.progress.stop) or now.worker.loader.wants_to_stop
-        if not (stopped or now.steps.made_all_steps):
-            now.worker.loader.note_untrained()
-        now.fits.end(self.last.history)
+        if not (loader.progress.stop or loader.wants_to_stop or now.steps.made_all_steps):
+            loader.note_untrained()
+        now.worker.fits.compare_states()
 
 
 class _LastCallback(keras.callbacks.Callback):
@@ -509,6 +506,18 @@ class _LastCallback(keras.callbacks.Callback):
             writer.met(now.written)
         if now.stop and not worker.loader.progress.stop:
             self._stop(now.stop)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Record this call of ``fit`` as done in the job, which saves a checkpoint if it is to.
+
+        All other callbacks have ended the fit, and may have changed the model, as EarlyStopping
+        does that restores the best weights: these are saved. On a newcomer that has skipped the
+        fit, the job's numbers are written into Keras' ``History``.
+        """
+        if self.passed:
+            self._training.fits.pass_over(self.passed, self.history)
+        else:
+            self._training.fits.end(self.history)
 
     def _take_back(self) -> None:
         """Turn a ``stop_training`` that a callback has set into a request to all workers.

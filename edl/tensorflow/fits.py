@@ -101,23 +101,15 @@ class Fits:
             )
 
     def end(self, history: Any) -> None:
-        """Compare the states of all workers, record the present fit as done, and save a checkpoint.
+        """Record the present fit as done, and save a checkpoint.
 
-        All workers call it, and each waits for all. If the job's setting ``on_divergence`` is
-        "resync", workers whose states differ get the state of most workers first. If the job saves
-        checkpoints, rank 0 saves one, and the call does not wait for the file. Newcomers learn from
-        now on that the fit is done.
+        All workers call it. If the job saves checkpoints, rank 0 saves one, and the call does not
+        wait for the file. Newcomers learn from now on that the fit is done.
 
         Args:
             history: Keras' ``History`` of the fit, whose numbers are stored for newcomers; None:
                 the fit has none.
-
-        Raises:
-            StateDiffers: the workers' states differ (in a job that resyncs: still), and the job
-                ends.
-            NewcomerDiffers: this worker is a newcomer whose state differs; the others go on.
         """
-        self._worker.fits.compare_states()
         until = max(self._before, self._worker.loader.ledger.epochs_begun)
         epochs = [] if history is None else [int(epoch) for epoch in history.epoch]
         numbers = {} if history is None else _as_numbers(history.history)

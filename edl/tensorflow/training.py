@@ -132,7 +132,6 @@ class Training:
         atexit.register(self.feed.close)
         worker.on_resize(self._resized)
         worker.on_leave(self._hand_over)
-        activity.works_at(lambda: AFTER_FIT if self.fits.done and not self.fitting else "")
         self.worker.loader.progress.on_choice = self._batch_changed
         self.reduction = GradientReduction(worker, self.feed)  # of the first optimizer
         self._trained: list[_Trained] = []
@@ -160,6 +159,7 @@ class Training:
         self.callback_states: CallbackStates | None = None  # of that fit
         self.metrics: EpochMetrics | None = None  # of the model that is fitted
         self.tuner: Any = None  # the edl.LRTuner of the only optimizer
+        activity.works_at(lambda: "" if self.fitted is None or self.fitting else AFTER_FIT)
 
     def _named_variables(self) -> list[tuple[str, Any]]:
         """Return (path, variable) for each variable of the models and of the tracked objects.

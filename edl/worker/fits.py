@@ -112,9 +112,9 @@ class FitProgress:
     def end(self, done: tuple[DoneFit, ...], rank: int, generation: int) -> None:
         """Record that a fit (a call of Keras' ``fit``) is over, and let rank 0 save a checkpoint.
 
-        All workers call it together. The call does not wait until the file is written. A job
-        resumes a checkpoint only in the fit in which it was saved, so rank 0 saves another one
-        between the first two steps of the next fit.
+        All workers call it. The call does not wait until the file is written. A job resumes a
+        checkpoint only in the fit in which it was saved, so rank 0 saves another one between the
+        first two steps of the next fit.
 
         Args:
             done: the fits that are over, with the one that has just ended as the last.

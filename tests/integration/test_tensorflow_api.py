@@ -1395,6 +1395,25 @@ for wrong, said in (
 """,
         "",
     ),
+    "weights that a callback restores at the end of a fit are in its checkpoint": (
+        """
+from edl.worker import activity
+class Slow(keras.callbacks.Callback):
+    def on_train_end(self, logs=None): works.extend(look() for look in activity._works)
+edl.init(); saved = tempfile.mkdtemp(); edl.checkpoint(saved); works = []
+ds = edl.Dataset(data, 4); model = network(edl.Optimizer(sgd))  # whose loss grows
+best = keras.callbacks.EarlyStopping("loss", restore_best_weights=True)
+callbacks = [best, Slow(), edl.KerasCallback()]
+assert model.fit(ds, epochs=9, callbacks=callbacks, verbose=0).epoch == [0, 1]
+assert works == ["after a fit"]
+restored = model.get_weights()
+edl.current_worker().finishing.script_ended()
+model.set_weights([np.full_like(each, 7) for each in restored])
+edl.load_weights(saved, model)
+assert all(np.array_equal(a, b) for a, b in zip(model.get_weights(), restored)), restored
+""",
+        "",
+    ),
     "each callback of Keras stands in the table": (
         """
 import os
