@@ -257,7 +257,7 @@ class CheckpointWriter:
             self.superseded = str(error)
             self.failed(step, str(error), superseded=True)
             return
-        except (EdlError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the job must tell of it
             self.parts_failed |= not share.is_whole
             ends = self._hurry.is_set() or copy.last_s is not None
             if isinstance(error, PartMissing) and ends:  # the caller saves all
@@ -340,8 +340,8 @@ class CheckpointWriter:
             self._last_part = None
 
 
-def _clause(error: EdlError | OSError, path: Location) -> str:
+def _clause(error: Exception, path: Location) -> str:
     """Return why a file was not written, as a clause; ``path`` is the checkpoint's."""
     if isinstance(error, OSError):
         return f"{error.strerror or error}: {error.filename or path}"
-    return str(error)
+    return str(error) if isinstance(error, EdlError) else f"{type(error).__name__}: {error}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from edl.checkpoint.saved_state import CheckpointConfig, CheckpointPosition, Job
 from edl.checkpoint.store import Checkpoints
 from edl.config import Config
 from edl.core.events import CheckpointFailedDetails, Details
+from edl.core.job.fits import DoneFit
 from edl.core.job.signature import Arithmetic
 from edl.core.job.state_share import WHOLE_STATE, StateShare
 from edl.core.job_spec import JobSettings
@@ -444,6 +446,17 @@ def test_a_failed_write_is_said_and_training_goes_on(tmp_path: Path) -> None:
     assert start.saved == []
     (tmp_path / "saved").mkdir()
     assert start.save(3) == "", "the next one counts"
+
+
+def test_a_write_that_fails_in_another_way_is_said_too(tmp_path: Path) -> None:
+    """Here the position is no JSON. The writing thread ended, and no event said so."""
+    start = Start(tmp_path)
+    start.progress.fits = (DoneFit(1, [0], {"on": [date(2026, 11, 21)]}),)
+    unsaved = start.save(3)
+    assert start.logged == [("checkpoint_failed", 3, unsaved)]
+    said = "the checkpoint of step 3 was not written: TypeError: Object of type date is not JSON"
+    assert unsaved.startswith(said)
+    assert start.saved == []
 
 
 _, ALONE = JobOfOne(Config()).start()
