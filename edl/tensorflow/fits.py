@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from edl.core.job.fits import DoneFit
+from edl.core.job.fits import DoneFit, json_value
 from edl.errors import UsageError
 from edl.tensorflow.variables import plain, variables_of
 from edl.worker.worker import Worker
@@ -112,7 +112,7 @@ class Fits:
         """
         until = max(self._before, self._worker.loader.ledger.epochs_begun)
         epochs = [] if history is None else [int(epoch) for epoch in history.epoch]
-        numbers = {} if history is None else _as_numbers(history.history)
+        numbers = {} if history is None else _as_values(history.history)
         self.done = (*self.done, DoneFit(until, epochs, numbers))
         self._worker.fits.end(self.done, self._worker.rank, self._worker.generation)
 
@@ -189,9 +189,25 @@ def history_among(callbacks: Sequence[Any]) -> Any:
     return next(found, None)
 
 
-def _as_numbers(history: dict[str, list[Any]]) -> dict[str, list[Any]]:
+def _as_values(history: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """Return a copy of ``history``, a list of one value for each epoch by metric, as JSON values.
 
-    Arrays and scalars of numpy become lists and numbers of Python.
+    Arrays, tensors and scalars of numpy become lists and numbers of Python. A callback may have put
+    other values into the logs: what JSON has no form for becomes text.
     """
-    return {name: [np.asarray(one).tolist() for one in values] for name, values in history.items()}
+    return {
+        name: [json_value(_without_arrays(one)) for one in values]
+        for name, values in history.items()
+    }
+
+
+def _without_arrays(value: Any) -> Any:
+    """Return the lists and numbers of Python that numpy makes of ``value``, an array or the like.
+
+    A ``value`` that numpy makes no array of, such as lists of different lengths, is returned as is.
+    """
+    try:
+        # numpy makes no array of TensorFlow's tensor of bfloat16
+        return np.asarray(value.numpy() if hasattr(value, "numpy") else value).tolist()
+    except ValueError:
+        return value

@@ -802,6 +802,21 @@ assert remembered() == {"best": best.best, "fits": 2}, "a newcomer has seen no f
 """,
         "",
     ),
+    "numbers of a fit that JSON does not know, which newcomers and checkpoints get": (
+        """
+import datetime, json
+edl.init(); ds = edl.Dataset(data, 4); model = network(edl.Optimizer(sgd))
+odd = {"on": datetime.date(2026, 11, 21), "b": b"x", "uneven": [[1], [1, 2]], "n": np.ones(2),
+    "half": tf.constant(0.5, tf.bfloat16)}
+adds = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(odd))
+for _ in range(2): model.fit(ds, verbose=0, callbacks=[adds, edl.KerasCallback()])
+(sent, *_) = json.loads(json.dumps(edl.current_worker().loader.progress.header()))["fits"]
+del sent["history"]["loss"]
+assert sent["history"] == {"on": ["2026-11-21"], "b": ["b'x'"], "uneven": [[[1], [1, 2]]],
+    "n": [[1.0, 1.0]], "half": [0.5]}, sent
+""",
+        "",
+    ),
     "fits that follow each other, with another optimizer and more to train": (
         """
 class Seen(keras.callbacks.Callback):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from datetime import date
+from pathlib import PurePosixPath
+from typing import Any
 
 import pytest
 
-from edl.core.job.fits import DoneFit, ScriptFits, as_json, ended_before, fits_of
+from edl.core.job.fits import DoneFit, ScriptFits, as_json, ended_before, fits_of, json_value
 from edl.core.job.signature import ALIKE_IN_FITS, why_unfit
 from edl.core.step.batching import Batching
 from edl.core.step.source import Source
@@ -29,6 +32,24 @@ def test_they_travel_as_json() -> None:
     said = json.loads(json.dumps(as_json([FIRST, SECOND])))
     assert fits_of(said) == (FIRST, SECOND)
     assert ScriptFits(fits_of(said), 3) == ScriptFits((FIRST, SECOND), 3)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (0.5, 0.5),
+        (True, True),
+        (None, None),
+        ("text", "text"),
+        ([1, (2, [3])], [1, [2, [3]]]),
+        (date(2026, 11, 21), "2026-11-21"),
+        (b"x", "b'x'"),
+        ({"at": PurePosixPath("/a"), 3: [1j]}, {"at": "/a", "3": ["1j"]}),
+    ],
+)
+def test_any_value_of_a_history_travels_as_json(value: object, said: Any) -> None:
+    """A newcomer and a checkpoint get the text of what JSON has no form for."""
+    assert json.loads(json.dumps(json_value(value))) == said
 
 
 def test_a_checkpoint_knows_the_fits_before_its_own() -> None:

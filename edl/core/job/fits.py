@@ -10,6 +10,7 @@ comes from the present fit, whose model and optimizer may be others than those o
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +26,8 @@ class DoneFit:
     Attributes:
         until: how many epochs the job had trained when the fit was done, over all fits until then.
         epochs: the indices of the fit's epochs, as in Keras' ``History.epoch``.
-        history: the metrics of each epoch by name, as in Keras' ``History.history``.
+        history: the metrics of each epoch by name, as in Keras' ``History.history``; each is a JSON
+            value (:func:`json_value`).
     """
 
     until: int
@@ -79,6 +81,23 @@ def as_json(fits: Sequence[DoneFit]) -> list[dict[str, Any]]:
     Each object has the attributes of :class:`DoneFit` by name; the metrics must be JSON values.
     """
     return [vars(each) for each in fits]
+
+
+def json_value(value: Any) -> Any:
+    """Return ``value`` as a JSON value, for the history of a finished fit.
+
+    Text, booleans, None, numbers, lists and dicts stay what they are, with tuples as lists and keys
+    as text. What JSON has no form for, such as a date or bytes, becomes its text, ``str(value)``.
+    """
+    if value is None or isinstance(value, str | bool):
+        return value
+    if isinstance(value, numbers.Real):
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
+    if isinstance(value, list | tuple):
+        return [json_value(one) for one in value]
+    if isinstance(value, Mapping):
+        return {str(name): json_value(one) for name, one in value.items()}
+    return str(value)
 
 
 def ended_before(worker: int, passed: int, begun: int) -> str:
