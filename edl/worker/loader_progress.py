@@ -14,11 +14,11 @@ from typing import Any
 from edl.checkpoint.saved_state import CheckpointPosition
 from edl.core.job.fits import DoneFit, as_json, fits_of
 from edl.core.step.aligned import AlignedSource
-from edl.core.step.batching import Batching, check_alike
+from edl.core.step.batching import Batching
 from edl.core.step.engine import StepEngine
 from edl.core.step.epoch_end import EpochLeft
 from edl.core.step.ledger import Ledger, complete_batch, complete_step, free_leases, grant, restore
-from edl.core.step.source import NO_FINGERPRINT, Source
+from edl.core.step.source import Source, check_same_data
 from edl.core.step.step_events import BATCH_END, LeasesLost, StepEnd, StepSkipped, StepSuperseded
 from edl.core.step.step_record import (
     StepRecords,
@@ -29,7 +29,7 @@ from edl.core.step.step_record import (
 )
 from edl.core.step.stream import StreamSource
 from edl.core.step.update_order import UpdateOrder
-from edl.errors import DataError, UsageError
+from edl.errors import UsageError
 from edl.worker.gradient_noise import GradientNoise
 from edl.worker.progress import Exchange, Receive, TrainingProgress
 from edl.worker.sampler import AlignedSampler, BatchSampler
@@ -462,7 +462,7 @@ class LoaderProgress(TrainingProgress):
         Raises:
             DataError: the state source trains on other data.
         """
-        self._check_data(header)
+        check_same_data(self.source, header, self._worker)
         self._upcoming = None  # it was of members that are no more
         if receive is not Receive.ALL and self.has_state:
             missed = int(header["step"]) - self.step, int(header["exchanges"]) - self.exchanges
@@ -504,29 +504,6 @@ class LoaderProgress(TrainingProgress):
         # The state source may have left the epoch already, or this worker.
         self.untrained = max(self.untrained, int(header["untrained"]))
         self.exchanges = int(header["exchanges"])
-
-    def _check_data(self, header: Mapping[str, Any]) -> None:
-        """Refuse to take over the progress of a job that trains on other data than this worker.
-
-        ``header`` is the result of :meth:`header` on the state source.
-
-        Raises:
-            DataError: the data differ in fingerprint or size, or are divided into other batches.
-        """
-        mine, theirs = self.source.fingerprint, header["fingerprint"]
-        if mine != theirs:
-            raise DataError(
-                f"the data of w{self._worker} are not the job's; every worker must load the same. "
-                f"Here: {mine or NO_FINGERPRINT}. The job: {theirs or NO_FINGERPRINT}"
-            )
-        check_alike(self.source.batching, Batching.from_json(header["batching"]), self._worker)
-        total, total_of_job = self.source.total, restore(header["ledger"]).total
-        if total_of_job != total:
-            describe = self.source.describe_total
-            raise DataError(
-                f"the dataset of w{self._worker} has {describe(total)} and the "
-                f"job's {describe(total_of_job)}; every worker must load the same data"
-            )
 
     def _in_own_epoch(self, received: Ledger) -> Ledger:
         """Return the ledger for this worker's epoch, given the state source's (``received``).

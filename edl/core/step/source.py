@@ -7,14 +7,15 @@ A :class:`Source` also says how the positions of an epoch are leased to the work
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from edl.core.step.batching import Batching
-from edl.core.step.ledger import LeasePolicy, Ledger, free_leases, start_epoch
+from edl.core.step.batching import Batching, check_alike
+from edl.core.step.ledger import LeasePolicy, Ledger, free_leases, restore, start_epoch
 from edl.core.step.shuffle import EpochOrder, Indices
+from edl.errors import DataError
 
 NO_FINGERPRINT = "data of unknown files"
 
@@ -166,3 +167,30 @@ class Source:
         if self.sampler is not None:
             return EpochOrder.given(self.total, partial(self.sampler, epoch))
         return EpochOrder(self.total, self.seed, epoch, self.shuffle)
+
+
+def check_same_data(mine: Source, header: Mapping[str, Any], worker: int) -> None:
+    """Refuse to take over the progress of a job that trains on other data than a worker.
+
+    Args:
+        mine: the data of the worker.
+        header: the job's position, by name, as the state source sends it: its ``fingerprint``,
+            ``batching`` and ``ledger`` are compared.
+        worker: the id of the worker, for the message.
+
+    Raises:
+        DataError: the data differ in fingerprint or size, or are divided into other batches.
+    """
+    theirs = header["fingerprint"]
+    if mine.fingerprint != theirs:
+        raise DataError(
+            f"the data of w{worker} are not the job's; every worker must load the same. "
+            f"Here: {mine.fingerprint or NO_FINGERPRINT}. The job: {theirs or NO_FINGERPRINT}"
+        )
+    check_alike(mine.batching, Batching.from_json(header["batching"]), worker)
+    total, total_of_job = mine.total, restore(header["ledger"]).total
+    if total_of_job != total:
+        raise DataError(
+            f"the dataset of w{worker} has {mine.describe_total(total)} and the job's "
+            f"{mine.describe_total(total_of_job)}; every worker must load the same data"
+        )
