@@ -89,6 +89,8 @@ class Manifest:
             workers; -1: not known.
         arithmetic: what the last bits of the writer's results depended on, as the fields of an
             :class:`edl.core.job.signature.Arithmetic` by name; empty: not known.
+        fit_stopped: why callbacks had stopped the call of Keras' ``fit`` that had just ended;
+            empty: they had not, a call was under way, or the version of edl did not record it.
     """
 
     job: str
@@ -105,6 +107,7 @@ class Manifest:
     fits: Sequence[Mapping[str, Any]] = field(default_factory=list)
     seed: int = -1
     arithmetic: Mapping[str, Any] = field(default_factory=dict)
+    fit_stopped: str = ""
 
 
 @dataclass(frozen=True)

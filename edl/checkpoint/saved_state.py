@@ -74,6 +74,8 @@ class CheckpointPosition:
             :class:`edl.core.job.fits.DoneFit` by name.
         seed: the seed that the script has given to its framework last, in a job with logical
             workers; -1: not known.
+        fit_stopped: why callbacks have stopped the present call of Keras' ``fit``, which has ended;
+            empty: they have not, or it is under way.
         arithmetic: what the last bits of rank 0's results depend on, as the fields of an
             :class:`edl.core.job.signature.Arithmetic` by name; empty: not known.
     """
@@ -85,6 +87,7 @@ class CheckpointPosition:
     noise: Mapping[str, Any] = field(default_factory=dict)
     fits: Sequence[Mapping[str, Any]] = ()
     seed: int = -1
+    fit_stopped: str = ""
     arithmetic: Mapping[str, Any] = field(default_factory=dict)
 
 

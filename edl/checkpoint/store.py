@@ -38,8 +38,9 @@ from edl.errors import CheckpointError, DataError
 
 logger = logging.getLogger(__name__)
 
-# Step, ledger, samples, gradient noise scale, global batch and script's seed of a checkpoint.
-Resume = Callable[[int, Mapping[str, Any], int, Mapping[str, Any], int, int], None]
+# Step, ledger, samples, gradient noise scale, global batch, script's seed of a checkpoint, and why
+# the last fit was stopped.
+Resume = Callable[[int, Mapping[str, Any], int, Mapping[str, Any], int, int, str], None]
 
 
 class Checkpoints:
@@ -105,7 +106,7 @@ class Checkpoints:
             replica: the model, optimizer and tracked objects to load the state into.
             resume: called, after the state is loaded, with the position that belongs to the
                 checkpoint: step, ledger, samples, gradient noise scale, global batch (0: the job
-                does not choose it) and the seed of the script.
+                does not choose it), the seed of the script, and why its last ``fit`` was stopped.
             fits: how many calls of Keras' ``fit`` the script has done. If the checkpoint was made
                 after more or fewer of them, it is returned, but its state is not loaded and
                 ``resume`` is not called.
@@ -134,7 +135,8 @@ class Checkpoints:
             replica.restore(found.state)
             about = found.manifest
             chosen = int(about.source.get("chosen", 0))
-            resume(about.step, about.ledger, about.samples, about.noise, chosen, about.seed)
+            place = about.step, about.ledger, about.samples, about.noise, chosen, about.seed
+            resume(*place, about.fit_stopped)
         except DataError as error:
             raise CheckpointError(f"{found.path} cannot be used: {error}") from error
         if found.path.parent == self._config.directory:

@@ -170,6 +170,7 @@ class CheckpointWriter:
             fits=at.fits,
             seed=at.seed,
             arithmetic=at.arithmetic,
+            fit_stopped=at.fit_stopped,
         )
         try:
             state = files.pack_state(replica.capture(share))

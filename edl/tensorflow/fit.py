@@ -351,7 +351,7 @@ class KerasCallback(keras.callbacks.Callback):
         now.fitting, self.model._initial_epoch = False, None
         if self.last.passed:
             return
-        if not (loader.progress.stop or loader.wants_to_stop or now.steps.made_all_steps):
+        if not (self.last.stopped or now.steps.made_all_steps):
             loader.note_untrained()
         now.worker.fits.compare_states()
 
@@ -372,6 +372,7 @@ class _LastCallback(keras.callbacks.Callback):
             so is skipped; empty if not.
         history: Keras' ``History`` of the fit; None: it has none.
         states: the states of the callbacks, which newcomers and checkpoints receive.
+        stopped: why all workers have stopped this fit before its end; empty: they have not.
     """
 
     def __init__(
@@ -380,6 +381,7 @@ class _LastCallback(keras.callbacks.Callback):
         super().__init__()
         self.passed: tuple[DoneFit, ...] = ()
         self.history = history
+        self.stopped = ""
         self._training = now
         self._first = first
         self._writers = writers
@@ -410,7 +412,8 @@ class _LastCallback(keras.callbacks.Callback):
         """Warm up a newcomer, join the job, and set the epoch with which ``fit`` begins.
 
         That is the epoch that the job is in or begins next. If the job has done this fit already,
-        or was resumed after its end, it is ``epochs``, so that Keras runs none.
+        or was resumed after its end (all epochs or updates were trained, or a callback had stopped
+        it), it is ``epochs``, so that Keras runs none.
 
         Raises:
             UsageError: the job has already made the updates that ``max_steps`` allows, before a fit
@@ -424,7 +427,10 @@ class _LastCallback(keras.callbacks.Callback):
                 self._warm_up()
             self._describe()
             now.steps.enter()
-            if not now.steps.made_all_steps:
+            self.stopped = now.worker.loader.progress.fit_stopped
+            if self.stopped:
+                logger.info("no more of this fit is trained, for it was stopped: %s", self.stopped)
+            elif not now.steps.made_all_steps:
                 begin = now.fits.next_epoch
             elif now.fits.is_fresh:  # else the job was resumed after its end
                 raise UsageError(STEPS_ARE_MADE.format(made=now.worker.step))
@@ -516,8 +522,9 @@ class _LastCallback(keras.callbacks.Callback):
         """
         if self.passed:
             self._training.fits.pass_over(self.passed, self.history)
-        else:
-            self._training.fits.end(self.history)
+        else:  # a limit of updates may be raised when the job is resumed
+            made_all = self._training.steps.made_all_steps
+            self._training.fits.end(self.history, "" if made_all else self.stopped)
 
     def _take_back(self) -> None:
         """Turn a ``stop_training`` that a callback has set into a request to all workers.
@@ -538,7 +545,7 @@ class _LastCallback(keras.callbacks.Callback):
 
         ``reason`` says why, in the log of this process and in the job's event log.
         """
-        self.model.stop_training = True
+        self.model.stop_training, self.stopped = True, reason
         worker = self._training.worker
         message = f"all workers stop training after step {worker.step}: {reason}"
         logger.info("%s", message)

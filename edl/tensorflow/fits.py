@@ -100,7 +100,7 @@ class Fits:
                 "no callback change the epochs of a fit"
             )
 
-    def end(self, history: Any) -> None:
+    def end(self, history: Any, stopped: str = "") -> None:
         """Record the present fit as done, and save a checkpoint.
 
         All workers call it. If the job saves checkpoints, rank 0 saves one, and the call does not
@@ -109,12 +109,14 @@ class Fits:
         Args:
             history: Keras' ``History`` of the fit, whose numbers are stored for newcomers; None:
                 the fit has none.
+            stopped: why callbacks have stopped the fit, so that a job which is resumed from the
+                checkpoint trains no more of it; empty: they have not.
         """
         until = max(self._before, self._worker.loader.ledger.epochs_begun)
         epochs = [] if history is None else [int(epoch) for epoch in history.epoch]
         numbers = {} if history is None else _as_values(history.history)
         self.done = (*self.done, DoneFit(until, epochs, numbers))
-        self._worker.fits.end(self.done, self._worker.rank, self._worker.generation)
+        self._worker.fits.end(self.done, stopped, self._worker.rank, self._worker.generation)
 
     def pass_over(self, done: Sequence[DoneFit], history: Any) -> None:
         """Record the present fit as done without training, since the job has done it already.

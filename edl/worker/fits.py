@@ -80,12 +80,14 @@ class FitProgress:
     def begin(self, done: tuple[DoneFit, ...]) -> None:
         """Record, for newcomers too, that the script begins a fit (a call of Keras' ``fit``).
 
-        An earlier wish of the script to stop training is dropped.
+        An earlier wish of the script to stop training is dropped. A checkpoint that is loaded then
+        may say that this fit is over.
 
         Args:
             done: all fits that the script has done or passed over, in order; the new one follows.
         """
         self._loader.progress.fits, self._loader.progress.stop = done, ""
+        self._loader.progress.fit_stopped = ""
         self._loader.wants_to_stop = False
         self._finishing.has_trained_all = False
         self._shared.fits = ScriptFits(done, len(done) + 1)
@@ -109,7 +111,7 @@ class FitProgress:
                 return
             self._switching.between_steps(self._check.compare_all)
 
-    def end(self, done: tuple[DoneFit, ...], rank: int, generation: int) -> None:
+    def end(self, done: tuple[DoneFit, ...], stopped: str, rank: int, generation: int) -> None:
         """Record that a fit (a call of Keras' ``fit``) is over, and let rank 0 save a checkpoint.
 
         All workers call it. The call does not wait until the file is written. A job resumes a
@@ -118,10 +120,12 @@ class FitProgress:
 
         Args:
             done: the fits that are over, with the one that has just ended as the last.
+            stopped: why callbacks have stopped it, for the checkpoint; empty: they have not.
             rank: this worker's rank in its ring.
             generation: the number of the ring's generation.
         """
         self._leave(done)
+        self._loader.progress.fit_stopped = stopped
         self._checkpointing.save_now(rank, generation)
         self._checkpointing.save_soon()
 

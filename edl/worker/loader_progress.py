@@ -75,6 +75,7 @@ class LoaderProgress(TrainingProgress):
         self.has_stepped = False  # this worker has taken part in a step of the ring
         self.stop = ""  # why all stop training after the last complete step, if they do
         self.fits: tuple[DoneFit, ...] = ()  # done before the present one
+        self.fit_stopped = ""  # why callbacks have stopped the present fit, if that is over
         self.fits_ahead: tuple[DoneFit, ...] = ()  # before the checkpoint's, if these are more
 
     def attach(self, source: Source, worker: int, reader: StreamReader | None = None) -> None:
@@ -410,6 +411,7 @@ class LoaderProgress(TrainingProgress):
             "noise": self.noise.header(),
             "ledger": self.ledger.snapshot(),
             "stop": self.stop,
+            "fit_stopped": self.fit_stopped,
             "seed": self.seed,
             "fingerprint": self.source.fingerprint,
             "batching": self.source.batching.to_json(),
@@ -474,6 +476,7 @@ class LoaderProgress(TrainingProgress):
         if receive is Receive.ALL:
             self.sampler.enter(ledger.epoch)
             self._updated, self.seed = int(header["updated"]), int(header["seed"])
+            self.fit_stopped = str(header["fit_stopped"])
             self.update_order = UpdateOrder.restore(header["schedule"])
         if receive is Receive.STEP:
             assert self.engine.is_open
@@ -524,7 +527,7 @@ class LoaderProgress(TrainingProgress):
     def place(self) -> CheckpointPosition:
         """The job's position in its data (step, epoch, ledger), as a checkpoint stores it."""
         at = self.step, self.source, self.ledger, self.trained, self.noise.scale.to_json()
-        return CheckpointPosition(*at, as_json(self.fits), self.seed)
+        return CheckpointPosition(*at, as_json(self.fits), self.seed, self.fit_stopped)
 
     def resume(
         self,
@@ -534,6 +537,7 @@ class LoaderProgress(TrainingProgress):
         noise: Mapping[str, Any] | None = None,
         chosen: int = 0,
         seed: int = -1,
+        fit_stopped: str = "",
     ) -> None:
         """Go on from the position in a checkpoint.
 
@@ -546,6 +550,8 @@ class LoaderProgress(TrainingProgress):
             noise: the estimate of the gradient noise scale; empty or None: none.
             chosen: the global batch that the job had chosen, in samples; 0: none.
             seed: the script's seed, with logical workers; -1: not known.
+            fit_stopped: why callbacks had stopped the present fit, which was over; empty: it was
+                not.
 
         Raises:
             DataError: ``ledger`` is not a usable snapshot.
@@ -554,7 +560,7 @@ class LoaderProgress(TrainingProgress):
         known = saved.epoch * self.source.known_total + saved.done
         self.trained = self.trained_before = known if samples < 0 else samples
         self.noise.resume(noise or {})
-        self.seed = seed
+        self.seed, self.fit_stopped = seed, fit_stopped
         if chosen and self.source.batching.is_chosen:
             self._take_batching(self.source.batching.choosing(chosen))
         if saved.finished:  # it was made after the last step of its epoch

@@ -1429,6 +1429,34 @@ assert all(np.array_equal(a, b) for a, b in zip(model.get_weights(), restored)),
 """,
         "",
     ),
+    "a fit that a callback has stopped is over when the job is resumed": (
+        """
+import os
+saved = tempfile.mkdtemp()
+def fit(stops):
+    global ds, model
+    edl.init(); edl.checkpoint(saved)
+    ds = edl.Dataset(data, 2); model = network(edl.Optimizer(keras.optimizers.SGD(0.1)))
+    stop = keras.callbacks.LambdaCallback(**{stops: lambda *_, **__: setattr(
+        model, "stop_training", True)})
+    return model.fit(ds, epochs=9, verbose=0, callbacks=[stop, edl.KerasCallback()]).epoch
+for stops, steps in (("on_epoch_end", 4), ("on_train_batch_end", 2)):
+    if os.fork() == 0:
+        saved += stops
+        if os.fork() == 0:
+            assert fit(stops) == [0] and edl.step() == steps
+            edl.current_worker().finishing.script_ended(); os._exit(0)
+        assert os.wait()[1] == 0
+        os.environ["EDL_RESUME"] = "1"
+        assert fit(stops) == [0] and edl.step() == steps, "the History of the job"
+        loader = edl.current_worker().loader
+        assert loader.progress.untrained == 0
+        assert model.fit(ds, verbose=0, callbacks=[edl.KerasCallback()]).epoch == [0]
+        assert edl.step() == steps + 4 and loader.epoch == 1; os._exit(0)
+    assert os.wait()[1] == 0, stops
+""",
+        "",
+    ),
     "each callback of Keras stands in the table": (
         """
 import os

@@ -249,6 +249,30 @@ def test_a_checkpoint_of_the_end_of_an_epoch_begins_the_next(tmp_path: Path) -> 
     assert again.progress.ledger.done == 0
 
 
+def test_a_fit_that_was_stopped_is_over_after_a_resumption(tmp_path: Path) -> None:
+    start = Start(tmp_path)
+    start.save(10)
+    start.progress.fit_stopped = "w0 wants to stop"
+    start.save(20)
+    again = Start(tmp_path)
+    assert (again.restore(), again.progress.fit_stopped) == (20, "w0 wants to stop")
+    files.path_of(tmp_path, 20).unlink()
+    assert (again.restore(), again.progress.fit_stopped) == (10, "")
+
+
+def test_a_checkpoint_of_an_older_edl_says_nothing_of_a_stopped_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asdict(manifest: files.Manifest) -> dict[str, Any]:
+        return {name: value for name, value in vars(manifest).items() if name != "fit_stopped"}
+
+    monkeypatch.setattr(files, "asdict", asdict)
+    Start(tmp_path).save(10)
+    assert b"fit_stopped" not in files.path_of(tmp_path, 10).read_bytes()
+    again = Start(tmp_path)
+    assert (again.restore(), again.progress.fit_stopped) == (10, "")
+
+
 def test_another_framework_is_refused(tmp_path: Path) -> None:
     Start(tmp_path).save(10)
     again = Start(tmp_path)

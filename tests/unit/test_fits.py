@@ -56,6 +56,14 @@ def test_a_checkpoint_knows_the_fits_before_its_own() -> None:
     assert progress(0, FIRST).place.fits == as_json([FIRST])
 
 
+def test_why_a_fit_was_stopped_is_in_its_checkpoint_and_reaches_all_that_get_the_state() -> None:
+    root, other = progress(0), progress(1)
+    root.resume(4, progress(0).ledger.snapshot(), 8, fit_stopped="w0 wants to stop")
+    assert root.place.fit_stopped == "w0 wants to stop"
+    other.take_over(json.loads(json.dumps(root.header())), Receive.ALL)
+    assert other.place.fit_stopped == "w0 wants to stop"
+
+
 @pytest.mark.parametrize("mine", [0, 1, 2])
 def test_who_is_before_the_fit_of_a_checkpoint_passes_over(mine: int) -> None:
     """All answer alike, so that none goes on alone; and each knows what it passes over."""
