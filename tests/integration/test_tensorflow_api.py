@@ -1457,6 +1457,24 @@ for stops, steps in (("on_epoch_end", 4), ("on_train_batch_end", 2)):
 """,
         "",
     ),
+    "a ModelCheckpoint of two fits, in which the successor of rank 0 saves": (
+        """
+import os
+from types import SimpleNamespace
+from edl.tensorflow.keras_callbacks.writers import Saver
+folder = tempfile.mkdtemp(); model = network()
+worker = SimpleNamespace(rank=1, warming_up=False)
+best = keras.callbacks.ModelCheckpoint(folder + "/{epoch}.keras", "loss", 0, True, mode="min")
+for fit in (1, 2):
+    worker.rank = 1
+    saver = Saver(best, worker); saver.set_model(model)
+    saver.on_epoch_end(fit - 1, {"loss": 1 / fit})
+    assert not os.path.exists(f"{folder}/{fit}.keras")
+    worker.rank = 0; saver.met(written=False)
+    assert os.path.exists(f"{folder}/{fit}.keras"), fit
+""",
+        "",
+    ),
     "each callback of Keras stands in the table": (
         """
 import os

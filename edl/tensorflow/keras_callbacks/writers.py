@@ -300,6 +300,9 @@ class GatedProgress(Gated):
         super().on_epoch_begin(epoch, logs)
 
 
+_REPLACED = "_edl_replaced"  # an attribute of a function that replaces a method: the method
+
+
 class Saver(Writer):
     """A writer for ``ModelCheckpoint``: all workers track the best value, and rank 0 alone saves.
 
@@ -316,7 +319,8 @@ class Saver(Writer):
         super().__init__(callback, worker)
         self._unsaved: Callable[[], None] | None = None
         if hasattr(callback, "_should_save_model"):
-            plain = callback._should_save_model
+            # The callback's own method, also if an earlier fit with this callback has replaced it.
+            plain = getattr(callback._should_save_model, _REPLACED, callback._should_save_model)
 
             def should_save(epoch: int, batch: int | None, logs: Any, filepath: str) -> bool:
                 if self.writes:
@@ -328,6 +332,7 @@ class Saver(Writer):
                     self._unsaved = lambda: self._save(epoch, batch, logs)
                 return False
 
+            setattr(should_save, _REPLACED, plain)
             callback._should_save_model = should_save
 
     def _save(self, epoch: int, batch: int | None, logs: Any) -> None:
