@@ -109,6 +109,18 @@ class DecisionWriter:
             f"by others {ATTEMPTS} times"
         )
 
+    def put_event(self, event: Event) -> None:
+        """Append to the event log what the leader of this term has found.
+
+        Args:
+            event: The event.
+
+        Raises:
+            LeadershipLost: the term is over, or the job was removed; nothing was written.
+            CoordinationError: ZooKeeper is away (it may have been written or not).
+        """
+        self._leadership.commit([self._logged(event)])
+
     def put_status(self, status: TrainingStatus) -> None:
         """Replace the summary of the training for people and tools, in the status node.
 

@@ -213,13 +213,18 @@ class LeaderTerm:
         """Check whether the ring stalls; log when a stall begins or a further worker holds it up.
 
         An event is logged when a stall begins, and again when a worker holds the ring up that was
-        not named before in this stall; to log means to queue the event. The reason is kept for the
-        summary of the training, until a turn without a stall. ``snapshot`` is the state of the job
-        in ZooKeeper.
+        not named before in this stall. It is written under the fence of this term: a leader that
+        was suspended takes the time that it missed for a stall, while another one leads the ring on
+        without it. The reason is kept for the summary of the training, until a turn without a
+        stall. ``snapshot`` is the state of the job in ZooKeeper.
 
         Returns:
             The workers to evict because they hold up the ring: the reason by worker id; empty if
             there are none. The caller evicts them.
+
+        Raises:
+            LeadershipLost: the term is over; the event was not written.
+            CoordinationError: ZooKeeper is away; the next turn tries again.
         """
         stall = self._detector.stall(snapshot)
         if stall is None:
@@ -228,7 +233,7 @@ class LeaderTerm:
         if self._named is None or not self._named.issuperset(stall.culprits):
             logger.warning("%s", stall.reason)
             workers = tuple(f"w{worker}" for worker in stall.culprits)
-            self._log(self._event(StalledDetails(workers), stall.reason))
+            self._decisions.put_event(self._event(StalledDetails(workers), stall.reason))
         self._stall, self._named = stall.reason, {*(self._named or ()), *stall.culprits}
         return dict(stall.evict)
 

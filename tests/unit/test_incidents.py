@@ -551,6 +551,30 @@ def test_a_stall_is_over_when_steps_complete() -> None:
     assert (one.tone, one.since) == ("over", "Steps complete again: the job is at step 300.")
 
 
+STALL = "stalled in step 41: w0 (rank 1, host node0) has been in its own code, a.py:3, for 0 s"
+
+
+def test_a_late_report_of_an_evicted_worker_is_no_stall() -> None:
+    """The healthy worker, which trains alone, would be said to hold the job up."""
+    late = event(22, StalledDetails(("w0",)), 1, 40, STALL)
+    gone = evicted(12, "w1", "it is frozen or cut off: no answer")
+    ring = event(12, generation(12, 2, ("w0",), left=("w1",), repair=True).details, 2, 40)
+    (one,) = told(gone, ring, replace(switch(12.1, 2, 3.1, detect_s=3), step=40), late)
+    assert one.kind == "evicted", "the new ring has trained a step"
+    saved = event(20, CheckpointDetails("/ckpt/42", 5, 0.1, 0.1), 2, 42)
+    (one,) = told(gone, ring, saved, late)
+    assert one.kind == "evicted", "a later step is complete"
+
+
+def test_a_stall_in_the_step_of_a_checkpoint_is_one() -> None:
+    """Workers end a step one after the other, and a job may begin again further back."""
+    stalled = event(22, StalledDetails(("w0",)), 1, 40, STALL)
+    for step in (40, 41):
+        assert told(event(20, CheckpointDetails("/x", 5, 0.1, 0.1), 1, step), stalled)
+    saved = event(5, CheckpointDetails("/x", 5, 0.1, 0.1), 1, 60)
+    assert told(saved, event(18, ResumedDetails("/x", 19), 2, 40), stalled)
+
+
 def test_other_events_tell_what_is_known_of_their_kind() -> None:
     (one,) = told(event(10, NoTemplateDetails("node0"), 1, 5, "host node0 starts each anew"))
     assert one.what == "Host node0 starts each anew."

@@ -64,6 +64,8 @@ class IncidentLog(Record):
         led_s: since when ``leader`` leads, in seconds since 1970.
         outage_why: why ZooKeeper did not answer lately, as the page has seen; empty: not known.
         outage_s: when the page saw that last, in seconds since 1970.
+        trained: the newest generation that has completed a step after its switch.
+        step: the newest complete step that an event has told of.
         count: how many incidents there were.
     """
 
@@ -75,6 +77,8 @@ class IncidentLog(Record):
     led_s: float = 0.0
     outage_why: str = ""
     outage_s: float = 0.0
+    trained: int = 0
+    step: int = 0
     count: int = 0
 
     def with_hosts(self, hosts: Mapping[str, str]) -> IncidentLog:
@@ -86,6 +90,27 @@ class IncidentLog(Record):
 
     def with_event(self, event: Event) -> IncidentLog:
         """Return the log with what ``event`` tells; events come in the order of the job's log."""
+        return self._folded(event).trained_to(event)
+
+    def trained_to(self, event: Event) -> IncidentLog:
+        """Return the log with the newest step and ring by ``event``; a resume begins further back.
+
+        A ring has completed a step when the parts of its switch are told.
+        """
+        switched = event.generation if isinstance(event.details, SwitchDetails) else 0
+        back = isinstance(event.details, ResumedDetails)
+        step = event.step if back else max(self.step, event.step)
+        return replace(self, step=step, trained=max(self.trained, switched))
+
+    def is_past(self, event: Event) -> bool:
+        """Return whether ``event`` tells of a step that is complete, or of a ring of the past.
+
+        The next step may be complete: workers end a step one after the other.
+        """
+        return event.generation < self.trained or event.step + 1 < self.step
+
+    def _folded(self, event: Event) -> IncidentLog:
+        """Return the log with what ``event`` tells of incidents."""
         fold = _FOLDS.get(type(event.details))
         if fold is not None:
             return fold(self, event, cast(Any, event.details))
@@ -309,6 +334,9 @@ def _of_an_unseen_end(host: str, reason: str) -> causes.Cause:
 
 
 def _stalled(log: IncidentLog, event: Event, details: StalledDetails) -> IncidentLog:
+    """Fold a stall; a leader of an older edl that was suspended may tell of one that is none."""
+    if log.is_past(event):
+        return log
     what = f"no step completes since step {event.step}: {event.reason}"
     new = Incident.of(log.count, event, what, details.workers[0] if details.workers else "")
     silent = "does not answer" in event.reason
