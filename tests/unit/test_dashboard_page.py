@@ -210,15 +210,54 @@ def test_what_another_size_would_bring() -> None:
     assert (now.gain, now.pays_after_s, now.eta_s) == (1.0, None, pytest.approx(571.4))
     assert more.pays_after_s == pytest.approx(420 * 0.9 / (more.samples_per_s - 420), rel=0.01)
     assert (fewer.measured, fewer.pays_after_s, fewer.gain) == (True, None, pytest.approx(0.6952))
-    faster = scaling_curve(snapshot(), learned(), curve(), 840.0)
+    assert found.void == ""
+    faster = scaling_curve(snapshot(), learned(), curve(), 600.0)
     times = {one.np: one.eta_s for one in faster.forecasts}
-    assert times[3] == pytest.approx(571.4 / 2), "as in the header, which has the present speed"
-    assert times[2] == pytest.approx(0.9 + 571.4 / 2 / fewer.gain, rel=0.001)
+    shorter = 420.0 / 600.0
+    assert times[3] == pytest.approx(571.4 * shorter, rel=1e-3), (
+        "as in the header, which has the present speed"
+    )
+    assert fewer.gain is not None
+    assert times[2] == pytest.approx(0.9 + 571.4 * shorter / fewer.gain, rel=0.001)
     assert [one.samples_per_s for one in faster.forecasts] == [
         one.samples_per_s for one in found.forecasts
     ], "these are means"
     nothing = scaling_curve(snapshot(), ScalingProfile(), None)
     assert (nothing.measured, nothing.fitted, nothing.forecasts) == ((), (), ())
+
+
+@pytest.mark.parametrize(
+    ("rate", "slowest", "is_void"),
+    [
+        (121.0, "w1", True),
+        (121.0, None, True),
+        (300.0, None, False),
+        (300.0, "w1", True),
+        (410.0, "w1", False),
+        (700.0, None, True),
+        (0.0, None, False),
+        (None, "w1", False),
+    ],
+)
+def test_no_size_is_advised_while_the_present_speed_is_far_from_its_mean(
+    rate: float | None, slowest: str | None, is_void: bool
+) -> None:
+    """Else the table of a job that a slow worker holds up says that a drain costs speed."""
+    now = snapshot(status=training(slowest=slowest))
+    found = scaling_curve(now, learned(), curve(), rate)
+    others = [one for one in found.forecasts if one.np != 3]
+    told = [(one.gain is None, one.eta_s is None) for one in others]
+    assert set(told) == {(is_void, is_void)}
+    assert not (is_void and any(one.pays_after_s for one in others))
+    assert next(one.eta_s for one in found.forecasts if one.np == 3) is not None
+    assert bool(found.void) == is_void
+
+
+def test_why_no_size_is_advised_is_said() -> None:
+    now = snapshot(status=training(slowest="w1"))
+    assert scaling_curve(now, learned(), curve(), 121.0).void == (
+        "the job makes 121 samples/s, while all wait for w1, and 420 is the mean of 3 workers"
+    )
 
 
 def test_events_are_chosen_by_tone_and_words() -> None:

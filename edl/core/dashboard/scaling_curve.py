@@ -6,6 +6,9 @@ training for ``change_s`` seconds. What is lost then, R(now) * change_s samples,
 after
 
     R(now) * change_s / (R(k) - R(now))    seconds, if R(k) > R(now).
+
+The throughputs are means over all steps at a size. While the present one is far from its mean, as
+when a slow worker holds the job up, they say nothing of the present: no gain is told then.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from edl.core.job.profile import SAMPLES, Curve
+from edl.core.plural import workers
 from edl.core.policy.observation import Observation
 from edl.core.policy.scaling_profile import ScalingProfile
 from edl.core.record import Record
@@ -21,6 +25,8 @@ from edl.core.sizes import Sizes
 from edl.core.snapshot import Snapshot
 
 MOST_SIZES = 64  # of the fitted curve
+FAR = 1.5  # the factor between the present throughput and its mean, from which the means are void
+FAR_WHEN_SLOW = 1.1  # while the others wait for a slow worker
 BEYOND = 2  # a curve without an end goes on to so many times the largest size known
 
 
@@ -47,7 +53,7 @@ class ResizeForecast(Record):
         np: that number.
         samples_per_s: the throughput that is expected.
         measured: whether that throughput was measured; else it is fitted.
-        gain: the throughput, relative to the present one.
+        gain: the throughput, relative to that at the present size; None: the means do not hold now.
         efficiency: the throughput of a worker, relative to the smallest measured size.
         eta_s: the seconds until the training ends, with the change; None: not known.
         pays_after_s: the seconds until the cost of the change is made up; None: never.
@@ -56,7 +62,7 @@ class ResizeForecast(Record):
     np: int
     samples_per_s: float
     measured: bool
-    gain: float
+    gain: float | None
     efficiency: float | None
     eta_s: float | None
     pays_after_s: float | None
@@ -75,6 +81,7 @@ class ScalingCurve(Record):
         change_s: for how long training stands still at a change of size, in seconds.
         change_measured: whether that was measured; else the value is an assumption.
         forecasts: what other sizes would bring.
+        void: why the means do not hold now, so that no gain is told; empty: they do.
         data_part: the fraction of a step that workers wait for their data, on average.
         room: the largest number of workers for which the hosts have slots; None: any.
     """
@@ -87,6 +94,7 @@ class ScalingCurve(Record):
     change_s: float
     change_measured: bool
     forecasts: tuple[ResizeForecast, ...]
+    void: str
     data_part: float
     room: int | None
 
@@ -113,6 +121,8 @@ def scaling_curve(
         np, snapshot.job.sizes, slots, False, snapshot.status.left, (), filled
     )
     rates = _rates(now)
+    present = present_per_s or rates.get(np, 0.0)
+    void = _void(np, rates.get(np, 0.0), present, snapshot.status.slowest)
     return ScalingCurve(
         np=np,
         samples_per_s=rates.get(np),
@@ -128,7 +138,8 @@ def scaling_curve(
         fitted=_fitted(now),
         change_s=round(now.change_s, 3),
         change_measured=learned.change_s > 0,
-        forecasts=_forecasts(now, rates, present_per_s or rates.get(np, 0.0)),
+        forecasts=_forecasts(now, rates, present, is_void=bool(void)),
+        void=void,
         data_part=round(learned.data_part, 4),
         room=slots,
     )
@@ -164,8 +175,27 @@ def _fitted(now: Observation) -> tuple[SizeThroughput, ...]:
         return ()
 
 
+def _void(np: int, mean_per_s: float, present_per_s: float, slowest: str | None) -> str:
+    """Return why the means say nothing of the present throughput; empty: they do.
+
+    Args:
+        np: the present number of workers.
+        mean_per_s: their mean throughput, in samples a second; 0: not known.
+        present_per_s: their present throughput, in samples a second.
+        slowest: the worker that the others wait for; None: there is none.
+    """
+    low, high = sorted((mean_per_s, present_per_s))
+    if not low or high < (FAR_WHEN_SLOW if slowest else FAR) * low:
+        return ""
+    cause = f", while all wait for {slowest}" if slowest else ""
+    return (
+        f"the job makes {present_per_s:,.0f} samples/s{cause}, and {mean_per_s:,.0f} is the mean "
+        f"of {workers(np)}"
+    )
+
+
 def _forecasts(
-    now: Observation, rates: dict[int, float], present_per_s: float
+    now: Observation, rates: dict[int, float], present_per_s: float, is_void: bool
 ) -> tuple[ResizeForecast, ...]:
     """Return what other sizes would bring: the next ones, the limits, and the measured ones.
 
@@ -173,6 +203,8 @@ def _forecasts(
         now: what was measured, and the limits.
         rates: the mean throughput of each size, in samples a second.
         present_per_s: the present throughput, in samples a second; the time left follows from it.
+        is_void: whether the means do not hold now; then only the time left at the present size is
+            told, and of other sizes the mean throughput.
     """
     present = rates.get(now.np)
     if not present:
@@ -185,15 +217,16 @@ def _forecasts(
     for np in shown[:9]:
         rate, change_s = rates[np], 0.0 if np == now.np else now.change_s
         more = rate - present
+        tells = not is_void or np == now.np
         found.append(
             ResizeForecast(
                 np=np,
                 samples_per_s=round(rate, 2),
                 measured=np in now.seen,
-                gain=round(rate / present, 4),
+                gain=round(rate / present, 4) if tells else None,
                 efficiency=round(rate / np / alone, 4) if alone else None,
-                eta_s=_eta_s(now.left, present_per_s * rate / present, change_s),
-                pays_after_s=round(present * change_s / more, 2) if more > 0 else None,
+                eta_s=_eta_s(now.left, present_per_s * rate / present, change_s) if tells else None,
+                pays_after_s=round(present * change_s / more, 2) if more > 0 and tells else None,
             )
         )
     return tuple(found)

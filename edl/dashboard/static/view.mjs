@@ -268,17 +268,17 @@ export class Scaling extends Component {
             : html`<p class="muted empty">Nothing was measured yet; it takes ten steps of edl's loaders.</p>`}
           ${scaling.forecasts.length > 0 && html`
             <div class="scroll" tabindex="0" role="region" aria-label="What a resize brings">
-            <table><caption>What a resize would bring and cost, by the means at each size. The time left is that of the header, scaled</caption>
+            <table><caption>${scaling.void ? `Which size is faster now, these means do not tell: ${scaling.void}` : "What a resize would bring and cost, by the means at each size. The time left is that of the header, scaled"}</caption>
               <thead><tr><th scope="col">workers</th><th scope="col" class="num">mean samples/s</th><th scope="col" class="num">change</th>
                 <th scope="col" class="num">each worker</th><th scope="col" class="num">time left</th><th scope="col" class="num">pays after</th></tr></thead>
               <tbody>${scaling.forecasts.map((one) => html`
                 <tr class=${one.np === scaling.np ? "current" : ""}>
                   <th scope="row">${one.np}${one.np === scaling.np ? html` <span class="badge">now</span>` : ""}</th>
                   <td class="num">${number(one.samples_per_s)} <small>${one.measured ? "" : "fitted"}</small></td>
-                  <td class="num">${one.np === scaling.np ? "–" : `${one.gain >= 1 ? "+" : "−"}${Math.abs(100 * (one.gain - 1)).toFixed(0)} %`}</td>
+                  <td class="num">${one.np === scaling.np || one.gain === null ? "–" : `${one.gain >= 1 ? "+" : "−"}${Math.abs(100 * (one.gain - 1)).toFixed(0)} %`}</td>
                   <td class="num">${one.efficiency === null ? "–" : percent(one.efficiency, 0)}</td>
                   <td class="num">${duration(one.eta_s)}</td>
-                  <td class="num">${one.np === scaling.np ? "–" : one.pays_after_s === null ? "never" : brief(one.pays_after_s)}</td>
+                  <td class="num">${one.np === scaling.np || one.gain === null ? "–" : one.pays_after_s === null ? "never" : brief(one.pays_after_s)}</td>
                 </tr>`)}</tbody></table></div>`}
         </div>
       <//>`;
