@@ -57,8 +57,8 @@ def test_the_page_tells_of_six_incidents_once_each(job: SpoiledJob) -> None:
     says(away, what=("ZooKeeper has not answered this page for", "nobody can join or leave"))
     says(away, why=f"No server runs at {job.server.hosts}", advice="`edl zookeeper status`")
     says(away, since=("of 2 workers", "more than ZooKeeper has told"))
-    says(back, what="ZooKeeper did not answer for", why="No server runs at", advice="the log of")
-    says(back, since=("Training went on meanwhile, from step", "ZooKeeper answers again."))
+    says(back, what="ZooKeeper did not answer for", why="No server ran at", advice="the log of")
+    says(back, since=("Training went on meanwhile, from step", "ZooKeeper answered again."))
     assert back["until_s"] > back["at_s"]
 
     full, free = job.full_disk()
@@ -73,7 +73,7 @@ def test_the_page_tells_of_six_incidents_once_each(job: SpoiledJob) -> None:
     killed = job.killed_worker()
     says(killed, what="was killed by signal 9 (SIGKILL), after step", why="from outside of edl")
     says(killed, advice=("`dmesg -T | grep -i oom`", "`edl logs j "))
-    says(killed, since=("went on from step", "led the job", "leads now", "joined"))
+    says(killed, since=("went on from step", "led the job", "took over", "joined"))
 
     frozen, woken = job.frozen_host()
     says(frozen, what=("on host b", "after step"), why="all of host b was stopped")

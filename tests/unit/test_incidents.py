@@ -8,10 +8,7 @@ from typing import Any
 import pytest
 from shown_job import CREATED, event, generation, snapshot, switch, training
 
-from edl.core.dashboard.incident_causes import Cause
 from edl.core.dashboard.incidents import MOST_INCIDENTS, IncidentLog
-from edl.core.dashboard.outage import WorkerReports, outage_incident
-from edl.core.dashboard.server_probe import ServerProbe, outage_cause
 from edl.core.dashboard.shown_incidents import (
     SHOWN,
     ShownIncident,
@@ -35,7 +32,6 @@ from edl.core.events import (
     StalledDetails,
     WorkerFailedDetails,
     WorkerFrozenDetails,
-    ZookeeperBackDetails,
 )
 from edl.core.learning_curve import LossSpike
 from edl.core.policy.stragglers import Times
@@ -90,7 +86,7 @@ class TestAKilledWorker:
         assert "dmesg -T" in one.advice
         assert one.since == (
             "The other worker went on from step 10. No step was complete for 0.8 s. "
-            "w2 joined 29 s after it: 2 workers train."
+            "w2 joined 29 s after it: 2 workers trained then."
         )
 
     @pytest.mark.parametrize("order", [(1, 2, 0), (2, 1, 0), (1, 0, 2)])
@@ -131,8 +127,8 @@ class TestAKilledWorker:
         assert "the memory of their hosts was used up" in one.why
         assert one.since == (
             "No worker was left that could go on; others were started. w2, w3 joined 7 s after "
-            "it: 2 workers train. They went on from the checkpoint of step 474; at least 19 steps "
-            "are trained again."
+            "it: 2 workers trained then. They went on from the checkpoint of step 474; at least 19 "
+            "steps are trained again."
         )
 
     def test_newcomers_of_the_same_switch_have_not_gone_on(self) -> None:
@@ -216,7 +212,7 @@ class TestASlowWorker:
 
     def test_it_says_when_that_is_over(self) -> None:
         (one,) = told(self.SLOW)
-        assert (one.tone, one.since) == ("over", "No worker waits for it now.")
+        assert (one.tone, one.since) == ("over", "Then no worker waited for it any more.")
 
     @staticmethod
     def beside(*times: tuple[float, float]) -> str:
@@ -231,9 +227,11 @@ class TestASlowWorker:
     def test_it_is_over_only_when_the_table_of_workers_shows_that_too(self) -> None:
         assert self.beside((32, 0.044), (32, 0.244)) == "", "as measured, the other waits for it"
         assert self.beside((32, 0.04), (32, 0.25), (32, 0.04)) == ""
-        assert self.beside((32, 0.044), (32, 0.045)) == "No worker waits for it now."
-        assert self.beside() == "No worker waits for it now.", "there is nothing in the table"
-        assert self.beside((32, 0.044)) == "No worker waits for it now."
+        assert self.beside((32, 0.044), (32, 0.045)) == "Then no worker waited for it any more."
+        assert self.beside() == "Then no worker waited for it any more.", (
+            "there is nothing in the table"
+        )
+        assert self.beside((32, 0.044)) == "Then no worker waited for it any more."
 
     def test_that_it_is_slow_in_the_table_and_why_nobody_waits_is_said(self) -> None:
         assert self.beside((32, 0.1), (32, 0.16), (32, 0.1)) == (
@@ -291,7 +289,7 @@ class TestAFullDisk:
         assert "only those from before can be resumed from" in one.advice
         (one,) = told(*tries, event(9999, CheckpointDetails("/data/ckpt/60", 5, 0.1, 0.1), 1, 60))
         assert (one.tone, one.until_s) == ("over", CREATED + 9999)
-        assert one.since == "The checkpoint of step 60 is written."
+        assert one.since == "The checkpoint of step 60 was written."
 
     def test_logs_and_checkpoints_on_it_are_one_incident(self) -> None:
         (one,) = told(log_failed(10, "w0", "/data/logs/w0.log", "/data"), not_saved(11, 50))
@@ -305,7 +303,7 @@ class TestAFullDisk:
         back = [event(30 + n, LogResumedDetails(f"w{n}", "a", 700), 1, 60) for n in range(2)]
         (one,) = told(log_failed(10, "w0"), log_failed(11, "w1"), *back)
         assert (one.tone, one.until_s) == ("over", CREATED + 30)
-        assert one.since == "w0 and w1 write their logs again; 1400 bytes of output are lost."
+        assert one.since == "w0 and w1 wrote their logs again; 1400 bytes of output were lost."
 
     def test_that_is_soon_full_again_is_the_same_one(self) -> None:
         back = event(30, LogResumedDetails("w0", "node0", 700), 1, 60)
@@ -335,116 +333,17 @@ class TestAFullDisk:
         assert one.since == "It has happened 2 times in all."
         saved = event(6000, CheckpointDetails("/ckpt/60", 5, 0.1, 0.1), 1, 60)
         (one,) = told(failed, saved)
-        assert (one.tone, one.since) == ("over", "The checkpoint of step 60 is written.")
+        assert (one.tone, one.since) == ("over", "The checkpoint of step 60 was written.")
         why = "w0 trains on without its log: No such file or directory: /l/x"
         gone = event(10, LogFailedDetails("w0", "node0", "/l/x", "/"), 1, 7, why)
         (one,) = told(gone, event(30, LogResumedDetails("w0", "node0", 7), 1, 60))
-        assert one.what.startswith("Worker w0 on host node0 cannot write its log: No such file")
-        assert one.since == "w0 writes its log again; 7 bytes of output are lost."
-
-
-class TestZookeeper:
-    def test_that_was_away(self) -> None:
-        (one,) = told(event(60, ZookeeperBackDetails(12.34, 640), 1, 700))
-        assert (one.at_s, one.until_s, one.tone) == (CREATED + 60 - 12.34, CREATED + 60, "over")
-        assert one.step == 640
-        assert one.what == "ZooKeeper did not answer for 12 s: nobody could join or leave."
-        assert "disk" in one.advice
-        assert one.since == (
-            "Training went on meanwhile, from step 640 to step 700 (60 steps). ZooKeeper answers "
-            "again."
-        )
-
-    def test_that_was_away_while_nothing_was_trained(self) -> None:
-        (one,) = told(event(60, ZookeeperBackDetails(12.34, 700), 1, 700))
-        assert "No step completed meanwhile: training stood at step 700." in one.since
-
-    def test_of_an_older_edl(self) -> None:
-        (one,) = told(event(60, ZookeeperBackDetails(12.34), 1, 700))
-        assert (one.step, one.since) == (
-            700,
-            "Training went on, until step 700. ZooKeeper answers again.",
-        )
-
-    @staticmethod
-    def lasts(asked: WorkerReports, trouble: str = "") -> ShownIncident:
-        cause = outage_cause(trouble, {"a:2181": ServerProbe.REFUSED})
-        return outage_incident(cause, 7.2, CREATED + 60, 640, asked)
-
-    def test_that_is_away_now(self) -> None:
-        one = self.lasts(WorkerReports(2, 1, 652))
-        assert (one.tone, one.until_s, one.step) == ("bad", None, 640)
-        assert one.at_s == pytest.approx(CREATED + 52.8)
-        assert "has not answered this page for 7 s: nobody can join or leave" in one.what
-        assert one.what.endswith("that is lost now is not replaced until ZooKeeper answers again.")
-        assert "`edl zookeeper status`" in one.advice
-        assert one.since == (
-            "Training goes on: asked directly, 1 of 2 workers says that step 652 is complete, "
-            "12 steps more than ZooKeeper has told: the header still shows step 640."
-        )
-        assert "No server runs at a:2181: the machine refuses connections" in one.why
-
-    def test_that_is_on_this_machine_has_its_own_cause(self) -> None:
-        trouble = "The disk that has its data, /x, is full: free space there."
-        one = self.lasts(WorkerReports(2, 1, 652), trouble)
-        assert one.why == "The disk that has the server's data, /x, is full."
-        assert one.advice == "Free space there."
-        ended = outage_cause("Its process is stopped: `kill -CONT 5` wakes it.", {})
-        assert ended == Cause("The server's process is stopped.", "`kill -CONT 5` wakes it.")
-
-    def test_that_does_not_answer_is_explained_by_what_its_servers_do(self) -> None:
-        probes = {"a:1": ServerProbe.SILENT, "b:1": ServerProbe.OPEN, "c:1": ServerProbe.SILENT}
-        why = outage_cause("", probes).why
-        assert "Nothing answers at a:1 and c:1: the machine is down or frozen" in why
-        assert "A server at b:1 takes connections, but does not answer" in why
-        assert outage_cause("", {}).why.startswith("The ZooKeeper server was stopped")
-
-    @pytest.mark.parametrize(
-        ("way", "wanted", "unwanted"),
-        [
-            (ServerProbe.REFUSED, "Start the server at a:1 again", ("network", "disk", "ping")),
-            (ServerProbe.SILENT, "`ping` its host; start it again or mend the network", ("disk",)),
-            (ServerProbe.OPEN, "its process is stopped, how busy its host is", ("network",)),
-        ],
-    )
-    def test_the_advice_fits_what_its_servers_do(
-        self, way: ServerProbe, wanted: str, unwanted: tuple[str, ...]
-    ) -> None:
-        advice = outage_cause("", {"a:1": way}).advice
-        assert wanted in advice
-        assert not any(word in advice for word in unwanted), advice
-        assert "`edl zookeeper status`" in advice
-        assert "goes on by itself" in advice
-
-    def test_servers_that_differ_have_an_advice_each(self) -> None:
-        probes = {"a:1": ServerProbe.REFUSED, "b:1": ServerProbe.SILENT, "c:1": ServerProbe.REFUSED}
-        advice = outage_cause("", probes).advice
-        assert advice.startswith("Start the server at a:1 and c:1 again")
-        assert "Of b:1: `ping` its host" in advice
-        assert "give it disk space" in outage_cause("", {}).advice, "nothing is known"
-
-    def test_a_cause_that_the_page_has_seen_is_said_afterwards(self) -> None:
-        log = replace(IncidentLog(), outage_why="It was the disk.", outage_s=CREATED + 58)
-        back = event(60, ZookeeperBackDetails(12.34, 640), 1, 700)
-        (one,) = shown_incidents(log.with_event(back), status(), 0.0)
-        assert one.why == "It was the disk."
-        later = replace(back, time=CREATED + 900)
-        (one,) = shown_incidents(log.with_event(later), status(), 0.0)
-        assert one.why.startswith("The ZooKeeper server was stopped")
-
-    def test_whether_workers_train_then_is_said_only_if_they_say_so(self) -> None:
-        assert "no step has completed since step 640" in self.lasts(WorkerReports(2, 2, 640)).since
-        assert "does not know whether they train" in self.lasts(WorkerReports(2)).since
-        assert self.lasts(WorkerReports()).since == "There is no ring of workers."
-
-    def test_only_workers_of_the_job_are_believed(self) -> None:
-        reports = ({"run": "r", "step": 5}, {"run": "other", "step": 9}, {}, {"run": "r"})
-        assert WorkerReports.of("r", reports) == WorkerReports(4, 1, 5)
+        assert one.what.startswith("Worker w0 on host node0 could not write its log: No such")
+        assert one.since == "w0 wrote its log again; 7 bytes of output were lost."
 
 
 class TestTheLeader:
     LED = (event(1, LeaderDetails("w1"), 0), event(10.05, LeaderDetails("w0"), 1, 195))
-    SAID = "w1 led the job; w0 leads now."
+    SAID = "w1 led the job; w0 took over."
 
     def test_that_was_lost_is_named_with_the_worker_that_leads_now(self) -> None:
         first, then = self.LED
@@ -548,7 +447,7 @@ def test_a_stall_is_over_when_steps_complete() -> None:
     assert "a.py:3" in one.what
     assert one.tone == "bad"
     (one,) = shown_incidents(log, status(step=300), 0.0)
-    assert (one.tone, one.since) == ("over", "Steps complete again: the job is at step 300.")
+    assert (one.tone, one.since) == ("over", "Steps completed again: the job is at step 300.")
 
 
 STALL = "stalled in step 41: w0 (rank 1, host node0) has been in its own code, a.py:3, for 0 s"
@@ -592,3 +491,42 @@ def test_a_week_of_incidents_stays_small() -> None:
     found = shown_incidents(log, status(), 0.0)
     assert len(found) == SHOWN
     assert found[0].what.startswith("Worker w499 ")
+
+
+class TestTheTense:
+    """What is over is told in the past tense: that "w1 leads now" becomes false."""
+
+    def test_of_a_slow_worker(self) -> None:
+        (lasts,), (over,) = (
+            told(TestASlowWorker.SLOW, now=status(slowest="w1")),
+            told(TestASlowWorker.SLOW),
+        )
+        assert lasts.what.startswith("All workers wait for worker w1")
+        assert lasts.why.startswith("Something else runs on host node1, its GPU or processor is")
+        assert over.what == (
+            "All workers waited for worker w1 on host node1 in each step: it computed 257 ms, 4.1 "
+            "times as long as the others (63 ms)."
+        )
+        assert over.why.startswith("Something else ran on host node1, its GPU or processor was")
+
+    def test_of_a_full_disk(self) -> None:
+        failed = (log_failed(10, "w0", "/data/x", "/data"), not_saved(11, 50))
+        saved = event(99, CheckpointDetails("/data/ckpt/60", 5, 0.1, 0.1), 1, 60)
+        (lasts,), (over,) = told(*failed), told(*failed, saved)
+        assert "is full" in lasts.what
+        assert "Training goes on" in lasts.why
+        assert over.what == (
+            "The disk at /data of host node0 was full: the checkpoint of step 50 was not written; "
+            "w0 could not write its log."
+        )
+        assert over.why == (
+            f"The system said `{FULL}` when edl wrote to /data and /data/ckpt. What had filled the "
+            "disk, edl does not know. Training went on without what could not be written."
+        )
+
+    def test_of_a_stall(self) -> None:
+        stalled = event(10, StalledDetails(("w1",)), 1, 195, "stalled: w1 does not answer")
+        (lasts,) = shown_incidents(IncidentLog().with_event(stalled), status(step=195), 20.0)
+        (over,) = shown_incidents(IncidentLog().with_event(stalled), status(step=300), 0.0)
+        assert lasts.what.startswith("No step completes since step 195")
+        assert over.what.startswith("No step completed after step 195")

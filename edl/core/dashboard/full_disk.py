@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
+from edl.core.dashboard.tense import tenses
 from edl.core.plural import counted, verb
 from edl.core.record import Record
 
+CANNOT = tenses("cannot", "could not")
 FULL = "No space left on device"  # as the system says it, in reasons of events
 MOST_NAMES = 4  # workers, hosts or directories that are named one by one
 
@@ -88,17 +90,20 @@ class FullDisk(Record):
             )
         if self.logs:
             what = verb(len(self.logs), "its log", "their logs")
-            missing.append(f"{listed(self.logs)} cannot write {what}")
+            missing.append(f"{listed(self.logs)} {CANNOT} write {what}")
         hosts = f" of {verb(len(self.hosts), 'host', 'hosts')} {listed(self.hosts)}"
-        return f"the disk at {self.disk}{hosts if self.hosts else ''} is full: {'; '.join(missing)}"
+        of_hosts = hosts if self.hosts else ""
+        full = f"{tenses('is', 'was')} full"
+        return f"the disk at {self.disk}{of_hosts} {full}: {'; '.join(missing)}"
 
     @property
     def why(self) -> str:
         """The sentences that quote the system's error and say what edl does not know."""
-        paths = f" when edl writes to {listed(self.folders)}" if self.folders else ""
+        writes = f" when edl {tenses('writes', 'wrote')} to {listed(self.folders)}"
         return (
-            f"The system says `{FULL}`{paths}. What has filled the disk, edl does not know. "
-            "Training goes on without what could not be written."
+            f"The system {tenses('says', 'said')} `{FULL}`{writes if self.folders else ''}. What "
+            f"{tenses('has', 'had')} filled the disk, edl does not know. Training "
+            f"{tenses('goes', 'went')} on without what could not be written."
         )
 
     @property
@@ -123,12 +128,12 @@ class FullDisk(Record):
         """The sentences that say which writes have succeeded since; empty if none has."""
         found = []
         if self.saved_step >= 0:
-            found.append(f"The checkpoint of step {self.saved_step} is written.")
+            found.append(f"The checkpoint of step {self.saved_step} was written.")
         if self.resumed:
-            write = verb(len(self.resumed), "writes its log", "write their logs")
+            wrote = f"wrote {verb(len(self.resumed), 'its log', 'their logs')} again"
             lost = counted(self.lost_bytes, "byte")
-            are = verb(self.lost_bytes)
-            found.append(f"{listed(self.resumed)} {write} again; {lost} of output {are} lost.")
+            were = verb(self.lost_bytes, "was", "were")
+            found.append(f"{listed(self.resumed)} {wrote}; {lost} of output {were} lost.")
         return tuple(found)
 
 

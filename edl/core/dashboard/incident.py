@@ -87,7 +87,7 @@ class Incident(Record):
 
     @property
     def what(self) -> str:
-        """A sentence that says what happened, to at most three workers by name."""
+        """A sentence that says what happened, in both tenses, to at most three workers by name."""
         clauses = list(self.clauses.values())
         text = "; ".join(clauses[:MOST_CLAUSES])
         more = len(clauses) - MOST_CLAUSES

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
+from edl.core.dashboard.tense import tenses
 from edl.core.events import EndedDetails
 from edl.core.learning_curve import LossSpike, short
 
@@ -72,7 +73,7 @@ def of_a_silence(host: str, reason: str) -> Cause:
     where = f"host {host}" if host else "its host"
     return Cause(
         f"Its process or all of {where} was stopped (suspended, swapping, out of power), or the "
-        f"network to it was cut. What is known: {reason}.",
+        f"network to it was cut. What {tenses('is', 'was')} known: {reason}.",
         f"Look whether {where} answers: `ping`, then `ssh`. A replacement starts by itself as soon "
         "as the agent of a host with a free slot answers. A process that is only stopped ends when "
         "it is woken (`kill -CONT`).",
@@ -148,8 +149,8 @@ def of_a_slow_worker(worker: str, host: str) -> Cause:
     """Return why a worker may be slow, and what to do; ``host`` is empty if it is not known."""
     where = f"host {host}" if host else "its host"
     return Cause(
-        f"Something else runs on {where}, its GPU or processor is throttled, or its data come "
-        "slowly.",
+        f"Something else {tenses('runs', 'ran')} on {where}, its GPU or processor "
+        f"{tenses('is', 'was')} throttled, or its data {tenses('come', 'came')} slowly.",
         f"Look what else runs on {where} (`top`, `nvidia-smi`). `edl drain JOB {worker}` takes it "
         "out of the job; a policy for stragglers gives such workers smaller batches.",
     )

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from edl.core.dashboard import incident_causes as causes
-from edl.core.dashboard.full_disk import FullDisk, folder_of, is_full
+from edl.core.dashboard.full_disk import CANNOT, FullDisk, folder_of, is_full
 from edl.core.dashboard.incident import LOST, Incident
+from edl.core.dashboard.tense import tenses
 from edl.core.duration import duration_in_words
 from edl.core.event_explanations import EXPLANATIONS, Severity
 from edl.core.event_text import without_step_s
@@ -38,7 +39,7 @@ from edl.core.events import (
     ZookeeperBackDetails,
 )
 from edl.core.learning_curve import short
-from edl.core.plural import counted, workers, workers_train
+from edl.core.plural import counted, workers
 from edl.core.record import Record
 
 MOST_INCIDENTS = 40
@@ -271,7 +272,7 @@ def _led(log: IncidentLog, event: Event, details: LeaderDetails) -> IncidentLog:
 
 def _took_over(former: str, leader: str) -> str:
     """Return a sentence that says which worker leads in place of ``former``, which was lost."""
-    return f"{former} led the job; {leader} leads now."
+    return f"{former} led the job; {leader} took over."
 
 
 def _failed(log: IncidentLog, event: Event, details: WorkerFailedDetails) -> IncidentLog:
@@ -296,7 +297,8 @@ def _frozen(log: IncidentLog, event: Event, details: WorkerFrozenDetails) -> Inc
     if not details.stacks:
         what = f"{log.placed(details.worker)} was suspended"
         return log.lost(event, details.worker, what, causes.of_a_suspension(details.host))
-    what = f"{log.placed(details.worker)} does not answer any more"
+    silent = tenses("does not answer", "did not answer")
+    what = f"{log.placed(details.worker)} {silent} any more"
     cause = causes.of_a_silence(details.host, event.reason)
     stacks = f" Where its threads were: {details.stacks} on that host."
     cause = replace(cause, advice=cause.advice + stacks)
@@ -337,7 +339,8 @@ def _stalled(log: IncidentLog, event: Event, details: StalledDetails) -> Inciden
     """Fold a stall; a leader of an older edl that was suspended may tell of one that is none."""
     if log.is_past(event):
         return log
-    what = f"no step completes since step {event.step}: {event.reason}"
+    no_step = f"no step {tenses('completes since', 'completed after')} step {event.step}"
+    what = f"{no_step}: {event.reason}"
     new = Incident.of(log.count, event, what, details.workers[0] if details.workers else "")
     silent = "does not answer" in event.reason
     if silent and details.workers:
@@ -366,7 +369,7 @@ def _new_ring(log: IncidentLog, event: Event, details: GenerationDetails) -> Inc
         if known is not None and len(known.followed) < 4:
             names = ", ".join(details.joined[:3])
             after_s = max(0.0, event.time - known.at_s)
-            came = f"{names} joined {after_s:.0f} s after it: {workers_train(np)}."
+            came = f"{names} joined {after_s:.0f} s after it: {workers(np)} trained then."
             log = log.changed(replace(known.then(event.time, came), is_replaced=True))
     return log
 
@@ -422,9 +425,9 @@ def _slow(log: IncidentLog, event: Event, details: SlowWorkerDetails) -> Inciden
     log = log.with_hosts({worker: details.host} if details.host else {})
     times = details.compute_s / max(details.others_s, 1e-9)
     what = (
-        f"all workers wait for {log.placed(worker)} in each step: it computes "
-        f"{1000 * details.compute_s:.0f} ms, {times:.1f} times as long as the others "
-        f"({1000 * details.others_s:.0f} ms)"
+        f"all workers {tenses('wait', 'waited')} for {log.placed(worker)} in each step: it "
+        f"{tenses('computes', 'computed')} {1000 * details.compute_s:.0f} ms, {times:.1f} times as "
+        f"long as the others ({1000 * details.others_s:.0f} ms)"
     )
     cause = causes.of_a_slow_worker(worker, log.host_of(worker))
     new = Incident.of(log.count, event, what, worker)
@@ -458,7 +461,7 @@ def _away(log: IncidentLog, event: Event, details: ZookeeperBackDetails) -> Inci
         why=why,
         advice=causes.OF_ZOOKEEPER.advice,
     )
-    return log.opened(new.then(event.time, f"{went_on}. ZooKeeper answers again.", is_over=True))
+    return log.opened(new.then(event.time, f"{went_on}. ZooKeeper answered again.", is_over=True))
 
 
 def _log_failed(log: IncidentLog, event: Event, details: LogFailedDetails) -> IncidentLog:
@@ -466,7 +469,7 @@ def _log_failed(log: IncidentLog, event: Event, details: LogFailedDetails) -> In
     if is_full(event.reason):
         return log.on_disk(event, details, details.host, lambda disk: disk.with_log(details.worker))
     failure = event.reason.partition(": ")[2] or event.reason
-    what = f"{log.placed(details.worker)} cannot write its log: {failure}"
+    what = f"{log.placed(details.worker)} {CANNOT} write its log: {failure}"
     return log.repeated(event, what, details.host)
 
 
@@ -487,7 +490,7 @@ def _log_resumed(log: IncidentLog, event: Event, details: LogResumedDetails) -> 
     )
     if known is None:
         return log
-    said = f"{worker} writes its log again; {counted(lost_bytes, 'byte')} of output are lost."
+    said = f"{worker} wrote its log again; {counted(lost_bytes, 'byte')} of output were lost."
     return log.changed(known.then(event.time, said, is_over=True))
 
 
@@ -510,7 +513,7 @@ def _saved(log: IncidentLog, event: Event, details: CheckpointDetails) -> Incide
             saved = replace(disk, saved_step=event.step)
             log = log.changed(one.of_disk(saved, event.time, is_over=True))
         elif disk is None and one.kind == "checkpoint_failed" and not one.is_over:
-            said = f"The checkpoint of step {event.step} is written."
+            said = f"The checkpoint of step {event.step} was written."
             log = log.changed(one.then(event.time, said, is_over=True))
     return log
 

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from edl.core.dashboard.incident_causes import Cause
 from edl.core.dashboard.shown_incidents import ShownIncident
+from edl.core.dashboard.tense import in_tense
 from edl.core.duration import duration_in_words
 from edl.core.plural import counted, verb, workers
 from edl.core.record import Record
@@ -79,7 +80,7 @@ def outage_incident(
         step=step,
         until_s=None,
         what=what,
-        why=cause.why,
+        why=in_tense(cause.why, is_over=False),
         advice=cause.advice,
         since=_since(step, asked),
     )

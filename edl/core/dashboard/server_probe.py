@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from edl.core.dashboard import incident_causes as causes
 from edl.core.dashboard.full_disk import listed
+from edl.core.dashboard.tense import tenses
 
 
 class ServerProbe(StrEnum):
@@ -18,7 +19,7 @@ class ServerProbe(StrEnum):
 
 
 def outage_cause(trouble: str, probes: Mapping[str, ServerProbe]) -> causes.Cause:
-    """Return why ZooKeeper does not answer, and what to do.
+    """Return why ZooKeeper does not answer, in both tenses, and what to do.
 
     Args:
         trouble: what is wrong with a ZooKeeper of this machine, and what to do, separated by a
@@ -28,6 +29,8 @@ def outage_cause(trouble: str, probes: Mapping[str, ServerProbe]) -> causes.Caus
     cause, _, advice = trouble.partition(": ")
     if advice:
         why = f"{cause}.".replace("Its ", "The server's ", 1).replace(" its ", " the server's ", 1)
+        for verb, then in (("is", "was"), ("has ended", "had ended")):
+            why = why.replace(f" {verb}", f" {tenses(verb, then)}", 1)
         return causes.Cause(why, f"{advice[:1].upper()}{advice[1:]}")
     why, todo = (_said(words, probes) for words in (_WORDS, _ADVICE))
     return causes.Cause(
@@ -50,13 +53,16 @@ def _said(words: Mapping[ServerProbe, str], probes: Mapping[str, ServerProbe]) -
     )
 
 
+_IS, _DOES_NOT = tenses("is", "was"), tenses("does not", "did not")
+
 _WORDS = {
-    ServerProbe.REFUSED: "No server runs at {0}: the machine refuses connections, so the process "
-    "has ended.",
-    ServerProbe.SILENT: "Nothing answers at {0}: the machine is down or frozen, or the network to "
-    "it is cut.",
-    ServerProbe.OPEN: "A server at {0} takes connections, but does not answer: it is stopped or "
-    "overloaded, its disk is full, or it does not reach most of the other servers.",
+    ServerProbe.REFUSED: f"No server {tenses('runs', 'ran')} at {{0}}: the machine "
+    f"{tenses('refuses', 'refused')} connections, so the process {tenses('has', 'had')} ended.",
+    ServerProbe.SILENT: f"Nothing {tenses('answers', 'answered')} at {{0}}: the machine {_IS} down "
+    f"or frozen, or the network to it {_IS} cut.",
+    ServerProbe.OPEN: f"A server at {{0}} {tenses('takes', 'took')} connections, but "
+    f"{_DOES_NOT} answer: it {_IS} stopped or overloaded, its disk {_IS} full, or it {_DOES_NOT} "
+    "reach most of the other servers.",
 }
 
 _ADVICE = {

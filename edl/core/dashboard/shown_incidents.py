@@ -10,6 +10,7 @@ from statistics import median
 from edl.core.dashboard.full_disk import listed
 from edl.core.dashboard.incident import LOST, Incident
 from edl.core.dashboard.incidents import IncidentLog
+from edl.core.dashboard.tense import in_tense
 from edl.core.dashboard.worker_table import WorkerRow
 from edl.core.plural import counted, verb, workers
 from edl.core.record import Record
@@ -95,7 +96,7 @@ def _shown(
             gone = bool(said)
         is_over = gone or (one.kind == "slow_worker" and not runs)
     if one.kind == "stalled" and runs and status.step > one.step and not standing_s:
-        followed.append(f"Steps complete again: the job is at step {status.step}.")
+        followed.append(f"Steps completed again: the job is at step {status.step}.")
         is_over = True
     wanted = sum((status.desired or status.assigned).values())
     if one.kind in LOST and is_over and runs and status.world_size < wanted and not one.is_replaced:
@@ -112,8 +113,8 @@ def _shown(
         tone="over" if is_over else "warning" if one.is_over else one.tone,
         step=one.step,
         until_s=one.over_s if is_over and one.kind not in LOST else None,
-        what=one.what,
-        why=one.why,
+        what=in_tense(one.what, is_over),
+        why=in_tense(one.why, is_over),
         advice=_named(one.advice, status.job),
         since=" ".join(followed),
     )
@@ -129,7 +130,7 @@ def _no_longer_waited_for(worker: str, rows: Sequence[WorkerRow]) -> str:
     own = {row.worker: row for row in rows if row.own_s is not None}
     row, others = own.pop(worker, None), list(own.values())
     if row is None or not others or row.speed is None or not row.is_slow:
-        return "No worker waits for it now."
+        return "Then no worker waited for it any more."
     own_s, others_s = row.own_s or 0.0, median(one.own_s or 0.0 for one in others)
     if holds_up(own_s, others_s):
         return ""

@@ -1,0 +1,120 @@
+"""What the page of a job says while ZooKeeper does not answer, and afterwards."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from shown_job import CREATED, event
+from test_incidents import status, told
+
+from edl.core.dashboard.incidents import IncidentLog
+from edl.core.dashboard.outage import WorkerReports, outage_incident
+from edl.core.dashboard.server_probe import ServerProbe, outage_cause
+from edl.core.dashboard.shown_incidents import ShownIncident, shown_incidents
+from edl.core.dashboard.tense import in_tense
+from edl.core.events import ZookeeperBackDetails
+
+
+class TestZookeeper:
+    def test_that_was_away(self) -> None:
+        (one,) = told(event(60, ZookeeperBackDetails(12.34, 640), 1, 700))
+        assert (one.at_s, one.until_s, one.tone) == (CREATED + 60 - 12.34, CREATED + 60, "over")
+        assert one.step == 640
+        assert one.what == "ZooKeeper did not answer for 12 s: nobody could join or leave."
+        assert "disk" in one.advice
+        assert one.since == (
+            "Training went on meanwhile, from step 640 to step 700 (60 steps). ZooKeeper answered "
+            "again."
+        )
+
+    def test_that_was_away_while_nothing_was_trained(self) -> None:
+        (one,) = told(event(60, ZookeeperBackDetails(12.34, 700), 1, 700))
+        assert "No step completed meanwhile: training stood at step 700." in one.since
+
+    def test_of_an_older_edl(self) -> None:
+        (one,) = told(event(60, ZookeeperBackDetails(12.34), 1, 700))
+        assert (one.step, one.since) == (
+            700,
+            "Training went on, until step 700. ZooKeeper answered again.",
+        )
+
+    @staticmethod
+    def lasts(asked: WorkerReports, trouble: str = "") -> ShownIncident:
+        cause = outage_cause(trouble, {"a:2181": ServerProbe.REFUSED})
+        return outage_incident(cause, 7.2, CREATED + 60, 640, asked)
+
+    def test_that_is_away_now(self) -> None:
+        one = self.lasts(WorkerReports(2, 1, 652))
+        assert (one.tone, one.until_s, one.step) == ("bad", None, 640)
+        assert one.at_s == pytest.approx(CREATED + 52.8)
+        assert "has not answered this page for 7 s: nobody can join or leave" in one.what
+        assert one.what.endswith("that is lost now is not replaced until ZooKeeper answers again.")
+        assert "`edl zookeeper status`" in one.advice
+        assert one.since == (
+            "Training goes on: asked directly, 1 of 2 workers says that step 652 is complete, "
+            "12 steps more than ZooKeeper has told: the header still shows step 640."
+        )
+        assert "No server runs at a:2181: the machine refuses connections" in one.why
+
+    def test_that_is_on_this_machine_has_its_own_cause(self) -> None:
+        trouble = "The disk that has its data, /x, is full: free space there."
+        one = self.lasts(WorkerReports(2, 1, 652), trouble)
+        assert one.why == "The disk that has the server's data, /x, is full."
+        assert one.advice == "Free space there."
+        stopped = outage_cause("Its process is stopped: `kill -CONT 5` wakes it.", {})
+        assert stopped.advice == "`kill -CONT 5` wakes it."
+        assert in_tense(stopped.why, is_over=False) == "The server's process is stopped."
+        assert in_tense(stopped.why, is_over=True) == "The server's process was stopped."
+
+    def test_that_does_not_answer_is_explained_by_what_its_servers_do(self) -> None:
+        probes = {"a:1": ServerProbe.SILENT, "b:1": ServerProbe.OPEN, "c:1": ServerProbe.SILENT}
+        why = in_tense(outage_cause("", probes).why, is_over=False)
+        assert "Nothing answers at a:1 and c:1: the machine is down or frozen" in why
+        assert "A server at b:1 takes connections, but does not answer" in why
+        assert outage_cause("", {}).why.startswith("The ZooKeeper server was stopped")
+
+    @pytest.mark.parametrize(
+        ("way", "wanted", "unwanted"),
+        [
+            (ServerProbe.REFUSED, "Start the server at a:1 again", ("network", "disk", "ping")),
+            (ServerProbe.SILENT, "`ping` its host; start it again or mend the network", ("disk",)),
+            (ServerProbe.OPEN, "its process is stopped, how busy its host is", ("network",)),
+        ],
+    )
+    def test_the_advice_fits_what_its_servers_do(
+        self, way: ServerProbe, wanted: str, unwanted: tuple[str, ...]
+    ) -> None:
+        advice = outage_cause("", {"a:1": way}).advice
+        assert wanted in advice
+        assert not any(word in advice for word in unwanted), advice
+        assert "`edl zookeeper status`" in advice
+        assert "goes on by itself" in advice
+
+    def test_servers_that_differ_have_an_advice_each(self) -> None:
+        probes = {"a:1": ServerProbe.REFUSED, "b:1": ServerProbe.SILENT, "c:1": ServerProbe.REFUSED}
+        advice = outage_cause("", probes).advice
+        assert advice.startswith("Start the server at a:1 and c:1 again")
+        assert "Of b:1: `ping` its host" in advice
+        assert "give it disk space" in outage_cause("", {}).advice, "nothing is known"
+
+    def test_a_cause_that_the_page_has_seen_is_said_afterwards(self) -> None:
+        why = outage_cause("", {"a:1": ServerProbe.REFUSED}).why
+        log = replace(IncidentLog(), outage_why=why, outage_s=CREATED + 58)
+        back = event(60, ZookeeperBackDetails(12.34, 640), 1, 700)
+        (one,) = shown_incidents(log.with_event(back), status(), 0.0)
+        assert one.why == (
+            "No server ran at a:1: the machine refused connections, so the process had ended."
+        )
+        later = replace(back, time=CREATED + 900)
+        (one,) = shown_incidents(log.with_event(later), status(), 0.0)
+        assert one.why.startswith("The ZooKeeper server was stopped")
+
+    def test_whether_workers_train_then_is_said_only_if_they_say_so(self) -> None:
+        assert "no step has completed since step 640" in self.lasts(WorkerReports(2, 2, 640)).since
+        assert "does not know whether they train" in self.lasts(WorkerReports(2)).since
+        assert self.lasts(WorkerReports()).since == "There is no ring of workers."
+
+    def test_only_workers_of_the_job_are_believed(self) -> None:
+        reports = ({"run": "r", "step": 5}, {"run": "other", "step": 9}, {}, {"run": "r"})
+        assert WorkerReports.of("r", reports) == WorkerReports(4, 1, 5)
