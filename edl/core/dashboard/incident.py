@@ -35,7 +35,7 @@ class Incident(Record):
         times: how often it has happened.
         is_over: whether the job has recovered from it.
         over_s: when it did, in seconds since 1970; None: it has not.
-        is_replaced: whether others have joined after workers were lost.
+        joined: the workers that have joined in the places of those that were lost.
         full_disk: what could not be written, if it is a full disk; None: it is not.
     """
 
@@ -53,7 +53,7 @@ class Incident(Record):
     times: int = 1
     is_over: bool = False
     over_s: float | None = None
-    is_replaced: bool = False
+    joined: tuple[str, ...] = ()
     full_disk: FullDisk | None = None
 
     @classmethod
@@ -84,6 +84,12 @@ class Incident(Record):
     def workers(self) -> tuple[str, ...]:
         """The workers that it happened to."""
         return tuple(worker for worker in self.clauses if worker)
+
+    @property
+    def has_empty_place(self) -> bool:
+        """Whether it is a loss of more workers than have joined since."""
+        lost = self.kind in LOST and self.kind != EventKind.STALLED
+        return lost and len(self.joined) < len(self.workers)
 
     @property
     def what(self) -> str:

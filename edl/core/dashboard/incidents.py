@@ -159,6 +159,11 @@ class IncidentLog(Record):
             lambda one: one.kind in LOST and not one.is_over and event_s - one.at_s < TOGETHER_S,
         )
 
+    def empty_place(self, event_s: float, host: str) -> Incident | None:
+        """Return the newest loss of a worker whose place is empty, one of ``host`` if there is."""
+        own = self.newest(event_s, lambda one: one.has_empty_place and one.host == host != "")
+        return own or self.newest(event_s, lambda one: one.has_empty_place)
+
     def host_of(self, worker: str) -> str:
         """Return the host of a worker; empty: not known."""
         return self.hosts.get(worker, "")
@@ -364,13 +369,25 @@ def _new_ring(log: IncidentLog, event: Event, details: GenerationDetails) -> Inc
         return log
     if details.left and event.generation > 1:
         log = _without(log, event, details)
-    if details.joined and before and event.generation > 1:
-        known = log.newest(event.time, lambda one: one.kind in LOST and bool(one.workers))
-        if known is not None and len(known.followed) < 4:
-            names = ", ".join(details.joined[:3])
+    return _replaced(log, event, details) if before and event.generation > 1 else log
+
+
+def _replaced(log: IncidentLog, event: Event, details: GenerationDetails) -> IncidentLog:
+    """Fold the workers that join: each takes the place of a lost one, of its own host if one is."""
+    took: dict[int, list[str]] = {}
+    for worker in details.joined:
+        known = log.empty_place(event.time, log.host_of(worker))
+        if known is None:
+            break
+        log = log.changed(replace(known, joined=(*known.joined, worker)))
+        took.setdefault(known.number, []).append(worker)
+    for known in log.incidents:
+        names = took.get(known.number, ())
+        if names and len(known.followed) < 4:
             after_s = max(0.0, event.time - known.at_s)
-            came = f"{names} joined {after_s:.0f} s after it: {workers(np)} trained then."
-            log = log.changed(replace(known.then(event.time, came), is_replaced=True))
+            came = f"{', '.join(names[:3])} joined {after_s:.0f} s after it"
+            trained = f"{workers(len(details.members))} trained then"
+            log = log.changed(known.then(event.time, f"{came}: {trained}."))
     return log
 
 

@@ -14,6 +14,7 @@ from edl.core.dashboard.tense import in_tense
 from edl.core.dashboard.worker_table import WorkerRow
 from edl.core.plural import counted, verb, workers
 from edl.core.record import Record
+from edl.core.records import Stage
 from edl.core.slow_worker import holds_up
 from edl.core.status import JobStatus
 
@@ -99,10 +100,8 @@ def _shown(
         followed.append(f"Steps completed again: the job is at step {status.step}.")
         is_over = True
     wanted = sum((status.desired or status.assigned).values())
-    if one.kind in LOST and is_over and runs and status.world_size < wanted and not one.is_replaced:
-        np = status.world_size
-        now = f"{np} of {workers(wanted)} {verb(np, 'trains', 'train')}"
-        followed.append(f"Nobody has taken its place yet: {now}.")
+    if one.kind in LOST and is_over and runs and status.world_size < wanted and not one.joined:
+        followed.append(_empty_place(status, wanted))
         is_over = False
     if one.times > 1:
         followed.insert(0, f"It has happened {counted(one.times, 'time')} in all.")
@@ -118,6 +117,21 @@ def _shown(
         advice=_named(one.advice, status.job),
         since=" ".join(followed),
     )
+
+
+def _empty_place(status: JobStatus, wanted: int) -> str:
+    """Return a sentence that nobody has taken the place of a lost worker, and who prepares to.
+
+    Args:
+        status: the present status of the job.
+        wanted: the workers that are wanted.
+    """
+    new = [one for one in status.members if one.stage in (Stage.PREPARING, Stage.READY)]
+    who = listed([f"{one.id} on host {one.host}" for one in new])
+    prepares = f"; {who} {verb(len(new), 'prepares', 'prepare')} to join" if new else ""
+    np = status.world_size
+    now = f"{np} of {workers(wanted)} {verb(np, 'trains', 'train')}"
+    return f"Nobody has taken its place yet{prepares}: {now}."
 
 
 def _no_longer_waited_for(worker: str, rows: Sequence[WorkerRow]) -> str:

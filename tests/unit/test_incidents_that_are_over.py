@@ -1,0 +1,102 @@
+"""What the page of a job says of an incident that is over, and who took the place of whom."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import test_incidents as incidents
+from shown_job import event, generation, snapshot, training
+from test_incidents import (
+    FULL,
+    evicted,
+    killed,
+    log_failed,
+    not_saved,
+    status,
+    told,
+)
+
+from edl.core.dashboard.incidents import IncidentLog
+from edl.core.dashboard.shown_incidents import shown_incidents
+from edl.core.events import CheckpointDetails, StalledDetails
+from edl.core.records import Stage
+from edl.core.status import job_status
+
+
+class TestTheTense:
+    """What is over is told in the past tense: that "w1 leads now" becomes false."""
+
+    def test_of_a_slow_worker(self) -> None:
+        (lasts,), (over,) = (
+            told(incidents.TestASlowWorker.SLOW, now=status(slowest="w1")),
+            told(incidents.TestASlowWorker.SLOW),
+        )
+        assert lasts.what.startswith("All workers wait for worker w1")
+        assert lasts.why.startswith("Something else runs on host node1, its GPU or processor is")
+        assert over.what == (
+            "All workers waited for worker w1 on host node1 in each step: it computed 257 ms, 4.1 "
+            "times as long as the others (63 ms)."
+        )
+        assert over.why.startswith("Something else ran on host node1, its GPU or processor was")
+
+    def test_of_a_full_disk(self) -> None:
+        failed = (log_failed(10, "w0", "/data/x", "/data"), not_saved(11, 50))
+        saved = event(99, CheckpointDetails("/data/ckpt/60", 5, 0.1, 0.1), 1, 60)
+        (lasts,), (over,) = told(*failed), told(*failed, saved)
+        assert "is full" in lasts.what
+        assert "Training goes on" in lasts.why
+        assert over.what == (
+            "The disk at /data of host node0 was full: the checkpoint of step 50 was not written; "
+            "w0 could not write its log."
+        )
+        assert over.why == (
+            f"The system said `{FULL}` when edl wrote to /data and /data/ckpt. What had filled the "
+            "disk, edl does not know. Training went on without what could not be written."
+        )
+
+    def test_of_a_stall(self) -> None:
+        stalled = event(10, StalledDetails(("w1",)), 1, 195, "stalled: w1 does not answer")
+        (lasts,) = shown_incidents(IncidentLog().with_event(stalled), status(step=195), 20.0)
+        (over,) = shown_incidents(IncidentLog().with_event(stalled), status(step=300), 0.0)
+        assert lasts.what.startswith("No step completes since step 195")
+        assert over.what.startswith("No step completed after step 195")
+
+
+class TestAReplacement:
+    FROZEN = "it is frozen or cut off: no answer"
+    LOST = (
+        generation(9, 2, ("w0", "w1", "w2")),
+        killed(10, "w2"),
+        generation(10.1, 3, ("w0", "w1"), left=("w2",), repair=True),
+        evicted(20, "w1", FROZEN),
+        generation(20.1, 4, ("w0",), left=("w1",), repair=True),
+    )
+
+    def test_is_told_of_in_the_entry_of_the_worker_whose_place_it_takes(self) -> None:
+        """Newer entries are of other places, or of none."""
+        stalled = event(21, StalledDetails(("w0",)), 4, 195, "stalled: w0 is in its own code")
+        new = generation(31, 5, ("w0", "w3"), joined=("w3",))  # on node1, as w1
+        later = generation(33, 6, ("w0", "w3", "w4"), joined=("w4",))
+        stall, frozen, gone = told(*self.LOST, stalled, new, later)
+        assert "joined" not in stall.since
+        assert "w3 joined 11 s after it: 2 workers trained then." in frozen.since
+        assert "w4 joined 23 s after it: 3 workers trained then." in gone.since
+
+    def test_on_another_host_takes_the_place_that_is_empty(self) -> None:
+        first = generation(12, 3, ("w0", "w3"), joined=("w3",))
+        more = generation(40, 4, ("w0", "w3", "w4"), joined=("w4",))  # a larger size, later
+        (one,) = told(
+            killed(10, "w1"), generation(10.1, 2, ("w0",), left=("w1",), repair=True), first, more
+        )
+        assert "w3 joined 2 s after it" in one.since
+        assert "w4" not in one.since
+
+    def test_that_prepares_is_named(self) -> None:
+        now = job_status(snapshot((0, 2), training(), stages={2: Stage.PREPARING}), "zk")
+        now = replace(now, desired={"node0": 2})
+        (one,) = told(*incidents.TestAKilledWorker.STORY[:4], now=now)
+        assert one.tone == "warning"
+        assert one.since.endswith(
+            "Nobody has taken its place yet; w2 on host node0 prepares to join: 1 of 2 workers "
+            "trains."
+        )
