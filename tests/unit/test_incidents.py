@@ -13,7 +13,7 @@ from edl.core.dashboard.shown_incidents import (
     SHOWN,
     ShownIncident,
     shown_incidents,
-    with_a_wrong_loss,
+    with_incidents,
 )
 from edl.core.dashboard.worker_table import worker_table
 from edl.core.events import (
@@ -413,9 +413,9 @@ class TestAWrongLearningRate:
 
     def test_the_header_says_so(self) -> None:
         one = self.told_of(LossSpike(None))
-        assert with_a_wrong_loss("training", "good", [one])[1] == "bad"
-        assert with_a_wrong_loss("stopped", "over", [one]) == ("stopped", "over")
-        assert with_a_wrong_loss("training", "good", []) == ("training", "good")
+        assert with_incidents("training", "good", [one], 0)[1] == "bad"
+        assert with_incidents("stopped", "over", [one], 0) == ("stopped", "over")
+        assert with_incidents("training", "good", [], 0) == ("training", "good")
 
     def test_that_is_not_known(self) -> None:
         one = self.told_of(LossSpike(None))

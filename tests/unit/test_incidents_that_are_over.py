@@ -17,8 +17,12 @@ from test_incidents import (
 )
 
 from edl.core.dashboard.incidents import IncidentLog
-from edl.core.dashboard.shown_incidents import shown_incidents
-from edl.core.events import CheckpointDetails, StalledDetails
+from edl.core.dashboard.shown_incidents import (
+    ShownIncident,
+    shown_incidents,
+    with_incidents,
+)
+from edl.core.events import CheckpointDetails, NoTemplateDetails, StalledDetails
 from edl.core.records import Stage
 from edl.core.status import job_status
 
@@ -100,3 +104,33 @@ class TestAReplacement:
             "Nobody has taken its place yet; w2 on host node0 prepares to join: 1 of 2 workers "
             "trains."
         )
+
+
+class TestTheHeader:
+    """It is not plainly green while an entry needs somebody to act."""
+
+    @staticmethod
+    def of(found: list[ShownIncident], joining: int = 0) -> tuple[str, str]:
+        return with_incidents("training", "good", found, joining)
+
+    def test_while_a_worker_is_slow_or_nothing_is_saved(self) -> None:
+        amber = ("training; see what happened", "warning")
+        assert self.of(told(incidents.TestASlowWorker.SLOW, now=status(slowest="w1"))) == amber
+        assert self.of(told(incidents.TestASlowWorker.SLOW)) == ("training", "good")
+        saved = event(99, CheckpointDetails("/data/ckpt/60", 5, 0.1, 0.1), 1, 60)
+        assert self.of(told(not_saved(11, 50))) == amber
+        assert self.of(told(log_failed(11, "w0"))) == amber
+        assert self.of(told(not_saved(11, 50), saved)) == ("training", "good")
+
+    def test_while_a_place_is_empty_and_nobody_prepares_to_take_it(self) -> None:
+        now = status(world_size=1, desired={"node0": 2})
+        found = told(*incidents.TestAKilledWorker.STORY[:4], now=now)
+        assert self.of(found)[1] == "warning"
+        assert self.of(found, joining=1) == ("training", "good")
+
+    def test_of_a_warning_whose_end_nobody_tells(self) -> None:
+        found = told(event(10, NoTemplateDetails("node0"), 1, 5, "host node0 starts each anew"))
+        assert self.of(found) == ("training", "good")
+
+    def test_stays_as_it_is_if_the_job_does_not_train_well(self) -> None:
+        assert with_incidents("stopping", "warning", told(not_saved(1, 5)), 0)[0] == "stopping"

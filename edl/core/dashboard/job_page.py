@@ -17,7 +17,7 @@ from edl.core.dashboard.leader_report import ReportAge
 from edl.core.dashboard.learning_charts import learning_charts
 from edl.core.dashboard.ledger_summary import SavedWork, ledger_summary
 from edl.core.dashboard.scaling_curve import scaling_curve
-from edl.core.dashboard.shown_incidents import shown_incidents, with_a_wrong_loss
+from edl.core.dashboard.shown_incidents import shown_incidents, with_incidents
 from edl.core.dashboard.throughput_history import SpeedSample, ThroughputHistory, step_parts
 from edl.core.dashboard.timeline import GenerationTimeline
 from edl.core.dashboard.worker_table import worker_table
@@ -125,7 +125,7 @@ def page_sections(reading: JobObservation, trace: JobTrace) -> dict[str, Any]:
     standing_s = standstill_s(status, reading.report)
     incidents = shown_incidents(trace.incidents, status, standing_s, table.rows)
     header = job_header(status, timeline, reading.report, reading.at_s)
-    words, tone = with_a_wrong_loss(header.words, header.tone, incidents)
+    words, tone = with_incidents(header.words, header.tone, incidents, header.joining)
     return {
         "header": replace(header, words=words, tone=tone),
         "incidents": incidents,

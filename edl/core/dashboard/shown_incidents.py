@@ -19,6 +19,7 @@ from edl.core.slow_worker import holds_up
 from edl.core.status import JobStatus
 
 SHOWN = 8
+_ENDING = frozenset({"slow_worker", "log_failed", "checkpoint_failed"})  # whose end is told, too
 SMALLER = 0.95  # of the others' batch: a smaller one is no accident of its rounding
 
 
@@ -161,11 +162,21 @@ def _named(text: str, job: str) -> str:
     return re.sub(r"\bJOB\b", lambda _: job, text)
 
 
-def with_a_wrong_loss(words: str, tone: str, incidents: Sequence[ShownIncident]) -> tuple[str, str]:
-    """Return the words and the tone of the header of a job, whose loss may have gone wrong.
+def with_incidents(
+    words: str, tone: str, incidents: Sequence[ShownIncident], joining: int
+) -> tuple[str, str]:
+    """Return the words and the tone of a job's header, which say that somebody should act.
 
-    They are ``words`` and ``tone`` if it has not, or if the tone is not that of a job that trains
-    well. ``incidents`` are those that the page shows.
+    Args:
+        words: how the job is, without regard to its incidents.
+        tone: its tone; if that is not ``good``, both are returned as they are.
+        incidents: the incidents that the page shows.
+        joining: the workers that prepare to join: then an empty place needs nobody to act.
     """
-    wrong = any(one.kind == "loss_spike" and one.tone == "bad" for one in incidents)
-    return ("training, with a wrong loss", "bad") if wrong and tone == "good" else (words, tone)
+    if tone != "good":
+        return words, tone
+    lasting = {one.kind for one in incidents if one.tone != "over"}
+    if "loss_spike" in lasting:
+        return "training, with a wrong loss", "bad"
+    urgent = _ENDING if joining else _ENDING | LOST
+    return (f"{words}; see what happened", "warning") if lasting & urgent else (words, tone)
