@@ -75,3 +75,14 @@ def test_what_happens_now_has_no_age_of_0_s(browser: Browser, tmp_path: Path) ->
         "now, step 1,000"
     )
     page.context.close()
+
+
+def test_the_age_of_the_checkpoint_is_counted_until_the_present(
+    browser: Browser, tmp_path: Path
+) -> None:
+    page = page_of_an_outage(browser, tmp_path, 8.0)
+    saved_s = 600 - 150 + 8  # the event of the checkpoint is of second 150
+    expect(page.locator("#ledger-title ~ .facts")).to_contain_text(
+        f"step 400 {saved_s // 60} min {saved_s % 60} s ago"
+    )
+    page.context.close()

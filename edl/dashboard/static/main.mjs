@@ -66,7 +66,7 @@ function Page() {
       <${Speed} speed=${speed} />
       <${Learning} learning=${learning} card=${Card} />
       <${Scaling} scaling=${scaling} />
-      <${Ledger} ledger=${ledger} now=${now} />
+      <${Ledger} ledger=${ledger} now=${present} />
       <${Events} events=${events} counts=${kept?.counts ?? {}} unreadable=${kept?.unreadable} now=${now} />
     </main>
     <footer><span>${page.linkWords}</span><span>read at ${clock(now)} from ZooKeeper ${header.zookeeper}</span>
