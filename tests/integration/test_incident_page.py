@@ -54,9 +54,9 @@ def test_the_page_tells_of_six_incidents_once_each(job: SpoiledJob) -> None:
     says(slow, why="Something else runs on host b", advice=("`top`", "`edl drain j "))
 
     away, back = job.zookeeper_outage()
-    says(away, what=("ZooKeeper has not answered this page for", "nobody can join or leave"))
+    says(away, what=("ZooKeeper has not answered this page for", "no worker can join or leave"))
     says(away, why=f"No server runs at {job.server.hosts}", advice="`edl zookeeper status`")
-    says(away, since=("of 2 workers", "more than ZooKeeper has told"))
+    says(away, since=("of 2 workers", "after the last that ZooKeeper knows"))
     says(back, what="ZooKeeper did not answer for", why="No server ran at", advice="the log of")
     says(back, since=("Training went on meanwhile, from step", "ZooKeeper answered again."))
     assert back["until_s"] > back["at_s"]
@@ -67,7 +67,7 @@ def test_the_page_tells_of_six_incidents_once_each(job: SpoiledJob) -> None:
         what=(f"The disk at {job.disk} of hosts a and b is full",),
         why="No space left on device",
     )
-    says(full, advice=(f"`df -h {job.disk}`", "The next checkpoint is tried by itself"))
+    says(full, advice=(f"`df -h {job.disk}`", "edl tries the next checkpoint by itself"))
     says(free, since="The checkpoint of step")
 
     killed = job.killed_worker()

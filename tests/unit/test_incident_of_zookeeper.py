@@ -21,7 +21,7 @@ class TestZookeeper:
         (one,) = told(event(60, ZookeeperBackDetails(12.34, 640), 1, 700))
         assert (one.at_s, one.until_s, one.tone) == (CREATED + 60 - 12.34, CREATED + 60, "over")
         assert one.step == 640
-        assert one.what == "ZooKeeper did not answer for 12 s: nobody could join or leave."
+        assert one.what == "ZooKeeper did not answer for 12 s: no worker could join or leave."
         assert "disk" in one.advice
         assert one.since == (
             "Training went on meanwhile, from step 640 to step 700 (60 steps). ZooKeeper answered "
@@ -48,12 +48,13 @@ class TestZookeeper:
         one = self.lasts(WorkerReports(2, 1, 652))
         assert (one.tone, one.until_s, one.step) == ("bad", None, 640)
         assert one.at_s == pytest.approx(CREATED + 52.8)
-        assert "has not answered this page for 7 s: nobody can join or leave" in one.what
-        assert one.what.endswith("that is lost now is not replaced until ZooKeeper answers again.")
+        assert "has not answered this page for 7 s: no worker can join or leave." in one.what
+        assert "If one is lost now, the others wait for ZooKeeper" in one.what
+        assert "`edl zookeeper start`" in one.advice
         assert "`edl zookeeper status`" in one.advice
         assert one.since == (
             "Training goes on: asked directly, 1 of 2 workers says that step 652 is complete, "
-            "12 steps more than ZooKeeper has told: the header still shows step 640."
+            "12 after the last that ZooKeeper knows: the header still shows step 640."
         )
         assert "No server runs at a:2181: the machine refuses connections" in one.why
 

@@ -81,8 +81,8 @@ class TestAKilledWorker:
         assert (
             one.what == "Worker w1 on host node1 was killed by signal 9 (SIGKILL), after step 10."
         )
-        assert "the memory of node1 was used up" in one.why
-        assert "`edl logs digits w1`" in one.advice
+        assert "the memory of host node1 was used up" in one.why
+        assert "Read its last lines with `edl logs digits w1`." in one.advice
         assert "dmesg -T" in one.advice
         assert one.since == (
             "The other worker went on from step 10. No step was complete for 0.8 s. "
@@ -167,6 +167,7 @@ class TestAFrozenHost:
         assert "all of host node1 was stopped" in one.why
         assert "no step completes for 6.2 s" in one.why
         assert "`ping`" in one.advice
+        assert "need not be woken: if it is (`kill -CONT`), it ends by itself." in one.advice
         assert "The other worker went on" in one.since
 
     def test_a_frozen_process_that_its_agent_ends(self) -> None:
@@ -377,8 +378,9 @@ class TestAWrongLearningRate:
             "(0.236 at step 388)."
         )
         assert "rose from 0.05 to 20 at about step 502." in one.why
-        assert "Copy one of step 501 or before (`edl checkpoint list`)" in one.advice
-        assert "the learning rate that it had (0.05)" in one.advice
+        assert "checkpoints after step 501 are spoiled, and only the newest are kept" in one.advice
+        assert "Copy one of before (`edl checkpoint list`)" in one.advice
+        assert "in both cases with the learning rate that it had (0.05)" in one.advice
         assert one.tone == "bad"
 
     def test_that_rose_with_the_workers(self) -> None:

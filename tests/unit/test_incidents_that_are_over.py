@@ -22,7 +22,14 @@ from edl.core.dashboard.shown_incidents import (
     shown_incidents,
     with_incidents,
 )
-from edl.core.events import CheckpointDetails, NoTemplateDetails, StalledDetails
+from edl.core.events import (
+    CheckpointDetails,
+    Event,
+    LossSpikeDetails,
+    NoTemplateDetails,
+    StalledDetails,
+)
+from edl.core.learning_curve import LossSpike
 from edl.core.records import Stage
 from edl.core.status import job_status
 
@@ -64,6 +71,47 @@ class TestTheTense:
         (over,) = shown_incidents(IncidentLog().with_event(stalled), status(step=300), 0.0)
         assert lasts.what.startswith("No step completes since step 195")
         assert over.what.startswith("No step completed after step 195")
+
+
+def saved(at_s: float, step: int) -> Event:
+    return event(at_s, CheckpointDetails("/data/ckpt/60", 5, 0.1, 0.1), 1, step)
+
+
+def test_a_full_disk_says_where_a_loss_of_all_workers_goes_back_to() -> None:
+    (one,) = told(saved(5, 1049), saved(6, 1086), not_saved(11, 1114), not_saved(12, 1143))
+    assert (
+        "edl tries the next checkpoint by itself; until one is written, the job goes back to step "
+        "1,086 if all workers are lost." in one.advice
+    )
+    (one,) = told(not_saved(11, 50))
+    assert "until one is written, only those from before can be resumed from." in one.advice
+
+
+class TestTheLastGoodCheckpoint:
+    """A wrong loss spoils the checkpoints after it, which push out the good ones."""
+
+    SPIKE = LossSpike(3.78e11, 0.00741, 1134, 2.3, 30.0, 0.05, 2074, 2, 2)
+    ROSE = event(40, LossSpikeDetails(2088, SPIKE), 1, 2088, "x")
+
+    def test_is_named_with_how_many_are_spoiled(self) -> None:
+        good = (saved(20, 2001), saved(30, 2043))
+        (one,) = told(*good, self.ROSE)
+        assert "is that of step 2,043, those after it will be spoiled, and only" in one.advice
+        (one,) = told(*good, saved(39, 2080), self.ROSE)
+        assert "is that of step 2,043, the one after it is spoiled, and only" in one.advice
+        (one,) = told(*good, saved(39, 2080), self.ROSE, saved(50, 2120))
+        assert one.advice == (
+            "Stop the job soon (`edl stop digits`): the last good checkpoint is that of step "
+            "2,043, the 2 after it are spoiled, and only the newest are kept (`keep` in the "
+            "script, 3 by default). Copy it (`edl checkpoint list`) into a directory of its own, "
+            "and go on from there (`edl run --resume-from DIRECTORY`); without one, start again: "
+            "in both cases with the learning rate that it had (0.05), or let it rise slowly."
+        )
+
+    def test_is_the_one_that_was_written_after_a_resume(self) -> None:
+        old, new = (saved(20, 2001), saved(30, 2060)), saved(35, 2030)
+        (one,) = told(*old, new, self.ROSE)
+        assert "is that of step 2,030, those after it will be" in one.advice
 
 
 class TestAReplacement:

@@ -41,6 +41,7 @@ class FullDisk(Record):
         checkpoints: the number of checkpoints that could not be written.
         first_step: the step of the first of these; -1: there is none.
         last_step: the step of the last of these; -1: there is none.
+        newest_step: the step of the newest checkpoint that was written before; -1: not known.
         resumed: the workers that write their logs again.
         lost_bytes: the bytes of output that are missing in their logs.
         saved_step: the step of the next checkpoint that was written; -1: none was.
@@ -53,6 +54,7 @@ class FullDisk(Record):
     checkpoints: int = 0
     first_step: int = -1
     last_step: int = -1
+    newest_step: int = -1
     resumed: tuple[str, ...] = ()
     lost_bytes: int = 0
     saved_step: int = -1
@@ -67,10 +69,22 @@ class FullDisk(Record):
         """Return the record with a worker whose log could not be written."""
         return replace(self, logs=_with(self.logs, worker))
 
-    def with_checkpoint(self, step: int) -> Self:
-        """Return the record with one more checkpoint that was not written, that of ``step``."""
+    def with_checkpoint(self, step: int, saved: Sequence[int]) -> Self:
+        """Return the record with one more checkpoint that was not written.
+
+        Args:
+            step: its step.
+            saved: the steps of the newest checkpoints that were written before.
+        """
         first = step if self.first_step < 0 else self.first_step
-        return replace(self, checkpoints=self.checkpoints + 1, first_step=first, last_step=step)
+        newest = max(saved, default=-1)
+        return replace(
+            self,
+            checkpoints=self.checkpoints + 1,
+            first_step=first,
+            last_step=step,
+            newest_step=newest,
+        )
 
     def with_resumed(self, worker: str, lost_bytes: int) -> Self:
         """Return the record with a worker that writes its log again, without ``lost_bytes``."""
@@ -112,10 +126,12 @@ class FullDisk(Record):
         on = f" on {verb(len(self.hosts), 'host', 'hosts')} {listed(self.hosts)}"
         then = []
         if self.checkpoints:
-            then.append(
-                "The next checkpoint is tried by itself; until one is written, only those from "
-                "before can be resumed from."
+            back = (
+                f"the job goes back to step {self.newest_step:,} if all workers are lost"
+                if self.newest_step >= 0
+                else "only those from before can be resumed from"
             )
+            then.append(f"edl tries the next checkpoint by itself; until one is written, {back}.")
         if self.logs:
             then.append("Logs go on by themselves; what was printed meanwhile is lost.")
         return (

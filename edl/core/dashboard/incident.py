@@ -10,6 +10,7 @@ from typing import Self
 from edl.core.dashboard.full_disk import FullDisk
 from edl.core.event_explanations import EXPLANATIONS, Severity
 from edl.core.events import Event, EventKind
+from edl.core.learning_curve import LossSpike
 from edl.core.record import Record
 
 _WORKER = re.compile(r"w\d+\b")  # the name of a worker keeps its small letter
@@ -37,6 +38,7 @@ class Incident(Record):
         over_s: when it did, in seconds since 1970; None: it has not.
         joined: the workers that have joined in the places of those that were lost.
         full_disk: what could not be written, if it is a full disk; None: it is not.
+        spike: the loss, if that has gone wrong; None: it has not.
     """
 
     number: int
@@ -55,6 +57,7 @@ class Incident(Record):
     over_s: float | None = None
     joined: tuple[str, ...] = ()
     full_disk: FullDisk | None = None
+    spike: LossSpike | None = None
 
     @classmethod
     def of(cls, number: int, event: Event, what: str = "", worker: str = "") -> Self:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edl.core.dashboard.tense import tenses
 from edl.core.events import EndedDetails
 from edl.core.learning_curve import LossSpike, short
+from edl.core.plural import verb
+
+THEIR_HOSTS = "their hosts"  # in place of the name of one
 
 
 @dataclass(frozen=True)
@@ -37,23 +41,23 @@ def how_it_ended(code: int | None) -> str:
 
 def of_an_end(details: EndedDetails) -> Cause:
     """Return why a worker's process has ended, by its exit code, and what to do."""
-    host = details.host
+    where = THEIR_HOSTS if details.host == THEIR_HOSTS else f"host {details.host}"
     logs = f"`edl logs JOB {details.worker}`" if details.worker else "`edl logs JOB`"
     code = details.exit_code
     if code == -signal.SIGKILL:
         return Cause(
             "Signal 9 came from outside of edl: from a person, from a scheduler, or from the "
-            f"kernel because the memory of {host} was used up.",
-            f"If nobody killed it, look for lack of memory on {host}: `dmesg -T | grep -i oom`. "
-            f"Its last lines: {logs}. A replacement starts by itself.",
+            f"kernel because the memory of {where} was used up.",
+            f"If nobody killed it, look for lack of memory on {where}: `dmesg -T | grep -i oom`. "
+            f"Read its last lines with {logs}. A replacement starts by itself.",
         )
     if code is not None and code < 0:
         crashed = -code in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE)
         why = "Native code of a library has crashed" if crashed else "The signal came from outside"
         return Cause(
             f"{why}; edl has not sent it.",
-            f"Read its last lines: {logs}. A replacement starts by itself; if it ends in the same "
-            "way, its slot is disabled after some tries.",
+            f"Read its last lines with {logs}. A replacement starts by itself; if it ends in the "
+            "same way, its slot is disabled after some tries.",
         )
     said = f": {details.termination_message}" if details.termination_message else ""
     return Cause(
@@ -75,8 +79,8 @@ def of_a_silence(host: str, reason: str) -> Cause:
         f"Its process or all of {where} was stopped (suspended, swapping, out of power), or the "
         f"network to it was cut. What {tenses('is', 'was')} known: {reason}.",
         f"Look whether {where} answers: `ping`, then `ssh`. A replacement starts by itself as soon "
-        "as the agent of a host with a free slot answers. A process that is only stopped ends when "
-        "it is woken (`kill -CONT`).",
+        "as the agent of a host with a free slot answers. A process that is only stopped need not "
+        "be woken: if it is (`kill -CONT`), it ends by itself.",
     )
 
 
@@ -90,30 +94,35 @@ def of_a_suspension(host: str) -> Cause:
     )
 
 
-def of_a_loss(spike: LossSpike) -> Cause:
-    """Return why a loss is not finite or has risen, as far as is known, and what to do."""
+def of_a_loss(spike: LossSpike, saved: Sequence[int] = ()) -> Cause:
+    """Return why a loss is not finite or has risen, as far as is known, and what to do.
+
+    Args:
+        spike: the loss, with the learning rate.
+        saved: the steps of the newest checkpoints, the oldest first.
+    """
     rate, before = spike.learning_rate, spike.rate_before
     rose = before is not None and spike.rate_step is not None
     good = (spike.rate_step or 0) - 1 if rose else spike.lowest_step
     back = (
-        "Stop the job soon (`edl stop JOB`), because only its newest checkpoints are kept. Copy "
-        f"one of step {good} or before (`edl checkpoint list`) into a directory of its own, and go "
-        "on from there (`edl run --resume-from DIRECTORY`); without one, start again"
+        f"Stop the job soon (`edl stop JOB`): {_good_checkpoint(good, saved)} (`edl checkpoint "
+        "list`) into a directory of its own, and go on from there (`edl run --resume-from "
+        "DIRECTORY`); without one, start again: in both cases"
         if spike.lowest is not None and good > 1
-        else "Stop the job (`edl stop JOB`) and start it again"
+        else "Stop the job (`edl stop JOB`) and start it again,"
     )
     if rate is None:
         return Cause(
             "Most often the learning rate is too high; edl does not know it here. Else the data "
             "have changed, or half precision overflows.",
-            f"{back}, with a lower learning rate.",
+            f"{back} with a lower learning rate.",
         )
     if before is None or spike.rate_step is None:
         return Cause(
             f"The learning rate, {short(rate)}, has not risen before, so it is too high for this "
             "model from the start; or the data are not what the model expects, or half precision "
             "overflows.",
-            f"{back}, with a tenth of the learning rate ({short(rate / 10)}), and a tenth of that "
+            f"{back} with a tenth of the learning rate ({short(rate / 10)}), and a tenth of that "
             "until the loss falls. If no rate helps, look at the data, and at the loss in float32.",
         )
     scaled = (
@@ -125,13 +134,30 @@ def of_a_loss(spike: LossSpike) -> Cause:
     return Cause(
         f"The likely cause is the learning rate, which rose from {short(before)} to {short(rate)} "
         f"at about step {spike.rate_step}.{scaled}",
-        f"{back}, with the learning rate that it had ({short(before)}), or let it rise slowly.",
+        f"{back} with the learning rate that it had ({short(before)}), or let it rise slowly.",
     )
 
 
+def _good_checkpoint(good: int, saved: Sequence[int]) -> str:
+    """Return clauses that say which checkpoint to copy.
+
+    Args:
+        good: the last step of which nothing is known to be wrong.
+        saved: the steps of the newest checkpoints, the oldest first.
+    """
+    kept = "only the newest are kept (`keep` in the script, 3 by default)"
+    before = [step for step in saved if step <= good]
+    if not before:
+        return f"checkpoints after step {good:,} are spoiled, and {kept}. Copy one of before"
+    last, spoiled = f"that of step {before[-1]:,}", len(saved) - len(before)
+    those = verb(spoiled, "the one after it is", f"the {spoiled} after it are")
+    later = those if spoiled else "those after it will be"
+    return f"the last good checkpoint is {last}, {later} spoiled, and {kept}. Copy it"
+
+
 WHILE_ZOOKEEPER_IS_AWAY = (
-    "`edl zookeeper status` looks at the server that edl has started, `edl doctor` asks any other "
-    "one. The job needs nothing: it goes on by itself when ZooKeeper answers."
+    "On the host where edl has started it, `edl zookeeper start` starts it again with its data, "
+    "and `edl zookeeper status` names its log. The job goes on by itself when ZooKeeper answers."
 )
 """The end of each advice about a ZooKeeper that does not answer."""
 

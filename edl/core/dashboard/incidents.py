@@ -43,6 +43,7 @@ from edl.core.plural import counted, workers
 from edl.core.record import Record
 
 MOST_INCIDENTS = 40
+MOST_SAVED = 100  # checkpoints whose steps are known
 MOST_HOSTS = 400  # workers whose hosts are known
 SILENT = "stopped answering"  # in what is said of a worker that is frozen or cut off
 NONE_LEFT = "No worker was left that could go on; others were started."
@@ -67,6 +68,7 @@ class IncidentLog(Record):
         outage_s: when the page saw that last, in seconds since 1970.
         trained: the newest generation that has completed a step after its switch.
         step: the newest complete step that an event has told of.
+        saved: the steps of the newest checkpoints, the oldest first.
         count: how many incidents there were.
     """
 
@@ -80,6 +82,7 @@ class IncidentLog(Record):
     outage_s: float = 0.0
     trained: int = 0
     step: int = 0
+    saved: tuple[int, ...] = ()
     count: int = 0
 
     def with_hosts(self, hosts: Mapping[str, str]) -> IncidentLog:
@@ -290,7 +293,7 @@ def _failed(log: IncidentLog, event: Event, details: WorkerFailedDetails) -> Inc
     known = log.loss_of(event.time, (name,))
     hosts = {log.host_of(worker) for worker in known.workers} if known is not None else set()
     cause = causes.of_an_end(
-        replace(details, host="their hosts") if hosts - {details.host} else details
+        replace(details, host=causes.THEIR_HOSTS) if hosts - {details.host} else details
     )
     if known is not None and SILENT in known.clauses.get(name, "") and known.kind == "evicted":
         return log.changed(known.then(event.time, f"{name} {ended}, when it was lost already."))
@@ -462,7 +465,7 @@ def _away(log: IncidentLog, event: Event, details: ZookeeperBackDetails) -> Inci
     is_known = abs(event.time - log.outage_s) < details.away_s + SEEN_S
     why = log.outage_why if log.outage_why and is_known else causes.OF_ZOOKEEPER.why
     away = duration_in_words(details.away_s)
-    what = f"ZooKeeper did not answer for {away}: nobody could join or leave"
+    what = f"ZooKeeper did not answer for {away}: no worker could join or leave"
     steps, went_on = event.step - details.from_step, f"Training went on, until step {event.step}"
     if details.from_step >= 0 and steps:
         went_on = (
@@ -518,13 +521,21 @@ def _not_saved(log: IncidentLog, event: Event, details: CheckpointFailedDetails)
     first = log.members[0] if log.members else ""
     host = log.host_of(first)
     if is_full(event.reason):
-        return log.on_disk(event, details, host, lambda disk: disk.with_checkpoint(event.step))
+        return log.on_disk(
+            event, details, host, lambda disk: disk.with_checkpoint(event.step, log.saved)
+        )
     where = f" ({log.placed(first)})" if first else ""
     return log.repeated(event, f"{event.reason}{where}", host, math.inf)
 
 
 def _saved(log: IncidentLog, event: Event, details: CheckpointDetails) -> IncidentLog:
+    """Fold a checkpoint; after a resume those of later steps count no more."""
+    before = [step for step in log.saved if step < event.step]
+    log = replace(log, saved=(*before, event.step)[-MOST_SAVED:])
     for one in log.incidents:
+        if one.spike is not None:
+            advice = causes.of_a_loss(one.spike, log.saved).advice
+            log = log.changed(replace(one, advice=advice))
         disk = one.full_disk
         if disk is not None and disk.checkpoints and disk.saved_step < 0:
             saved = replace(disk, saved_step=event.step)
@@ -536,7 +547,7 @@ def _saved(log: IncidentLog, event: Event, details: CheckpointDetails) -> Incide
 
 
 def _loss(log: IncidentLog, event: Event, details: LossSpikeDetails) -> IncidentLog:
-    spike, cause = details.spike, causes.of_a_loss(details.spike)
+    spike, cause = details.spike, causes.of_a_loss(details.spike, log.saved)
     since = f" at step {details.at_step}"
     if spike.loss is None:
         was = (
@@ -558,7 +569,7 @@ def _loss(log: IncidentLog, event: Event, details: LossSpikeDetails) -> Incident
         earlier = tuple(one for one in known.followed if not one.startswith(LOSS_NOW))
         said = f"{LOSS_NOW}{details.at_step} it was {now}."
         return log.changed(replace(known, followed=earlier).then(event.time, said))
-    return log.opened(replace(new, why=cause.why, advice=cause.advice))
+    return log.opened(replace(new, why=cause.why, advice=cause.advice, spike=spike))
 
 
 _FOLDS: Mapping[type[Details], Callable[[IncidentLog, Event, Any], IncidentLog]] = {

@@ -15,7 +15,7 @@ from edl.core.dashboard.incident_causes import Cause
 from edl.core.dashboard.shown_incidents import ShownIncident
 from edl.core.dashboard.tense import in_tense
 from edl.core.duration import duration_in_words
-from edl.core.plural import counted, verb, workers
+from edl.core.plural import verb, workers
 from edl.core.record import Record
 
 NUMBER = -1  # of the incident: those of events begin at 0
@@ -69,8 +69,8 @@ def outage_incident(
     """
     lasted = duration_in_words(lasted_s)
     what = (
-        f"ZooKeeper has not answered this page for {lasted}: nobody can join or leave, and a "
-        "worker that is lost now is not replaced until ZooKeeper answers again."
+        f"ZooKeeper has not answered this page for {lasted}: no worker can join or leave. If one "
+        "is lost now, the others wait for ZooKeeper, 10 min by default (elastic_timeout_s)."
     )
     return ShownIncident(
         number=NUMBER,
@@ -106,6 +106,6 @@ def _since(step: int, asked: WorkerReports) -> str:
     if more <= 0:
         return f"Asked directly, {said} that no step has completed since step {asked.step}."
     return (
-        f"Training goes on: asked directly, {said} that step {asked.step} is complete, "
-        f"{counted(more, 'step')} more than ZooKeeper has told: the header still shows step {step}."
+        f"Training goes on: asked directly, {said} that step {asked.step:,} is complete, "
+        f"{more:,} after the last that ZooKeeper knows: the header still shows step {step:,}."
     )

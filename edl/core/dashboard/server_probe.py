@@ -66,7 +66,7 @@ _WORDS = {
 }
 
 _ADVICE = {
-    ServerProbe.REFUSED: "Start the server at {0} again; its log says why it has ended.",
+    ServerProbe.REFUSED: "Start the server at {0} again, and read in its log why it has ended.",
     ServerProbe.SILENT: "Of {0}: `ping` its host; start it again or mend the network to it.",
     ServerProbe.OPEN: "Of {0}: look whether its process is stopped, how busy its host is, whether "
     "its disk is full (`df -h`), and whether it reaches the other servers.",
