@@ -3,6 +3,17 @@
 const FIRST = 100; // events of the newest page
 const MORE = 200; // of each older one
 
+/** Return `events` with several checkpoints in a row as one list, which else bury the others. */
+export function folded(events) {
+  const rows = [];
+  for (const one of events) {
+    if (one.kind !== "checkpoint") rows.push(one);
+    else if (Array.isArray(rows.at(-1))) rows.at(-1).push(one);
+    else rows.push([one]);
+  }
+  return rows.map((row) => (Array.isArray(row) && row.length === 1 ? row[0] : row));
+}
+
 /**
  * Keeps the listed events, the newest first.
  *

@@ -2,6 +2,7 @@
 
 import { Component } from "./vendor/preact.mjs";
 import { html } from "./html.mjs";
+import { folded } from "./events.mjs";
 import { Chart, axis, colour, stacked, timeAxis } from "./charts.mjs";
 import { Details, Timeline } from "./timeline.mjs";
 import { Word, WordList } from "./words.mjs";
@@ -289,7 +290,8 @@ export class Scaling extends Component {
  * The events of an EventList, and its filter.
  *
  * `kinds` has the tone and the name of each kind; those with a dot are `dotted`. `drawn(event)`
- * returns the `tone`, `title`, `text` and `place` of the row of an event.
+ * returns the `tone`, `title`, `text` and `place` of the row of an event, or of a list of `folded`.
+ * Whoever looks for words sees each event.
  */
 export function EventCard({ events: list, kinds, dotted, counts, unreadable, note, hint, now, drawn }) {
   const { events, filter } = list;
@@ -309,11 +311,14 @@ export function EventCard({ events: list, kinds, dotted, counts, unreadable, not
         <input type="search" placeholder=${hint} aria-label="Filter events by words" maxlength="200"
           value=${filter.text} onInput=${(event) => list.choose({ ...filter, text: event.target.value })} />
       </div>
-      <ol class="events">${events.map((one) => {
-        const { tone, title, text, place } = drawn(one);
+      <ol class="events">${(filter.text ? events : folded(events)).map((row, at, rows) => {
+        const { tone, title, text, place } = drawn(row);
+        const newest = Array.isArray(row) ? row[0] : row;
+        // A list that is open stays so while it grows at one end, and loses events at the other.
+        const key = Array.isArray(row) ? `before ${rows[at - 1]?.number}` : row.number;
         return html`
-          <li key=${one.number} class="tone-${tone}">
-            <time datetime=${new Date(1000 * one.at_s).toISOString()}>${clock(one.at_s, now)}</time>
+          <li key=${key} class="tone-${tone}">
+            <time datetime=${new Date(1000 * newest.at_s).toISOString()}>${clock(newest.at_s, now)}</time>
             <span class="kind">${title}</span>
             <div class="what">${text}</div>
             <span class="where">${place}</span>
@@ -326,7 +331,13 @@ export function EventCard({ events: list, kinds, dotted, counts, unreadable, not
 
 /** The events of a job; `events` is an EventList. */
 export function Events({ events, counts, unreadable, now }) {
-  const drawn = (one) => ({
+  const drawn = (row) => (Array.isArray(row) ? several(row) : single(row));
+  const several = (row) => ({
+    ...single(row[0]),
+    text: html`<details><summary>${counted(row.length, "checkpoint")}, steps ${whole(row.at(-1).step)} to ${whole(row[0].step)}</summary>
+      ${row.map((one) => html`<small key=${one.number}>${clock(one.at_s, now)} ${one.reason}</small>`)}</details>`,
+  });
+  const single = (one) => ({
     tone: one.tone,
     title: one.kind.replaceAll("_", " "),
     text: html`${one.reason}${one.cost && html`<small>${one.cost}</small>`}
