@@ -93,7 +93,7 @@ def test_the_page_follows_a_job_through_a_kill_to_its_end(
 
 def test_it_explains_its_words(shown: Opened) -> None:
     page = shown.page
-    for word in ("leader", "term", "generation", "goodput", "samples/s", "step time"):
+    for word in ("leader", "term", "generation", "goodput", "samples/s"):
         meaning = page.locator(".stats abbr", has_text=re.compile(f"^{word}$"))
         assert len(str(meaning.get_attribute("title")).split()) > 5, word
     expect(page.locator(".stats")).to_contain_text("over the last 3 s")
