@@ -13,12 +13,16 @@ def verb(count: int, one: str = "is", several: str = "are") -> str:
     return one if count == 1 else several
 
 
-def counted(count: int, what: str) -> str:
+def counted(count: int, what: str, groups: bool = False) -> str:
     """Return ``count`` and the noun ``what``, with an "s" unless ``count`` is 1: "2 slots".
 
-    ``what`` is in the singular: "slot".
+    Args:
+        count: the number.
+        what: the noun in the singular: "slot".
+        groups: whether the number has groups of thousands, as on the dashboard: "1,400 bytes".
     """
-    return f"{count} {verb(count, what, f'{what}s')}"
+    number = f"{count:,}" if groups else str(count)
+    return f"{number} {verb(count, what, f'{what}s')}"
 
 
 def workers(count: int) -> str:

@@ -304,7 +304,7 @@ class TestAFullDisk:
         back = [event(30 + n, LogResumedDetails(f"w{n}", "a", 700), 1, 60) for n in range(2)]
         (one,) = told(log_failed(10, "w0"), log_failed(11, "w1"), *back)
         assert (one.tone, one.until_s) == ("over", CREATED + 30)
-        assert one.since == "w0 and w1 wrote their logs again; 1400 bytes of output were lost."
+        assert one.since == "w0 and w1 wrote their logs again; 1,400 bytes of output were lost."
 
     def test_that_is_soon_full_again_is_the_same_one(self) -> None:
         back = event(30, LogResumedDetails("w0", "node0", 700), 1, 60)

@@ -182,3 +182,9 @@ class TestTheHeader:
 
     def test_stays_as_it_is_if_the_job_does_not_train_well(self) -> None:
         assert with_incidents("stopping", "warning", told(not_saved(1, 5)), 0)[0] == "stopping"
+
+
+def test_a_sentence_writes_steps_as_the_rest_of_the_page_does() -> None:
+    (one,) = told(not_saved(11, 1114), not_saved(12, 1143), saved(20, 1200))
+    assert "from step 1,114 to step 1,143" in one.what
+    assert one.since == "The checkpoint of step 1,200 was written."

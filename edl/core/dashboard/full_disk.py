@@ -96,11 +96,11 @@ class FullDisk(Record):
         """The clause that says which disk is full, and what was not written."""
         missing = []
         if self.checkpoints == 1:
-            missing.append(f"the checkpoint of step {self.first_step} was not written")
+            missing.append(f"the checkpoint of step {self.first_step:,} was not written")
         elif self.checkpoints:
             missing.append(
-                f"{self.checkpoints} checkpoints were not written, from step {self.first_step} to "
-                f"step {self.last_step}"
+                f"{self.checkpoints} checkpoints were not written, from step "
+                f"{self.first_step:,} to step {self.last_step:,}"
             )
         if self.logs:
             what = verb(len(self.logs), "its log", "their logs")
@@ -144,10 +144,10 @@ class FullDisk(Record):
         """The sentences that say which writes have succeeded since; empty if none has."""
         found = []
         if self.saved_step >= 0:
-            found.append(f"The checkpoint of step {self.saved_step} was written.")
+            found.append(f"The checkpoint of step {self.saved_step:,} was written.")
         if self.resumed:
             wrote = f"wrote {verb(len(self.resumed), 'its log', 'their logs')} again"
-            lost = counted(self.lost_bytes, "byte")
+            lost = counted(self.lost_bytes, "byte", groups=True)
             were = verb(self.lost_bytes, "was", "were")
             found.append(f"{listed(self.resumed)} {wrote}; {lost} of output {were} lost.")
         return tuple(found)

@@ -102,7 +102,7 @@ class Incident(Record):
         more = len(clauses) - MOST_CLAUSES
         is_loss = self.kind in LOST and self.kind != EventKind.STALLED
         text += f"; and {more} more workers" if more > 0 else ""
-        text += f", after step {self.step}" if is_loss else ""
+        text += f", after step {self.step:,}" if is_loss else ""
         text += "" if text.endswith(".") else "."
         return text if _WORKER.match(text) else text[:1].upper() + text[1:]
 

@@ -133,7 +133,7 @@ def of_a_loss(spike: LossSpike, saved: Sequence[int] = ()) -> Cause:
     )
     return Cause(
         f"The likely cause is the learning rate, which rose from {short(before)} to {short(rate)} "
-        f"at about step {spike.rate_step}.{scaled}",
+        f"at about step {spike.rate_step:,}.{scaled}",
         f"{back} with the learning rate that it had ({short(before)}), or let it rise slowly.",
     )
 

@@ -347,7 +347,7 @@ def _stalled(log: IncidentLog, event: Event, details: StalledDetails) -> Inciden
     """Fold a stall; a leader of an older edl that was suspended may tell of one that is none."""
     if log.is_past(event):
         return log
-    no_step = f"no step {tenses('completes since', 'completed after')} step {event.step}"
+    no_step = f"no step {tenses('completes since', 'completed after')} step {event.step:,}"
     what = f"{no_step}: {event.reason}"
     new = Incident.of(log.count, event, what, details.workers[0] if details.workers else "")
     silent = "does not answer" in event.reason
@@ -414,7 +414,7 @@ def _without(log: IncidentLog, event: Event, details: GenerationDetails) -> Inci
     if details.repair and not known.is_over:  # who told of the loss may have known an older step
         known = replace(known, step=event.step)
     others = "worker" if survivors == 1 else workers(survivors)
-    went = f"The other {others} went on from step {event.step}."
+    went = f"The other {others} went on from step {event.step:,}."
     return log.changed(known.then(event.time, went, is_over=True))
 
 
@@ -423,8 +423,8 @@ def _resumed(log: IncidentLog, event: Event, details: ResumedDetails) -> Inciden
     known = log.newest(event.time, lambda one: one.kind in LOST and NONE_LEFT in one.followed)
     if known is None or details.lost_steps is None:
         return log
-    again = f"at least {counted(details.lost_steps, 'step')} are trained again"
-    said = f"They went on from the checkpoint of step {event.step}; {again}."
+    again = f"at least {counted(details.lost_steps, 'step', groups=True)} are trained again"
+    said = f"They went on from the checkpoint of step {event.step:,}; {again}."
     return log.changed(known.then(event.time, said))
 
 
@@ -466,14 +466,14 @@ def _away(log: IncidentLog, event: Event, details: ZookeeperBackDetails) -> Inci
     why = log.outage_why if log.outage_why and is_known else causes.OF_ZOOKEEPER.why
     away = duration_in_words(details.away_s)
     what = f"ZooKeeper did not answer for {away}: no worker could join or leave"
-    steps, went_on = event.step - details.from_step, f"Training went on, until step {event.step}"
+    steps, went_on = event.step - details.from_step, f"Training went on, until step {event.step:,}"
     if details.from_step >= 0 and steps:
         went_on = (
-            f"Training went on meanwhile, from step {details.from_step} to step {event.step} "
-            f"({counted(steps, 'step')})"
+            f"Training went on meanwhile, from step {details.from_step:,} to step {event.step:,} "
+            f"({counted(steps, 'step', groups=True)})"
         )
     elif details.from_step >= 0:
-        went_on = f"No step completed meanwhile: training stood at step {event.step}"
+        went_on = f"No step completed meanwhile: training stood at step {event.step:,}"
     new = replace(
         Incident.of(log.count, event, what),
         at_s=event.time - details.away_s,
@@ -510,7 +510,8 @@ def _log_resumed(log: IncidentLog, event: Event, details: LogResumedDetails) -> 
     )
     if known is None:
         return log
-    said = f"{worker} wrote its log again; {counted(lost_bytes, 'byte')} of output were lost."
+    lost = counted(lost_bytes, "byte", groups=True)
+    said = f"{worker} wrote its log again; {lost} of output were lost."
     return log.changed(known.then(event.time, said, is_over=True))
 
 
@@ -541,17 +542,17 @@ def _saved(log: IncidentLog, event: Event, details: CheckpointDetails) -> Incide
             saved = replace(disk, saved_step=event.step)
             log = log.changed(one.of_disk(saved, event.time, is_over=True))
         elif disk is None and one.kind == "checkpoint_failed" and not one.is_over:
-            said = f"The checkpoint of step {event.step} was written."
+            said = f"The checkpoint of step {event.step:,} was written."
             log = log.changed(one.then(event.time, said, is_over=True))
     return log
 
 
 def _loss(log: IncidentLog, event: Event, details: LossSpikeDetails) -> IncidentLog:
     spike, cause = details.spike, causes.of_a_loss(details.spike, log.saved)
-    since = f" at step {details.at_step}"
+    since = f" at step {details.at_step:,}"
     if spike.loss is None:
         was = (
-            f"; it was {short(spike.lowest)} at step {spike.lowest_step}"
+            f"; it was {short(spike.lowest)} at step {spike.lowest_step:,}"
             if spike.lowest is not None
             else ", and never was"
         )
@@ -560,14 +561,14 @@ def _loss(log: IncidentLog, event: Event, details: LossSpikeDetails) -> Incident
         times = spike.loss / spike.lowest if spike.lowest else 0.0
         what = (
             f"the loss has risen to {short(spike.loss)}{since}, {short(times)} times its lowest "
-            f"value ({short(spike.lowest or 0.0)} at step {spike.lowest_step})"
+            f"value ({short(spike.lowest or 0.0)} at step {spike.lowest_step:,})"
         )
     new = Incident.of(log.count, event, what)
     known = log.newest(event.time, lambda one: one.kind == new.kind and not one.is_over)
     if known is not None and known.why == cause.why:  # the same rise
         now = "not finite" if spike.loss is None else short(spike.loss)
         earlier = tuple(one for one in known.followed if not one.startswith(LOSS_NOW))
-        said = f"{LOSS_NOW}{details.at_step} it was {now}."
+        said = f"{LOSS_NOW}{details.at_step:,} it was {now}."
         return log.changed(replace(known, followed=earlier).then(event.time, said))
     return log.opened(replace(new, why=cause.why, advice=cause.advice, spike=spike))
 

@@ -104,7 +104,7 @@ def _since(step: int, asked: WorkerReports) -> str:
     more = asked.step - step
     said = f"{asked.answered} of {asked.asked} workers {verb(asked.answered, 'says', 'say')}"
     if more <= 0:
-        return f"Asked directly, {said} that no step has completed since step {asked.step}."
+        return f"Asked directly, {said} that no step has completed since step {asked.step:,}."
     return (
         f"Training goes on: asked directly, {said} that step {asked.step:,} is complete, "
         f"{more:,} after the last that ZooKeeper knows: the header still shows step {step:,}."

@@ -98,7 +98,7 @@ def _shown(
             gone = bool(said)
         is_over = gone or (one.kind == "slow_worker" and not runs)
     if one.kind == "stalled" and runs and status.step > one.step and not standing_s:
-        followed.append(f"Steps completed again: the job is at step {status.step}.")
+        followed.append(f"Steps completed again: the job is at step {status.step:,}.")
         is_over = True
     wanted = sum((status.desired or status.assigned).values())
     if one.kind in LOST and is_over and runs and status.world_size < wanted and not one.joined:
