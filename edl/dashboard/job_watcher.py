@@ -158,7 +158,7 @@ class JobWatcher(PageWatcher):
             self._notify("bad", f"{text} {trouble}".rstrip())
             return
         cause = outage_cause(trouble, self._probe(hosts))
-        self._trace = self._trace.with_outage(cause.why, now_s)
+        self._trace = self._trace.with_outage(cause.why, since_s, now_s)
         asked = self._ask(reading.snapshot, self._token)
         step = reading.snapshot.status.step
         lasts = outage_incident(cause, now_s - since_s, now_s, step, asked)

@@ -9,6 +9,7 @@ from shown_job import CREATED, event
 from test_incidents import status, told
 
 from edl.core.dashboard.incidents import IncidentLog
+from edl.core.dashboard.job_page import JobTrace
 from edl.core.dashboard.outage import WorkerReports, outage_incident
 from edl.core.dashboard.server_probe import ServerProbe, outage_cause
 from edl.core.dashboard.shown_incidents import ShownIncident, shown_incidents
@@ -110,6 +111,14 @@ class TestZookeeper:
         later = replace(back, time=CREATED + 900)
         (one,) = shown_incidents(log.with_event(later), status(), 0.0)
         assert one.why.startswith("The ZooKeeper server was stopped")
+
+    def test_the_cause_that_was_seen_first_counts(self) -> None:
+        """A server that is started again takes connections before it answers."""
+        trace = JobTrace().with_outage("It was killed.", 10.0, 10.5)
+        trace = trace.with_outage("It was overloaded.", 10.0, 17.0)
+        assert (trace.incidents.outage_why, trace.incidents.outage_s) == ("It was killed.", 17.0)
+        trace = trace.with_outage("It was frozen.", 60.0, 61.0)
+        assert trace.incidents.outage_why == "It was frozen."
 
     def test_whether_workers_train_then_is_said_only_if_they_say_so(self) -> None:
         assert "no step has completed since step 640" in self.lasts(WorkerReports(2, 2, 640)).since

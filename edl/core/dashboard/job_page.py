@@ -85,9 +85,18 @@ class JobTrace:
         hosts = {member.name: member.host for member in snapshot.members}
         return replace(self, incidents=self.incidents.with_hosts(hosts))
 
-    def with_outage(self, why: str, now_s: float) -> JobTrace:
-        """Return the trace of a job whose ZooKeeper does not answer at ``now_s``, and why."""
-        return replace(self, incidents=replace(self.incidents, outage_why=why, outage_s=now_s))
+    def with_outage(self, why: str, since_s: float, now_s: float) -> JobTrace:
+        """Return the trace of a job whose ZooKeeper does not answer.
+
+        Args:
+            why: why, as it is seen now. The cause that was seen first counts, because a server that
+                is started again looks overloaded.
+            since_s: since when, in seconds since 1970.
+            now_s: the present time, in seconds since 1970.
+        """
+        known = self.incidents
+        first = known.outage_why if known.outage_s >= since_s else why
+        return replace(self, incidents=replace(known, outage_why=first, outage_s=now_s))
 
     def cut(self, at_s: float) -> JobTrace:
         """Return the trace of a job whose log has lost the events before ``at_s``.
