@@ -83,7 +83,7 @@ class Fitting(Counting):
             done = (*done, DoneFit(worker.loader.epoch + 1))
             worker.fits.compare_states()
             self.evaluated[len(done)].add(one.model.w.tobytes())
-            worker.fits.end(done, worker.rank, worker.generation)
+            worker.fits.end(done, "", worker.rank, worker.generation)
             self._tell(one, done, len(done))
             one.compute(self.between_s)
         if not worker.warming_up:
