@@ -429,7 +429,7 @@ class _LastCallback(keras.callbacks.Callback):
             now.steps.enter()
             self.stopped = now.worker.loader.progress.fit_stopped
             if self.stopped:
-                logger.info("no more of this fit is trained, for it was stopped: %s", self.stopped)
+                logger.warning("no more of this fit is trained: it was stopped: %s", self.stopped)
             elif not now.steps.made_all_steps:
                 begin = now.fits.next_epoch
             elif now.fits.is_fresh:  # else the job was resumed after its end
