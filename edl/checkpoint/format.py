@@ -91,6 +91,8 @@ class Manifest:
             :class:`edl.core.job.signature.Arithmetic` by name; empty: not known.
         fit_stopped: why callbacks had stopped the call of Keras' ``fit`` that had just ended;
             empty: they had not, a call was under way, or the version of edl did not record it.
+        length: how long the job trains, as the fields of an
+            :class:`edl.core.step.training_length.TrainingLength` by name; empty: not known.
     """
 
     job: str
@@ -108,6 +110,7 @@ class Manifest:
     seed: int = -1
     arithmetic: Mapping[str, Any] = field(default_factory=dict)
     fit_stopped: str = ""
+    length: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

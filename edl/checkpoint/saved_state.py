@@ -11,6 +11,7 @@ from edl.core.events import Details
 from edl.core.job.state_share import WHOLE_STATE, StateShare
 from edl.core.step.ledger import Ledger
 from edl.core.step.source import Source
+from edl.core.step.training_length import NO_LENGTH, TrainingLength
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class CheckpointPosition:
             empty: they have not, or it is under way.
         arithmetic: what the last bits of rank 0's results depend on, as the fields of an
             :class:`edl.core.job.signature.Arithmetic` by name; empty: not known.
+        length: how long the job trains.
     """
 
     step: int
@@ -89,6 +91,7 @@ class CheckpointPosition:
     seed: int = -1
     fit_stopped: str = ""
     arithmetic: Mapping[str, Any] = field(default_factory=dict)
+    length: TrainingLength = NO_LENGTH
 
 
 @dataclass(frozen=True)

@@ -171,6 +171,7 @@ class CheckpointWriter:
             seed=at.seed,
             arithmetic=at.arithmetic,
             fit_stopped=at.fit_stopped,
+            length=at.length.to_json(),
         )
         try:
             state = files.pack_state(replica.capture(share))

@@ -6,16 +6,20 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import numbers
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from edl.core.step.batch import Batch
+from edl.core.step.training_length import TrainingLength
 from edl.errors import UsageError
 from edl.framework.process import is_over
 from edl.framework.random_numbers import RandomNumbers
 from edl.worker.worker import Worker
+
+logger = logging.getLogger(__name__)
 
 
 class BatchSource(Protocol):
@@ -96,6 +100,11 @@ NO_STEP = (
     "group of batches whose gradients are added up"
 )
 
+OTHER_LENGTH = (
+    "w{worker} trains as long as the job does: {job}; its script asks for {script}. Let the script "
+    "ask for the same on all workers, and not by a file that the job rewrites"
+)
+
 
 def end_batch(worker: Worker) -> None:
     """End the batch that ``worker``'s script has trained, and keep copies of tracked objects.
@@ -171,6 +180,7 @@ class BatchSteps:
 
         A newcomer first gets an epoch with one batch for its warm-up, before it joins the ring.
         After the last epoch all workers end the job together, and no training can begin again.
+        If the job trains for longer or shorter than this newcomer asks for, it does as the job.
 
         Args:
             count: the number of epochs of the job; None: as many as ``max_steps`` updates take.
@@ -187,13 +197,16 @@ class BatchSteps:
                 evicted.
         """
         worker = self._worker
-        self.limit(max_steps)
-        most = math.inf if count is None else count
-        worker.loader.progress.epochs = count or 0
+        asked = worker.loader.progress.length = TrainingLength.asked(count, max_steps)
         if worker.warming_up:
             self.warm_up()
             yield from self._within(worker.loader.epoch)
         self.enter()
+        length = worker.loader.progress.length
+        if asked.is_below(length):
+            logger.warning("%s", OTHER_LENGTH.format(worker=worker.id, job=length, script=asked))
+        self.limit(length.max_steps)
+        most = math.inf if length.epochs is None else length.epochs
         while worker.loader.epoch < most and not self.made_all_steps:
             yield from self._within(worker.loader.epoch)
             if worker.loader.epoch + 1 >= most or self.made_all_steps:

@@ -42,6 +42,7 @@ import numpy as np
 from edl.core.events import TrainingStoppedDetails
 from edl.core.job.fits import DoneFit, FitIsDone
 from edl.core.plural import counted
+from edl.core.step.training_length import TrainingLength
 from edl.errors import UsageError
 from edl.framework.batch_number import batch_in_epoch
 from edl.framework.steps import asked_length, end_batch
@@ -420,7 +421,7 @@ class _LastCallback(keras.callbacks.Callback):
                 that is not the first.
         """
         now, epochs = self._training, self.params["epochs"]
-        now.worker.loader.progress.epochs = epochs + now.fits.shift
+        now.worker.loader.progress.length = TrainingLength(epochs + now.fits.shift)
         begin = epochs  # where fit looks for the epoch to begin with; so many: it runs none
         try:
             if now.worker.warming_up:

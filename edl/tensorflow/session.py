@@ -15,6 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from edl.core.step.training_length import TrainingLength
 from edl.errors import UsageError
 from edl.framework import process
 from edl.framework.source import refuse_logical
@@ -83,7 +84,8 @@ def elastic_shard_generator(
     what = "edl.elastic_shard_generator"
     refuse_logical(now.worker, "a graph of TensorFlow 1 trains")
     now.attach_source(source, batch_size, shuffle, seed, max_global_batch, global_batch, what)
-    now.epochs = now.worker.loader.progress.epochs = epochs
+    now.epochs = epochs
+    now.worker.loader.progress.length = TrainingLength(epochs)
     return now.batches
 
 

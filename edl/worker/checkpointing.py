@@ -36,6 +36,7 @@ from edl.core.job.state_share import StateShare
 from edl.core.job_spec import RESUME_AUTO, RESUME_NO, JobSettings, resume_directory
 from edl.core.plural import counted
 from edl.core.records import Generation, JobState
+from edl.core.step.training_length import TrainingLength
 from edl.errors import CoordinationError, EdlError, JobFailed, UsageError
 from edl.worker.activity import waits
 from edl.worker.coordinator import Coordinator
@@ -205,7 +206,7 @@ class Checkpointing:
 
         Raises:
             CheckpointError, UsageError: the checkpoint that was asked for cannot be resumed, or the
-                directory cannot be written.
+                script trains less than its job was to, or the directory cannot be written.
             JobFailed: no worker is left that holds the state, and the state was not saved; or the
                 script has passed over too many fits.
         """
@@ -214,6 +215,9 @@ class Checkpointing:
             found = self._restore()
             if found is not None and self._is_of_another_fit(found, generation.state_source):
                 return
+            if found is not None and not self._loader.fits:  # a later fit has a length of its own
+                saved = TrainingLength.from_json(found.manifest.length)
+                self._loader.length = self._loader.length.resuming(saved, restarts=warmed_up)
             if found is None and warmed_up:
                 how = ", before it was saved" if self.saves else self.progress.without_checkpoint
                 raise JobFailed(f"all workers died and the job's state with them{how}")

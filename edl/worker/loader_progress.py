@@ -28,6 +28,7 @@ from edl.core.step.step_record import (
     wanting_to_stop,
 )
 from edl.core.step.stream import StreamSource
+from edl.core.step.training_length import NO_LENGTH, TrainingLength
 from edl.core.step.update_order import UpdateOrder
 from edl.errors import UsageError
 from edl.worker.gradient_noise import GradientNoise
@@ -53,7 +54,7 @@ class LoaderProgress(TrainingProgress):
 
     def __init__(self) -> None:
         super().__init__()
-        self.epochs = 0  # how many epochs the script trains; 0: not known
+        self.length = NO_LENGTH  # of the job; of the script, until it has the job's state
         self._worker = 0
         self._source: Source | None = None
         self._sampler: BatchSampler | None = None
@@ -372,21 +373,10 @@ class LoaderProgress(TrainingProgress):
             "epoch": ledger.epoch,
             "epoch_done": ledger.done,
             "epoch_total": self.source.known_total,
-            "left": self._left,
+            "left": self.length.left(ledger.epoch, ledger.done, self.source.known_total),
             "samples_total": self.samples_total,
             "untrained": self.untrained,
         }
-
-    @property
-    def _left(self) -> float | None:
-        """The number of samples that all workers have to train until the end of the job.
-
-        It is None for a stream, and in a script that does not say how many epochs it trains.
-        """
-        total = self.source.known_total
-        if not self.epochs or not total:
-            return None
-        return float((self.epochs - self.ledger.epoch) * total - self.ledger.done)
 
     def may_pause(self, repaired_at: int) -> bool:
         """Return whether all workers, which are between two steps now, can pause.
@@ -404,6 +394,7 @@ class LoaderProgress(TrainingProgress):
         """
         return {
             "step": self.step,
+            "length": self.length.to_json(),
             "joined_after": self.joined_after,
             "trained": self.trained,
             "trained_before": self.trained_before,
@@ -475,6 +466,7 @@ class LoaderProgress(TrainingProgress):
         self.sampler.take_over(header)
         if receive is Receive.ALL:
             self.sampler.enter(ledger.epoch)
+            self.length = TrainingLength.from_json(header["length"])
             self._updated, self.seed = int(header["updated"]), int(header["seed"])
             self.fit_stopped = str(header["fit_stopped"])
             self.update_order = UpdateOrder.restore(header["schedule"])
@@ -527,7 +519,9 @@ class LoaderProgress(TrainingProgress):
     def place(self) -> CheckpointPosition:
         """The job's position in its data (step, epoch, ledger), as a checkpoint stores it."""
         at = self.step, self.source, self.ledger, self.trained, self.noise.scale.to_json()
-        return CheckpointPosition(*at, as_json(self.fits), self.seed, self.fit_stopped)
+        return CheckpointPosition(
+            *at, as_json(self.fits), self.seed, self.fit_stopped, length=self.length
+        )
 
     def resume(
         self,

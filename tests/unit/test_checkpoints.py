@@ -25,11 +25,13 @@ from edl.core.job.state_share import WHOLE_STATE, StateShare
 from edl.core.job_spec import JobSettings
 from edl.core.step.batching import Batching
 from edl.core.step.source import Source
+from edl.core.step.training_length import TrainingLength
 from edl.errors import CheckpointError, UsageError
 from edl.mount_point import mount_point
 from edl.worker.checkpointing import Checkpointing
 from edl.worker.job_of_one import JobOfOne
 from edl.worker.loader_progress import LoaderProgress
+from edl.worker.progress import Receive
 from edl.worker.shared_state import SharedState
 
 SOURCE = Source(total=100, batching=Batching(4), shuffle=True, seed=7, prefetch_batches=0)
@@ -511,6 +513,81 @@ def test_a_resumption_with_other_arithmetic_is_said(
     one.begin(ALONE, warmed_up=False)
     sentence = "computes with 8 threads, AVX2, and computed with 4 threads, AVX2 when"
     assert (sentence in caplog.text) is warned
+
+
+def resumed(
+    directory: Path,
+    before: TrainingLength,
+    now: TrainingLength,
+    fits: tuple[DoneFit, ...] = (),
+    *,
+    warmed_up: bool = False,
+) -> TrainingLength:
+    """Return how long the job trains that a script which asks for ``now`` goes on with."""
+    start = Start(directory, resume=directory)
+    start.progress.length, start.progress.fits = before, fits
+    assert start.save(3) == ""
+    one = checkpointing(resume="1")
+    one._loader.length, one._loader.fits = now, fits
+    one.replica = start.replica
+    one.attach(directory, 1.0, 1)
+    one.begin(ALONE, warmed_up)
+    newcomer = Start(directory).progress
+    newcomer.take_over(one._loader.header(), Receive.ALL)
+    return newcomer.length
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "words"),
+    [
+        (TrainingLength(6), TrainingLength(3), "trains 6 epochs, and .* asks for 3 epochs"),
+        (TrainingLength(6), TrainingLength(0), "trains 6 epochs, and .* asks for 0 epochs"),
+        (
+            TrainingLength(6, 90),
+            TrainingLength(6, 40),
+            "at most 90 updates, and this script asks for 6 epochs, at most 40 updates",
+        ),
+    ],
+)
+def test_a_resumed_job_is_not_shorter(
+    tmp_path: Path, before: TrainingLength, now: TrainingLength, words: str
+) -> None:
+    """A script that subtracts what a file of its own says would end in the midst, as a success."""
+    with pytest.raises(match=f"^cannot resume: .*{words}; give .* for the whole job"):
+        resumed(tmp_path, before, now)
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (TrainingLength(6), TrainingLength(6)),
+        (TrainingLength(6), TrainingLength(9)),
+        (TrainingLength(6), TrainingLength(max_steps=1)),
+        (TrainingLength(max_steps=90), TrainingLength(1)),
+        (TrainingLength(6), TrainingLength(6, 40)),
+        (TrainingLength(), TrainingLength(1)),
+        (TrainingLength(6), TrainingLength()),
+    ],
+)
+def test_a_resumed_job_may_be_longer_or_say_it_in_another_way(
+    tmp_path: Path, before: TrainingLength, now: TrainingLength
+) -> None:
+    assert resumed(tmp_path, before, now) == now
+
+
+def test_a_job_that_restarts_itself_is_as_long_as_it_was(tmp_path: Path) -> None:
+    """Its script subtracts what is trained already; an older edl has saved no length."""
+    before, asked = TrainingLength(6, 90), TrainingLength(4)
+    assert resumed(tmp_path / "saved", before, asked, warmed_up=True) == before
+    assert resumed(tmp_path / "old", TrainingLength(), asked, warmed_up=True) == asked
+
+
+@pytest.mark.parametrize("warmed_up", [False, True])
+def test_a_later_fit_has_a_length_of_its_own(tmp_path: Path, warmed_up: bool) -> None:
+    """Early stopping has ended the one before."""
+    asked = TrainingLength(8)
+    job = resumed(tmp_path, TrainingLength(100), asked, (DoneFit(3),), warmed_up=warmed_up)
+    assert job == asked
 
 
 @pytest.mark.parametrize(

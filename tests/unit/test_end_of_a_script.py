@@ -173,6 +173,29 @@ def test_a_death_at_each_point_of_the_end(
             prove(job, script)
 
 
+def by_a_file_of_its_own(script: Script, steps: BatchSteps, one: LoopbackWorker) -> None:
+    begun = 2 if one.worker.warming_up else 0  # the epochs that the file says, rewritten meanwhile
+    for _ in steps.epochs(3 - begun, max_steps=100 - begun):
+        while steps.begin():
+            script.train(steps, one)
+
+
+def test_a_newcomer_trains_as_long_as_the_job_does(caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever it asks for: a newcomer that ended at once would end the job of all."""
+    script = Script(by_a_file_of_its_own)
+    job = LoopbackJob(script, np=2, max_np=3, seed=1)
+    job.after_step(8, lambda job: job.scale({"a": 3}))
+    job.run()
+    assert job.memory.job.state is JobState.FINISHED, job.describe()
+    assert len(set(script.steps.values())) == 1, script.steps
+    assert {tuple(each) for each in script.counts.values()} == {(3,) * SAMPLES}
+    words = (
+        "w2 trains as long as the job does: 3 epochs, at most 100 updates; its script asks for "
+        "1 epoch, at most 98 updates. "
+    )
+    assert [each.startswith(words) for each in caplog.messages].count(True) == 1, caplog.messages
+
+
 @pytest.mark.parametrize("joins", [0, 1])
 def test_a_count_of_a_workers_own_ends_the_job_with_who_left(joins: int) -> None:
     """A newcomer has made fewer steps: nobody becomes rank 0 with it."""

@@ -1,0 +1,98 @@
+"""Define how long a job trains: :class:`TrainingLength`, which all workers of a job share.
+
+Each worker's script asks for a length. A newcomer's script may ask for another one than the job
+has, if it computes the number from a file that the job has rewritten meanwhile: the newcomer then
+takes over the job's. :meth:`TrainingLength.resuming` decides on the length of a resumed job.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from edl.core.plural import counted
+from edl.core.record import Record
+from edl.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class TrainingLength(Record):
+    """How long a job trains, counted from its begin; a resumed job goes on with the same counts.
+
+    Attributes:
+        epochs: the number of epochs; None: there is no limit, or it is not known.
+        max_steps: the number of updates; None: only the epochs end the training.
+    """
+
+    epochs: int | None = None
+    max_steps: int | None = None
+
+    @classmethod
+    def asked(cls, epochs: float | None, max_steps: int | None) -> TrainingLength:
+        """Return the length that a script asks for, in plain whole numbers.
+
+        Args:
+            epochs: the number of epochs; one that was begun counts as whole. None, or infinite: no
+                limit.
+            max_steps: the number of updates; None: no limit.
+        """
+        return cls(
+            None if epochs is None or epochs == math.inf else math.ceil(epochs),
+            None if max_steps is None else int(max_steps),
+        )
+
+    def left(self, epoch: int, done: int, total: int) -> float | None:
+        """Return the number of samples that all workers have to train until the end of the job.
+
+        It is None if the number of epochs or the size of an epoch is not known.
+
+        Args:
+            epoch: the number of the present epoch, from 0.
+            done: how many samples of it are trained.
+            total: the samples of an epoch; 0: not known.
+        """
+        if not self.epochs or not total:
+            return None
+        return float((self.epochs - epoch) * total - done)
+
+    def is_below(self, other: TrainingLength) -> bool:
+        """Return whether the epochs or the updates are fewer than those of ``other``.
+
+        Each of the two is compared where both lengths have a number.
+        """
+        pairs = (self.epochs, other.epochs), (self.max_steps, other.max_steps)
+        return any(mine is not None and its is not None and mine < its for mine, its in pairs)
+
+    def resuming(self, saved: TrainingLength, restarts: bool) -> TrainingLength:
+        """Return the length of a job that goes on from a checkpoint; this is the script's length.
+
+        A script that subtracts what a file says to be trained already would end in the midst of the
+        job, which would count as finished. So it is refused, if a user has resumed the job. He may
+        resume it for longer.
+
+        Args:
+            saved: the length of the job when its checkpoint was saved.
+            restarts: whether nobody has resumed the job: its own workers have all died, and new
+                ones go on. Then the length stays as it was.
+
+        Raises:
+            CheckpointError: this length is below the saved one (:meth:`is_below`).
+        """
+        if restarts:
+            return self if saved == NO_LENGTH else saved
+        if self.is_below(saved):
+            raise CheckpointError(
+                f"cannot resume: the job that saved the checkpoint trains {saved}, and this script "
+                f"asks for {self}; give the number for the whole job, not for what is left of it "
+                "(a larger one trains longer). To end earlier, stop inside the loop"
+            )
+        return self
+
+    def __str__(self) -> str:
+        updates = "" if self.max_steps is None else counted(self.max_steps, "update")
+        if self.epochs is None:
+            return updates or "without an end"
+        return counted(self.epochs, "epoch") + (updates and f", at most {updates}")
+
+
+NO_LENGTH = TrainingLength()  # not known, or without an end
