@@ -12,6 +12,7 @@ from edl.errors import UsageError, some
 from edl.framework.process import current_worker
 from edl.torch.api import attach_optimizer
 from edl.torch.closures import AGAIN, Arguments, after_closure
+from edl.torch.computed_options import Numbers, option_numbers
 from edl.torch.lr_schedule import follow_policy
 from edl.torch.optimizer_state import complete, inner_optimizers
 from edl.torch.optimizer_state import stepping as stepping_in
@@ -153,7 +154,7 @@ def listen(optimizer: torch.optim.Optimizer, reduction: GradientReduction) -> No
         reduction: the object that reduces its gradients.
     """
     stepping: torch.optim.Optimizer | None = None  # what steps within its step is part of it
-    options: list[dict[str, Any]] = []  # of its groups, before its step()
+    options: Numbers = []  # of its groups, before its step()
 
     def begin() -> None:
         if reduction.accumulation.is_between_microbatches:  # no parameter has a gradient
@@ -168,7 +169,7 @@ def listen(optimizer: torch.optim.Optimizer, reduction: GradientReduction) -> No
         if hooked is not optimizer and stepping is optimizer:
             return None
         if stepping is None:  # else the step() of a class calls that of its base class
-            options = _numbers(optimizer)
+            options = option_numbers(optimizer)
         stepping = hooked
         return after_closure(arguments, named, begin)
 
@@ -200,26 +201,11 @@ def _end_step(optimizer: torch.optim.Optimizer, reduction: GradientReduction) ->
     reduction.end_step(skipped=False if found_inf is None else found_inf)
 
 
-def _refuse_counting(optimizer: torch.optim.Optimizer, before: list[dict[str, Any]]) -> None:
+def _refuse_counting(optimizer: torch.optim.Optimizer, before: Numbers) -> None:
     """Raise UsageError if a ``step()`` without an update has changed an option of ``optimizer``.
 
     Its next update would depend on how many microbatches came before. ``before`` is the result of
-    :func:`_numbers` before the ``step()``.
+    :func:`edl.torch.computed_options.option_numbers` before the ``step()``.
     """
-    if before != _numbers(optimizer):
+    if before != option_numbers(optimizer):
         raise UsageError(COUNTS.format(kind=type(optimizer).__name__))
-
-
-def _numbers(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Return the numbers among the options of each parameter group, by name.
-
-    The learning rate is left out, which schedules set at any time.
-    """
-    return [
-        {
-            name: value
-            for name, value in group.items()
-            if isinstance(value, int | float) and name != "lr"
-        }
-        for group in optimizer.param_groups
-    ]

@@ -10,15 +10,17 @@ of a wrapper may refer to one dict.
 
 from __future__ import annotations
 
+import copy
 import types
 from collections import OrderedDict, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
 from edl.framework.digest import places
+from edl.framework.state import map_leaves
 from edl.torch.layout import laid_out_like
 
 _HOOKS = (
@@ -161,20 +163,33 @@ def lay_out_state(optimizer: Optimizer) -> None:
                 where[key] = laid_out_like(parameter, own, own.dtype)
 
 
-def with_own_options(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+def with_own_options(
+    optimizer: Optimizer, state: dict[str, Any], computed: Collection[str] = ()
+) -> dict[str, Any]:
     """Return a state with the options of its groups, such as ``lr``, replaced by the optimizer's.
 
-    Counters that a wrapper keeps in its groups are no options: they keep their values in ``state``.
-    ``state`` itself is not changed; the result shares its tensors.
+    Numbers that ``step()`` computes, and counters that a wrapper keeps in its groups, are no
+    options: they keep their values in ``state``. (If ``optimizer`` wraps no other and has other
+    groups than ``state``, it keeps its groups as they are.) ``state`` itself is not changed; the
+    result shares its tensors.
 
     Args:
         optimizer: the optimizer whose present options are taken.
         state: a state that :func:`state_of` has returned for an optimizer with the same groups.
+        computed: the names of what ``step()`` computes, see
+            :class:`edl.torch.computed_options.ComputedOptions`.
     """
     inner = inner_optimizers(optimizer)
     if not inner:
-        return {**state, "param_groups": state_of(optimizer)["param_groups"]}
+        own, sent = state_of(optimizer)["param_groups"], state["param_groups"]
+        if [each["params"] for each in own] == [each["params"] for each in sent]:
+            own = [
+                {**mine, **{name: theirs[name] for name in theirs.keys() & computed}}
+                for mine, theirs in zip(own, sent, strict=True)
+            ]
+        return {**state, "param_groups": own}
     options = {"initial_lr", *optimizer.defaults}.union(*(one.defaults for one in inner.values()))
+    options -= {*computed}
 
     def mixed(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         return [
@@ -187,6 +202,30 @@ def with_own_options(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, A
         for name, one in state["inner"].items()
     }
     return {**state, "param_groups": mixed(state["param_groups"]), "inner": within}
+
+
+def keeps_tensors(optimizer: Optimizer) -> bool:
+    """Return whether a ``step()`` without gradients changes no weights and no tensors of the state.
+
+    That holds for the optimizers of PyTorch itself: they change numbers at most, such as LBFGS its
+    ``func_evals``. Others may move weights, or decay a momentum.
+    """
+    return type(optimizer).__module__.startswith("torch.optim.")
+
+
+def copied_for_step(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of ``state`` that a ``step()`` without gradients does not change.
+
+    Tensors that stay the same (:func:`keeps_tensors`) are not copied, to save memory.
+
+    Args:
+        optimizer: the optimizer that is to load ``state``.
+        state: a state that :func:`state_of` has returned.
+    """
+    if not keeps_tensors(optimizer):
+        return copy.deepcopy(state)
+    shared: dict[str, Any] = map_leaves(state, lambda value, _: value)
+    return shared
 
 
 def named_state(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-import copy
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -20,12 +19,14 @@ from edl.framework.digest import ByteRange
 from edl.framework.replica import FrameworkReplica
 from edl.framework.state import Trackable, map_leaves
 from edl.torch.capture import Copier, check_model, to_tensors
+from edl.torch.computed_options import ComputedOptions
 from edl.torch.digest import digests, size_of
 from edl.torch.groups import Flags, Names, ParameterGroups, optimizer_parameters
 from edl.torch.last_step import LastStep
 from edl.torch.names import extra_states, load_extra_states, state_dict_names
 from edl.torch.optimizer_state import (
-    inner_optimizers,
+    copied_for_step,
+    keeps_tensors,
     load_state,
     named_state,
     same_kind,
@@ -40,6 +41,7 @@ from edl.worker.progress import Receive
 logger = logging.getLogger(__name__)
 
 GROUPS = "edl: groups"  # a key in the state of an optimizer; missing in old checkpoints
+COMPUTED = "computed"  # a key in the state of its groups
 
 
 @dataclass(frozen=True)
@@ -53,15 +55,22 @@ class _Trained:
             worker; it is part of the state that workers send each other.
         groups: the parameter groups of ``optimizer``, made from the two above; it can make them
             equal to those of another worker's state.
+        computed: which options of the groups ``optimizer`` computes itself.
     """
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
     last_step: LastStep
     groups: ParameterGroups = field(init=False)
+    computed: ComputedOptions = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "groups", ParameterGroups(self.optimizer, self.model))
+        object.__setattr__(self, "computed", ComputedOptions(self.optimizer))
+
+    def state_of_groups(self) -> dict[str, Any]:
+        """Return the state of :attr:`groups`, with the names of the computed options."""
+        return {**self.groups.state(), COMPUTED: sorted(self.computed.names)}
 
 
 class TorchReplica(FrameworkReplica):
@@ -176,7 +185,8 @@ class TorchReplica(FrameworkReplica):
         return {
             "model": {name: tensor.detach() for name, tensor in self._model_tensors().items()},
             "optimizers": [
-                {**state_of(each.optimizer), GROUPS: each.groups.state()} for each in self._trained
+                {**state_of(each.optimizer), GROUPS: each.state_of_groups()}
+                for each in self._trained
             ],
             "requires_grad": self._flags.changed(self._parameters()),
             "extra": [extra_states(model) for model in self._models()],
@@ -263,8 +273,8 @@ class TorchReplica(FrameworkReplica):
                 It is changed, and its tensors may be shared afterwards.
             receive: how much to load. ``ALL``: everything. ``STEP``: only the result of a step that
                 this worker missed (tensors that optimizers update, and the optimizers' states
-                without their options). ``RESYNC``: everything but ``requires_grad`` flags, extra
-                states of modules, and tracked objects that are not compared.
+                without options that the script sets). ``RESYNC``: everything but ``requires_grad``
+                flags, extra states of modules, and tracked objects that are not compared.
 
         Raises:
             UsageError: the state is of another model, or has another number of optimizers or other
@@ -285,15 +295,17 @@ class TorchReplica(FrameworkReplica):
         with torch.no_grad():
             for name in taken:
                 mine[name].copy_(state["model"][name])
+        came = {name: state["model"][name] for name in taken}
         for each, theirs, skipped in zip(
             self._trained, state["optimizers"], state["skipped"], strict=True
         ):
-            theirs = self._load_optimizer(each, theirs, receive, exact)
             each.last_step.skipped = skipped
-            if receive is Receive.STEP and inner_optimizers(each.optimizer):
-                came = {name: state["model"][name] for name in taken}
-                put_back = partial(self._put_back, each.optimizer, came, copy.deepcopy(theirs))
-                each.last_step.missed = put_back
+            if receive is Receive.STEP:
+                state_again = self._load_step(each, theirs, exact)
+                weights = {} if keeps_tensors(each.optimizer) else came
+                each.last_step.missed = partial(self._put_back, weights, state_again)
+            else:
+                self._load_optimizer(each, theirs, exact)
         if receive is Receive.ALL:
             self._flags.follow(self._parameters(), state.get("requires_grad", {}))
             for model, extra in zip(self._models(), state.get("extra", ()), strict=False):
@@ -309,58 +321,63 @@ class TorchReplica(FrameworkReplica):
                 )
 
     def _put_back(
-        self,
-        optimizer: torch.optim.Optimizer,
-        weights: Mapping[str, torch.Tensor],
-        state: dict[str, Any],
+        self, weights: Mapping[str, torch.Tensor], state_again: Callable[[], None]
     ) -> None:
         """Write weights and an optimizer's state once more, after a step without gradients.
 
-        Some wrapped optimizers change weights or state even in a step without gradients.
+        Some optimizers change weights or state even in a step without gradients.
 
         Args:
-            optimizer: the optimizer to change.
             weights: the values of tensors, by name.
-            state: the state of ``optimizer`` to write, as
-                :func:`edl.torch.optimizer_state.state_of` gives it.
+            state_again: writes the state of the optimizer.
         """
         mine = self._model_tensors()
         with torch.no_grad():
             for name, tensor in weights.items():
                 mine[name].copy_(tensor)
-        load_state(optimizer, state)
+        state_again()
 
     @staticmethod
-    def _load_optimizer(
-        each: _Trained, theirs: dict[str, Any], receive: Receive, exact: bool
-    ) -> dict[str, Any]:
-        """Load an optimizer's state from another worker into the same optimizer of this worker.
+    def _load_step(each: _Trained, theirs: dict[str, Any], exact: bool) -> Callable[[], None]:
+        """Load the result of a step that this worker missed into an optimizer.
+
+        It keeps its own groups, and the options that the script sets, such as learning rates: they
+        depend on how far the script is in its loop, and this worker's script and schedulers have
+        yet to make the sender's changes.
 
         Args:
             each: this worker's optimizer, with its model and groups.
             theirs: the optimizer's state on the other worker; its entry of groups is removed.
-            receive: how much to load. After a missed step (``STEP``) the optimizer keeps its own
-                groups and options, such as learning rates; else it gets those of the job.
             exact: whether the tensors keep their dtypes and types of device.
 
         Returns:
-            The loaded state.
+            A function that writes the same once more.
         """
-        groups, own = theirs.pop(GROUPS, None), each.optimizer
-        if receive is Receive.STEP:
-            # Learning rates and other options depend on how far the script is in its loop, and this
-            # script's schedulers have yet to make the sender's changes. So do its groups.
-            if groups is not None and groups["now"] != each.groups.names:
-                theirs["state"] = _renumbered(theirs["state"], groups["now"], each.groups.names)
-            theirs = with_own_options(own, theirs)
-        elif groups is not None:
+        groups, own = theirs.pop(GROUPS), each.optimizer
+        if groups["now"] != each.groups.names:
+            theirs["state"] = _renumbered(theirs["state"], groups["now"], each.groups.names)
+        computed = groups[COMPUTED]
+        kept = copied_for_step(own, theirs)
+        load_state(own, with_own_options(own, theirs, computed), exact)
+        return lambda: load_state(own, with_own_options(own, kept, computed), exact)
+
+    @staticmethod
+    def _load_optimizer(each: _Trained, theirs: dict[str, Any], exact: bool) -> None:
+        """Load an optimizer's whole state from another worker, with its groups and options.
+
+        Args:
+            each: this worker's optimizer, with its model and groups.
+            theirs: the optimizer's state on the other worker; its entry of groups is removed.
+            exact: whether the tensors keep their dtypes and types of device.
+        """
+        groups = theirs.pop(GROUPS, None)
+        if groups is not None:
             options = [
                 {name: value for name, value in group.items() if name != "params"}
                 for group in theirs["param_groups"]
             ]
             each.groups.follow(groups, options)
-        load_state(own, theirs, exact)
-        return theirs
+        load_state(each.optimizer, theirs, exact)
 
     def durable(self) -> dict[str, Any]:
         """Return what a checkpoint stores, without copies of the tensors.

@@ -341,14 +341,79 @@ def test_the_inner_momentum_of_sharpness_aware_training_reaches_a_newcomer() -> 
     assert mine.base_optimizer.param_groups[0]["params"][0] is net.weight
 
 
-def test_a_wrapper_changes_nothing_in_a_step_that_others_have_completed(worker: Worker) -> None:
-    """Its step() counts and copies without gradients, too."""
-    job, theirs, their_optimizer = lookahead(1.0)
-    survivor, net, optimizer = lookahead(1.0)
+class Growing(Optimizer):
+    """Of the kind of Prodigy: numbers in its groups are computed from gradients, and it counts."""
+
+    def __init__(self, parameters: Any) -> None:
+        start = {"lr": 1.0, "d": 1e-6, "most": torch.tensor(0.0), "k": 0, "weight_decay": 0.1}
+        super().__init__(parameters, start)
+
+    def step(self, closure: Any = None) -> Any:
+        loss = None if closure is None else closure()
+        for group in self.param_groups:
+            group["k"] += 1
+            given = [each for each in group["params"] if each.grad is not None]
+            total = sum(float(each.grad.abs().sum()) for each in given)
+            group["d"] = max(group["d"], total)
+            group["most"].fill_(group["d"])
+            for each in given:
+                each.data.add_(each.grad, alpha=-group["d"] * group["lr"])
+        return loss
+
+
+class Forced(Optimizer):
+    """Of the kind of Muon: a parameter without a gradient gets zeros."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    def step(self, closure: Any = None) -> Any:
+        loss = None if closure is None else closure()
+        for each in (each for group in self.param_groups for each in group["params"]):
+            gradient = torch.zeros_like(each) if each.grad is None else each.grad
+            momentum = self.state[each].setdefault("momentum", torch.zeros_like(each))
+            momentum.mul_(0.9).add_(gradient)
+            each.data.sub_(momentum, alpha=0.1)
+        return loss
+
+
+KINDS: dict[str, Any] = {
+    "Lookahead": lambda parameters: Lookahead(Adam(parameters, lr=0.5)),
+    "LBFGS": lambda parameters: LBFGS(parameters, lr=0.1, max_iter=1),
+    "Prodigy": Growing,
+    "Muon": Forced,
+    "Adam": Adam,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_changes_in_a_step_that_others_have_completed(kind: str, worker: Worker) -> None:
+    """Some count, copy, or decay a momentum without gradients, too."""
+
+    def script() -> tuple[TorchReplica, torch.nn.Module, Any]:
+        net = torch.nn.Linear(2, 1)
+        for parameter in net.parameters():
+            torch.nn.init.constant_(parameter, 1.0)
+        optimizer = KINDS[kind](net.parameters())
+        complete(optimizer)
+        replica = TorchReplica(net, optimizer)
+        for _ in range(2):
+            optimizer.step(lambda: computed(net, 2.0))
+        return replica, net, optimizer
+
+    def computed(net: torch.nn.Module, scale: float) -> Tensor:
+        net.zero_grad()
+        loss = (net(torch.ones(2, 2)) * scale).square().sum()
+        loss.backward()
+        return loss
+
+    job, theirs, their_optimizer = script()
+    survivor, net, optimizer = script()
+    assert survivor.digests() == job.digests()
     last_step = survivor._trained[0].last_step
     reduction = GradientReduction(Optimizers(worker), optimizer, net, last_step)
     listen(optimizer, reduction)
-    train(theirs, their_optimizer, 1)
+    their_optimizer.step(lambda: computed(theirs, 3.0))
 
     def completed_by_peers() -> bool:
         survivor.load(copy.deepcopy(job.state()), Receive.STEP)
@@ -356,10 +421,38 @@ def test_a_wrapper_changes_nothing_in_a_step_that_others_have_completed(worker: 
 
     worker.begin(present=torch.ones(2))
     worker.breaks = [completed_by_peers]
-    net(torch.ones(1, 2)).sum().backward()
+    loss = computed(net, 3.0)
     worker.breaks = []
-    optimizer.step()
+    optimizer.step(lambda: loss)
     assert survivor.digests() == job.digests()
+    assert optimizer.state_dict()["param_groups"] == their_optimizer.state_dict()["param_groups"]
+
+
+def test_what_a_script_sets_in_the_groups_is_its_own_after_a_missed_step() -> None:
+    """It has yet to make the sender's changes: a rate that decays would decay twice."""
+    replicas, optimizers = [], []
+    for _ in range(2):
+        net = torch.nn.Linear(2, 1)
+        optimizer = Growing(net.parameters())
+        replicas.append(TorchReplica(net, optimizer))
+        optimizers.append(optimizer)
+        train(net, optimizer, 2)
+    job, survivor = replicas
+    theirs = optimizers[0].param_groups[0]
+    train(job._trained[0].model, optimizers[0], 1)
+    theirs["lr"] *= 0.5
+    theirs["weight_decay"] *= 0.5
+    survivor.load(copy.deepcopy(job.state()), Receive.STEP)
+    (mine,) = optimizers[1].param_groups
+    assert (mine["lr"], mine["weight_decay"]) == (1.0, 0.1)
+    assert (mine["k"], mine["d"], mine["most"]) == (3, theirs["d"], theirs["most"])
+    mine["lr"] *= 0.5  # before its optimizer.step(), which puts back what was received
+    optimizers[1].step()
+    put_back = survivor._trained[0].last_step.missed
+    assert put_back is not None
+    put_back()
+    (mine,) = optimizers[1].param_groups
+    assert (mine["lr"], mine["weight_decay"], mine["k"]) == (0.5, 0.1, 3)
 
 
 @pytest.mark.parametrize("has_closure", [False, True], ids=["two steps", "closure"])
