@@ -16,7 +16,7 @@ from typing import Protocol
 
 import torch
 
-from edl.core.step.step_state import OptimizerStep
+from edl.core.step.step_state import OptimizerStep, StepState
 from edl.errors import UsageError
 from edl.framework.random_numbers import RandomNumbers
 from edl.torch.accumulation import Accumulation
@@ -33,6 +33,13 @@ BROKEN_OFF = (
     "optimizer.zero_grad() and optimizer.step(); if it clips or scales gradients, "
     "optimizer.synchronize() and the same between the two; inside of edl.no_sync(), "
     "edl.notify_batch_end() leaves the batch out"
+)
+
+UPDATE_FAILED = (
+    "optimizer.step() raised an exception in this batch, and the script goes on without its "
+    "update, which the other workers make: the models would differ. Let the exception end the "
+    "script, so that the others train on and a new worker takes its place; if memory is short, "
+    "give the loader a smaller batch_size, or micro_batch"
 )
 
 
@@ -157,6 +164,7 @@ class Optimizers:
         self._reductions: list[OptimizerReduction] = []
         self._computed: list[OptimizerReduction] = []  # in the current backward pass
         self._skipped = 0  # batches in a row without an update
+        self._updating: dict[OptimizerReduction, int] = {}  # the last step whose update was begun
         self._numbers: RandomNumbers | None = None  # with logical workers
         self._owners: dict[torch.nn.Parameter, OptimizerReduction] = {}
         self.backward_end = BackwardEnd(self._backward_ended)
@@ -320,7 +328,8 @@ class Optimizers:
         does nothing unless :attr:`several` is set.
 
         Raises:
-            UsageError: the step has accumulated the gradients of more than one batch.
+            UsageError: the step has accumulated the gradients of more than one batch; or an
+                exception has ended an update of the step on this worker alone.
         """
         if self.several and self.worker.loader.engine.is_between_parts:
             if self.worker.loader.open:
@@ -343,6 +352,7 @@ class Optimizers:
                 "outside of edl.no_sync()"
             )
         self._skipped = 0
+        self._updating[updating] = updating.step.number
 
     def reduce_broken_off(self, updating: OptimizerReduction) -> None:
         """Before an update, reduce gradients of a backward pass that an exception has ended.
@@ -365,7 +375,8 @@ class Optimizers:
         All workers reduce what gradients there are, and the samples count as trained.
 
         Raises:
-            UsageError: an exception has ended the step's backward pass on this worker alone.
+            UsageError: an exception has ended the step's backward pass or its update on this worker
+                alone.
         """
         self._refuse_broken_off()
         if not self._is_decided:
@@ -381,7 +392,8 @@ class Optimizers:
         update.
 
         Raises:
-            UsageError: an exception has ended the step's backward pass on this worker alone.
+            UsageError: an exception has ended the step's backward pass or its update on this worker
+                alone.
         """
         if self.worker.loader.open:
             self._refuse_broken_off()
@@ -422,15 +434,25 @@ class Optimizers:
             self._numbers.end_step(self.worker.step)
 
     def _refuse_broken_off(self) -> None:
-        """Raise UsageError if an exception has ended a backward pass of the current step.
+        """Raise UsageError if an exception has ended a backward pass or an update of this step.
 
-        Gradients of that pass that were sent are first marked as void. Nothing is raised while the
-        step may get further batches (accumulated gradients).
+        Gradients of that pass that were sent are first marked as void. Nothing is raised for a pass
+        while the step may get further batches (accumulated gradients).
         """
         self.see_failure()
+        self._refuse_failed_update()
         step = self.worker.loader.engine
         if not step.batches.may_grow and any(each.is_broken_off for each in self._reductions):
             raise UsageError(BROKEN_OFF)
+
+    def _refuse_failed_update(self) -> None:
+        """Raise UsageError if an optimizer has begun its update of the current step, and not ended.
+
+        In a step that changes nothing no update is missing.
+        """
+        for each, number in self._updating.items():
+            if number == each.step.number and each.step.state is StepState.REDUCED:
+                raise UsageError(UPDATE_FAILED)
 
     def _count_skipped(self) -> None:
         """Count batches in a row with reduced gradients and no update; log a warning at 100."""
@@ -464,5 +486,6 @@ class Optimizers:
         self.worker.loader.end()
 
     def _note_skipped(self) -> None:
+        self._refuse_failed_update()
         for each in self._reductions:
             each.note_skipped()

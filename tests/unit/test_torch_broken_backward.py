@@ -222,3 +222,69 @@ def test_a_ring_that_breaks_is_no_failed_pass(worker: Worker) -> None:
     worker.breaks = [lambda: False]
     (2 * job.a + 4 * job.b).backward()
     assert not job.optimizers.backward_end.failed
+
+
+class ShortOfMemory(torch.optim.SGD):
+    """An optimizer whose ``step()`` fails, as the first of Adam does when it makes its state."""
+
+    def step(self, closure: Any = None) -> Any:
+        raise ERRORS[0]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("ends", [False, True], ids=["next", "notify"])
+def test_an_update_that_fails_is_no_skipped_one(ends: bool, count: int) -> None:
+    """The other workers make it."""
+
+    def script(one: Script) -> None:
+        short = one.wrap([torch.nn.Parameter(torch.ones(1, 2))], kind=ShortOfMemory)
+        (weight,) = short.param_groups[0]["params"]
+        for x in one.batches():
+            loss = (weight * x).square().sum() + sum(one.loss(n, x) for n in range(count - 1))
+            loss.backward()
+            for each in one.sgd:
+                each.step()
+            with pytest.raises(torch.OutOfMemoryError):
+                short.step()
+            short.zero_grad()
+            if ends:
+                one.optimizers.skip()
+
+    refused(script, "optimizer.step() raised an exception in this batch", count - 1)
+
+
+def test_an_update_that_fails_may_be_made_again() -> None:
+    def script(one: Script) -> None:
+        fails = [True, False, False]
+        (sgd,) = one.sgd
+
+        def fail_once(*_: Any) -> None:
+            if fails.pop(0):
+                raise ERRORS[0]
+
+        sgd.register_step_pre_hook(fail_once)
+        for x in one.batches():
+            sgd.zero_grad()
+            one.loss(0, x).backward()
+            if fails[0]:
+                with pytest.raises(torch.OutOfMemoryError):
+                    sgd.step()
+            sgd.step()
+
+    run(script, 1)
+
+
+def test_another_pass_after_an_update_that_fails() -> None:
+    """It begins the next step on the batch: that of the others has the update."""
+
+    def script(one: Script) -> None:
+        short = one.wrap([torch.nn.Parameter(torch.ones(1, 2))], kind=ShortOfMemory)
+        (weight,) = short.param_groups[0]["params"]
+        for x in one.batches():
+            ((weight * x).square().sum() + one.loss(0, x)).backward()
+            one.sgd[0].step()
+            with pytest.raises(torch.OutOfMemoryError):
+                short.step()
+            one.loss(0, x).backward()
+
+    refused(script, "optimizer.step() raised an exception in this batch", 1)

@@ -42,8 +42,10 @@ class Script:
             self.optimizers.end_batch,
         )
 
-    def wrap(self, parameters: Any, passes: int = 1, **options: Any) -> torch.optim.SGD:
-        sgd = torch.optim.SGD(parameters, lr=0.1, **options)
+    def wrap(
+        self, parameters: Any, passes: int = 1, kind: Any = torch.optim.SGD, **options: Any
+    ) -> torch.optim.SGD:
+        sgd: torch.optim.SGD = kind(parameters, lr=0.1, **options)
         model = torch.nn.Module()
         reduction = GradientReduction(self.optimizers, sgd, model, LastStep(), passes)
         listen(sgd, reduction)
