@@ -104,11 +104,23 @@ def draws_nothing(dataset: Any) -> bool:
     return type(dataset) in DRAWS_NOTHING
 
 
+def reads_batches(dataset: Any) -> bool:
+    """Return whether ``dataset`` reads all samples of a batch at once, by its ``__getitems__``.
+
+    A ``Subset``, as ``random_split`` makes it, has that method for the data set that it is a part
+    of: then the result is that of the other data set.
+    """
+    subset = torch.utils.data.Subset
+    if isinstance(dataset, subset) and type(dataset).__getitems__ is subset.__getitems__:
+        return reads_batches(dataset.dataset)
+    return hasattr(dataset, "__getitems__")
+
+
 class Seeded(torch.utils.data.Dataset[Any]):
     """A data set that seeds the random generators before it reads a sample of another data set.
 
-    If the other data set reads all samples of a batch at once (``__getitems__``), the generators
-    are seeded once, for the first sample of the batch. If it draws no random numbers
+    If the other data set reads all samples of a batch at once (:func:`reads_batches`), the
+    generators are seeded once, for the first sample of the batch. If it draws no random numbers
     (:func:`draws_nothing`), they are not seeded. Any other attribute is that of the other data set.
 
     Args:
@@ -152,15 +164,15 @@ class Seeded(torch.utils.data.Dataset[Any]):
     def _read_seeded(self, items: Items) -> list[Any]:
         epoch, keys = items.epoch_seed, items.keys
         _LastSeed.batch = derived_seed("batch", epoch, keys[0])
-        if hasattr(self.dataset, "__getitems__"):
+        if reads_batches(self.dataset):
             seed_all(derived_seed("samples", epoch, keys[0]))
             return self._read(items)
         if draws_nothing(self.dataset):
             return self._read(items)
-        samples = []
+        samples: list[Any] = []
         for item, key in zip(items, keys, strict=True):
             seed_all(derived_seed(epoch, key))
-            samples.append(self.dataset[item])
+            samples += self._read([item])
         return samples
 
     def _read(self, items: list[Any]) -> list[Any]:

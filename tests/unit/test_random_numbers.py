@@ -205,6 +205,27 @@ def test_a_sample_has_the_same_numbers_wherever_it_is_loaded() -> None:
     assert loaded([[3, 1]], 0)[0][1] == one[1][1]
 
 
+class ReadsBatches(Noisy):
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+
+def test_a_sample_behind_a_subset_has_the_same_numbers_in_any_batch() -> None:
+    """A Subset has ``__getitems__`` whether or not its data set reads a batch at once."""
+    for kept in (
+        torch.utils.data.Subset(Noisy(), range(12)),
+        torch.utils.data.Subset(torch.utils.data.Subset(Noisy(), range(12)), range(12)),
+    ):
+        seeded = Seeded(kept, in_thread=True)
+        (alone,) = seeded.__getitems__(Items.of([3], 5, [3]))
+        assert seeded.__getitems__(Items.of([2, 3], 5, [2, 3]))[1] == alone
+        assert Seeded(Noisy(), True).__getitems__(Items.of([3], 5, [3])) == [alone]
+    at_once = Seeded(torch.utils.data.Subset(ReadsBatches(), range(12)), in_thread=True)
+    (first,) = at_once.__getitems__(Items.of([3], 5, [3]))
+    assert at_once.__getitems__(Items.of([3, 2], 5, [3, 2]))[0] == first
+    assert at_once.__getitems__(Items.of([2, 3], 5, [2, 3]))[1] != first, "one seed for the batch"
+
+
 def test_the_training_thread_s_generators_go_on_as_they_were() -> None:
     seed_script()
     seeded = Seeded(Noisy(), in_thread=True)
