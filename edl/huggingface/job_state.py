@@ -39,17 +39,18 @@ class TrainerJobState:
         self._totals: dict[str, Any] = {}
 
     def state_dict(self) -> dict[str, str]:
-        """Return the state as one JSON text."""
-        fields = dataclasses.asdict(self._trainer.state)
+        """Return the state as one JSON text; tensors and arrays in it become numbers and lists."""
+        now = self._trainer.state
+        names = {field.name for field in dataclasses.fields(now)}.difference(OWN)
         state = {
-            "state": {name: value for name, value in fields.items() if name not in OWN},
+            "state": {name: getattr(now, name) for name in sorted(names)},
             "totals": {name: getattr(self._trainer, name, 0) for name in TOTALS},
             "callbacks": [
                 [type(one).__name__, one.state().get("attributes", {})]
                 for one in self._exportable()
             ],
         }
-        return {"json": json.dumps(state)}
+        return {"json": json.dumps(state, default=_as_json)}
 
     def load_state_dict(self, state: dict[str, str]) -> None:
         """Load ``state``, a result of :meth:`state_dict`, into this worker's ``Trainer``.
@@ -82,3 +83,8 @@ class TrainerJobState:
         """Return the callbacks that can export their state, in their order."""
         callbacks = self._trainer.callback_handler.callbacks
         return [one for one in callbacks if hasattr(one, "state") and callable(one.state)]
+
+
+def _as_json(value: Any) -> Any:
+    """Return a JSON value for one that JSON does not have, such as a tensor that a script logs."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)

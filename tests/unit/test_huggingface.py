@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from edl.core.step.evaluation import open_parts, parts_of
 from edl.core.step.label_weights import Counts, batch_factor, step_factor
 from edl.core.step.steps_left import steps_left
+from edl.huggingface.job_state import TrainerJobState
 from edl.huggingface.refused import refused_model, refused_option, refused_plugin
 
 
@@ -132,6 +137,33 @@ def test_steps_that_are_left(epochs: float, epoch: int, done: int, left: int) ->
 def test_a_plugin_of_accelerate_is_refused(given: dict[str, Any], named: str) -> None:
     assert refused_plugin({"gradient_accumulation_steps": 2, "mixed_precision": "bf16"}) is None
     assert f"does not take {named}" in str(refused_plugin(given))
+
+
+@dataclasses.dataclass
+class LoggedState:
+    """The part of ``transformers.TrainerState`` that has what a script logs."""
+
+    log_history: list[dict[str, Any]]
+
+
+def test_what_a_script_has_logged_reaches_a_newcomer() -> None:
+    """Trainer.log() takes tensors, too, which JSON does not have."""
+    logged = {
+        "loss": 2 * torch.tensor(0.25, requires_grad=True),
+        "each": torch.tensor([1, 2]),
+        "best": np.float32(0.25),
+        "file": Path("a"),
+        "step": 3,
+    }
+
+    def trainer(log_history: list[dict[str, Any]]) -> SimpleNamespace:
+        callbacks = SimpleNamespace(callbacks=[])
+        return SimpleNamespace(state=LoggedState(log_history), callback_handler=callbacks)
+
+    newcomer = trainer([])
+    TrainerJobState(newcomer).load_state_dict(TrainerJobState(trainer([logged])).state_dict())
+    found = {"loss": 0.5, "each": [1, 2], "best": 0.25, "file": "a", "step": 3}
+    assert newcomer.state.log_history == [found]
 
 
 def test_workers_share_an_evaluation() -> None:
