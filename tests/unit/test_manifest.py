@@ -273,6 +273,7 @@ def test_a_byte_order_mark_is_no_part_of_it() -> None:
         ({"command": ("x" * 10**6,)}, "this manifest: it has more than 65536 bytes"),
         ({"command": ("x", "a\0")}, "the character '\\x00' is not allowed; remove it"),
         ({"env": {"A": "b\0c"}}, "the character '\\x00' is not allowed; remove it"),
+        ({"env": {"A": "b\ud800"}}, "the character '\\ud800' is not allowed; remove it"),
     ],
 )
 def test_one_that_a_program_has_made(changes: dict[str, Any], sentence: str) -> None:

@@ -130,9 +130,9 @@ def checked_manifest(manifest: JobManifest) -> JobManifest:
         manifest = msgspec.convert(msgspec.to_builtins(manifest), JobManifest)
     except (msgspec.ValidationError, TypeError) as error:
         raise ManifestError("", 0, f"this is not a manifest: {error}") from None
-    _check_size(len(msgspec.json.encode(manifest)) // _JSON_PER_YAML, "this manifest")
     if (problem := first_problem(manifest)) is not None:
         raise ManifestError("", 0, problem.message, _name(problem.key))
+    _check_size(len(msgspec.json.encode(manifest)) // _JSON_PER_YAML, "this manifest")
     return manifest
 
 
