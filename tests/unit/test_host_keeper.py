@@ -28,19 +28,42 @@ def test_a_job_that_no_process_can_have_is_told() -> None:
     assert failed == [("j", "r1", "embedded null byte", 5.0)]
 
 
-def test_an_error_in_a_turn_is_logged_and_the_next_turn_comes(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    turns = iter([OSError(116, "Stale file handle"), None])
+class Keeper(SimpleNamespace):
+    """Raises an error in its first turns; ``told``: so many turns later it is told to leave."""
 
-    def turn(now_s: float) -> float | None:
-        if (found := next(turns)) is not None:
-            raise found
+    def __init__(self, failing: int, told: int | None = None) -> None:
+        self.turns, self.failing, self.told = 0, failing, told
+        self.waits: list[float] = []
+        self.ended = False
+        self._wake = SimpleNamespace(wait=self.waits.append)
+
+    def _turn(self, now_s: float) -> float | None:
+        self.turns += 1
+        if self.turns <= self.failing:
+            raise OSError(116, "Stale file handle")
         return None
 
-    waits: list[float] = []
-    keeper = cast(HostKeeper, SimpleNamespace(_turn=turn, _wake=SimpleNamespace(wait=waits.append)))
+    def _begins_to_leave(self, now_s: float) -> bool:
+        return self.told is not None and self.turns >= self.told
+
+    def _is_late(self, now_s: float) -> bool:
+        return True
+
+    def _end_all(self) -> None:
+        self.ended = True
+
+
+def test_an_error_in_a_turn_is_logged_once_and_the_next_turn_comes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    keeper = Keeper(failing=2)
     with caplog.at_level(logging.ERROR):
-        HostKeeper._loop(keeper)
-    assert waits == [1.0]
-    assert "the host could not do all of its work; it tries again" in caplog.text
+        HostKeeper._loop(cast(HostKeeper, keeper))
+    assert (keeper.waits, keeper.ended) == ([1.0, 1.0], False)
+    assert caplog.messages == ["the host could not do all of its work; it tries again"]
+
+
+def test_a_host_that_fails_in_each_turn_leaves_in_time() -> None:
+    keeper = Keeper(failing=1000, told=3)
+    HostKeeper._loop(cast(HostKeeper, keeper))
+    assert (keeper.turns, keeper.ended) == (3, True)

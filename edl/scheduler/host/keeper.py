@@ -145,11 +145,12 @@ class HostKeeper:
 
         While ZooKeeper does not answer, this is said once, and tried again; a host that is to leave
         may then end without it. No other error of a turn ends the host either, because its jobs
-        would end with it: the error is logged.
+        would end with it: the error is logged, once for as long as it comes again.
 
         Raises:
             HostTaken: another process keeps a host of this name.
         """
+        failed = ""
         while True:
             wait_s = POLL_S
             try:
@@ -164,8 +165,13 @@ class HostKeeper:
                 self._note_away(str(error))
                 if self._leaves_alone(time.monotonic()):
                     return
-            except Exception:
-                logger.exception("the host could not do all of its work; it tries again")
+            except Exception as error:
+                if repr(error) != failed:
+                    logger.exception("the host could not do all of its work; it tries again")
+                failed = repr(error)
+                if self._begins_to_leave(time.monotonic()) and self._is_late(time.monotonic()):
+                    self._end_all()
+                    return
             self._wake.wait(wait_s)
 
     def _turn(self, now_s: float) -> float | None:
