@@ -88,18 +88,6 @@ class Checkpoints:
 
     # --- restoring
 
-    @property
-    def resumes(self) -> bool:
-        """Whether this start of the job was told to resume, and there is a file of a checkpoint.
-
-        Raises:
-            CheckpointError: if a directory cannot be listed.
-        """
-        config = self._config
-        if config.resume_from is None:
-            return False
-        return not config.or_begin or bool(files.checkpoint_files(config.directory))
-
     def restore(
         self,
         source: Source,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import sys
 from collections.abc import Callable
@@ -29,13 +28,6 @@ from edl.lightning.preparing import PreparationLock
 from edl.lightning.trainer_state import TrainerState
 from edl.torch.devices import gpu_of_slot
 from edl.torch.metric_sync import is_metric
-
-logger = logging.getLogger(__name__)
-
-IGNORED = (
-    "trainer.fit(ckpt_path=%r) is ignored: this worker gets the state of the job, which may have "
-    "written that file itself"
-)
 
 
 class ElasticStrategy(ParallelStrategy):
@@ -130,18 +122,13 @@ class ElasticStrategy(ParallelStrategy):
     def setup_environment(self) -> None:
         """Set up the device, and let the workers of this host call ``prepare_data`` in turn.
 
-        :meth:`barrier` ends a worker's turn. A newcomer, and a worker of a resumed job, will load
-        no checkpoint of Lightning.
+        :meth:`barrier` ends a worker's turn.
 
         Raises:
             UsageError: another worker of the host does not end ``prepare_data`` in an hour.
         """
         super().setup_environment()
-        trainer = self.lightning_module.trainer
-        job_has_state = edl.is_warming_up() or current_worker().checkpointing.resumes
-        if trainer.state.fn == TrainerFn.FITTING and job_has_state:
-            trainer._checkpoint_connector.resume_start = _ignore
-        connector = trainer._accelerator_connector
+        connector = self.lightning_module.trainer._accelerator_connector
         # Lightning shall put no DistributedSampler into loaders, because edl divides the data.
         if self._divides is None:
             self._divides = connector.use_distributed_sampler
@@ -158,7 +145,6 @@ class ElasticStrategy(ParallelStrategy):
         module = self.lightning_module
         if trainer.state.fn == TrainerFn.FITTING:
             check_fit(trainer, module)
-            vars(trainer._checkpoint_connector).pop("resume_start", None)  # test() may load one
             current_worker().check_trains()
             self._loop = ElasticLoop(trainer, self._the_loader)
         super().setup(trainer)
@@ -356,14 +342,3 @@ class ElasticStrategy(ParallelStrategy):
         """Move model and optimizer to the CPU, and let go of what was set up."""
         self._preparing.release()
         super().teardown()
-
-
-def _ignore(checkpoint_path: Any = None, weights_only: Any = None) -> None:
-    """Load nothing, in place of the method of Lightning that reads the file of ``ckpt_path``.
-
-    Args:
-        checkpoint_path: the file; None: there is none.
-        weights_only: not used.
-    """
-    if checkpoint_path:
-        logger.info(IGNORED, str(checkpoint_path))

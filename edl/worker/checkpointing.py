@@ -96,14 +96,6 @@ class Checkpointing:
         """Whether the script has called ``edl.checkpoint``, so that this job saves checkpoints."""
         return self._checkpoints is not None
 
-    @property
-    def resumes(self) -> bool:
-        """Whether the job was told to go on from a checkpoint, and there is one.
-
-        It is known when the script has called ``edl.checkpoint``, before the training begins.
-        """
-        return self._checkpoints is not None and self._checkpoints.resumes
-
     def attach(self, directory: Location, every_s: float, keep: int, sharded: bool = False) -> None:
         """Save checkpoints of the job into ``directory`` from now on.
 

@@ -171,7 +171,6 @@ REFUSED = {
     "second_fit": "a job trains once",
     "one_more_epoch": "the job ends after 1 epochs",
     "inside_an_epoch": "the checkpoint of ckpt_path was saved after batch 2 of an epoch",
-    "resumed_beside_a_newer_file": "trained 15 steps",
     "prediction": "trained 5 steps",
 }
 

@@ -186,15 +186,6 @@ def test_resuming_if_there_is_a_checkpoint_else_beginning(tmp_path: Path) -> Non
         Start(tmp_path, run="r3", resume=tmp_path, or_begin=True).restore()
 
 
-def test_whether_a_job_resumes_is_known_before_its_state_is_loaded(tmp_path: Path) -> None:
-    assert not Start(tmp_path).checkpoints.resumes
-    assert not Start(tmp_path, resume=tmp_path, or_begin=True).checkpoints.resumes
-    Start(tmp_path).save(1)
-    assert Start(tmp_path, "r2", resume=tmp_path, or_begin=True).checkpoints.resumes
-    assert Start(tmp_path, "r2", resume=tmp_path).checkpoints.resumes
-    assert not Start(tmp_path, "r2").checkpoints.resumes
-
-
 def test_resuming_from_another_directory_then_from_the_own_one(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     Start(old).save(10)

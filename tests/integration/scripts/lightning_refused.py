@@ -148,24 +148,6 @@ def inside_an_epoch():
 
 
 @case
-def resumed_beside_a_newer_file():
-    kept = Path(tempfile.mkdtemp())
-
-    def part(**options):
-        edl.init()
-        edl.checkpoint(kept / "job")
-        saved = ModelCheckpoint(kept, "last", enable_version_counter=False)
-        fit(callbacks=[saved], enable_checkpointing=True, **options)
-
-    if (pid := os.fork()) == 0:
-        part(max_epochs=2)
-        end()
-    os.waitpid(pid, 0)
-    os.environ["EDL_RESUME"] = "1"
-    part(max_epochs=3, ckpt_path=kept / "last.ckpt")
-
-
-@case
 def prediction():
     found = fit().predict(Line(), DataLoader(DATA, batch_size=4))
     assert sum(map(len, found)) == len(DATA)
