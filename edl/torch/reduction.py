@@ -268,7 +268,7 @@ class GradientReduction:
         if not self._reduction.step.changes_nothing:
             self._last_step.skipped = skipped
         put_back, self._last_step.missed = self._last_step.missed, None
-        if put_back is not None:
+        if put_back is not None and self._reduction.step.changes_nothing:
             put_back()
         if skipped is not True:
             self._reduction.apply()
@@ -285,13 +285,14 @@ class GradientReduction:
 
         It is for scripts with several optimizers. If this one has reduced gradients and made no
         update, the update counts as skipped if a gradient is not finite. If it made its update, or
-        has reduced no gradients, nothing is recorded.
+        has reduced no gradients, nothing is recorded. ``LastStep.missed`` is dropped.
         """
         if self._reduction.step.state is StepState.REDUCED:
             # A scaler may have skipped the update. Or the script made none with this optimizer,
             # whose gradients were computed along with those of another optimizer.
             gradients = [p.grad for p in self._listed if p.grad is not None]
             self._last_step.skipped = not_finite(gradients) if gradients else False
+        self._last_step.missed = None  # it was of this step
         self.accumulation.begin_step()
 
     @property

@@ -304,6 +304,27 @@ def test_a_worker_that_missed_a_step_decides_as_the_others(skipped: bool, worker
     assert job.last_step.skipped is skipped
 
 
+@pytest.mark.parametrize("completed_by_peers", [True, False])
+def test_a_received_result_is_written_again_in_its_own_step_only(
+    completed_by_peers: bool, worker: Worker
+) -> None:
+    """With several optimizers the next step of this one may be an update of its own."""
+    job, written = Job(worker, "a"), []
+    worker.begin(present=ones(1), a=ones(2))
+
+    def survive() -> bool:
+        job.last_step.missed = lambda: written.append(job.a.item())
+        return completed_by_peers
+
+    worker.breaks = [survive]
+    (2 * job.a).backward()
+    job.step()
+    assert (len(written), job.last_step.missed) == (completed_by_peers, None)
+    job.last_step.missed = lambda: None
+    job.reduction.note_skipped()
+    assert job.last_step.missed is None, "the step is over"
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed_segments(reentrant: bool, worker: Worker) -> None:
     """Also when nothing else has parameters, and one inside of another."""
