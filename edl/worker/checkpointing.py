@@ -217,7 +217,8 @@ class Checkpointing:
                 return
             if found is not None and not self._loader.fits:  # a later fit has a length of its own
                 saved = TrainingLength.from_json(found.manifest.length)
-                self._loader.length = self._loader.length.resuming(saved, restarts=warmed_up)
+                automatic = self.settings.resume.strip().lower() == RESUME_AUTO
+                self._loader.length = self._loader.length.resuming(saved, warmed_up, automatic)
             if found is None and warmed_up:
                 how = ", before it was saved" if self.saves else self.progress.without_checkpoint
                 raise JobFailed(f"all workers died and the job's state with them{how}")

@@ -522,12 +522,13 @@ def resumed(
     fits: tuple[DoneFit, ...] = (),
     *,
     warmed_up: bool = False,
+    resume: str = "1",
 ) -> TrainingLength:
     """Return how long the job trains that a script which asks for ``now`` goes on with."""
     start = Start(directory, resume=directory)
     start.progress.length, start.progress.fits = before, fits
     assert start.save(3) == ""
-    one = checkpointing(resume="1")
+    one = checkpointing(resume=resume)
     one._loader.length, one._loader.fits = now, fits
     one.replica = start.replica
     one.attach(directory, 1.0, 1)
@@ -544,8 +545,8 @@ def resumed(
         (TrainingLength(6), TrainingLength(0), "trains 6 epochs, and .* asks for 0 epochs"),
         (
             TrainingLength(6, 90),
-            TrainingLength(6, 40),
-            "at most 90 updates, and this script asks for 6 epochs, at most 40 updates",
+            TrainingLength(3, 90),
+            "at most 90 updates, and this script asks for 3 epochs, at most 90 updates",
         ),
     ],
 )
@@ -567,12 +568,21 @@ def test_a_resumed_job_is_not_shorter(
         (TrainingLength(6), TrainingLength(6, 40)),
         (TrainingLength(), TrainingLength(1)),
         (TrainingLength(6), TrainingLength()),
+        (TrainingLength(6, 90), TrainingLength(6, 40)),  # len(loader) is half with more workers
     ],
 )
 def test_a_resumed_job_may_be_longer_or_say_it_in_another_way(
     tmp_path: Path, before: TrainingLength, now: TrainingLength
 ) -> None:
     assert resumed(tmp_path, before, now) == now
+
+
+def test_a_job_that_its_cluster_resumes_is_as_long_as_it_was_or_longer(tmp_path: Path) -> None:
+    before = TrainingLength(6, 90)
+    asked = TrainingLength(4, 40)
+    assert resumed(tmp_path / "a", before, asked, resume="auto") == TrainingLength(6, 40)
+    asked = TrainingLength(8)
+    assert resumed(tmp_path / "b", before, asked, resume="auto") == asked
 
 
 def test_a_job_that_restarts_itself_is_as_long_as_it_was(tmp_path: Path) -> None:

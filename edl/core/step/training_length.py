@@ -63,30 +63,37 @@ class TrainingLength(Record):
         pairs = (self.epochs, other.epochs), (self.max_steps, other.max_steps)
         return any(mine is not None and its is not None and mine < its for mine, its in pairs)
 
-    def resuming(self, saved: TrainingLength, restarts: bool) -> TrainingLength:
+    def resuming(
+        self, saved: TrainingLength, restarts: bool = False, automatic: bool = False
+    ) -> TrainingLength:
         """Return the length of a job that goes on from a checkpoint; this is the script's length.
 
-        A script that subtracts what a file says to be trained already would end in the midst of the
-        job, which would count as finished. So it is refused, if a user has resumed the job. He may
-        resume it for longer.
+        A script that subtracts what a file says to be trained already asks for fewer epochs, and
+        would end in the midst of the job, which would count as finished. So it is refused, if a
+        user has resumed the job. He may resume it for longer. The number of updates may be
+        smaller: scripts compute it from the updates of an epoch, of which more workers make fewer.
 
         Args:
             saved: the length of the job when its checkpoint was saved.
             restarts: whether nobody has resumed the job: its own workers have all died, and new
                 ones go on. Then the length stays as it was.
+            automatic: whether the job begins or goes on, whichever is possible, as a job of a
+                cluster does. Then it trains at least as many epochs as before.
 
         Raises:
-            CheckpointError: this length is below the saved one (:meth:`is_below`).
+            CheckpointError: this length has fewer epochs than the saved one.
         """
         if restarts:
             return self if saved == NO_LENGTH else saved
-        if self.is_below(saved):
-            raise CheckpointError(
-                f"cannot resume: the job that saved the checkpoint trains {saved}, and this script "
-                f"asks for {self}; give the number for the whole job, not for what is left of it "
-                "(a larger one trains longer). To end earlier, stop inside the loop"
-            )
-        return self
+        if not TrainingLength(self.epochs).is_below(TrainingLength(saved.epochs)):
+            return self
+        if automatic:
+            return TrainingLength(saved.epochs, self.max_steps)
+        raise CheckpointError(
+            f"cannot resume: the job that saved the checkpoint trains {saved}, and this script "
+            f"asks for {self}; give the number for the whole job, not for what is left of it "
+            "(a larger one trains longer). To end earlier, stop inside the loop"
+        )
 
     def __str__(self) -> str:
         updates = "" if self.max_steps is None else counted(self.max_steps, "update")
