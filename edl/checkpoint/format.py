@@ -32,7 +32,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, BinaryIO, TypeVar, cast
 
 import numpy as np
@@ -111,6 +111,9 @@ class Manifest:
     arithmetic: Mapping[str, Any] = field(default_factory=dict)
     fit_stopped: str = ""
     length: Mapping[str, Any] = field(default_factory=dict)
+
+
+_MANIFEST = frozenset(one.name for one in fields(Manifest))
 
 
 @dataclass(frozen=True)
@@ -523,7 +526,8 @@ def _parsed(text: bytes) -> _CheckpointHeader:
 
     Raises:
         ValueError: if the header is no valid JSON.
-        KeyError, TypeError: if an entry of the header is missing, unknown or of a wrong type.
+        KeyError, TypeError: if an entry of the header is missing or of a wrong type. Entries of the
+            manifest that a later version of edl has added are passed over.
     """
     tensors = json.loads(text[LENGTH.size :])
     metadata = tensors.pop(METADATA)
@@ -532,7 +536,7 @@ def _parsed(text: bytes) -> _CheckpointHeader:
         length=len(text),
         state=about.pop("state"),
         tensors={name: TensorRecord.from_json(one) for name, one in about.pop("tensors").items()},
-        manifest=Manifest(**about),
+        manifest=Manifest(**{name: about[name] for name in about.keys() & _MANIFEST}),
         places=places_of(tensors),
         payload_sha256=metadata.get("payload_sha256", ""),
     )

@@ -6,6 +6,7 @@ import json
 import os
 import struct
 from collections import OrderedDict
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -194,6 +195,17 @@ def test_a_foreign_file_is_refused(tmp_path: Path, content: bytes, sentence: str
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=sentence):
         files.read_manifest(path)
+
+
+@dataclass(frozen=True)
+class LaterManifest(files.Manifest):
+    added: int = 1
+
+
+def test_what_a_later_edl_has_added_to_the_manifest_is_passed_over(tmp_path: Path) -> None:
+    path = files.path_of(tmp_path, 7)
+    files.write(path, LaterManifest(**vars(MANIFEST)), pack_state(STATE))
+    assert files.read_manifest(path) == MANIFEST
 
 
 def test_a_file_that_is_too_long_is_refused(tmp_path: Path) -> None:
