@@ -269,7 +269,7 @@ class TenantRequests:
             owner = self._tenants.owner(tenant, about)
             return manifest.name, lambda store: submit_job(store, manifest, key, owner)
         if request.verb is TenantVerb.DELETE:
-            return request.job, lambda store: store.jobs.delete(request.job)
+            return request.job, lambda store: store.jobs.delete(request.job, request.submitted_s)
 
         def wanted(before: Wanted) -> Wanted:
             goal = before.goal if request.goal is None else request.goal

@@ -298,3 +298,12 @@ class TestOneTransaction:
         lab.leader.serve()
         assert lab.goal() is Goal.RUN
         assert lab.refused("ann")["halt"] == ""
+
+    def test_a_deletion_of_an_earlier_job_of_the_name_deletes_nothing(self, lab: Lab) -> None:
+        """It was sent again, and came late."""
+        earlier = lab.store.jobs.get("ann.digits").submitted_s - 60.0
+        gone = TenantRequest("d", TenantVerb.DELETE, job="ann.digits", submitted_s=earlier)
+        lab.ask("ann", gone)
+        lab.leader.serve()
+        assert lab.refused("ann")["d"] == "tenant ann has no job ann.digits"
+        assert lab.goal() is Goal.HALT

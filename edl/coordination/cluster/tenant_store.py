@@ -199,7 +199,10 @@ class TenantJobs(ClusterJobs):
             check_submission(stored, submitted_s)
             if stored.wanted.goal is Goal.GONE:
                 return stored.wanted
-        self._ask(TenantRequest(uuid.uuid4().hex, TenantVerb.DELETE, job=stored.name))
+        request = TenantRequest(
+            uuid.uuid4().hex, TenantVerb.DELETE, job=stored.name, submitted_s=submitted_s
+        )
+        self._ask(request)
         try:
             return self.get(stored.name).wanted
         except UnknownJob:  # its records are gone

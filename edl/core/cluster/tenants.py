@@ -77,6 +77,8 @@ class TenantRequest(Record):
         priority: the new priority of the job; None: it stays.
         manifest: what is submitted.
         key: names the submission: the same key again is the same job.
+        submitted_s: when the job that is to be deleted was submitted, in seconds since 1970; None:
+            whichever job has the name.
         signature: the HMAC-SHA256 of all of it, in hexadecimal.
     """
 
@@ -88,6 +90,7 @@ class TenantRequest(Record):
     priority: int | None = None
     manifest: Mapping[str, Any] = field(default_factory=dict)
     key: str = ""
+    submitted_s: float | None = None
     signature: str = ""
 
     def signed(self, key: str, tenant: str) -> TenantRequest:
