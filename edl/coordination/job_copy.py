@@ -16,10 +16,10 @@ from typing import Any
 
 from kazoo.client import TransactionRequest
 
-from edl.coordination.access import SHARED
 from edl.coordination.lifecycle import create_nodes
 from edl.coordination.paths import JOBS, JobPaths
 from edl.coordination.session import Refused, Session
+from edl.coordination.shared_nodes import ensure_shared
 from edl.coordination.wire import decode, encode
 from edl.core.events import Event
 from edl.core.records import Generation, Job
@@ -96,7 +96,7 @@ class JobCopy:
         Raises:
             CoordinationError: ZooKeeper is away; the job may have been written or not.
         """
-        session.call("write a job", lambda c: c.ensure_path_async(JOBS, acl=SHARED), repeat=True)
+        ensure_shared(session, "write a job", JOBS)
         build = partial(self._build, run=run, event=event)
         try:
             session.transact(f"write job {self._paths.name} again", build)

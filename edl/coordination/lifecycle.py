@@ -18,15 +18,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
-from kazoo.client import KazooClient, TransactionRequest
+from kazoo.client import TransactionRequest
 from kazoo.exceptions import NoNodeError
 
 from edl import config
-from edl.coordination.access import SHARED, Access
+from edl.coordination.access import Access
 from edl.coordination.paths import JOBS, JobPaths
 from edl.coordination.reads import acl, children, get
 from edl.coordination.secrets import stored
 from edl.coordination.session import Refused, Session
+from edl.coordination.shared_nodes import ensure_shared
 from edl.coordination.wire import decode, encode
 from edl.core.names import is_name
 from edl.core.records import Assigned, Desired, Generation, Job, JobPolicy
@@ -104,8 +105,7 @@ def create_job(
             session.transact(f"create job {paths.name}", build)
         except Refused as refused:
             if isinstance(refused.error, NoNodeError):  # it may be the first job of all
-                ensure = partial(KazooClient.ensure_path_async, path=JOBS, acl=SHARED)
-                session.call("create a job", ensure, repeat=True)
+                ensure_shared(session, "create a job", JOBS)
             continue  # or somebody was faster, or a node of the old job appeared: look again
         return token
     raise CoordinationError(f"job {paths.name} could not be created: it changed {ATTEMPTS} times")

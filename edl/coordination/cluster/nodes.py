@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from kazoo.client import TransactionRequest
 
-from edl.coordination.access import SHARED, Access
+from edl.coordination.access import Access
 from edl.coordination.cluster.paths import CLUSTERS, ClusterPaths
 from edl.coordination.nodes import Nodes
 from edl.coordination.reads import acl, children, exists
 from edl.coordination.session import Refused, Session
+from edl.coordination.shared_nodes import ensure_shared
 from edl.coordination.wire import encode
 from edl.core.cluster.records import ClusterRecord
 from edl.core.names import is_name
@@ -106,7 +107,7 @@ def create_cluster(session: Session, access: Access, record: ClusterRecord) -> b
     """
     paths = ClusterPaths(access.job)
     session.identify(access)
-    session.call("create a cluster", lambda c: c.ensure_path_async(CLUSTERS, acl=SHARED), True)
+    ensure_shared(session, "create a cluster", CLUSTERS)
     contents = {paths.cluster: encode(record.to_json())}
 
     def build(transaction: TransactionRequest) -> None:
