@@ -24,7 +24,7 @@ from edl.coordination.wire import decode, encode
 from edl.core.events import Event
 from edl.core.records import Generation, Job
 
-NUMBERS = 10**6  # event numbers for each writing, so that readers find the later events
+NUMBERS = 10**6  # event numbers and worker ids for each writing; no later one was used before
 
 
 class JobCopy:
@@ -107,8 +107,9 @@ class JobCopy:
     def _build(self, transaction: TransactionRequest, run: str, event: Event) -> None:
         """Add to ``transaction`` the creation of the job's nodes, its evictions and an event.
 
-        Worker ids continue after the highest id of :meth:`_ids`. Event numbers continue at the next
-        multiple of ``NUMBERS``, so that no number of the lost events is used again.
+        Worker ids and event numbers continue at the next multiple of ``NUMBERS``, so that none is
+        used again: the copy does not know all. A worker that has not joined a ring yet has an id,
+        too, and keeps it.
 
         Args:
             transaction: The transaction to add to.
@@ -116,10 +117,9 @@ class JobCopy:
             event: The event that reports that the job was written again.
         """
         paths = self._paths
-        first_id = 1 + max(self._ids(), default=-1)
-        firsts = {paths.ids: first_id, paths.events: self._first_event() + NUMBERS}
-        counters = {path: encode({"first": first}) for path, first in firsts.items()}
-        create_nodes(transaction, paths, run, {**self._fixed, **counters})
+        first = encode({"first": self._first_event() + NUMBERS})
+        contents = {**self._fixed, paths.ids: first, paths.events: first}
+        create_nodes(transaction, paths, run, contents)
         for path, data in self._evicted.items():
             transaction.create(path, data)
         transaction.create(f"{paths.events}/e-", encode(event.to_json()), sequence=True)
@@ -128,13 +128,3 @@ class JobCopy:
         """Return the number at which the event log began, as of the copy; 0 in a job never lost."""
         data = self._fixed.get(self._paths.events, b"")
         return int(decode(self._paths.events, data).get("first", 0))
-
-    def _ids(self) -> set[int]:
-        """Return the worker ids in the copy, which must not be used again.
-
-        These are the ids of the members of the newest generation and of the ring before it, and of
-        evicted workers.
-        """
-        now = self.generation
-        members = (*now.members, *now.previous) if now is not None else ()
-        return {member.id for member in members} | self.evicted
