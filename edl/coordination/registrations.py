@@ -19,6 +19,7 @@ from edl.coordination.nodes import ATTEMPTS, JobNodes, content, first_of
 from edl.coordination.paths import candidate_name, sequence
 from edl.coordination.reads import children, delete_node, get
 from edl.coordination.session import Refused
+from edl.coordination.wire import decode
 from edl.core.records import Assigned, Host, Member, SlotRecord
 from edl.errors import AgentExists, CoordinationError, UnknownJob
 
@@ -67,26 +68,23 @@ class MemberNodes:
                 ZooKeeper is away.
             UnknownJob: the job was removed, or replaced by a new one of that name.
         """
-
-        def ours(values: Mapping[str, Any]) -> bool:
-            return Member.from_json(values).attempt_id == member.attempt_id
-
-        paths = self._nodes.paths
+        paths, ours = self._nodes.paths, partial(_is_of, member.attempt_id)
         if not self._nodes.put_ephemeral(paths.member(member.id), member, ours):
             raise CoordinationError(
                 f"worker id {member.id} of job {paths.name} belongs to another launch than "
                 f"{member.attempt_id!r}; ids must come from MemberNodes.new_id()"
             )
 
-    def remove(self, worker: int) -> None:
+    def remove(self, worker: int, attempt_id: str) -> None:
         """Remove the member node and the candidate nodes of a dead worker.
 
         So no other candidate waits behind its node until its session ends. Nothing happens if there
-        is no such node. A later start of the job, whose workers have the same ids, is left as it
-        is.
+        is no such node, or if the member node belongs to another start of a worker. A later start
+        of the job, whose workers have the same ids, is left as it is.
 
         Args:
             worker: The id of the worker.
+            attempt_id: The token of the start of the worker that is dead.
 
         Raises:
             UnknownJob: there is no such job.
@@ -98,6 +96,8 @@ class MemberNodes:
             member, candidates = session.read_all(
                 "read a member", [get(own), children(paths.election)]
             )
+            if member is not None and not _is_of(attempt_id, decode(own, member[0])):
+                return
             nodes = [] if member is None else [own]
             names = nodes_of(candidates or (), candidate_name(worker))
             nodes += [f"{paths.election}/{name}" for name in names]
@@ -123,6 +123,16 @@ class MemberNodes:
         """
         evicted = [self._nodes.paths.evicted_worker(worker) for worker in workers]
         self._nodes.session.read_all("forget the evicted", [delete_node(path) for path in evicted])
+
+
+def _is_of(attempt_id: str, values: Mapping[str, Any]) -> bool:
+    """Return whether a member node belongs to the start of a worker that has a token.
+
+    Args:
+        attempt_id: The token.
+        values: The JSON object in the node.
+    """
+    return Member.from_json(values).attempt_id == attempt_id
 
 
 def _remove(transaction: TransactionRequest, run: str, nodes: Iterable[str]) -> None:

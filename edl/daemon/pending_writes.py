@@ -145,7 +145,7 @@ class PendingWrites:
             CoordinationError: ZooKeeper is away.
         """
         if self._member is not None:
-            self._store.members.remove(self._member.id)
+            self._store.members.remove(self._member.id, self._member.attempt_id)
 
     def _conclude(self, end: JobEnd, event: Event | None) -> None:
         """Write how the job has ended, unless the job goes on without this worker.

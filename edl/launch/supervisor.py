@@ -264,7 +264,7 @@ class Supervisor(ABC, Generic[State]):
             if ended.worker is not None:
                 # The worker is dead even if its session lasts: no need to wait for the session.
                 with contextlib.suppress(CoordinationError, UnknownJob):
-                    self._store.members.remove(ended.worker)
+                    self._store.members.remove(ended.worker, attempt_id)
 
     def _read(self, now: float) -> Snapshot | None:
         """Return the records of the job, or None while this process has no ZooKeeper connection.

@@ -88,7 +88,7 @@ def one_job(hosts: str, state: Path, number: int) -> None:
             store.set_job_state(JobState.FINISHED, "trained 10 steps")
             election.leave()
             for member in members:
-                store.members.remove(member.id)
+                store.members.remove(member.id, member.attempt_id)
 
 
 def run(count: int, state: Path) -> list[Use]:

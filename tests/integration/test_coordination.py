@@ -363,7 +363,7 @@ class TestLifecycle:
         assert late.snapshot().hosts == ()
         store = JobStore(session, "digits")
         store.members.put(member(0))
-        late.members.remove(0)  # of its own run, as it thinks
+        late.members.remove(0, "a")  # of its own run, as it thinks
         for write in (
             lambda: late.set_job_state(JobState.FAILED, "its worker is gone"),
             lambda: late.set_desired(lambda now: {}, RequestedBy.LAUNCHER, "it leaves"),
@@ -564,8 +564,8 @@ class TestMembers:
         assert store.snapshot().members == ()
         store.members.put(member(0))
         assert store.snapshot().members == (member(0),)
-        store.members.remove(0)
-        store.members.remove(0)
+        store.members.remove(0, "a")
+        store.members.remove(0, "a")
         assert store.snapshot().members == ()
 
     def test_the_name_of_a_living_agent_is_not_given_twice(

@@ -104,7 +104,7 @@ class TestCandidacy:
         first, eleventh = candidate(other, 1), candidate(session, 11)
         first.enter()
         eleventh.enter()
-        store.members.remove(1)
+        store.members.remove(1, "launch")
         assert eleventh.ahead() == []
         assert lead(eleventh).term == 1
 
@@ -449,7 +449,7 @@ class TestDecisions:
         """Its record was there when the leader read it, and its port refused a moment later."""
         gone = MembershipDecision("x", evict={5: "it is gone"}, registered=frozenset({5}))
         store.members.put(Member(5, "alpha", 0, "h", 1, 1, "x", Stage.ACTIVE, 1))
-        store.members.remove(5)
+        store.members.remove(5, "x")
         with pytest.raises(CoordinationError, match="left as agreed meanwhile; decide again"):
             decisions.carry_out(gone, [EVENT])
         assert (store.snapshot().evicted, store.events.read()) == ({}, [])

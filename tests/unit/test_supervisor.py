@@ -38,7 +38,7 @@ class Store:
         self.lost = False
         self.copy = SimpleNamespace(generation=None)
         self.nodes = SimpleNamespace(run="run")
-        self.members = SimpleNamespace(remove=lambda worker: None)
+        self.members = SimpleNamespace(remove=lambda worker, attempt_id: None)
         self.events = SimpleNamespace(add=self._add, read=self._read, newest_step=lambda: 0)
 
     @property
