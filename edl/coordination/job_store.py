@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from edl.coordination import desired, lifecycle
 from edl.coordination.events import EventNodes
 from edl.coordination.job_copy import JobCopy
-from edl.coordination.nodes import JobNodes, Node, content, record, record_or_none
+from edl.coordination.nodes import JobNodes, Node, Values, content, record, record_or_none
 from edl.coordination.paths import sequence
 from edl.coordination.policy import PolicyNodes
 from edl.coordination.profile import ProfileNode
@@ -293,6 +293,7 @@ class JobStore:
         finished_in: int = 0,
         only_from: tuple[JobState, ...] = (JobState.RUNNING,),
         end_within_s: float = 0.0,
+        event: Event | None = None,
     ) -> bool:
         """Move the job to ``state`` if it is in one of the states ``only_from``.
 
@@ -305,6 +306,7 @@ class JobStore:
             only_from: The states from which the job may be moved.
             end_within_s: Within how many seconds the job is to save everything and end, because
                 it is preempted; 0: the job keeps the bound that it has, if any.
+            event: An event to append to the log in the same transaction, if the job is moved.
 
         Returns:
             True if the job was in one of ``only_from``, and so was moved; False if nothing was
@@ -316,14 +318,14 @@ class JobStore:
         """
         moved = False
 
-        def change(values: dict[str, Any]) -> dict[str, Any]:
+        def change(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], Event | None]:
             nonlocal moved
-            job = Job.from_json(values)
+            job = Job.from_json(found[self.paths.job])
             moved = job.state in only_from
             if not moved:
-                return values
+                return found, None
             code = exit_code if state is JobState.FINISHED else exit_code or job.exit_code
-            return replace(
+            new = replace(
                 job,
                 state=state,
                 reason=excerpt(reason),
@@ -331,9 +333,10 @@ class JobStore:
                 finished_in=finished_in,
                 ended=time.time() if state.over else 0.0,
                 end_within_s=end_within_s or job.end_within_s,
-            ).to_json()
+            )
+            return {self.paths.job: new.to_json()}, event
 
-        self.nodes.compare_and_set(self.paths.job, change)
+        self.nodes.change_together((self.paths.job,), change)
         return moved
 
     def status(self) -> TrainingStatus:

@@ -1,10 +1,10 @@
 """Write what a launcher or a client has observed: the end of the job, and what workers did.
 
-:func:`conclude` records the end of the job; the other functions write one event each, except
-:func:`worker_that_ended`, which reads one. Each writes before it returns, and writes again if it is
-called again. While ZooKeeper is away it raises a CoordinationError; if ZooKeeper does not have the
-job, an UnknownJob. An event gets the time of the call, the generation of ``snapshot`` (0 if there
-is none), and the newest step that the job's records or its events name.
+:func:`conclude` records the end of the job, with an event; the other functions write one event
+each, except :func:`worker_that_ended`, which reads one. Each writes before it returns, and writes
+again if it is called again. While ZooKeeper is away it raises a CoordinationError; if ZooKeeper
+does not have the job, an UnknownJob. An event gets the time of the call, the generation of
+``snapshot`` (0 if there is none), and the newest step that the job's records or its events name.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from edl.core.snapshot import Snapshot
 
 
 def conclude(store: JobStore, outcome: JobOutcome, snapshot: Snapshot) -> None:
-    """Write the end of the job into its record, and then an event of that end.
+    """Write the end of the job into its record, and an event of that end, in one transaction.
 
     Args:
         store: the job's records in ZooKeeper.
@@ -43,12 +43,12 @@ def conclude(store: JobStore, outcome: JobOutcome, snapshot: Snapshot) -> None:
             nothing is written.
 
     Raises:
-        CoordinationError: ZooKeeper is away; the record and the event may have been written or not.
+        CoordinationError: ZooKeeper is away; both may have been written, or nothing.
         UnknownJob: there is no such job.
     """
     state, before = outcome.state, snapshot.job.state
-    if store.set_job_state(state, outcome.reason, outcome.exit_code, only_from=(before,)):
-        _add(store, _ENDS[state](), outcome.reason, snapshot)
+    event = _event(store, _ENDS[state](), outcome.reason, snapshot)
+    store.set_job_state(state, outcome.reason, outcome.exit_code, only_from=(before,), event=event)
 
 
 _ENDS: Mapping[JobState, type[Details]] = {
@@ -162,7 +162,11 @@ def worker_frozen(
 
 
 def _add(store: JobStore, details: Details, reason: str, snapshot: Snapshot) -> None:
+    store.events.add(_event(store, details, reason, snapshot))
+
+
+def _event(store: JobStore, details: Details, reason: str, snapshot: Snapshot) -> Event:
     generation = snapshot.generation.number if snapshot.generation else 0
     # The status is up to a second old, and a worker may have told of a later step meanwhile.
     step = max(snapshot.status.step, store.events.newest_step())
-    store.events.add(Event(time.time(), generation, step, reason, details))
+    return Event(time.time(), generation, step, reason, details)

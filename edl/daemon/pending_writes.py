@@ -106,7 +106,7 @@ class PendingWrites:
     def write(self, as_member: bool) -> None:
         """Write to ZooKeeper all reports and events of this worker that are not written yet.
 
-        The order is: member node, checkpoint, end of the job, events.
+        The order is: member node, checkpoint, events, end of the job.
 
         Args:
             as_member: Whether to write the member node, too; False: a changed member record is
@@ -123,9 +123,9 @@ class PendingWrites:
             self._store.members.put(member)
         if saved is not None:
             self._store.put_saved(*saved)
+        self.events.write()
         if end is not None:
             self._conclude(*end)
-        self.events.write()
         with self._written:
             if self._member is member:
                 self._dirty = False
@@ -148,7 +148,7 @@ class PendingWrites:
             self._store.members.remove(self._member.id, self._member.attempt_id)
 
     def _conclude(self, end: JobEnd, event: Event | None) -> None:
-        """Write how the job has ended, unless the job goes on without this worker.
+        """Write how the job has ended, with its event, unless the job goes on without this worker.
 
         The job goes on if this worker was evicted, or if the newest generation has members and this
         worker is none of them, nor of the ring before. Then a warning is logged.
@@ -171,6 +171,7 @@ class PendingWrites:
             end.exit_code,
             end.finished_in,
             only_from=(JobState.RUNNING, *stopping),
+            event=event,
         )
         if first and event is not None:
-            self._shared.log(event)
+            self._shared.on_event(event)

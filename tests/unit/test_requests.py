@@ -22,7 +22,7 @@ from edl.coordination.job_store import JobStore
 from edl.coordination.profile import ProfileNode
 from edl.coordination.registrations import HostNodes
 from edl.coordination.requests import RequestNodes
-from edl.core.events import CheckpointDetails
+from edl.core.events import CheckpointDetails, Event
 from edl.core.job.borrowing import NO_LEASE_TERMS, LeaseTerms
 from edl.core.job.desired import DesiredChange, set_desired
 from edl.core.job.device_sets import NO_DEVICES, DeviceSets
@@ -161,6 +161,7 @@ class Store(JobStore):
         exit_code: int = 0,
         only_from: tuple[JobState, ...] = (JobState.RUNNING,),
         end_within_s: float = 0.0,
+        event: Event | None = None,
     ) -> bool:
         self._call()
         self.job = replace(self.job, state=state, reason=reason)

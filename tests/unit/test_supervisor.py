@@ -59,8 +59,9 @@ class Store:
     def _read(self, after: int = -1) -> list[tuple[int, Event]]:
         return [(n, event) for n, event in enumerate(self.written) if n > after]
 
-    def set_job_state(self, state: JobState, *words: Any, **more: Any) -> bool:
+    def set_job_state(self, state: JobState, *words: Any, event: Event, **more: Any) -> bool:
         self.states.append(state)
+        self.written.append(event)
         return True
 
     def _fail(self) -> None:
