@@ -309,7 +309,7 @@ class Daemon:
     def exchange_before_training(self, number: int, payload: bytes) -> list[bytes] | None:
         """Exchange a message of the script before its training; see the function of that name."""
         limit_s = self.settings.elastic_timeout_s
-        return exchange_before_training(self._store, self._shared.worker, limit_s, number, payload)
+        return exchange_before_training(self._store, self._shared, limit_s, number, payload)
 
     def end_job(self, end: JobEnd, event: Event | None = None) -> None:
         """Let the daemon thread write how the job ended, unless another worker has written it.

@@ -5,24 +5,27 @@ Workers die, and others start in their place, also before the training of a job 
 
 from __future__ import annotations
 
-import time
+from contextlib import suppress
 
 from edl.coordination.job_store import JobStore
-from edl.errors import JobFailed
+from edl.core.job.script_exchange import participants
+from edl.errors import CoordinationError, JobFailed, UnknownJob
+from edl.worker.shared_state import SharedState
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5  # between looks
 
 
 def exchange_before_training(
-    store: JobStore, worker: int, limit_s: float, number: int, payload: bytes
+    store: JobStore, shared: SharedState, limit_s: float, number: int, payload: bytes
 ) -> list[bytes] | None:
-    """Send a message, and wait for those of all workers of the job's first ring that are alive.
+    """Send a message, and wait for those of all workers of the job's first ring.
 
-    A worker that is not in the ring waits for the messages of those that are.
+    Evicted workers are not waited for. A worker that is not in the ring waits for the messages of
+    those that are. While ZooKeeper is away, or has lost the job, the call waits until it is back.
 
     Args:
         store: The nodes of the job.
-        worker: The id of this worker.
+        shared: The state that this worker shares with its daemon: its id, clock and eviction.
         limit_s: How long to wait, in seconds.
         number: The number of the exchange in the job, from 0.
         payload: The message of this worker.
@@ -32,29 +35,71 @@ def exchange_before_training(
 
     Raises:
         JobFailed: some messages have not come in time, or the job has ended.
+        UsageError: the messages of the job are too large, or the job was removed.
+        WorkerEvicted: the leader has evicted this worker, or its job is gone.
+        CoordinationError: ZooKeeper is still away after ``limit_s``.
+    """
+    clock = shared.clock
+    deadline, pause_s = clock.now_s() + limit_s, FIRST_PAUSE_S
+    while True:
+        shared.check()
+        late = clock.now_s() > deadline
+        try:
+            is_made, answer = _look(store, shared.worker, number, payload)
+        except (CoordinationError, UnknownJob) as error:
+            if late or not _may_come_back(store, error):
+                raise
+        else:
+            if is_made:
+                return answer
+            if late:
+                raise JobFailed(
+                    f"a collective of the script before its training was not called by all workers "
+                    f"within {limit_s:g} s"
+                )
+        clock.sleep(pause_s)
+        pause_s = min(LONGEST_PAUSE_S, 1.5 * pause_s)
+
+
+def _look(
+    store: JobStore, worker: int, number: int, payload: bytes
+) -> tuple[bool, list[bytes] | None]:
+    """Send a message if the worker takes part in the exchange, and look for the answer.
+
+    Args:
+        store: The nodes of the job.
+        worker: The id of this worker.
+        number: The number of the exchange in the job, from 0.
+        payload: The message of this worker.
+
+    Returns:
+        Whether there is nothing more to wait for; and the messages in rank order, or None.
+
+    Raises:
+        JobFailed: the job has ended.
         UsageError: the messages of the job are too large.
+        UnknownJob: the job does not exist.
         CoordinationError: ZooKeeper is away.
     """
-    deadline, pause_s = time.monotonic() + limit_s, FIRST_PAUSE_S
-    while True:
-        now = store.snapshot()
-        alive = {member.id for member in now.members}
-        ring = now.generation.worker_ids if now.generation is not None else ()
-        members = [member for member in ring if member in alive]
-        if worker in members:
-            answer = store.script_exchange.send(number, worker, payload, members)
-        else:
-            answer = store.script_exchange.read(number)
-        if answer is not None:
-            return answer
-        if worker not in members and now.status.step > 0:
-            return None
-        if now.job.state.over:
-            raise JobFailed(f"the job ended before its training: it {now.job.state.phrase}")
-        if time.monotonic() > deadline:
-            raise JobFailed(
-                f"a collective of the script before its training was not called by all workers "
-                f"within {limit_s:g} s"
-            )
-        time.sleep(pause_s)
-        pause_s = min(LONGEST_PAUSE_S, 1.5 * pause_s)
+    now = store.snapshot()
+    members = participants(now)
+    if worker in members:
+        answer = store.script_exchange.send(number, worker, payload, members)
+    else:
+        answer = store.script_exchange.read(number)
+    if answer is not None or (worker not in members and now.status.step > 0):
+        return True, answer
+    if now.job.state.over:
+        raise JobFailed(f"the job ended before its training: it {now.job.state.phrase}")
+    return False, None
+
+
+def _may_come_back(store: JobStore, error: CoordinationError | UnknownJob) -> bool:
+    """Return whether a look that failed with ``error`` may succeed later: the job is not removed.
+
+    ``store`` has the nodes of the job.
+    """
+    if isinstance(error, UnknownJob):
+        with suppress(CoordinationError):  # unknown while ZooKeeper is away
+            return store.was_lost(error)
+    return True

@@ -138,13 +138,14 @@ class Coordinator(Protocol):
             payload: the message of this worker.
 
         Returns:
-            The messages in rank order, without those of workers that have died before they sent
-            one; None if the job trains, and has not made this exchange.
+            The messages in rank order, without those of workers that were evicted before all had
+            sent one; None if the job trains, and has not made this exchange.
 
         Raises:
             JobFailed: some messages have not come in time, or the job has ended.
-            UsageError: the messages are too large.
-            CoordinationError: ZooKeeper does not answer.
+            UsageError: the messages of the job are too large, or the job was removed.
+            WorkerEvicted: the leader has evicted this worker, or its job is gone.
+            CoordinationError: ZooKeeper is still away after ``elastic_timeout_s``.
         """
 
     def end_job(self, end: JobEnd, event: Event | None = None) -> None:

@@ -466,8 +466,9 @@ class Worker:
 
         Raises:
             JobFailed: some messages have not come in time, or the job has ended.
-            UsageError: the messages of the job are too large.
-            CoordinationError: ZooKeeper does not answer.
+            UsageError: the messages of the job are too large, or the job was removed.
+            WorkerEvicted: the leader has evicted this worker, or its job is gone.
+            CoordinationError: ZooKeeper is still away after ``elastic_timeout_s``.
         """
         return self._coordinator.exchange_before_training(number, payload)
 

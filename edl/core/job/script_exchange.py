@@ -10,6 +10,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from edl.core.snapshot import Snapshot
+
+
+def participants(now: Snapshot) -> tuple[int, ...]:
+    """Return the ids of the workers that take part in an exchange, in rank order.
+
+    These are the members of the newest generation that are not evicted. A member without a session
+    counts: it opens another one, and an answer without its payload would be kept for ever.
+
+    Args:
+        now: the state of the job in ZooKeeper.
+    """
+    ring = () if now.generation is None else now.generation.worker_ids
+    return tuple(worker for worker in ring if worker not in now.evicted)
+
 
 def with_payload(
     values: Mapping[str, Any], number: int, worker: int, payload: str, members: Sequence[int]
