@@ -3,9 +3,10 @@
 ZooKeeper forgets a job when its disk is lost, when it runs in a container without a disk, or when
 somebody removes the tree. The workers train on, but every command is told that there is no such
 job. So the job's own processes write it again (:meth:`JobCopy.write`): its record, policy and
-profile, the desired numbers of workers, the decisions of the leader, and the evictions. Each
-process then adds its own nodes, as after a lost session. Events, requests, the status, and what the
-job has learned of its sizes are lost.
+profile, the desired numbers of workers, the decisions of the leader, the evictions, and what an
+unchanged script's workers have exchanged, which newcomers need. Each process then adds its own
+nodes, as after a lost session. Events, requests, the status, and what the job has learned of its
+sizes are lost.
 """
 
 from __future__ import annotations

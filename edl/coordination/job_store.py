@@ -170,11 +170,11 @@ class JobStore:
 
         Args:
             wake: Called once for each node that was read and then changes, except status, the
-                discovered slots and the desired workers; a new event does not call it. A loss of
-                the connection calls it, too: read again then. It runs on kazoo's connection thread,
-                so it must not block. If it is given, the nodes that it is called for are read only
-                if they are new or have changed since the last snapshot. None sets no watch, and all
-                nodes are read.
+                discovered slots, the desired workers and what a script has exchanged; a new event
+                does not call it. A loss of the connection calls it, too: read again then. It runs
+                on kazoo's connection thread, so it must not block. If it is given, the nodes that
+                it is called for are read only if they are new or have changed since the last
+                snapshot. None sets no watch, and all nodes are read.
 
         Raises:
             UnknownJob: the job does not exist.
@@ -185,10 +185,11 @@ class JobStore:
         # What is desired comes before what is assigned, which wakes: so a leader that read only
         # the latter anew may not write (see DecisionWriter.carry_out).
         quiet = (p.desired, p.discovered, p.status)
-        watched = tuple(path for path in p.describing if path not in quiet)
-        single = (*quiet, *watched)
+        watched = tuple(path for path in p.describing if path not in (*quiet, p.script))
+        single = (*quiet, p.script, *watched)
         listed = self.nodes.read(
             *map(get, quiet),
+            get(p.script, wake and ignore_changes),
             *(get(path, wake) for path in watched),
             *(children(path, wake) for path in parents),
         )

@@ -108,13 +108,14 @@ class JobPaths:
             self.profile,
             self.policy,
             self.events,
+            self.script,
         )
 
     @property
     def fixed(self) -> tuple[str, ...]:
         """The paths of all nodes that exist from the creation of the job on, parents first."""
         processes = (self.hosts, self.slots, self.members, self.election)
-        others = (self.status, self.learned, self.requests, self.evicted, self.ids, self.script)
+        others = (self.status, self.learned, self.requests, self.evicted, self.ids)
         return (self.root, *self.describing, *processes, *others, self.run)
 
     def host(self, name: str) -> str:
