@@ -41,6 +41,8 @@ class ZooKeeper:
             for issue in issues
         ]
 
+    client = SimpleNamespace(chroot="")
+
     def call(self, *_: Any, **__: Any) -> None:
         """Create the parents of all jobs."""
 
