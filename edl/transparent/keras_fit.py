@@ -64,7 +64,7 @@ class KerasScript:
         self._found: list[Any] = []
         self._sent: list[tuple[str, bytes | None, str]] = []
         self._given: Any = None
-        self._answer = b""
+        self._message = self._answer = b""  # of this process, and of rank 0
         self._had_all = True  # the callbacks of rank 0 were this process's own
 
     def arguments(self, given: dict[str, Any]) -> dict[str, Any]:
@@ -90,7 +90,8 @@ class KerasScript:
         Where this process has a callback of the same class, that one is taken. If the script has
         not given this process the callbacks of rank 0 in the last fit, and gives it the same
         classes in this one, it may be a new rank 0 that the script takes for another rank. Then the
-        callbacks of the last fit stay.
+        callbacks of the last fit stay. Only what has changed is sent, because all messages of a job
+        have little room.
 
         Args:
             callbacks: those that the script gives this process's ``fit``; None: none.
@@ -100,7 +101,10 @@ class KerasScript:
         given = verbose, [type(one).__name__ for one in own]
         goes_on = not self._had_all and given == self._given
         sent = [self._packed_again(one) or _packed(one) for one in own]
-        answer = self.exchanges.known(b"" if goes_on else pickle.dumps((verbose, sent)))[0]
+        message = pickle.dumps((verbose, sent))
+        is_known = goes_on or message in (self._message, self._answer)
+        answer = self.exchanges.known(b"" if is_known else message)[0]
+        self._message = message
         self.exchanges.has_trained = True
         self._answer = answer or self._answer
         verbose, self._sent = pickle.loads(self._answer)

@@ -18,6 +18,7 @@ CHECKS = (
     "what_keras_has_does_its_usual_work",
     "what_cannot_be_sent_is_refused_in_true_words",
     "a_further_fit_has_the_callbacks_that_rank_0_gives_to_it",
+    "a_loop_of_fits_sends_its_callbacks_once",
     "the_callbacks_of_rank_0_outlive_its_process",
 )
 

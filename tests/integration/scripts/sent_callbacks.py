@@ -123,6 +123,17 @@ def a_further_fit_has_the_callbacks_that_rank_0_gives_to_it():
     assert [type(second) for _, second in found] == [keras.callbacks.CSVLogger] * 3
 
 
+def a_loop_of_fits_sends_its_callbacks_once():
+    """All messages of a job have 256 KiB."""
+    script, sent = keras_fit.KerasScript(), []
+    script.exchanges = SimpleNamespace(known=lambda own: [sent.append(own) or own])
+    same, paths = Diary(), ["a.keras", "a.keras", "a.keras", "b.keras", "b.keras"]
+    for path in paths:
+        script._agreed([same, keras.callbacks.ModelCheckpoint(path)], 0)
+        same.of_model = bytes(keras_fit.MOST)  # set by fit
+    assert [bool(one) for one in sent] == [True, False, False, True, False]
+
+
 def the_callbacks_of_rank_0_outlive_its_process():
     """Check a next rank 0 whose script has asked for its rank at its beginning only."""
     saver = keras.callbacks.ModelCheckpoint("model.keras")
