@@ -213,6 +213,7 @@ class GatedCSV(Gated):
         super().__init__(callback, worker)
         self._appends = callback.append  # as the script says
         self._length = 0  # bytes that the file had before this fit
+        callback.append_header = True  # of a new file; Keras sets it in the constructor only
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Keep the length of the file to which the script lets the callback append.
