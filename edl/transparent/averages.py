@@ -106,10 +106,11 @@ def _load(averages: Sequence[AveragedModel | None], states: Sequence[Any]) -> No
             continue
         mine = average.state_dict()
         new = {name: value for name, value in state.items() if name not in mine}
+        device = next(average.parameters(), average.n_averaged).device
         try:
             for name, value in new.items():
                 if "." not in name and isinstance(value, torch.Tensor):  # not of a submodule
-                    average.register_buffer(name, value.clone())
+                    average.register_buffer(name, value.to(device, copy=True))
             average.load_state_dict(state)
         except (RuntimeError, KeyError) as error:
             kind, why = type(average).__name__, " ".join(str(error).split())
