@@ -59,7 +59,7 @@ def test_fifty_times(tmp_path: Path, zk_hosts: str) -> None:
 
 
 def test_fifteen_times_in_tensorflow(tmp_path: Path, zk_hosts: str) -> None:
-    epochs, out = 80 // EPOCH, tmp_path / "out"
+    epochs, out = 160 // EPOCH, tmp_path / "out"
     expected = alone_in_tensorflow(tmp_path / "alone", "function", epochs)
     out.mkdir()
     words = [SCRIPT, "--out", str(out), "--way", "function", "--epochs", str(epochs)]
