@@ -38,10 +38,11 @@ def job_election(nodes: JobNodes, worker: int) -> Election:
     """Return the election of a job's leader, in which a worker of the job is the candidate.
 
     Nothing is written before :meth:`Election.enter` is called. The methods of the election raise
-    UnknownJob if the job does not exist.
+    UnknownJob if the job does not exist. A worker that belongs to one start of the job is no
+    candidate in a later one.
 
     Args:
-        nodes: The nodes of the job.
+        nodes: The nodes of the job; their :attr:`JobNodes.fence` is that of the election.
         worker: The id of the worker that is the candidate.
     """
     return Election(
@@ -51,6 +52,7 @@ def job_election(nodes: JobNodes, worker: int) -> Election:
         leader_path=nodes.paths.leader,
         record={"worker": worker},
         missing=nodes.unknown,
+        fence=nodes.fence,
     )
 
 

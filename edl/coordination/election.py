@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from kazoo.client import KazooClient, TransactionRequest
+from kazoo.client import TransactionRequest
 from kazoo.exceptions import BadVersionError, NoNodeError
 
 from edl.coordination.paths import sequence
@@ -120,6 +120,8 @@ class Election:
             node, and into the leader node when the candidate begins a term.
         missing: Makes the error for an election whose nodes do not exist; None: a
             CoordinationError.
+        fence: The path of a node without which this candidate neither enters nor removes anybody;
+            if it is gone, the election counts as missing. None: no such node.
     """
 
     def __init__(
@@ -131,6 +133,7 @@ class Election:
         leader_path: str,
         record: Mapping[str, Any],
         missing: Callable[[], EdlError] | None = None,
+        fence: str | None = None,
     ) -> None:
         self.session = session
         self.path = path
@@ -138,6 +141,7 @@ class Election:
         self.leader_path = leader_path
         self.record = record
         self._missing = missing or self._no_election
+        self._fence = fence
         self._watched: tuple[str, ...] = ()  # our node, and the one before it
         self._wake: OnChange = None
         self._epoch = 0
@@ -169,12 +173,13 @@ class Election:
         self._leadership = None
         prefix, data = f"{self.path}/{self._prefix}", encode(self.record)
 
-        def issue(client: KazooClient) -> Any:
-            return client.create_async(prefix, data, ephemeral=True, sequence=True)
+        def build(transaction: TransactionRequest) -> None:
+            self._add_fence(transaction)
+            transaction.create(prefix, data, ephemeral=True, sequence=True)
 
         try:
-            self.session.call("stand for election", issue)
-        except NoNodeError:
+            self.session.transact("stand for election", build)
+        except Refused:
             raise self._missing() from None
 
     def leads(self, wake: OnChange = None) -> Leadership | None:
@@ -287,9 +292,7 @@ class Election:
             EdlError: the election does not exist (the error that ``missing`` makes).
         """
         nodes = nodes_of(self._candidates(), candidate)
-        self.session.read_all(
-            "remove a candidate", [delete_node(f"{self.path}/{name}") for name in nodes]
-        )
+        self._delete(nodes)
         return bool(nodes)
 
     @property
@@ -336,11 +339,33 @@ class Election:
             candidates: The names of all candidates' nodes, as :meth:`_candidates` returns them.
         """
         own = nodes_of(candidates, self.candidate)
-        others = [name for name in own if not name.startswith(self._prefix)]
-        if others:
-            self.session.read_all(
-                "leave the election", [delete_node(f"{self.path}/{name}") for name in others]
-            )
+        self._delete(name for name in own if not name.startswith(self._prefix))
+
+    def _delete(self, names: Iterable[str]) -> None:
+        """Delete the election nodes with the names ``names``, of which some may be gone already.
+
+        Raises:
+            EdlError: the fence of this election is gone (the error that ``missing`` makes).
+        """
+        for name in names:
+
+            def build(transaction: TransactionRequest, name: str = name) -> None:
+                self._add_fence(transaction)
+                transaction.delete(f"{self.path}/{name}")
+
+            try:
+                self.session.transact("remove a candidate", build)
+            except Refused as refused:
+                if self._fence is not None and refused.is_missing(0):
+                    raise self._missing() from None
+
+    def _add_fence(self, transaction: TransactionRequest) -> None:
+        """Add the check that makes ``transaction`` fail if the node ``fence`` is gone.
+
+        Terms need no such check: who removes the fence removes the nodes of the candidates, too.
+        """
+        if self._fence is not None:
+            transaction.check(self._fence, -1)
 
     def _mine(self, candidates: Sequence[str]) -> str | None:
         """Return the name of this candidate's node, or None if it has none.

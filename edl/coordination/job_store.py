@@ -21,7 +21,7 @@ from edl.coordination.nodes import JobNodes, Node, Values, content, record, reco
 from edl.coordination.paths import sequence
 from edl.coordination.policy import PolicyNodes
 from edl.coordination.profile import ProfileNode
-from edl.coordination.reads import OnChange, children, get, ignore_changes
+from edl.coordination.reads import OnChange, children, exists, get, ignore_changes
 from edl.coordination.registrations import HostNodes, MemberNodes, SlotNodes
 from edl.coordination.requests import RequestNodes
 from edl.coordination.script_exchange import ScriptMessageNode
@@ -231,15 +231,20 @@ class JobStore:
             The records in these nodes.
 
         Raises:
-            UnknownJob: the job does not exist.
+            UnknownJob: the job does not exist, or the process belongs to an earlier start of it.
             CoordinationError: ZooKeeper is away.
         """
-        p = self.paths
+        p, fence = self.paths, self.nodes.fence
         news = (p.job, p.generation, p.leader, p.policy)
         wakers = {path: wake if path in news else ignore_changes for path in p.describing}
-        *answers, names = self.nodes.read(
-            *(get(path, waker) for path, waker in wakers.items()), children(p.evicted, wake)
+        # The start is read last: if it is there, all before it belongs to it.
+        *answers, names, start = self.nodes.read(
+            *(get(path, waker) for path, waker in wakers.items()),
+            children(p.evicted, wake),
+            exists(fence or p.run, wake),
         )
+        if start is None:
+            raise self.nodes.unknown()
         [evicted] = self.nodes.read_groups([f"{p.evicted}/{n}" for n in names or ()], wake=wake)
         told = dict(zip(p.describing, answers, strict=True))
         self.copy.keep(told, evicted)

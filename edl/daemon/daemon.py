@@ -414,13 +414,15 @@ class Daemon:
     def _may_be_restored(self, error: UnknownJob) -> bool:
         """Restore a lost job in ZooKeeper if it is this worker's turn; return whether to go on.
 
-        False: it was removed or replaced, or not found for 60 s; this worker is evicted, its ring
-        broken, with the text of ``error`` as the reason.
+        False: it was removed or replaced, or not found for 60 s. If it was not over before, this
+        worker is evicted, its ring broken, with the text of ``error`` as the reason.
         """
         step = self._shared.progress.step
         if self._lost_job.handle(error, f"w{self._lost_job.own}", step):
             return True
-        # The job was removed, or another one has its name.
+        if self._shared.job_state.over:  # the script may still evaluate, on a ring of its own start
+            logger.info("this worker follows its job no more, which is over: %s", error)
+            return False
         self._shared.evict(f"its job is gone: {error}")
         self._ring.break_()
         return False

@@ -293,6 +293,42 @@ class TestFence:
         assert store.status() == TrainingStatus(step=2)
 
 
+class TestALaterStartOfTheJob:
+    """A worker of a finished start may still evaluate its model when the job is started again."""
+
+    @pytest.fixture
+    def earlier(self, session: Session, other: Session, store: JobStore) -> JobStore:
+        """Return the store of a worker that belongs to the start before the present one."""
+        earlier = JobStore(other, "digits")
+        earlier.nodes.belong_to(store.nodes.run)
+        earlier.watch_generation(None)
+        store.set_job_state(JobState.FINISHED, "trained 10 steps")
+        store.create(make_job(command=("y",)), {"alpha": 2})
+        return earlier
+
+    def test_is_not_led_by_a_worker_of_the_start_before(
+        self, session: Session, store: JobStore, earlier: JobStore
+    ) -> None:
+        old = job_election(earlier.nodes, 1)
+        with pytest.raises(UnknownJob):
+            old.enter()
+        new = job_election(store.nodes, 1)
+        leadership = lead(new)
+        for write in (old.enter, lambda: old.remove("w1")):
+            with pytest.raises(UnknownJob):
+                write()
+        assert new.leads() is leadership
+        names = session.client.get_children(new.path)
+        assert [f"{new.path}/{name}" for name in names] == [leadership.node]
+
+    def test_is_not_read_by_a_worker_of_the_start_before(self, earlier: JobStore) -> None:
+        with pytest.raises(UnknownJob) as gone:
+            earlier.watch_generation(None)
+        assert not earlier.was_lost(gone.value)
+        assert earlier.copy.job is not None
+        assert earlier.copy.job.spec.command == ("x",)
+
+
 class TestAnElectionOfSomethingElse:
     """Path, candidate and record are arguments: nothing of it is a job's."""
 

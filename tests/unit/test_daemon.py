@@ -12,7 +12,7 @@ import pytest
 from edl.config import Config
 from edl.core.records import JobState
 from edl.daemon.daemon import Daemon
-from edl.errors import WorkerEvicted
+from edl.errors import UnknownJob, WorkerEvicted
 from edl.ring.ring import Ring
 from edl.worker.shared_state import SharedState
 
@@ -30,6 +30,26 @@ def test_a_worker_whose_daemon_fails_leaves_the_ring_and_ends(
     with pytest.raises(WorkerEvicted, match=r"its daemon has failed: .*a bug"):
         shared.wait_for_generation(0, time.monotonic())
     assert "please report" in caplog.text
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_a_worker_whose_job_was_replaced_goes_on_only_if_the_job_was_over(
+    monkeypatch: pytest.MonkeyPatch, over: bool
+) -> None:
+    config = replace(Config(), job="digits", zookeeper="127.0.0.1:1", secret="0" * 64)
+    shared, ring = SharedState(), Mock(spec=Ring)
+    daemon = Daemon(config, shared, ring)
+    monkeypatch.setattr(daemon, "_turn", Mock(side_effect=UnknownJob("digits")))
+    shared.job_is(JobState.FINISHED if over else JobState.RUNNING)
+    daemon.wake.set()
+    daemon._run()  # ends: this worker follows no other start of the job
+    if over:  # its script may still evaluate, with the other members of its ring
+        ring.break_.assert_not_called()
+        shared.check()
+    else:
+        ring.break_.assert_called_once_with()
+        with pytest.raises(WorkerEvicted, match="its job is gone"):
+            shared.check()
 
 
 def test_a_leader_whose_time_limit_ends_soon_decides_again_then(
