@@ -357,19 +357,28 @@ class JobStore:
             raise self.nodes.unknown()
         return TrainingStatus.from_json(content(self.paths.status, answer))
 
-    def put_saved(self, directory: str, step: int) -> None:
-        """Record in the job where its newest checkpoint is, in place of an earlier one.
+    def put_saved(self, directory: str, step: int, only_later: bool = False) -> None:
+        """Record in the job where its newest checkpoint is, in place of the one recorded before.
 
         Args:
             directory: The directory of the checkpoint.
             step: The training step at which it was taken.
+            only_later: Whether to change nothing if the recorded checkpoint is of ``step`` or a
+                later one. A job that resumes from an earlier one, because the newest is damaged,
+                has to record it.
 
         Raises:
             UnknownJob: the job does not exist, or has been started again.
             CoordinationError: ZooKeeper is away, or others keep changing the job's record.
         """
         saved = {"checkpoint": directory, "saved_step": step}
-        self.nodes.compare_and_set(self.paths.job, lambda job: {**job, **saved})
+
+        def change(values: dict[str, Any]) -> dict[str, Any]:
+            if only_later and Job.from_json(values).saved_step >= step:
+                return values
+            return {**values, **saved}
+
+        self.nodes.compare_and_set(self.paths.job, change)
 
     # --- how many workers
 

@@ -106,7 +106,8 @@ class PendingWrites:
     def write(self, as_member: bool) -> None:
         """Write to ZooKeeper all reports and events of this worker that are not written yet.
 
-        The order is: member node, checkpoint, events, end of the job.
+        The order is: member node, checkpoint, events, end of the job. A checkpoint does not replace
+        a later one if the job goes on without this worker.
 
         Args:
             as_member: Whether to write the member node, too; False: a changed member record is
@@ -122,7 +123,7 @@ class PendingWrites:
         if dirty and member is not None:
             self._store.members.put(member)
         if saved is not None:
-            self._store.put_saved(*saved)
+            self._store.put_saved(*saved, only_later=self._is_left_out())
         self.events.write()
         if end is not None:
             self._conclude(*end)
@@ -150,18 +151,13 @@ class PendingWrites:
     def _conclude(self, end: JobEnd, event: Event | None) -> None:
         """Write how the job has ended, with its event, unless the job goes on without this worker.
 
-        The job goes on if this worker was evicted, or if the newest generation has members and this
-        worker is none of them, nor of the ring before. Then a warning is logged.
+        In the latter case (:meth:`_is_left_out`) a warning is logged.
 
         Args:
             end: The state, reason and exit code of the job.
             event: An event to log if no other worker has reported the end; None logs nothing.
         """
-        _, generation, evicted, *_ = self._store.watch_generation(None)
-        own = self._member
-        assert own is not None  # it has trained
-        goes_on = generation is not None and generation.members and not generation.knows(own.id)
-        if goes_on or own.id in evicted:
+        if self._is_left_out():
             logger.warning("the job goes on without this worker, which has %s", end.reason)
             return
         stopping = (JobState.STOPPING,) if end.state is JobState.STOPPED else ()
@@ -175,3 +171,16 @@ class PendingWrites:
         )
         if first and event is not None:
             self._shared.on_event(event)
+
+    def _is_left_out(self) -> bool:
+        """Read from ZooKeeper whether the job goes on without this worker.
+
+        It does if this worker was evicted, or if the newest generation has members and this worker
+        is none of them, nor of the ring before.
+        """
+        _, generation, evicted, *_ = self._store.watch_generation(None)
+        own = self._member
+        assert own is not None  # it has trained
+        if own.id in evicted:
+            return True
+        return generation is not None and bool(generation.members) and not generation.knows(own.id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import pytest
@@ -71,6 +71,12 @@ def lead(election: Election) -> Leadership:
     leadership = election.leads()
     assert leadership is not None
     return leadership
+
+
+def unwritten(store: JobStore, worker: int) -> PendingWrites:
+    one = PendingWrites(store, SharedState(worker))
+    one.register(Member(worker, "alpha", 0, "127.0.0.1", 4711, 1, "launch"))
+    return one
 
 
 @dataclass
@@ -542,7 +548,7 @@ class TestTheEndOfAJob:
     ) -> None:
         decisions = DecisionWriter(store.nodes, lead(candidate(session, 0)))
         decisions.carry_out(MembershipDecision("w0 trains", generation(1, 1)), [])
-        outside, inside = (self.unwritten(store, worker) for worker in (7, 0))
+        outside, inside = (unwritten(store, worker) for worker in (7, 0))
         inside.end_job(JobEnd(JobState.FINISHED, "trained 60 steps", 1), None)
         outside.end_job(JobEnd(JobState.FINISHED, "trained 90 steps"), None)
         outside.write(as_member=False)
@@ -561,13 +567,34 @@ class TestTheEndOfAJob:
         decisions = DecisionWriter(store.nodes, lead(candidate(session, 0)))
         decision = MembershipDecision("w0 is cut off", generation(1, 1), evict={0: "it is cut off"})
         decisions.carry_out(decision, [])
-        one = self.unwritten(store, 0)
+        one = unwritten(store, 0)
         one.end_job(JobEnd(JobState.FINISHED, "trained 90 steps"), None)
         one.write(as_member=False)
         assert store.snapshot().job.state is JobState.RUNNING
 
-    @staticmethod
-    def unwritten(store: JobStore, worker: int) -> PendingWrites:
-        one = PendingWrites(store, SharedState(worker))
-        one.register(Member(worker, "alpha", 0, "127.0.0.1", 4711, 1, "launch"))
-        return one
+
+class TestTheNewestCheckpoint:
+    """w0 trains on; w7 was cut off from ZooKeeper before it could say what it had saved."""
+
+    @pytest.mark.parametrize("is_evicted", [False, True])
+    def test_is_not_replaced_by_an_earlier_one_of_a_worker_that_is_left_out(
+        self, session: Session, store: JobStore, is_evicted: bool
+    ) -> None:
+        decisions = DecisionWriter(store.nodes, lead(candidate(session, 0)))
+        members = (MEMBER, replace(MEMBER, id=7)) if is_evicted else (MEMBER,)
+        ring = replace(generation(1, 1), members=members)
+        evict = {7: "it is cut off"} if is_evicted else {}
+        decisions.carry_out(MembershipDecision("w0 trains on", ring, evict=evict), [])
+        outside, inside = (unwritten(store, worker) for worker in (7, 0))
+        for writer, step, newest in (
+            (outside, 900, 900),  # it is the first one
+            (inside, 1500, 1500),
+            (outside, 1000, 1500),
+            (outside, 1600, 1600),
+            (inside, 1400, 1400),  # a new ring has found the later ones damaged
+        ):
+            writer.put_saved(f"of step {step}", step)
+            writer.write(as_member=False)
+            assert writer.flush(0.0)
+            job = store.snapshot().job
+            assert (job.saved_step, job.checkpoint) == (newest, f"of step {newest}")
