@@ -75,6 +75,7 @@ def store() -> JobStore:
     session.nodes |= dict.fromkeys(store.paths.fixed, b"")
     session.nodes[store.paths.job] = encode(make_job().to_json())
     store.nodes.belong_to("run")
+    session.nodes[store.nodes.fence] = b""
     return store
 
 

@@ -31,6 +31,7 @@ class ZooKeeper:
     def __init__(self) -> None:
         self.nodes = dict.fromkeys(PATHS.fixed, b"")
         self.nodes |= {PATHS.job: encode(make_job().to_json()), PATHS.script: SCRIPT}
+        self.nodes[f"{PATHS.run}/run"] = b""
         self.wakes: dict[str, Any] = {}
         self.created: dict[str, bytes] = {}
 
