@@ -100,8 +100,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         end_epoch: the learning rate is left alone from this epoch on; None: it never is.
         staircase: True: set the rate once an epoch; False: before each batch, with ``epoch`` plus
             the fraction of the epoch that is done.
-        steps_per_epoch: the number of batches of an epoch, to compute those fractions; None: it is
-            read from ``fit`` before each batch, since it changes with the number of workers.
+        steps_per_epoch: the number of batches of an epoch, to compute those fractions; None: they
+            are the job's, since the number of batches changes with the number of workers.
     """
 
     def __init__(
@@ -147,8 +147,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         if self._epoch < self.start_epoch or ended:
             return
         if not self.staircase:
-            done = min(batch, self._steps - 1)  # a join may leave the epoch fewer steps than these
-            self._set(self._epoch + done / self._steps)
+            share = None if self.steps_per_epoch else _trained_share()
+            self._set(self._epoch + (batch / self._steps if share is None else share))
         elif batch == 0:
             self._set(self._epoch)
 
@@ -181,8 +181,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     Args:
         initial_lr: the learning rate that is reached.
         warmup_epochs: the number of epochs until it is reached, which may be a fraction.
-        steps_per_epoch: the number of batches of an epoch; None: ``fit`` has to know it, and it is
-            read before each batch.
+        steps_per_epoch: the number of batches of an epoch; None: ``fit`` has to know it.
         verbose: if it is above 0, rank 0 prints the rate that was reached.
     """
 
@@ -225,6 +224,16 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 if not TYPE_CHECKING:  # else every name would be one of this module's
     __getattr__ = absent(__name__)
+
+
+def _trained_share() -> float | None:
+    """Return the share of the present epoch's samples that the job has trained, from 0 to 1.
+
+    None: it is not known, because ``fit`` does not train on an ``edl.Dataset``, or on a stream.
+    """
+    loader = process.current_worker().loader
+    total = loader.progress.source.known_total if loader.progress.attached else 0
+    return loader.ledger.done / total if total else None
 
 
 def _ranks() -> int:

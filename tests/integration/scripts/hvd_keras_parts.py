@@ -101,10 +101,13 @@ def warmed_up(epochs, **given):
     found, logs = [], {}
     for epoch, batches in enumerate(epochs):
         warmup.on_epoch_begin(epoch)
+        share = 0.0
         for batch, (workers, steps) in enumerate(batches):
             callbacks._ranks, warmup.params["steps"] = lambda workers=workers: workers, steps
+            callbacks._trained_share = lambda share=share: share
             warmup.on_train_batch_begin(batch)
             found.append(float(model.optimizer.learning_rate))
+            share += 1 / steps
         warmup.on_epoch_end(epoch, logs)
     assert logs["lr"] == float(model.optimizer.learning_rate)
     return [*found, logs["lr"]]
@@ -115,8 +118,12 @@ many, few = [(8, 4)] * 4, [(2, 16)] * 16
 for warm in (warmed_up([few, many, many]), warmed_up([many, few, few])):
     assert warm[-3] < 0.795
     assert np.isclose(warm[-2:], 0.8).all()
-within = warmed_up([few[:10] + many[:1], many])
-assert np.isclose(within[10], 0.8 * (7 / 2 + 1) / 8), "an epoch's end, and no further"
+within = warmed_up([few[:8] + many[:2], many])
+trained = [(batch + 1) / 16 for batch in range(8)], [3 / 4, 1.0]
+for share, rate in zip(trained[0], within[:8], strict=True):
+    assert np.isclose(rate, 0.8 * (share / 2 + 1) / 2)
+for share, rate in zip(trained[1], within[8:10], strict=True):
+    assert np.isclose(rate, 0.8 * (7 * share / 2 + 1) / 8), "half of the epoch was trained before"
 assert np.isclose(warmed_up([few, many], steps_per_epoch=16)[-1], 0.8)
 model.optimizer.learning_rate = 0.8
 rates.clear()
