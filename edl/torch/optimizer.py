@@ -154,7 +154,7 @@ def listen(optimizer: torch.optim.Optimizer, reduction: GradientReduction) -> No
         reduction: the object that reduces its gradients.
     """
     stepping: torch.optim.Optimizer | None = None  # what steps within its step is part of it
-    options: Numbers = []  # of its groups, before its step()
+    options: Numbers | None = None  # of its groups, before a step() that makes no update
 
     def begin() -> None:
         if reduction.accumulation.is_between_microbatches:  # no parameter has a gradient
@@ -169,7 +169,7 @@ def listen(optimizer: torch.optim.Optimizer, reduction: GradientReduction) -> No
         if hooked is not optimizer and stepping is optimizer:
             return None
         if stepping is None:  # else the step() of a class calls that of its base class
-            options = option_numbers(optimizer)
+            options = _numbers_between(optimizer, reduction)
         stepping = hooked
         return after_closure(arguments, named, begin)
 
@@ -201,11 +201,23 @@ def _end_step(optimizer: torch.optim.Optimizer, reduction: GradientReduction) ->
     reduction.end_step(skipped=False if found_inf is None else found_inf)
 
 
-def _refuse_counting(optimizer: torch.optim.Optimizer, before: Numbers) -> None:
+def _numbers_between(
+    optimizer: torch.optim.Optimizer, reduction: GradientReduction
+) -> Numbers | None:
+    """Return the options of ``optimizer`` before a ``step()`` that makes no update, else None."""
+    between = reduction.accumulation.is_between_microbatches
+    return option_numbers(optimizer) if between else None
+
+
+def _refuse_counting(optimizer: torch.optim.Optimizer, before: Numbers | None) -> None:
     """Raise UsageError if a ``step()`` without an update has changed an option of ``optimizer``.
 
-    Its next update would depend on how many microbatches came before. ``before`` is the result of
-    :func:`edl.torch.computed_options.option_numbers` before the ``step()``.
+    Its next update would depend on how many microbatches came before.
+
+    Args:
+        optimizer: the optimizer that the script calls.
+        before: the result of :func:`_numbers_between` before the ``step()``. None: it was to make
+            the update, and a death has given this worker another microbatch meanwhile.
     """
-    if before != option_numbers(optimizer):
+    if before is not None and before != option_numbers(optimizer):
         raise UsageError(COUNTS.format(kind=type(optimizer).__name__))
