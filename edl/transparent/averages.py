@@ -121,18 +121,25 @@ def watch_averages(averages: ScriptAverages) -> None:
     """Add all averages that the script makes from now on to ``averages``; call it once.
 
     It replaces the constructors of ``AveragedModel`` and its subclasses, because PyTorch has no
-    hook for that. An average is added when the constructor of its own class has ended: a subclass
-    makes its own buffers after it has called the constructor of ``AveragedModel``.
+    hook for that. An average is added when the outermost of these constructors has ended: a
+    subclass makes its own buffers after it has called the constructor of ``AveragedModel``.
     """
+    in_the_making: set[int] = set()  # ids of averages whose outermost constructor runs
 
     def watch(kind: type[AveragedModel]) -> None:
         make = kind.__init__
 
         @functools.wraps(make)
         def noted(self: AveragedModel, *given: Any, **named: Any) -> None:
-            make(self, *given, **named)
-            if type(self).__init__ is noted:
-                averages.add(self)
+            if id(self) in in_the_making:
+                make(self, *given, **named)
+                return
+            in_the_making.add(id(self))
+            try:
+                make(self, *given, **named)
+            finally:
+                in_the_making.discard(id(self))
+            averages.add(self)
 
         kind.__init__ = noted  # type: ignore[method-assign]
 

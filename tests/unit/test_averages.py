@@ -20,6 +20,7 @@ from edl.transparent.averages import ScriptAverages, watch_averages
 def averages(monkeypatch: pytest.MonkeyPatch) -> ScriptAverages:
     for name in ("__init__", "__init_subclass__"):  # put back afterwards
         monkeypatch.setattr(AveragedModel, name, getattr(AveragedModel, name))
+    monkeypatch.setattr(Earlier, "__init__", Earlier.__init__)
     found = ScriptAverages()
     watch_averages(found)
     return found
@@ -144,6 +145,20 @@ def test_the_own_buffer_of_a_subclass_comes_back(averages: ScriptAverages) -> No
         pass
 
     assert [own_of(kind) for kind in (Earlier, Later, Derived)] == [7.0, 7.0, 7.0]
+
+
+def test_an_average_whose_constructor_was_replaced_is_added_once(averages: ScriptAverages) -> None:
+    """As a decorator of the class does it."""
+
+    class Replaced(AveragedModel):
+        pass
+
+    def make(self: AveragedModel, model: nn.Module) -> None:
+        AveragedModel.__init__(self, model)
+
+    Replaced.__init__ = make  # type: ignore[assignment,method-assign]
+    Replaced(nn.Linear(1, 1))
+    assert len(averages.state_dict()["states"]) == 1
 
 
 @pytest.mark.parametrize("first", ["own", "n_averaged"])
