@@ -88,8 +88,8 @@ class Halving(optim.Optimizer):
         self.inner = inner
         self.param_groups, self.state = inner.param_groups, inner.state
 
-    def step(self) -> None:  # type: ignore[override]
-        self.inner.step()
+    def step(self, closure: Any = None) -> Any:
+        return self.inner.step(closure)
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
