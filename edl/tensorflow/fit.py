@@ -61,6 +61,10 @@ from edl.worker.progress import Receive
 logger = logging.getLogger(__name__)
 
 
+STOPPED = (
+    "no more of this fit is trained, since it was stopped before the job was resumed ({why}); to "
+    "train on, resume the job with a larger epochs"
+)
 STEPS_ARE_MADE = (
     "edl.KerasCallback(max_steps=n) counts the updates of the job over all fits, and it has made "
     "{made}: this fit would train nothing; give it a larger number, or epochs only"
@@ -430,7 +434,7 @@ class _LastCallback(keras.callbacks.Callback):
             now.steps.enter()
             self.stopped = now.worker.loader.progress.fit_stopped
             if self.stopped:
-                logger.warning("no more of this fit is trained: it was stopped: %s", self.stopped)
+                logger.warning("%s", STOPPED.format(why=self.stopped))
             elif not now.steps.made_all_steps:
                 begin = now.fits.next_epoch
             elif now.fits.is_fresh:  # else the job was resumed after its end

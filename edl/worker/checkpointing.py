@@ -128,7 +128,6 @@ class Checkpointing:
                 f"edl.checkpoint: {directory} lies in the memory of one process, which no other "
                 "worker sees; give a directory that all hosts share, or a URL such as s3://..."
             )
-        resume = self.settings.resume.strip()
         directory = directory.absolute()
         if sharded and not self.settings.state_check_steps:
             logger.warning("%s", UNCHECKED)
@@ -139,8 +138,8 @@ class Checkpointing:
             keep=keep,
             job=self._config.job or ALONE,
             run=self._coordinator.run,
-            resume_from=self._resume_from(resume, directory),
-            or_begin=resume.lower() == RESUME_AUTO,
+            resume_from=self._resume_from(self.settings.resume.strip(), directory),
+            or_begin=self._resumes_or_begins,
             sharded=sharded,
         )
         job = self._coordinator
@@ -216,9 +215,7 @@ class Checkpointing:
             if found is not None and self._is_of_another_fit(found, generation.state_source):
                 return
             if found is not None and not self._loader.fits:  # a later fit has a length of its own
-                saved = TrainingLength.from_json(found.manifest.length)
-                automatic = self.settings.resume.strip().lower() == RESUME_AUTO
-                self._loader.length = self._loader.length.resuming(saved, warmed_up, automatic)
+                self._resume_length(TrainingLength.from_json(found.manifest.length), warmed_up)
             if found is None and warmed_up:
                 how = ", before it was saved" if self.saves else self.progress.without_checkpoint
                 raise JobFailed(f"all workers died and the job's state with them{how}")
@@ -236,6 +233,29 @@ class Checkpointing:
             before = Arithmetic.from_json(found.manifest.arithmetic)
             if (now := self._shared.arithmetic()).why_unlike(before):
                 logger.warning("%s", OTHER_BITS.format(now=now, before=before))
+
+    @property
+    def _resumes_or_begins(self) -> bool:
+        """Whether the job goes on from a checkpoint if there is one, as a job of a cluster does."""
+        return self.settings.resume.strip().lower() == RESUME_AUTO
+
+    def _resume_length(self, saved: TrainingLength, restarts: bool) -> None:
+        """Set how long the job trains that was resumed from a checkpoint.
+
+        If the script asks for more than before, a fit that a callback had stopped goes on.
+
+        Args:
+            saved: the length of the job when the checkpoint was saved.
+            restarts: whether nobody has resumed the job, see :meth:`TrainingLength.resuming`.
+
+        Raises:
+            CheckpointError: the script asks for fewer epochs than before, and a user has resumed
+                the job.
+        """
+        asked = self._loader.length
+        self._loader.length = asked.resuming(saved, restarts, self._resumes_or_begins)
+        if saved.is_below(asked):
+            self._loader.fit_stopped = ""
 
     @property
     def _place(self) -> CheckpointPosition:

@@ -516,6 +516,13 @@ def test_a_resumption_with_other_arithmetic_is_said(
 
 
 def resumed(
+    directory: Path, before: TrainingLength, now: TrainingLength, **how: Any
+) -> TrainingLength:
+    """Return how long the job trains, see :func:`resumed_progress`."""
+    return resumed_progress(directory, before, now, **how).length
+
+
+def resumed_progress(
     directory: Path,
     before: TrainingLength,
     now: TrainingLength,
@@ -523,10 +530,12 @@ def resumed(
     *,
     warmed_up: bool = False,
     resume: str = "1",
-) -> TrainingLength:
-    """Return how long the job trains that a script which asks for ``now`` goes on with."""
+    stopped: str = "",
+) -> LoaderProgress:
+    """Return the progress of the job that a script which asks for ``now`` goes on with."""
     start = Start(directory, resume=directory)
     start.progress.length, start.progress.fits = before, fits
+    start.progress.fit_stopped = stopped
     assert start.save(3) == ""
     one = checkpointing(resume=resume)
     one._loader.length, one._loader.fits = now, fits
@@ -535,7 +544,7 @@ def resumed(
     one.begin(ALONE, warmed_up)
     newcomer = Start(directory).progress
     newcomer.take_over(one._loader.header(), Receive.ALL)
-    return newcomer.length
+    return newcomer
 
 
 @pytest.mark.parametrize(
@@ -577,6 +586,15 @@ def test_a_resumed_job_may_be_longer_or_say_it_in_another_way(
     assert resumed(tmp_path, before, now) == now
 
 
+@pytest.mark.parametrize(("epochs", "stopped"), [(6, "out of time"), (9, "")])
+def test_a_fit_that_was_stopped_goes_on_if_it_is_resumed_for_longer(
+    tmp_path: Path, epochs: int, stopped: str
+) -> None:
+    now = TrainingLength(epochs)
+    found = resumed_progress(tmp_path, TrainingLength(6), now, stopped="out of time")
+    assert (found.length, found.fit_stopped) == (now, stopped)
+
+
 def test_a_job_that_its_cluster_resumes_is_as_long_as_it_was_or_longer(tmp_path: Path) -> None:
     before = TrainingLength(6, 90)
     asked = TrainingLength(4, 40)
@@ -596,7 +614,7 @@ def test_a_job_that_restarts_itself_is_as_long_as_it_was(tmp_path: Path) -> None
 def test_a_later_fit_has_a_length_of_its_own(tmp_path: Path, warmed_up: bool) -> None:
     """Early stopping has ended the one before."""
     asked = TrainingLength(8)
-    job = resumed(tmp_path, TrainingLength(100), asked, (DoneFit(3),), warmed_up=warmed_up)
+    job = resumed(tmp_path, TrainingLength(100), asked, fits=(DoneFit(3),), warmed_up=warmed_up)
     assert job == asked
 
 

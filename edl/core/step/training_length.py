@@ -70,7 +70,7 @@ class TrainingLength(Record):
 
         A script that subtracts what a file says to be trained already asks for fewer epochs, and
         would end in the midst of the job, which would count as finished. So it is refused, if a
-        user has resumed the job. He may resume it for longer. The number of updates may be
+        user has resumed the job. More epochs than before are allowed. The number of updates may be
         smaller: scripts compute it from the updates of an epoch, of which more workers make fewer.
 
         Args:
